@@ -47,6 +47,7 @@ from specjax.text.requests import (
 )
 from specjax.text.results import NanWarning, Result, Row, apart
 from specjax.text.stops import check_stops, stop_table
+from specjax.text.streaming import Added
 from specjax.text.text_models import Models, TextModel, any_float32, digest
 from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verification
 
@@ -234,6 +235,41 @@ class Decoder:
           TypeError: likewise.
         """
         return ((row.index, row.text) for row in self.rows(prompts, **options))
+
+    def stream_tokens(
+        self, prompts: Iterable[Prompt], *, every: int = 1, **options: Any
+    ) -> Iterator[tuple[int, str]]:
+        """Decodes all prompts, and yields text while rows grow: (place of the row, text added).
+
+        The texts of a row together are its text in a call. A text has no incomplete character, and
+        no beginning of a possible stop string. With a tokenizer without `pieces()` a row's text
+        comes when the row is finished.
+
+        Args:
+          prompts: as in a call.
+          every: the most rounds between two texts of a row, at most 64. After them the text
+            returns to the host, which takes time: a larger number is faster.
+          **options: as in a call.
+
+        Yields:
+          The place of the row, `index * num_samples + sample`, and a text that is not empty.
+
+        Raises:
+          ValueError: as in a call, immediately; or `every` is not a whole number of at least 1.
+          TypeError: likewise.
+        """
+        call = self._call(prompts, **options)
+        check_count("every", every, "give the number of rounds between two texts")
+        found = self._added(call, frozenset(), every=every)
+
+        def texts() -> Iterator[tuple[int, str]]:
+            for added in found:
+                if added.row is not None:
+                    _warn_of_nan(added.row)
+                if added.text:
+                    yield added.index * call.num_samples + added.sample, added.text
+
+        return texts()
 
     def rows(
         self,
@@ -487,7 +523,18 @@ class Decoder:
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
-        """The rows that are not done; engines are made now, so that their errors are raised now."""
+        """The rows that are not done."""
+        found = self._added(call, done, eager=eager)
+        rows = (added.row for added in found if added.row is not None)
+        return _watched(rows, len(call.requests) * call.num_samples, len(done), progress)
+
+    def _added(
+        self, call: "_Call", done: Collection[int], *, eager: bool = True, every: int | None = None
+    ) -> Iterator[Added]:
+        """The rows that are not done, and every so many rounds the text that rows got.
+
+        Engines are made now, so that their errors are raised now.
+        """
         samples = call.num_samples
         # Requests have their own strengths: the engine needs only the rule's structure.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
@@ -511,19 +558,27 @@ class Decoder:
         if isinstance(done, Mapping) and are_independent(self.method, call.requests):
             rounds = done
 
-        def finished() -> Iterator[Row]:
+        def steps(engine: Engine) -> Iterator[Added]:
+            while engine.unfinished:
+                if every is not None:
+                    yield from engine.stream_step(every=every)
+                    continue
+                for row in engine.step(until_empty=not eager):
+                    yield Added(row.index, row.sample, row.text, row)
+
+        def all_added() -> Iterator[Added]:
             for group in wanted:
                 engine = engines.pop(group[1:], None) or make(group)
                 for place in group.members:
                     known = [rounds.get(place * samples + j) for j in range(samples)]
                     engine.put(call.requests[place], call.tokens[place], known)
-                while engine.unfinished:
-                    for row in engine.step(until_empty=not eager):
-                        place = group.members[row.index]
-                        if place * samples + row.sample in rest:
-                            yield dataclasses.replace(row, index=place)
+                for added in steps(engine):
+                    place, row = group.members[added.index], added.row
+                    if place * samples + added.sample in rest:
+                        row = row and dataclasses.replace(row, index=place)
+                        yield dataclasses.replace(added, index=place, row=row)
 
-        return _watched(finished(), len(call.requests) * samples, len(done), progress)
+        return all_added()
 
 
 class _Call(NamedTuple):
@@ -544,10 +599,14 @@ def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) 
     with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
         for row in rows:
             bar.update()
-            if row.error is not None:
-                what = f"row {row.index}: output truncated ({row.error}); check the checkpoint"
-                warnings.warn(what, NanWarning, stacklevel=2)
+            _warn_of_nan(row)
             yield row
+
+
+def _warn_of_nan(row: Row) -> None:
+    if row.error is not None:
+        what = f"row {row.index}: output truncated ({row.error}); check the checkpoint"
+        warnings.warn(what, NanWarning, stacklevel=3)
 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:

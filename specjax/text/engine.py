@@ -26,6 +26,7 @@ from specjax.text.requests import DRAWN, Border, Request, check_request, checked
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots
 from specjax.text.stops import cut
+from specjax.text.streaming import Added, StreamedText
 from specjax.text.text_models import TextModel
 from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
 
@@ -201,7 +202,31 @@ class Engine:
         with told_if_full(self._in_words(), _REMEDY):
             return self._step(until_empty)
 
-    def _step(self, until_empty: bool) -> list[Row]:
+    def stream_step(self, *, every: int = 1) -> list[Added]:
+        """Like `step`, but returns after a few rounds, with the text that each row got.
+
+        A return to the host takes time, so a larger `every` is faster. Use `stream_step` for all
+        steps of an engine: the text of a row that `step` finishes is not streamed.
+
+        Args:
+          every: the most rounds; at most `STOP_AFTER` are done.
+
+        Returns:
+          The texts that became certain: without incomplete characters, and without the beginning
+          of a possible stop string. Finished rows have the rest of their text, which may be empty.
+
+        Raises:
+          ValueError: out of memory; or `every` is not a whole number of at least 1.
+        """
+        check_count("every", every, "give the number of rounds between two texts")
+        added: list[Added] = []
+        with told_if_full(self._in_words(), _REMEDY):
+            self._step(False, every, added)
+        return added
+
+    def _step(
+        self, until_empty: bool, every: int = STOP_AFTER, added: list[Added] | None = None
+    ) -> list[Row]:
         self._fill()
         free, known = self._slots.free, self._slots.known()
         if free == self._rows:
@@ -215,10 +240,10 @@ class Engine:
         assert self._state is not None
         # The state has known rows as finished.
         wanted = min(wanted + len(known), self._rows)
-        stop_after = min([STOP_AFTER, *known])
+        stop_after = min([STOP_AFTER, every, *known])
         args = self._params_now(), self._state, stop_after, wanted
         self._state = self._method.run(*args, **self._stops)
-        return self._drain()
+        return self._drain(added)
 
     def _fill(self) -> None:
         """Gives free slots to waiting requests."""
@@ -310,8 +335,8 @@ class Engine:
             rule = self._method.partitioner.place_rows(rule)
         return self._params._replace(rule=rule)
 
-    def _drain(self) -> list[Row]:
-        """Removes the finished rows from their slots and returns them."""
+    def _drain(self, added: list[Added] | None) -> list[Row]:
+        """Removes the finished rows from their slots and returns them; adds texts to `added`."""
         assert self._state is not None
         ended_by, steps, places, rows = _read(self._state)
         own = {int(place): i for i, place in enumerate(places)}
@@ -322,14 +347,25 @@ class Engine:
                 continue
             passed = max(passed, int(steps[place]) - entry.steps)
             entry.steps = int(steps[place])
-            if not ended_by[place]:
-                continue
-            self._slots.held[place] = None
-            if place in own:
-                times = apart(now - entry.since, compiled - entry.compiled)
-                done.append(self._row(entry, own[place], int(ended_by[place]), rows, times))
+            row, i = None, own.get(place)
+            if ended_by[place]:
+                self._slots.held[place] = None
+                if i is not None:
+                    times = apart(now - entry.since, compiled - entry.compiled)
+                    row = self._row(entry, i, int(ended_by[place]), rows, times)
+                    done.append(row)
+            if added is not None and i is not None:
+                all_tokens, lengths, *_ = rows
+                text = self._streamed(entry, all_tokens[i, : lengths[i]], row)
+                added += [Added(entry.index, entry.sample, text, row)] if text or row else []
         self._slots.pass_steps(passed)
         return done
+
+    def _streamed(self, entry: Entry, tokens: np.ndarray, row: Row | None) -> str:
+        """The text that a row with these tokens got; the rest of it if it is finished."""
+        if entry.streamed is None:
+            entry.streamed = StreamedText(self._model, entry.tokens, self._stop)
+        return entry.streamed.more(tokens) if row is None else entry.streamed.rest(row.text)
 
     def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, float]) -> Row:
         all_tokens, lengths, steps, all_info = rows

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specjax.text.requests import Request
+from specjax.text.streaming import StreamedText
 
 
 @dataclasses.dataclass
@@ -25,6 +26,7 @@ class Entry:
       since: when it got the slot, in seconds.
       compiled: the seconds of compilation until then.
       steps: the number of its steps so far.
+      streamed: its text so far, if it is streamed.
     """
 
     index: int
@@ -36,6 +38,7 @@ class Entry:
     since: float = 0.0
     compiled: float = 0.0
     steps: int = 0
+    streamed: StreamedText | None = None
 
 
 class Slots:

@@ -259,8 +259,13 @@ def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str
     whole = tokenizer.decode(before + after)
     text = tokenizer.decode(before) if before else ""
     # A character may have its first bytes in the prompt.
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, whole, strict=False))
-    return whole[len(list(same)) :]
+    return whole[len(common_prefix(text, whole)) :]
+
+
+def common_prefix(text: str, other: str) -> str:
+    """The longest beginning of both texts."""
+    pairs = zip(text, other, strict=False)
+    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def runs(ids: Sequence[int], kind: Callable[[int], bool]) -> Iterator[tuple[bool, list[int]]]:
