@@ -36,6 +36,7 @@ from specjax.text.groups import (
     split,
 )
 from specjax.text.options import Own, check_options
+from specjax.text.output_scores import OutputScores, checked_outputs, score
 from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,
@@ -303,6 +304,44 @@ class Decoder:
         call = self._call(prompts, **options)
         count = len(call.requests) * call.num_samples
         return self._rows(call, _checked_done(done, count), progress, eager=True)
+
+    def score(
+        self,
+        prompts: Iterable[Prompt],
+        outputs: Sequence[str | Sequence[int] | np.ndarray | Row],
+        *,
+        sampling: Sampling | None = None,
+        prompt_log_probs: bool = False,
+    ) -> OutputScores:
+        """Returns the verifier's log-probabilities of given outputs, without decoding.
+
+        It is the model's own distribution: the Decoder's rule, sampling and processors are not
+        used.
+
+        Args:
+          prompts: as in a call, of any length.
+          outputs: an output of each prompt: token ids; a text, which gets the end-of-sequence
+            token and is tokenized without its prompt; or a `Row`, with the end-of-sequence token
+            that ended it. So a `Result` scores its own rows.
+          sampling: temperature, top-k and top-p, a number each; `Sampling(temperature=1.0)` by
+            default.
+          prompt_log_probs: whether to score the prompts' tokens too; only for a decoder-only
+            model.
+
+        Returns:
+          The scores, in the order of the prompts.
+
+        Raises:
+          TypeError: a prompt, an output or an option has a wrong type.
+          ValueError: there are not as many outputs as prompts; a prompt or an output has no
+            tokens; or the verifier gives NaN.
+        """
+        check_flag("prompt_log_probs", prompt_log_probs)
+        named = enumerate(prompts_lib.as_list(prompts))
+        tokens = [self._encoded(prompt, f"prompt {i}") for i, prompt in named]
+        model = self._made.main
+        found = checked_outputs(model, outputs, len(tokens))
+        return score(model, tokens, found, sampling, prompt_log_probs)
 
     def encode(
         self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None

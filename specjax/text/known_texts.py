@@ -5,7 +5,7 @@ Axes: B rows, P prompt length, N longest output, T positions read at once, V voc
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,12 @@ import numpy as np
 
 from specjax.compilation import jit
 from specjax.sampling import confidence, distribution
-from specjax.text.decoder import Decoder
 from specjax.text.text_models import TextModel
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
+
+if TYPE_CHECKING:
+    # A Decoder scores texts.
+    from specjax.text.decoder import Decoder
 
 # The most entries of arrays over the vocabulary in memory.
 _ENTRIES = 2**27
@@ -212,7 +215,11 @@ def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[n
 
 
 def written(
-    decoder: Decoder, prompts: Sequence[np.ndarray], *, seed: int, ids: Sequence[int] | None = None
+    decoder: "Decoder",
+    prompts: Sequence[np.ndarray],
+    *,
+    seed: int,
+    ids: Sequence[int] | None = None,
 ) -> KnownTexts:
     """Decodes prompts to known texts.
 

@@ -55,13 +55,7 @@ def encode(
     if tokenizer is not None and isinstance(prompt, str):
         if not prompt.strip():
             raise ValueError(f"{name} is empty: add text, or leave it out")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"{name} has half a surrogate pair at character {error.start + 1}: correct or "
-                "remove this character"
-            ) from None
+        check_unicode(prompt, name)
         ids = tokenizer.encode(prompt)
     elif tokenizer is not None and _is_chat(prompt):
         try:
@@ -78,6 +72,17 @@ def encode(
         first = array[bad][0]
         raise ValueError(f"{name} has token {first}: tokens must be in 0 .. {vocab_size - 1}")
     return array.astype(np.int32)
+
+
+def check_unicode(text: str, name: str) -> None:
+    """Raises ValueError for a text with half a surrogate pair; `name` is its name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has half a surrogate pair at character {error.start + 1}: correct or remove "
+            "this character"
+        ) from None
 
 
 def check_truncate(truncate: Any) -> None:

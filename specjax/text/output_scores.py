@@ -1,0 +1,105 @@
+"""The log-probabilities of given outputs, token by token, from one pass without decoding."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.text import prompts as prompts_lib
+from specjax.text.known_texts import KnownTexts, log_probs
+from specjax.text.requests import checked_sampling
+from specjax.text.results import Row
+from specjax.text.text_models import TextModel
+from specjax.types import Sampling
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OutputScores:
+    """The log-probabilities of n outputs, in nats.
+
+    Attributes:
+      log_probs: for each output `[m]` float32, of its tokens; -inf for impossible tokens.
+      prompt_log_probs: for each prompt of m tokens `[m - 1]` float32, of all but its first; or
+        None.
+    """
+
+    log_probs: list[np.ndarray]
+    prompt_log_probs: list[np.ndarray] | None = None
+
+    @property
+    def totals(self) -> np.ndarray:
+        """`[n]` float64, the log-probability of each output."""
+        return np.array([np.sum(row, dtype=np.float64) for row in self.log_probs])
+
+    @property
+    def perplexities(self) -> np.ndarray:
+        """`[n]` float64, of each output: exp(-total / tokens)."""
+        return np.exp(-self.totals / [len(row) for row in self.log_probs])
+
+    def ranked(self) -> list[int]:
+        """Returns the places of the outputs, the most probable first; of equal ones the first."""
+        return np.argsort(-self.totals, kind="stable").tolist()
+
+
+def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarray]:
+    """Returns the tokens of `count` outputs; see `Decoder.score`.
+
+    Raises:
+      TypeError: `outputs` is a single text, or an entry is of a wrong type.
+      ValueError: there are not `count` outputs, or one has no tokens or is no text.
+    """
+    if isinstance(outputs, str) or not isinstance(outputs, Sequence | np.ndarray):
+        raise TypeError(
+            f"outputs must be a list of texts, lists of token ids or rows, got {repr(outputs)[:60]}"
+        )
+    if len(outputs) != count:
+        raise ValueError(
+            f"outputs has {len(outputs)} entries, but there are {count} prompts: give an output "
+            "for each prompt; repeat a prompt for several outputs"
+        )
+    return [_tokens(model, output, f"output {i}") for i, output in enumerate(outputs)]
+
+
+def _tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
+    words, ids = model.tokenizer, output
+    if isinstance(output, Row):
+        ids = [*output.tokens.tolist(), *([] if output.eos_id is None else [output.eos_id])]
+    elif isinstance(output, str):
+        prompts_lib.check_unicode(output, name)
+        ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
+    return prompts_lib.encode(ids, name, model.model.vocab_size)
+
+
+def score(
+    model: TextModel,
+    prompts: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+    sampling: Sampling | None,
+    of_prompts: bool,
+) -> OutputScores:
+    """Returns the scores of outputs; see `Decoder.score`."""
+    drawn = checked_sampling(sampling)
+    if drawn.processors is not None:
+        raise ValueError(
+            "sampling must have no processors, because scores have none: leave them out"
+        )
+    if any(np.ndim(leaf) for leaf in jax.tree.leaves(drawn)):
+        raise ValueError(f"sampling must have a single value per field, got {drawn}")
+    if not of_prompts:
+        return OutputScores(log_probs(model, KnownTexts(prompts, outputs), drawn))
+    if not model.continues_prompts:
+        raise ValueError(
+            f"prompt_log_probs must be False, because {model.name} is an encoder-decoder, which "
+            "gives prompts no probabilities"
+        )
+    # All but the first token are read as an output.
+    pairs = zip(prompts, outputs, strict=True)
+    rest = [np.concatenate([prompt[1:], output]) for prompt, output in pairs]
+    found = log_probs(model, KnownTexts([prompt[:1] for prompt in prompts], rest), drawn)
+    ends = [len(prompt) - 1 for prompt in prompts]
+    return OutputScores(
+        [row[end:] for row, end in zip(found, ends, strict=True)],
+        [row[:end] for row, end in zip(found, ends, strict=True)],
+    )

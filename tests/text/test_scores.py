@@ -1,0 +1,81 @@
+"""Scores of given outputs are the log-probabilities that decoding gave them."""
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax import processors
+from specjax.types import Sampling
+
+PROMPTS = ["Ann has 3 apples and buys 2.", "How many has she?", "3 + 4"]
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    # Neither the rule nor the sampling changes scores.
+    return specjax.Decoder(
+        specjax.load_pair("gsm8k"), rule=specjax.rules.OPT(0.2), sampling=Sampling(0.0),
+        max_new_tokens=12, batch_size=6,
+    )  # fmt: skip
+
+
+def test_a_result_is_scored_as_it_was_decoded(decoder):
+    drawn = Sampling(0.7, top_k=20)
+    result = decoder(PROMPTS, sampling=drawn, num_samples=2, log_probs=True, seed=2)
+    repeated = [PROMPTS[row.index] for row in result]
+    scores = decoder.score(repeated, result, sampling=drawn)
+    for found, row in zip(scores.log_probs, result, strict=True):
+        np.testing.assert_allclose(found, row.log_probs, atol=2e-5)
+    totals = [float(row.info.log_prob) for row in result]
+    np.testing.assert_allclose(scores.totals, totals, rtol=1e-5)
+    assert scores.ranked() == sorted(range(6), key=lambda i: -totals[i])
+    lengths = [len(row.log_probs) for row in result]
+    np.testing.assert_allclose(np.log(scores.perplexities), -scores.totals / lengths)
+
+
+def test_texts_end_and_tokens_do_not(decoder):
+    words = decoder.tokenizer
+    tokens = words.encode("She has 5.", add_special_tokens=False)
+    whole = decoder.score(PROMPTS[:1], ["She has 5."])
+    assert len(whole.log_probs[0]) == len(tokens) + 1
+    part = decoder.score(PROMPTS[:1], [tokens])
+    np.testing.assert_allclose(part.log_probs[0], whole.log_probs[0][:-1], atol=1e-5)
+    assert whole.prompt_log_probs is None
+    assert not np.allclose(
+        part.totals, decoder.score(PROMPTS[:1], [tokens], sampling=Sampling(2.0)).totals
+    )
+
+
+def test_prompts_are_scored_in_the_same_pass(decoder):
+    outputs = ["5", "She has 5.", " 7 of them"]
+    scores = decoder.score(PROMPTS, outputs, prompt_log_probs=True)
+    plain = decoder.score(PROMPTS, outputs)
+    for i, prompt in enumerate(PROMPTS):
+        np.testing.assert_allclose(scores.log_probs[i], plain.log_probs[i], atol=1e-4)
+        tokens = decoder.encode(prompt)
+        want = decoder.score([tokens[:1]], [tokens[1:]]).log_probs[0]
+        assert len(want) == len(tokens) - 1
+        np.testing.assert_allclose(scores.prompt_log_probs[i], want, atol=1e-4)
+
+
+def test_wrong_values_are_refused(decoder):
+    with pytest.raises(ValueError, match="outputs has 2 entries, but there are 3 prompts: give"):
+        decoder.score(PROMPTS, ["a", "b"])
+    with pytest.raises(TypeError, match="outputs must be a list of texts, .* got 'text'"):
+        decoder.score(PROMPTS, "text")
+    with pytest.raises(TypeError, match="output 1 must be a text, a list of token ids"):
+        decoder.score(PROMPTS, ["a", None, "b"])
+    with pytest.raises(ValueError, match="output 0 has no tokens"):
+        decoder.score(PROMPTS[:1], [[]])
+    with pytest.raises(ValueError, match="output 0 has token 9999999: tokens must be in 0"):
+        decoder.score(PROMPTS[:1], [[9999999]])
+    with pytest.raises(ValueError, match="output 0 has half a surrogate pair at character 2"):
+        decoder.score(PROMPTS[:1], ["a\ud800"])
+    with pytest.raises(ValueError, match="sampling must have a single value per field"):
+        decoder.score(PROMPTS[:1], ["a"], sampling=Sampling(np.array([1.0])))
+    with pytest.raises(ValueError, match="sampling must have no processors"):
+        decoder.score(PROMPTS[:1], ["a"], sampling=Sampling(processors=(processors.MinP(0.1),)))
+    translator = specjax.Decoder(specjax.load_pair().verifier)
+    assert len(translator.score(["A man."], ["Ein Mann."]).log_probs) == 1
+    with pytest.raises(ValueError, match="prompt_log_probs must be False, because .*verifier is"):
+        translator.score(["A man."], ["Ein Mann."], prompt_log_probs=True)
