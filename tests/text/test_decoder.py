@@ -535,7 +535,7 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
         ({"stopping_params": 3}, r"write stopping=Own\(policy, params\)"),
         ({"costs": 3}, r"write stopping=drafting.CostAware\(costs=...\)"),
         ({"params": 3}, r"write method=Own\(method, params\)"),
-        ({"min_p": 0.1}, r"no option min_p: write sampling=Sampling\(top_p=...\) instead"),
+        ({"min_p": 0.1}, r"no option min_p: write processors=\(processors.MinP"),
         (
             {"strength": 0.1},
             r"no option strength: write rule=rules.OPT\(strength=...\), or another",
