@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from specjax.compilation import placement
 from specjax.decoding.loop import Method, first_state, jitted_init, jitted_run
-from specjax.decoding.state import jitted_insert
+from specjax.decoding.state import ByToken, jitted_insert
 from specjax.types import DecodeState, Params, PromptBatch
 
 
@@ -39,7 +39,7 @@ def lower_init(
     Returns:
       The lowered program, and the state's shapes with shardings.
     """
-    static = (max_new, max_length, False, 1)
+    static = (max_new, max_length, ByToken(), 1)
     shapes, where = first_state(method, static, params, prompts)
     lowered = jitted_init(where).lower(method, *static, params, prompts)
     leaves, structure = jax.tree.flatten(shapes)

@@ -169,6 +169,7 @@ def check_state_fits(
     max_length: int,
     remedy: str,
     token_log_probs: bool = False,
+    token_sources: bool = False,
 ) -> None:
     """Raises ValueError if prompts and outputs of these sizes certainly cannot fit.
 
@@ -180,6 +181,7 @@ def check_state_fits(
       max_length: S, cache positions.
       remedy: what to do.
       token_log_probs: see `Method.init`.
+      token_sources: likewise.
     """
     if not hasattr(method, "least_memory"):
         return
@@ -195,6 +197,7 @@ def check_state_fits(
         max_new=min(max_new, MOST_POSITIONS),
         max_length=min(max_length, MOST_POSITIONS),
         token_log_probs=token_log_probs,
+        token_sources=token_sources,
     )
     sizes = sizes_in_words(rows, length, method.max_draft, max_new)
     check_fits(sizes, needed, remedy, devices)

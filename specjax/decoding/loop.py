@@ -23,7 +23,7 @@ from specjax.decoding.guards import (
     check_stops,
     check_strengths,
 )
-from specjax.decoding.state import Step, add_step, initial_state
+from specjax.decoding.state import ByToken, Step, add_step, initial_state
 from specjax.memory import nbytes
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
@@ -127,6 +127,11 @@ class Method(abc.ABC):
         """The possible sources of NaN; see `DecodeInfo.nan_in`."""
         return self.model_names
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Where a token can come from; see `DecodeInfo.token_sources`."""
+        return self.model_names
+
     def inner_axes(self, inner: Any) -> Axes:
         """The logical axis names of `inner`; by default only rows are spread."""
         return row_axes(inner)
@@ -152,6 +157,7 @@ class Method(abc.ABC):
         max_new: int,
         max_length: int | None = None,
         token_log_probs: bool = False,
+        token_sources: bool = False,
         copies: int = 1,
     ) -> DecodeState:
         """Reads prompts.
@@ -162,6 +168,7 @@ class Method(abc.ABC):
           max_new: N, the longest output (static).
           max_length: S, cache positions (static); by default `cache_length`.
           token_log_probs: whether `DecodeInfo` has log-probabilities per token.
+          token_sources: whether it has where each token came from.
           copies: n, the number of rows of each prompt (static); the prompt is read once. Rows of a
             prompt with id i are adjacent, and get the ids i * n .. i * n + n - 1.
 
@@ -194,7 +201,8 @@ class Method(abc.ABC):
             seeds=np.asarray(prompts.seeds).astype(np.uint32),
             ids=np.asarray(prompts.ids).astype(np.uint32),
         )
-        static = (max_new, int(max_length), bool(token_log_probs), copies)
+        by_token = ByToken(bool(token_log_probs), bool(token_sources))
+        static = (max_new, int(max_length), by_token, copies)
         where = None
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
@@ -229,7 +237,7 @@ class Method(abc.ABC):
         """
         inner = self.prefill(params, prompts, max_length)
         inner, prompts = _copied(inner, prompts, copies)
-        state = self._begun(params, inner, prompts, max_new, token_log_probs=False)
+        state = self._begun(params, inner, prompts, max_new, ByToken())
         if place is not None:
             state = place(state, _state_axes(self, state))
         # The caller knows its devices.
@@ -243,6 +251,7 @@ class Method(abc.ABC):
         max_new: int,
         max_length: int,
         token_log_probs: bool = False,
+        token_sources: bool = False,
     ) -> int:
         """The bytes of the parameters and of an initial state per device; it allocates nothing.
 
@@ -252,7 +261,8 @@ class Method(abc.ABC):
         seeds, ids = (
             jax.ShapeDtypeStruct(np.shape(x), np.uint32) for x in (prompts.seeds, prompts.ids)
         )
-        static = (max_new, int(max_length), bool(token_log_probs), 1)
+        by_token = ByToken(bool(token_log_probs), bool(token_sources))
+        static = (max_new, int(max_length), by_token, 1)
         shapes, where = first_state(self, static, params, prompts._replace(seeds=seeds, ids=ids))
         devices = 1 if self.partitioner is None else self.partitioner.mesh.size
         return nbytes(shapes, where and list(where[1])) + nbytes(params) // devices
@@ -294,7 +304,7 @@ class Method(abc.ABC):
         inner: Any,
         prompts: PromptBatch,
         max_new: int,
-        token_log_probs: bool,
+        by_token: ByToken,
     ) -> DecodeState:
         return initial_state(
             inner,
@@ -302,7 +312,7 @@ class Method(abc.ABC):
             max_new=max_new,
             max_draft=self.max_draft,
             model_names=self.model_names,
-            token_log_probs=token_log_probs,
+            by_token=by_token,
             processing=self.begun(params, prompts, max_new),
         )
 
@@ -333,14 +343,14 @@ def _start(
     method: Method,
     max_new: int,
     max_length: int,
-    token_log_probs: bool,
+    by_token: ByToken,
     copies: int,
     params: Params,
     prompts: PromptBatch,
 ) -> DecodeState:
     inner = method.prefill(params, prompts, max_length)
     inner, prompts = _copied(inner, prompts, copies)
-    return method._begun(params, inner, prompts, max_new, token_log_probs)
+    return method._begun(params, inner, prompts, max_new, by_token)
 
 
 jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3, 4))
@@ -362,13 +372,13 @@ def _copied(inner: Any, prompts: PromptBatch, copies: int) -> tuple[Any, PromptB
 
 
 def first_state(
-    method: Method, static: tuple[int, int, bool, int], params: Params, prompts: PromptBatch
+    method: Method, static: tuple[int, int, ByToken, int], params: Params, prompts: PromptBatch
 ) -> tuple[DecodeState, Any]:
     """The shapes of the result of `init`, and its `placement`; nothing is allocated.
 
     Args:
       method: the method.
-      static: N, S, whether log-probabilities per token are kept, and the copies of a prompt.
+      static: N, S, the statistics per token, and the copies of a prompt.
       params: its parameters, or their shapes.
       prompts: its prompts, or their shapes.
     """
@@ -385,7 +395,7 @@ def _kind(leaf: Any) -> tuple[tuple[int, ...], Any, Any]:
 # Cached: every call of a Decoder needs it, and tracing takes as long as decoding some tokens.
 @functools.lru_cache(maxsize=256)
 def _first_state(
-    method: Method, static: tuple[int, int, bool, int], structure: Any, kinds: tuple[Any, ...]
+    method: Method, static: tuple[int, int, ByToken, int], structure: Any, kinds: tuple[Any, ...]
 ) -> tuple[DecodeState, Any]:
     shapes = [jax.ShapeDtypeStruct(*kind[:2], sharding=kind[2]) for kind in kinds]
     params, prompts = jax.tree.unflatten(structure, shapes)

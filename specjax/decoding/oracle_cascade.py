@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.loop import MethodParams, per_row
-from specjax.decoding.roundless import PairMethod, SequentialState, log_at, source_of_nan
+from specjax.decoding.roundless import (
+    PairMethod,
+    SequentialState,
+    log_at,
+    models_of,
+    source_of_nan,
+)
 from specjax.decoding.state import Step, step_uniforms
 from specjax.processing import distributions
 from specjax.rules.sequential import check_deferral
@@ -70,4 +76,5 @@ class OracleCascade(PairMethod):
             log_target=log_target,
             deferrals=counts * defers.astype(jnp.int32),
             nan_in=nan,
+            sources=models_of(state, lambda: ~defers[:, None]),
         )

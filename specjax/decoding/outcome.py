@@ -81,6 +81,8 @@ class RoundOutcome(NamedTuple):
         rule or the caller needs them.
       hidden: `[B, G + 1, D]`, the verifier's hidden states there, or None unless the drafter reads
         them.
+      sources: `[B, G + 1]` int32, where the tokens came from (see `token_sources`), or None unless
+        they are requested.
     """
 
     tokens: Array  # [B, G + 1]
@@ -88,6 +90,7 @@ class RoundOutcome(NamedTuple):
     probs: Array  # [B, G + 1, V]
     confidences: Array | None = None  # [B, G + 1, V]
     hidden: Array | None = None  # [B, G + 1, D]
+    sources: Array | None = None  # [B, G + 1]
 
 
 class RoundMark(NamedTuple):

@@ -36,6 +36,7 @@ from specjax.decoding.outcome import (
     report,
 )
 from specjax.decoding.scoring import Scored, Wanted, check_widths, powers_of_two, score
+from specjax.decoding.token_sources import round_sources, wanted_of
 from specjax.decoding.tree import Judgement, along, draw_after, judge, kept
 from specjax.platforms import row, rows_in_tiles
 from specjax.processing import advance, unprocessed
@@ -162,6 +163,7 @@ class Round:
         limits: Array,
         *,
         with_confidence: bool = False,
+        with_sources: bool = False,
     ) -> tuple[RoundOutcome, RoundState, RoundInfo]:
         """Runs one round for all rows.
 
@@ -173,6 +175,7 @@ class Round:
           active: `[B]` bool; ignore the results of other rows.
           limits: `[B]` int32 in 0 .. G, the longest block of each row.
           with_confidence: whether to return the verifier's confidences (static).
+          with_sources: whether to return where the tokens came from (static).
 
         Returns:
           The output, the state with caches filled, and statistics.
@@ -183,7 +186,8 @@ class Round:
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
         state, behind = _caught_up(self.verifier, params.verifier, state, active)
-        block, drafter = self._draft(params, sampling, state, for_draft, active, limits)
+        drawn = self._draft(params, sampling, state, for_draft, active, limits, with_sources)
+        block, drafter = drawn
         calls = {self.name: behind + 1, **block.calls}
         wanted = Wanted(
             sampling,
@@ -219,7 +223,8 @@ class Round:
         tokens = emitted(block.tokens, accepted, next_token)
         last_target = jnp.where(whole[:, None], after.target, jax.vmap(row)(targets, accepted))
         targets = _with_bonus(targets, after.target, block.num_drafted)
-        outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden)
+        sources = round_sources(block, accepted) if with_sources else None
+        outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden, sources)
         info = report(block, p, judged, outcome, last_target, after, nan, calls)
         left = jnp.where(whole, after.credit, _at(credits, accepted + 1))
         new = state._replace(cache=cache, drafter=after.drafter, carry=carry, credit=left)
@@ -290,6 +295,7 @@ class Round:
         uniforms: Array,
         active: Array,
         limits: Array,
+        with_sources: bool,
     ) -> tuple[DraftBlock, Any]:
         """The drafter's block and its state."""
         drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
@@ -297,7 +303,8 @@ class Round:
         given = params.drafter, state.drafter, state.tokens, limits, uniforms, sampling
         reads = params.rule.reads_draft_confidence
         needed = active if self._reads_bonus(params.rule) else drafts
-        proposed = self.drafter.propose(*given, needed, with_confidence=reads)
+        more = wanted_of(self.drafter, with_sources)
+        proposed = self.drafter.propose(*given, needed, with_confidence=reads, **more)
         return checked_block(self.drafter, proposed, limits, reads)
 
     def _reads_bonus(self, rule: Rule) -> bool:

@@ -8,6 +8,7 @@ Axes: B rows, V vocabulary.
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -189,6 +190,7 @@ class Autoregressive(SequentialMethod):
             log_target=log_target,
             deferrals=1,
             nan_in=jnp.where(nan, VERIFIER, -1),
+            sources=jnp.full_like(last, VERIFIER) if state.wants_sources else None,
         )
 
     def _drawn(
@@ -262,6 +264,11 @@ class PairMethod(SequentialMethod):
 def log_at(probs: Array, tokens: Array) -> Array:
     """Natural logarithms of the probabilities `[..., V]` of `tokens [...]`."""
     return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
+
+
+def models_of(state: DecodeState, drafter: Callable[[], Array]) -> Array | None:
+    """`Step.sources`; `drafter` makes `[B, T]` bool, whether a token is the drafter's."""
+    return jnp.where(drafter(), DRAFTER, VERIFIER) if state.wants_sources else None
 
 
 def source_of_nan(in_verifier: Array, in_drafter: Array) -> Array:

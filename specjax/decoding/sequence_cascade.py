@@ -20,6 +20,7 @@ from specjax.decoding.roundless import (
     PairMethod,
     SequentialState,
     log_at,
+    models_of,
     source_of_nan,
 )
 from specjax.decoding.state import Step, step_uniforms
@@ -135,6 +136,7 @@ class SequenceCascade(PairMethod):
             log_target=log_probs,
             deferrals=read_now["verifier"],
             nan_in=source_of_nan(nan & writing, nan & drafting),
+            sources=models_of(state, lambda: drafting[:, None]),
         )
 
     def stepped(self, params: MethodParams, before: DecodeState, after: DecodeState) -> DecodeState:
@@ -193,5 +195,6 @@ def _restart(state: DecodeState, rows: Array) -> DecodeState:
             log_target=cleared(info.log_target),
             token_log_p=cleared(info.token_log_p, jnp.nan),
             token_log_target=cleared(info.token_log_target, jnp.nan),
+            token_sources=cleared(info.token_sources, -1),
         ),
     )

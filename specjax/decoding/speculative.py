@@ -15,6 +15,7 @@ from specjax.decoding.loop import Method, MethodParams, check_pair
 from specjax.decoding.outcome import RoundState
 from specjax.decoding.round import Round
 from specjax.decoding.state import Step, step_uniforms
+from specjax.decoding.token_sources import OWN
 from specjax.types import (
     Axes,
     DecodeState,
@@ -92,6 +93,11 @@ class Speculative(Method):
         """The possible sources of NaN: the verifier, the drafter, the rule."""
         return self.round.nan_sources
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The verifier's own tokens (residual, bonus, verifier), then the drafter's parts."""
+        return (*OWN, *self.drafter.source_names)
+
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `Method`."""
         models = (self.verifier, self.drafter)
@@ -134,8 +140,9 @@ class Speculative(Method):
         if self.verification.has_carry:
             limits = jnp.full_like(limits, self.max_draft)  # checked by `init`
         outcome, inner, seen = one_round(
-            params, state.sampling, state.inner, uniforms, active, limits
-        )
+            params, state.sampling, state.inner, uniforms, active, limits,
+            with_sources=state.wants_sources,
+        )  # fmt: skip
         counts = jnp.where(active & (seen.nan_in < 0), outcome.counts, 0)
         emitted = outcome.tokens, counts
         return Step(
@@ -151,4 +158,5 @@ class Speculative(Method):
             token_sum=seen.token_sum,
             block_sum=seen.block_sum,
             nan_in=seen.nan_in,
+            sources=outcome.sources,
         )

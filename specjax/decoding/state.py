@@ -29,6 +29,18 @@ from specjax.types import (
 )
 
 
+class ByToken(NamedTuple):
+    """The statistics per token that are kept in `DecodeInfo`.
+
+    Attributes:
+      log_probs: whether it has log-probabilities.
+      sources: whether it has where the tokens came from.
+    """
+
+    log_probs: bool = False
+    sources: bool = False
+
+
 def row_keys(seeds: int | Array, ids: Array) -> Array:
     """One key per row: `fold_in(key(seed), id)`.
 
@@ -66,7 +78,7 @@ def initial_state(
     max_new: int,
     max_draft: int,
     model_names: Sequence[str],
-    token_log_probs: bool,
+    by_token: ByToken,
     processing: Processing | None = None,
 ) -> DecodeState:
     """A state without output yet; a row with limit 0 is finished at once.
@@ -77,7 +89,7 @@ def initial_state(
       max_new: N.
       max_draft: G, 0 without a drafter.
       model_names: the keys of `DecodeInfo.calls`.
-      token_log_probs: whether log-probabilities per token are kept.
+      by_token: the statistics per token.
       processing: the processors after the prompts, if there are any.
     """
     keys = row_keys(prompts.seeds, prompts.ids)
@@ -90,7 +102,8 @@ def initial_state(
     if draft_limits is None:
         draft_limits = jnp.full((rows,), max_draft, jnp.int32)
     # Not zero: that would be probability 1 for tokens that the method does not report.
-    by_token = jnp.full((rows, max_new), jnp.nan, jnp.float32) if token_log_probs else None
+    log_probs = jnp.full((rows, max_new), jnp.nan, jnp.float32) if by_token.log_probs else None
+    sources = jnp.full((rows, max_new), -1, jnp.int8) if by_token.sources else None
     # Copied: the state is donated, but the caller's arrays must not be.
     sampling = jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), prompts.sampling)
     return DecodeState(
@@ -114,8 +127,9 @@ def initial_state(
             nan_in=counts - 1,
             deferrals=counts,
             rollbacks=counts,
-            token_log_p=by_token,
-            token_log_target=by_token,
+            token_log_p=log_probs,
+            token_log_target=log_probs,
+            token_sources=sources,
         ),
     )
 
@@ -141,6 +155,8 @@ class Step(NamedTuple):
       block_sum: `[B]` float32, likewise.
       nan_in: `[B]` int32, the index into `Method.nan_sources` of the source of NaN, which ends the
         row; -1 for none. None if NaN is not looked for.
+      sources: `[B, T]` int32, the index into `Method.source_names` of where each token came from;
+        None unless `DecodeState.wants_sources`.
     """
 
     tokens: Array  # [B, T]
@@ -156,6 +172,7 @@ class Step(NamedTuple):
     token_sum: Array | None = None  # [B]
     block_sum: Array | None = None  # [B]
     nan_in: Array | None = None  # [B]
+    sources: Array | None = None  # [B, T]
 
 
 def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:
@@ -166,6 +183,10 @@ def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> Decode
     info = new.info
     if step.log_p is not None and step.log_target is not None:
         info = _add_log_probs(info, kept, step.log_p, step.log_target, state.lengths)
+    if info.token_sources is not None and step.sources is not None:
+        codes = step.sources.astype(info.token_sources.dtype)
+        codes = put_at(info.token_sources, codes, state.lengths, kept)
+        info = info._replace(token_sources=codes)
     real = active if step.nan_in is None else active & (step.nan_in < 0)
     lengths = jnp.arange(info.drafted_lengths.shape[1])[None]
 

@@ -22,7 +22,13 @@ from specjax.checks import check_count
 from specjax.decoding.history import put_column
 from specjax.decoding.loop import MethodParams, per_row
 from specjax.decoding.outcome import emitted
-from specjax.decoding.roundless import PairMethod, SequentialState, log_at, source_of_nan
+from specjax.decoding.roundless import (
+    PairMethod,
+    SequentialState,
+    log_at,
+    models_of,
+    source_of_nan,
+)
 from specjax.decoding.scoring import Scored, Wanted, powers_of_two, score
 from specjax.decoding.state import Step, end_tokens, read_token, step_uniforms
 from specjax.processing import advance, distributions, with_processing
@@ -267,6 +273,7 @@ class _FallbackCascade(PairMethod):
             token_sum=stood,
             block_sum=stood,
             nan_in=source_of_nan(bad, drafted.nan),
+            sources=models_of(state, lambda: own),
         )
 
     def _read(

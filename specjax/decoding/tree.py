@@ -94,6 +94,7 @@ def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]
         tokens=pick(jnp.pad(block.tokens, ((0, 0), (1, 0))), nodes),
         num_drafted=path.length + has_child.any(axis=1).astype(jnp.int32),
         parents=None,
+        sources=None,
     )
     every = (chain, *others)
     chain, *others = jax.tree.map(lambda x: pick(x, places) if jnp.ndim(x) == 3 else x, every)

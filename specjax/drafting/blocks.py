@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoding.history import put_at
+from specjax.decoding.token_sources import drafted_sources
 from specjax.types import Array, DraftBlock
 
 
-def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> DraftBlock:
+def empty_block(
+    rows: int, longest: int, vocab: int, with_confidence: bool, with_sources: bool = False
+) -> DraftBlock:
     """A block without tokens.
 
     Args:
@@ -18,6 +21,7 @@ def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> D
       longest: G.
       vocab: V.
       with_confidence: whether the block has confidences.
+      with_sources: whether it has sources.
     """
     empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
     return DraftBlock(
@@ -26,6 +30,7 @@ def empty_block(rows: int, longest: int, vocab: int, with_confidence: bool) -> D
         confidences=empty if with_confidence else None,
         num_drafted=jnp.zeros((rows,), jnp.int32),
         calls={},
+        sources=jnp.zeros((rows, longest), jnp.int32) if with_sources else None,
     )
 
 
@@ -44,6 +49,9 @@ def append_block(block: DraftBlock, part: DraftBlock) -> DraftBlock:
         probs=_put_first(block.probs, part.probs, starts, counts + 1),
         confidences=confidences,
         num_drafted=starts + counts,
+        sources=None
+        if block.sources is None
+        else _put_first(block.sources, drafted_sources(part), starts, counts),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from specjax.checks import check_count
 from specjax.decoding.guards import checked_block, checked_bonus, committed, planned
 from specjax.decoding.outcome import last_token
+from specjax.decoding.token_sources import drafted_sources, wanted_of
 from specjax.drafting.blocks import append_block, cut_from, empty_block
 from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.processing import advance
@@ -125,14 +126,16 @@ class HorizontalCascade(SeveralDrafters):
         active: Array,
         *,
         with_confidence: bool,
+        with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
         """See `Drafter`."""
         limits = jnp.where(active, limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
         parts = jnp.split(uniforms, ends, axis=1)
-        block = empty_block(tokens.size, self.max_draft, self.vocab_size, with_confidence)
+        sizes = tokens.size, self.max_draft, self.vocab_size
+        block = empty_block(*sizes, with_confidence, with_sources)
         calls = dict.fromkeys(self.model_names, jnp.int32(0))
-        states, before = list(state.drafters), block.num_drafted
+        states, before, named = list(state.drafters), block.num_drafted, 0
         for i, drafter in enumerate(self.drafters):
             before = block.num_drafted
             if i:
@@ -150,8 +153,12 @@ class HorizontalCascade(SeveralDrafters):
                 advance(sampling, block.tokens, before),
                 active if last else drafts,
                 with_confidence=with_confidence,
+                **wanted_of(drafter, with_sources),
             )
             part, states[i] = checked_block(drafter, returned, allowed, with_confidence)
+            if with_sources:
+                part = part._replace(sources=drafted_sources(part) + named)
+                named += len(drafter.source_names)
             block = append_block(block, part)
             for name in part.calls:
                 calls[name] += part.calls[name]

@@ -111,6 +111,11 @@ class LookupDrafter(Drafter):
         """A proposal also depends on the beginning of its block."""
         return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Copies are drawn by no model."""
+        return ("lookup",)
+
     def prefill(
         self,
         params: Params,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count
+from specjax.decoding.token_sources import drafted_sources, wanted_of
 from specjax.drafting.lookup import LookupDrafter
 from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.types import (
@@ -104,6 +105,7 @@ class LookupFirst(SeveralDrafters):
         active: Array,
         *,
         with_confidence: bool,
+        with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
         """See `Drafter`."""
         copies = self.copies(state)
@@ -115,7 +117,7 @@ class LookupFirst(SeveralDrafters):
         own = jnp.where(drafting, jnp.minimum(limits, self.drafter.max_draft), 0)
         drafted, drafter = self.drafter.propose(
             params[1], state.drafters[1], tokens, own, uniforms, sampling, drafting,
-            with_confidence=False,
+            with_confidence=False, **wanted_of(self.drafter, with_sources),
         )  # fmt: skip
         longest, count = self.max_draft, jnp.minimum(drafted.num_drafted, own)
         block = DraftBlock(
@@ -131,6 +133,9 @@ class LookupFirst(SeveralDrafters):
             num_drafted=jnp.where(copies, copied.num_drafted, count),
             calls=drafted.calls,
         )
+        if with_sources:  # the lookup's is 0
+            theirs = _wide(drafted_sources(drafted), longest) + 1
+            block = block._replace(sources=jnp.where(copies[:, None], 0, theirs))
         return block, SeveralState((lookup, drafter), state.marks, drafting.astype(jnp.int32))
 
     def bonus(

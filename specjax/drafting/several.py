@@ -87,6 +87,11 @@ class SeveralDrafters(Drafter):
         """The names of all drafters, without duplicates."""
         return tuple(dict.fromkeys(n for drafter in self.parts for n in drafter.model_names))
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of all drafters' parts, in their order."""
+        return tuple(name for drafter in self.parts for name in drafter.source_names)
+
     def describe(self) -> Any:
         """See `Drafter`."""
         return {"drafters": [drafter.describe() for drafter in self.parts]}

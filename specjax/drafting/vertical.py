@@ -14,6 +14,7 @@ from specjax.checks import check_count, check_part, one_number
 from specjax.decoding import MethodParams, Round
 from specjax.decoding.guards import check_model
 from specjax.decoding.outcome import RoundMark, RoundState
+from specjax.decoding.token_sources import inner_sources
 from specjax.drafting.blocks import append_block, empty_block
 from specjax.processing import advance, with_processing
 from specjax.rules import Lossless, Lossy
@@ -181,6 +182,11 @@ class VerticalCascade(Drafter):
         """The middle model's name, then those below."""
         return self._round.model_names
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The middle model's name, for its own tokens; then the parts below."""
+        return (self.name, *self.drafter.source_names)
+
     def describe(self) -> Any:
         """See `Drafter`."""
         return {
@@ -228,6 +234,7 @@ class VerticalCascade(Drafter):
         active: Array,
         *,
         with_confidence: bool,
+        with_sources: bool = False,
     ) -> tuple[DraftBlock, VerticalCascadeState]:
         """See `Drafter`."""
         inner, most = self._round, self._most_rounds
@@ -250,12 +257,15 @@ class VerticalCascade(Drafter):
                 # The round adds a token of its own.
                 jnp.clip(room - 1, 0, self.drafter.max_draft),
                 with_confidence=with_confidence,
+                with_sources=with_sources,
             )
             counts = jnp.where(going, outcome.counts, 0)
             # NaN here must be NaN in the level above.
             bad = (seen.nan_in >= 0)[:, None, None]
             probs = jnp.where(bad, jnp.nan, outcome.probs)
             part = DraftBlock(outcome.tokens, probs, outcome.confidences, counts, {})
+            if outcome.sources is not None:
+                part = part._replace(sources=inner_sources(outcome.sources))
             block = append_block(carry.block, part)
             calls = {name: carry.block.calls[name] + seen.calls[name] for name in seen.calls}
             after = inner.commit(carry.round, after, outcome.tokens, counts)
@@ -266,7 +276,8 @@ class VerticalCascade(Drafter):
         def unfinished(carry: _Collecting) -> Array:
             return (carry.step < most) & jnp.any(carry.block.num_drafted < enough)
 
-        block = empty_block(tokens.size, self.max_draft, self.vocab_size, with_confidence)
+        sizes = tokens.size, self.max_draft, self.vocab_size
+        block = empty_block(*sizes, with_confidence, with_sources)
         block = block._replace(calls=dict.fromkeys(self.model_names, jnp.int32(0)))
         first = _Collecting(jnp.int32(0), block, state.round, sampling.processing)
         done = lax.while_loop(unfinished, step, first)

@@ -26,6 +26,8 @@ class DraftBlock(NamedTuple):
       calls: model's name -> int32 scalar, the number of its passes for the block.
       parents: `[B, G]` int32, the node that each token follows, parents before their children;
         None for a chain.
+      sources: `[B, G]` int32, for a chain the index into `Drafter.source_names` of each token's
+        part; None unless it is requested.
     """
 
     tokens: Array  # [B, G]
@@ -34,6 +36,7 @@ class DraftBlock(NamedTuple):
     num_drafted: Array  # [B]
     calls: dict[str, Array]
     parents: Array | None = None  # [B, G]
+    sources: Array | None = None  # [B, G]
 
 
 class Bonus(NamedTuple):
@@ -97,6 +100,9 @@ class Drafter(Protocol):
         False by default.
       traits: see `DraftTraits`; `DraftTraits()` by default.
       model_names: the names of its models, for counting their passes; none by default.
+      source_names: the names of the parts that draw its tokens; by default its first model. With
+        several names `propose` takes an argument `with_sources`, which requests
+        `DraftBlock.sources`.
     """
 
     # Only for the type checker: fields of a dataclass may replace them.
@@ -129,6 +135,11 @@ class Drafter(Protocol):
     def model_names(self) -> tuple[str, ...]:
         """See above."""
         return ()
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """See above."""
+        return self.model_names[:1] or ("drafter",)
 
     def describe(self) -> Any:
         """The settings that determine its drafts besides its parameters, as JSON values."""

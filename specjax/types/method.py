@@ -69,6 +69,8 @@ class DecodeInfo(NamedTuple):
       token_log_p: `[B, N]` float32, `log_p` per token, or None unless requested; NaN past the
         output, or if a method reports none (see `specjax.decoding.Step`).
       token_log_target: `[B, N]` float32, `log_target` per token, or None.
+      token_sources: `[B, N]` int8, the index into `Method.source_names` of where each token came
+        from, or None unless requested; -1 past the output, or if a method reports none.
     """
 
     calls: dict[str, Array]
@@ -83,6 +85,7 @@ class DecodeInfo(NamedTuple):
     rollbacks: Array  # [B]
     token_log_p: Array | None = None  # [B, N]
     token_log_target: Array | None = None  # [B, N]
+    token_sources: Array | None = None  # [B, N]
 
 
 class StopState(NamedTuple):
@@ -134,6 +137,11 @@ class DecodeState(NamedTuple):
     def finished(self) -> Array:
         """`[B]` bool, the rows that emit no more tokens."""
         return self.ended_by != RUNNING
+
+    @property
+    def wants_sources(self) -> bool:
+        """Whether steps must report where their tokens came from."""
+        return self.info.token_sources is not None
 
 
 def discarded(
