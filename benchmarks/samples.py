@@ -13,6 +13,7 @@ from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.data.examples import read_examples
 from specjax.decoding.loop import jitted_init
+from specjax.decoding.state import ByToken
 from specjax.text import Decoder, load_pair
 from specjax.text.directories import built_in_pair
 from specjax.types import PromptBatch
@@ -82,7 +83,7 @@ def _init_mib(decoder: Decoder, rows: int, length: int, copies: int) -> tuple[fl
         sampling=jax.tree.map(lambda x: np.full(rows, x), decoder.sampling),
     )
     most = decoder.max_new_tokens
-    static = (most, decoder.method.cache_length(length, 0, most), False, copies)
+    static = (most, decoder.method.cache_length(length, 0, most), ByToken(), copies)
     lowered = jitted_init(None).lower(decoder.method, *static, decoder.params, prompts)
     used = lowered.compile().memory_analysis()
     return used.output_size_in_bytes / 2**20, used.temp_size_in_bytes / 2**20

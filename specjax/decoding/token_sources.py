@@ -3,6 +3,8 @@
 Axes: B rows, G longest block.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from specjax.decoding.outcome import emitted
@@ -14,7 +16,7 @@ OWN = ("residual", "bonus", "verifier")
 _RESIDUAL, _BONUS, _NO_DRAFT = range(len(OWN))
 
 
-def wanted_of(drafter: Drafter, wanted: bool) -> dict[str, bool]:
+def wanted_of(drafter: Drafter, wanted: bool) -> dict[str, Any]:
     """The argument of `propose` that requests sources; only drafters with several parts take it."""
     return {"with_sources": True} if wanted and len(drafter.source_names) > 1 else {}
 

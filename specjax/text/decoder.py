@@ -198,6 +198,8 @@ class Decoder:
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
               and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
               method does not write them.
+            - sources: True keeps where each token came from, for `Row.sources` and `Row.show`. It
+              compiles a program of its own.
 
         Returns:
           A `Result`, in the order of the prompts. With several processes each gets its own rows.
@@ -416,6 +418,7 @@ class Decoder:
         refill: int | None = None,
         rule: Rule | None = None,
         log_probs: bool = False,
+        sources: bool = False,
         num_samples: int = 1,
     ) -> Engine:
         """Returns an engine of this method, for requests that arrive one by one.
@@ -427,6 +430,7 @@ class Decoder:
           refill: the number of free slots to fill together; see `Engine`.
           rule: replaces the Decoder's rule; each strength must be a number.
           log_probs: whether the log-probability of each token is kept, as in a call.
+          sources: whether the source of each token is kept, as in a call.
           num_samples: the number of outputs of each request, as in a call.
 
         Returns:
@@ -456,7 +460,7 @@ class Decoder:
         multiple = row_multiple(self.method) * num_samples
         sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
-        sizes |= {"num_samples": num_samples}
+        sizes |= {"num_samples": num_samples, "sources": sources}
         return self._engine(rule, self.sampling, self.params, **sizes)
 
     def _engine(
@@ -530,6 +534,7 @@ class Decoder:
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         log_probs: bool = False,
+        sources: bool = False,
         num_samples: int = 1,
         **unknown: Any,
     ) -> "_Call":
@@ -557,7 +562,8 @@ class Decoder:
         border = self._border(sampling, rule, num_samples)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
-        return _Call(requests, tokens, rule, params, log_probs, num_samples)
+        by_token = {"log_probs": log_probs, "sources": sources}
+        return _Call(requests, tokens, rule, params, by_token, num_samples)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
@@ -584,7 +590,7 @@ class Decoder:
             drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
             self._warn_of_budget(min(group.rows, len(drafting) * samples))
             sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
-            sizes |= {"log_probs": call.log_probs, "num_samples": samples}
+            sizes |= {**call.by_token, "num_samples": samples}
             return self._engine(one_rule, sampling, call.params, **sizes)
 
         groups = self._groups(call.requests, samples)
@@ -627,7 +633,7 @@ class _Call(NamedTuple):
     tokens: list[np.ndarray]
     rule: Rule | None
     params: Params
-    log_probs: bool
+    by_token: dict[str, bool]
     num_samples: int
 
 

@@ -57,6 +57,7 @@ class Engine:
       model: its tokenizer reads prompts and writes texts; without a model prompts are token ids
         and texts are empty.
       log_probs: whether to keep log-probabilities token by token; NaN if the method writes none.
+      sources: whether to keep where each token came from.
       stop: a row's text is cut before the first of these.
       stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
       num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
@@ -81,12 +82,14 @@ class Engine:
         sampling: Sampling | None = None,
         model: TextModel | None = None,
         log_probs: bool = False,
+        sources: bool = False,
         stop: Sequence[str] = (),
         stop_table: Array | None = None,
         num_samples: int = 1,
         fitting: set[Any] | None = None,
     ) -> None:
         check_flag("log_probs", log_probs)
+        check_flag("sources", sources)
         check_count("rows", rows, "give a whole number")
         check_count("num_samples", num_samples, "give the number of samples of each request")
         multiple = row_multiple(method) * num_samples
@@ -106,7 +109,8 @@ class Engine:
                     f"{name} must be a multiple of {multiple}, because {why}, got {size}"
                 )
         self._method, self._params, self._model = method, params, model
-        self._rows, self._log_probs, self._stop = rows, log_probs, tuple(stop)
+        self._rows, self._stop = rows, tuple(stop)
+        self._by_token = {"token_log_probs": log_probs, "token_sources": sources}
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
@@ -274,7 +278,7 @@ class Engine:
             self._batch(first, rows // copies, self._border.prompt_length),
             max_new=self._border.max_new_tokens,
             max_length=self._max_length,
-            token_log_probs=self._log_probs,
+            **self._by_token,
             copies=copies,
         )
         for row, entry in enumerate(entries):
@@ -382,6 +386,11 @@ class Engine:
             None if x is None else x[: len(tokens)]
             for x in (info.token_log_p, info.token_log_target)
         )
+        sources = text_of = None
+        if info.token_sources is not None:
+            names = (*self._method.source_names, "unknown")
+            sources = tuple(names[code] for code in info.token_sources[: len(output)])
+            text_of = None if self._model is None else self._model.text_after(entry.tokens)
         return Row(
             index=entry.index,
             text=cut(text, self._stop),
@@ -394,6 +403,8 @@ class Engine:
             error=error,
             eos_id=int(tokens[-1]) if ended_by == "eos" else None,
             sample=entry.sample,
+            sources=sources,
+            text_of=text_of,
         )
 
     def _in_words(self) -> str:
@@ -404,7 +415,8 @@ class Engine:
         """Raises ValueError if the slots certainly cannot fit into the memory."""
         _, length, most, *kinds, _ = self._border
         tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
-        key = (self._rows, length, most, self._log_probs, jax.tree.structure(kinds), str(tables))
+        by_token = tuple(self._by_token.values())
+        key = (self._rows, length, most, by_token, jax.tree.structure(kinds), str(tables))
         if key not in fitting:
             # Only shapes, to allocate nothing.
             sizes = self._rows, length
@@ -418,7 +430,7 @@ class Engine:
                 max_new=most,
                 max_length=self._max_length,
                 remedy=_REMEDY,
-                token_log_probs=self._log_probs,
+                **self._by_token,
             )
         fitting.add(key)
 

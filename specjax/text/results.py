@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from specjax.text.draft_acceptance import DraftAcceptance, ratio
+from specjax.text.showing import Shown, Sourced, split
 from specjax.types.method import discarded
 
 # The counts of each row, also summed over rows.
@@ -135,6 +136,11 @@ class Row:
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
       error: the model that gave NaN and the step, or None.
       eos_id: the end-of-sequence token that ended it, or None.
+      sources: for each of its tokens the name of where it came from: the drafter that drafted it;
+        or the verifier, as "residual" (after a rejection), "bonus" (after a whole accepted draft)
+        or "verifier" (without a draft). In a cascade that decodes sequentially: the model that
+        wrote it. "unknown" if a user's own method does not write them. None without `sources=True`.
+      text_of: the function that decodes its first tokens, for `show`; or None.
     """
 
     index: int
@@ -149,11 +155,27 @@ class Row:
     error: str | None = None
     eos_id: int | None = None
     sample: int = 0
+    sources: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
+    text_of: Callable[[Sequence[int]], str] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def ended(self) -> bool:
         """Whether the model ended it with an end-of-sequence token."""
         return self.ended_by == "eos"
+
+    def show(self) -> Shown:
+        """Returns the text, coloured by the sources of its tokens.
+
+        Raises:
+          ValueError: the row was decoded without `sources=True`.
+        """
+        return Shown((self._sourced(),))
+
+    def _sourced(self) -> tuple[str, Sourced]:
+        if self.sources is None:
+            raise ValueError("the row has no sources: decode with decoder(prompts, sources=True)")
+        parts = split(self.text, self.tokens.tolist(), self.text_of)
+        return str(self.index), list(zip(parts, self.sources, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as JSON values; a log-probability of minus infinity or NaN is None."""
@@ -172,6 +194,8 @@ class Row:
         if self.log_probs is not None and self.log_probs_target is not None:
             made["log_probs"] = [finite(x) for x in self.log_probs]
             made["log_probs_target"] = [finite(x) for x in self.log_probs_target]
+        if self.sources is not None:
+            made["sources"] = list(self.sources)
         return made if self.error is None else {**made, "error": self.error}
 
 
@@ -359,6 +383,14 @@ class Result(Sequence[Row]):
     def acceptance(self) -> DraftAcceptance:
         """The acceptance of drafts, by position and by draft."""
         return DraftAcceptance.of([row.info._asdict() for row in self.rows])
+
+    def show(self, count: int = 3) -> Shown:
+        """Returns the first `count` texts, coloured by the sources of their tokens.
+
+        Raises:
+          ValueError: the rows were decoded without `sources=True`.
+        """
+        return Shown(tuple(row._sourced() for row in self.rows[:count]))
 
     def plot(self) -> Any:
         """Draws the acceptance of drafts; see `DraftAcceptance.plot`."""

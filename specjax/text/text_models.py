@@ -5,7 +5,7 @@ import functools
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -156,8 +156,12 @@ class TextModel:
 
     def decode(self, prompt: np.ndarray, output: np.ndarray) -> str:
         """Returns the text of an output, without the text of its prompt, from tokens."""
+        return self.text_after(prompt)(output.tolist())
+
+    def text_after(self, prompt: np.ndarray) -> Callable[[Sequence[int]], str]:
+        """Returns `decode` for outputs of a prompt, without a reference to the weights."""
         before = prompt.tolist() if self.continues_prompts else ()
-        return added_text(self.tokenizer, before, output.tolist())
+        return functools.partial(added_text, self.tokenizer, before)
 
 
 class Models:
