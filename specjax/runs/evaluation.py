@@ -113,7 +113,8 @@ def evaluate(
     """Scores predictions, and compares each two methods on the same inputs.
 
     All figures have percentile bootstrap intervals. All methods share the resampled inputs, so
-    differences are paired. Several files of one method, such as runs with other seeds, are pooled.
+    differences are paired. Several files of one method, such as runs with other seeds, are pooled;
+    so are the samples of each input in a run with `num_samples`.
 
     Args:
       predictions: files (see `read_predictions`): a path, several paths, or method -> a path or
@@ -224,7 +225,8 @@ def _methods(
     for name, paths in files.items():
         settings = compared(paths[0]) if len(paths) == 1 else None
         if settings is None:
-            methods[name] = [read_predictions(path, **fields) for path in paths]
+            read = (read_predictions(path, **fields) for path in paths)
+            methods[name] = list(itertools.chain(*read))
             continue
         before = "" if len(files) == 1 else f"{name}: "
         methods |= {f"{before}{setting}": found for setting, found in settings.items()}

@@ -13,6 +13,7 @@ each writes its own directory `part-I-of-N`; `runs.merging` merges them.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_flag, check_path
+from specjax.checks import check_count, check_flag, check_path
 from specjax.compilation import compile_seconds
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
@@ -36,10 +37,12 @@ from specjax.runs.predictions import (
     COSTS_NAME,
     METRICS_NAME,
     PREDICTIONS_NAME,
+    SAMPLES,
     Record,
     about,
     acceptance_of,
     hash_of,
+    key_of,
     line_of,
     lines_of,
     record_of_row,
@@ -68,6 +71,7 @@ def infer(
     truncate: str | None = None,
     chat: bool = False,
     seed: int = 0,
+    num_samples: int = 1,
     allow_other_environment: bool = False,
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
@@ -78,6 +82,8 @@ def infer(
     A line of `predictions.jsonl` has these keys:
       `id`: the place of the input, from 0.
       `inputs`: the prompt; `targets`: the reference or a list of references, if given.
+      `sample`: the number of the sample, if `num_samples` is larger than 1; lines of the same input
+        are adjacent.
       `prediction`, and `tokens` (without the end-of-sequence token).
       `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier;
         null if it is minus infinity, left out if the verifier has not read all of them.
@@ -118,6 +124,7 @@ def infer(
       truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
       chat: whether each prompt is a user's message for the model's chat template.
       seed: the seed of the run.
+      num_samples: the number of outputs of each input; see `Decoder.__call__`.
       allow_other_environment: continue a run that began on another device, with other versions or
         with other flags of XLA; rounding may then differ in the remaining rows.
       progress: see `Decoder.__call__`.
@@ -144,6 +151,7 @@ def infer(
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
+    check_count("num_samples", num_samples, "give the number of outputs of each input")
     if not os.fspath(source):
         raise ValueError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
@@ -161,10 +169,13 @@ def infer(
             processes.connect(partitioner.mesh)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
-        decoder.rows(list(prompts.values()), seed=seed, ids=list(prompts))
+        options: dict[str, Any] = {"seed": seed, "num_samples": num_samples}
+        decoder.rows(list(prompts.values()), ids=list(prompts), **options)
         settings = {"seed": seed, "chat": chat, "input": given}
+        settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
-        own = _own_ids(decoder, prompts, failed, process)
+        ids = _own_ids(decoder, prompts, failed, process, num_samples)
+        own = set(itertools.product(ids, range(num_samples)))
         done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, own)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
@@ -173,14 +184,11 @@ def infer(
             on_start(run, paths={"source": named})
         _say_failed(failed, len(examples), run)
         _say_unknown(decoder, prompts, examples)
-        errors = {
-            i: {**about(examples[i]), "prediction": None, "error": error}
-            for i, error in failed.items()
-            if i in own and i not in done
-        }
-        rounds = _known_rounds(prompts, own, done, together)
-        fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, seed, progress)
-        records = sorted({**done, **fresh}.values(), key=lambda record: record["id"])
+        errors = _failed_records(own.difference(done), examples, failed, num_samples)
+        keys = list(itertools.product(prompts, range(num_samples)))
+        rounds = _known_rounds(keys, own, done, together)
+        fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, options, progress)
+        records = sorted({**done, **fresh}.values(), key=key_of)
         assert len(records) == len(own) or together
         path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         metrics = {**totals(records), "this_process": took}
@@ -268,13 +276,32 @@ def _encode(
     return prompts, failed
 
 
+def _failed_records(
+    keys: Collection[tuple[int, int]],
+    examples: Sequence[Example],
+    failed: Mapping[int, str],
+    num_samples: int,
+) -> list[Record]:
+    """The records of the rows of failed inputs."""
+    return [
+        {
+            **about(examples[i], sample if num_samples > 1 else None),
+            "prediction": None,
+            "error": failed[i],
+        }
+        for i, sample in sorted(keys)
+        if i in failed
+    ]
+
+
 def _own_ids(
     decoder: Decoder,
     prompts: Mapping[int, Any],
     failed: Mapping[int, str],
     process: Process | None,
+    num_samples: int,
 ) -> Collection[int]:
-    """The ids of the rows that this process may write.
+    """The ids of the inputs whose rows this process may write.
 
     A single process: all. A replica: its own. In a JAX program: all, but only process 0 writes the
     failed inputs.
@@ -285,7 +312,7 @@ def _own_ids(
     if process.together:
         return {*prompts, *errors}
     ids = list(prompts)
-    dealt = decoder.parts(list(prompts.values()), process.count)
+    dealt = decoder.parts(list(prompts.values()), process.count, num_samples=num_samples)
     own = {ids[place] for place in dealt[process.index]}
     if not own:
         print(
@@ -297,17 +324,20 @@ def _own_ids(
 
 
 def _known_rounds(
-    prompts: Mapping[int, Any], own: Collection[int], done: Mapping[int, Record], together: bool
+    keys: Sequence[tuple[int, int]],
+    own: Collection[tuple[int, int]],
+    done: Mapping[tuple[int, int], Record],
+    together: bool,
 ) -> dict[int, int]:
-    """The places of prompts that are not decoded here -> their rounds.
+    """The places of rows that are not decoded here -> their rounds.
 
     All processes of a JAX program must call it; each gets all rows.
     """
-    known = np.zeros(len(prompts), np.int32)
-    for place, i in enumerate(prompts):
-        if i in done:
-            known[place] = done[i]["info"]["rounds"]
-        elif i not in own:
+    known = np.zeros(len(keys), np.int32)
+    for place, key in enumerate(keys):
+        if key in done:
+            known[place] = done[key]["info"]["rounds"]
+        elif key not in own:
             known[place] = 1  # another replica's, like all rows of its plan
     if together:
         known = processes.gather(known).max(axis=0)
@@ -318,19 +348,19 @@ def _decode(
     decoder: Decoder,
     examples: list[Example],
     prompts: dict[int, Any],
-    errors: Mapping[int, Record],
+    errors: Sequence[Record],
     rounds: Mapping[int, int],
     run: RunDirectory,
-    seed: int,
+    options: Mapping[str, Any],
     progress: bool | None,
-) -> tuple[dict[int, Record], dict[str, Any]]:
+) -> tuple[dict[tuple[int, int], Record], dict[str, Any]]:
     """Decodes the missing rows, and writes each row when it is finished.
 
     Returns:
-      The written records, by id, and the figures of `this_process`.
+      The written records, by key, and the figures of `this_process`.
     """
     path, fingerprint = run.own(PREDICTIONS_NAME), run.fingerprint
-    records: dict[int, Record] = {}
+    records: dict[tuple[int, int], Record] = {}
     ids, tokens = list(prompts), 0
     start, compiled = time.perf_counter(), compile_seconds()
     # Unbuffered: a line is written at once, and survives if this process is killed.
@@ -340,16 +370,16 @@ def _decode(
 
         def put(record: Record) -> None:
             run.keep()
-            records[record["id"]] = record
+            records[key_of(record)] = record
             _write(file, line_of(record, fingerprint), path)
 
-        for record in errors.values():
+        for record in errors:
             put(record)
         for row in decoder.rows(
-            list(prompts.values()), seed=seed, ids=ids, done=rounds, progress=progress
+            list(prompts.values()), ids=ids, done=rounds, progress=progress, **options
         ):
             tokens += int(row.info.emitted)
-            put(record_of_row(examples[ids[row.index]], row))
+            put(record_of_row(examples[ids[row.index]], row, options["num_samples"]))
     seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
     return records, {
         "rows": len(records),

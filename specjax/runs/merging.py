@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -19,8 +20,10 @@ from specjax.runs.predictions import (
     MADE,
     METRICS_NAME,
     PREDICTIONS_NAME,
+    SAMPLES,
     Record,
     hash_of,
+    key_of,
     lines_of,
     totals,
     written_rows,
@@ -241,8 +244,8 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
     configuration = _configuration(found)
     run = fingerprint_of(configuration)
     files = [path / PREDICTIONS_NAME for path in found]
-    written = {row["id"] for path in files for row in written_rows(path, run)[0]}
-    if len(written) < configuration["rows"]:
+    written = {key_of(row) for path in files for row in written_rows(path, run)[0]}
+    if len(written) < configuration["rows"] * configuration.get(SAMPLES, 1):
         return say_unmerged(part, process)
     with contextlib.suppress(InUseError):  # another part that has just ended writes the same
         _write(ROWS.directory(part.path.parent), found, on_start)
@@ -287,8 +290,9 @@ def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
 def _configuration(found: Sequence[Path]) -> dict[str, Any]:
     """The configuration that all parts share."""
     configuration = ROWS.common(found)
-    rows = configuration.get("rows")
-    if type(rows) is not int or rows < 1 or not isinstance(configuration.get("input"), str):
+    counts = configuration.get("rows"), configuration.get(SAMPLES, 1)
+    whole = all(type(count) is int and count >= 1 for count in counts)
+    if not whole or not isinstance(configuration.get("input"), str):
         raise ValueError(
             f"{found[0] / CONFIG_NAME} is damaged: run the same command again in a new output_dir"
         )
@@ -298,22 +302,25 @@ def _configuration(found: Sequence[Path]) -> dict[str, Any]:
 def _rows(found: Sequence[Path], configuration: Mapping[str, Any]) -> list[Record]:
     """All rows of a run in order."""
     rows, run = configuration["rows"], fingerprint_of(configuration)
-    records: dict[int, Record] = {}
+    samples = configuration.get(SAMPLES, 1)
+    records: dict[tuple[int, int], Record] = {}
     for path in found:
         for record in written_rows(path / PREDICTIONS_NAME, run)[0]:
-            i = record["id"]
-            if i in records:
+            key = i, sample = key_of(record)
+            if key in records:
                 raise ValueError(f"row {i} of {path} is in another part, too: start a new run")
-            if not 0 <= i < rows:
+            if not (0 <= i < rows and 0 <= sample < samples):
                 raise ValueError(f"{path} has row {i}, but the run has {rows} rows: delete {path}")
-            records[i] = record
-    if absent := [i for i in range(rows) if i not in records]:
+            records[key] = record
+    keys = list(itertools.product(range(rows), range(samples)))
+    if absent := [i for i, sample in keys if (i, sample) not in records]:
         raise ValueError(
-            f"{len(absent)} of {rows} rows are in no part; the first is {absent[0]}: run the same "
-            f"command again in the processes of {found[0].parent} that have not ended"
+            f"{len(absent)} of {len(keys)} rows are in no part; the first is {absent[0]}: run the "
+            f"same command again in the processes of {found[0].parent} that have not ended"
         )
-    ordered = [records[i] for i in range(rows)]
-    if hash_of([(x["inputs"], x.get("targets")) for x in ordered]) != configuration["input"]:
+    ordered = [records[key] for key in keys]
+    inputs = [(x["inputs"], x.get("targets")) for x in ordered[::samples]]
+    if hash_of(inputs) != configuration["input"]:
         raise ValueError(
             f"the rows of {found[0].parent} have other inputs than the run: run the same command "
             "again in a new output_dir"

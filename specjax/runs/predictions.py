@@ -29,13 +29,15 @@ _FIRST_KEY = b'{"id": '
 RUN, CHECKSUM = "run", "checksum"
 _CHECKSUM = b', "checksum": "%s"}'
 _DIGITS = 16
+# The key of the number of samples in a configuration; without it there is one.
+SAMPLES = "num_samples"
 _COUNTED = frozenset((*COUNTS, "rounds"))
 
 
-def record_of_row(example: Example, row: Row) -> Record:
+def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
     """Returns the record of a row, without its checksum; see `specjax.runs.inference.infer`."""
     record = {
-        **about(example),
+        **about(example, row.sample if num_samples > 1 else None),
         "prediction": row.text,
         "tokens": row.tokens.tolist(),
         "log_prob": finite(row.info.log_prob),
@@ -50,10 +52,16 @@ def record_of_row(example: Example, row: Row) -> Record:
     return record
 
 
-def about(example: Example) -> Record:
-    """Returns the part of a record that describes the input."""
+def about(example: Example, sample: int | None = None) -> Record:
+    """Returns the part of a record that describes the input, and the number of its sample."""
     made: Record = {"id": example.id, "inputs": example.inputs}
-    return made if example.targets is None else {**made, "targets": example.targets}
+    made |= {} if example.targets is None else {"targets": example.targets}
+    return made if sample is None else {**made, "sample": sample}
+
+
+def key_of(record: Record) -> tuple[int, int]:
+    """Returns the id of the input of a record, and the number of the sample."""
+    return record["id"], record.get("sample", 0)
 
 
 def line_of(record: Record, run: str) -> bytes:
@@ -123,7 +131,7 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     for number, line in enumerate(lines, 1):
         try:
             record = record_of(line, run)
-            sound = isinstance(record["id"], int) and "inputs" in record
+            sound = all(isinstance(i, int) for i in key_of(record)) and "inputs" in record
             sound &= "error" in record or record["info"].keys() >= _COUNTED
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             sound = False
@@ -152,8 +160,8 @@ def resume(
     run: str,
     examples: Sequence[Example],
     failed: Mapping[int, str],
-    own: Collection[int],
-) -> dict[int, Record]:
+    own: Collection[tuple[int, int]],
+) -> dict[tuple[int, int], Record]:
     """Reads the rows of an earlier start; removes an incomplete last line from the file.
 
     Args:
@@ -161,27 +169,27 @@ def resume(
       run: the run's fingerprint.
       examples: all inputs.
       failed: id -> error, of the inputs that cannot be decoded.
-      own: the ids of the rows that may be in the file.
+      own: the keys of the rows that may be in the file, see `key_of`.
 
     Returns:
-      The records by id.
+      The records by key.
 
     Raises:
       OSError: the file cannot be read.
       ValueError: a line is not a row of the run, has been changed, or is a duplicate.
     """
     found, torn = written_rows(path, run)
-    records: dict[int, Record] = {}
+    records: dict[tuple[int, int], Record] = {}
     for number, record in enumerate(found, 1):
-        i = record["id"]
+        key = i, _ = key_of(record)
         if not (
-            i in own
-            and i not in records
+            key in own
+            and key not in records
             and record["inputs"] == examples[i].inputs
             and ("error" in record) == (i in failed)
         ):
             raise not_a_row(path, number)
-        records[i] = record
+        records[key] = record
     if torn:
         os.truncate(path, path.stat().st_size - len(torn))
     return records

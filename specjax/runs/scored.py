@@ -16,7 +16,14 @@ from specjax.data.examples import field_of
 from specjax.data.records import SourceRecord, guess_format, read_objects, read_records
 from specjax.evaluation.efficiency import RowCounts
 from specjax.runs.merging import read_parts
-from specjax.runs.predictions import CHECKSUM, CONFIG_NAME, PREDICTIONS_NAME, RUN, record_of
+from specjax.runs.predictions import (
+    CHECKSUM,
+    CONFIG_NAME,
+    PREDICTIONS_NAME,
+    RUN,
+    key_of,
+    record_of,
+)
 from specjax.runs.run_directory import fingerprint_of, read_config
 
 
@@ -53,7 +60,7 @@ def read_predictions(
     *,
     prediction_field: str = "prediction",
     targets_field: str = "targets",
-) -> Predictions:
+) -> list[Predictions]:
     """Reads a file of predictions.
 
     Args:
@@ -63,7 +70,7 @@ def read_predictions(
       targets_field: the key of a row's reference, a text or a list of texts; optional.
 
     Returns:
-      The predictions.
+      The predictions; those of each sample if a run of `specjax infer` has several.
 
     Raises:
       FileNotFoundError: the file or a part does not exist.
@@ -76,7 +83,8 @@ def read_predictions(
     if os.path.isdir(name):
         file = os.path.join(name, PREDICTIONS_NAME)
         if not os.path.exists(file) and (rows := read_parts(name)) is not None:
-            return predictions_of(rows, name, prediction_field, targets_field)
+            fields = prediction_field, targets_field
+            return [predictions_of(rows, name, *fields) for rows in _by_sample(name, rows)]
         name = file
     run, records = _run_of(name), []
     if run is not None and os.path.exists(name) and not os.path.isfile(name):
@@ -88,10 +96,11 @@ def read_predictions(
         _check(f"{name}:{number}", record, prediction_field, targets_field)
         records.append(record)
     if all(CHECKSUM in record for record in records):
-        return predictions_of(_in_order(name, records), name, prediction_field, targets_field)
+        fields = prediction_field, targets_field
+        return [predictions_of(rows, name, *fields) for rows in _by_sample(name, records)]
     # `info` of other programs may have another form.
     own = [{key: value for key, value in record.items() if key != "info"} for record in records]
-    return predictions_of(own, name, prediction_field, targets_field)
+    return [predictions_of(own, name, prediction_field, targets_field)]
 
 
 def predictions_of(
@@ -266,15 +275,19 @@ def _check(place: str, record: dict[str, Any], field: str, targets_field: str) -
         field_of(SourceRecord(place, record), targets_field)
 
 
-def _in_order(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    ordered = sorted(records, key=lambda record: record["id"])
-    for i, record in enumerate(ordered):
-        if record["id"] != i:
+def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each sample, in order."""
+    ordered = sorted(records, key=key_of)
+    samples = 1 + max(key_of(record)[1] for record in records)
+    for place in range(len(ordered) + -len(ordered) % samples):
+        i, sample = divmod(place, samples)
+        if place == len(ordered) or key_of(ordered[place]) != (i, sample):
+            which = f" and sample {sample}" if samples > 1 else ""
             raise ValueError(
-                f"{name}: there is no row with id {i}: finish the run with the same command before "
-                "you score it"
+                f"{name}: there is no row with id {i}{which}: finish the run with the same command "
+                "before you score it"
             )
-    return ordered
+    return [ordered[sample::samples] for sample in range(samples)]
 
 
 def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:

@@ -369,7 +369,9 @@ class Decoder:
         check_request(Request(tokens), tokens, self._border(self.sampling, self.rule), name)
         return tokens
 
-    def parts(self, prompts: Iterable[Prompt], count: int) -> list[list[int]]:
+    def parts(
+        self, prompts: Iterable[Prompt], count: int, *, num_samples: int = 1
+    ) -> list[list[int]]:
         """Splits prompts among several replicas of this decoder, each with the same options.
 
         A part has whole groups of prompts that share slots. So if each replica decodes all prompts
@@ -378,12 +380,14 @@ class Decoder:
         Args:
           prompts: as in a call.
           count: the number of replicas.
+          num_samples: as in a call; all samples of a prompt are in the same part.
 
         Returns:
           The places of each replica's prompts, increasing; empty if there are too few groups.
         """
         check_count("count", count, "give the number of replicas")
-        return split(self._groups(self._call(prompts).requests), count)
+        call = self._call(prompts, num_samples=num_samples)
+        return split(self._groups(call.requests, call.num_samples), count)
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
