@@ -124,7 +124,7 @@ def test_decoding_is_traced_by_shape_alone(pair):
         seeds=np.zeros(1, np.uint32),
     )
     total = method.cache_length(length, 0, decoder.max_new_tokens)
-    begin = functools.partial(loop._start, method, decoder.max_new_tokens, total, False, 1)
+    begin = functools.partial(loop._start, method, decoder.max_new_tokens, total, loop.ByToken(), 1)
     state = jax.eval_shape(begin, params, prompts)
     assert state.tokens.shape == (1, decoder.max_new_tokens)
     caches = [x for x in jax.tree.leaves(state.inner) if total in x.shape]

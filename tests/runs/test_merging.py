@@ -22,6 +22,7 @@ RUN = fingerprint_of(CONFIG)
 
 def record(i):
     info = {**dict.fromkeys(COUNTS, 2), "rounds": 1, "calls": {"verifier": 2}}
+    info |= {"drafted_lengths": [0, 1], "accepted_lengths": [0, 1]}
     return {"id": i, "inputs": f"in {i}", "prediction": "x", "ended_by": "eos", "info": info}
 
 
