@@ -25,6 +25,13 @@ GROUPS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
+    parser.add_argument(
+        "--show",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the first N outputs, coloured by the source of each token (sets SOURCES=True)",
+    )
     hosts.add_arguments(parser)
 
 
@@ -76,8 +83,9 @@ def run(args: argparse.Namespace) -> int:
     from specjax.runs import inference
 
     register()
+    args.gin_binding += ["infer.sources=True"] if args.show else []
     gin_config.configure_from(args)
-    given = {"on_start": gin_config.recorder(args), "process": args.process}
+    given = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
     print(json.dumps(gin_config.call(inference.infer, before=check_values, **given)))
     return 0
 

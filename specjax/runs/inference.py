@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_count, check_flag, check_path
+from specjax.checks import check_count, check_flag, check_path, whole_number
 from specjax.compilation import compile_seconds
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
@@ -56,6 +56,7 @@ from specjax.text.assembly import known_costs
 from specjax.text.passes import costs_file
 from specjax.text.prompts import check_truncate
 from specjax.text.results import NanWarning
+from specjax.text.showing import Shown, has_colours, split
 
 
 def infer(
@@ -72,6 +73,8 @@ def infer(
     chat: bool = False,
     seed: int = 0,
     num_samples: int = 1,
+    sources: bool = False,
+    show: int = 0,
     allow_other_environment: bool = False,
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
@@ -91,6 +94,7 @@ def infer(
       `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
         the model and the step.
       `info`: the counts of `specjax.text.results.RowInfo`.
+      `sources`: with `sources=True` where each token came from; see `specjax.text.results.Row`.
       `run`, of the run's fingerprint, and `checksum`, of the rest of the line. A run with a changed
         line, or a line of another run, cannot be continued.
 
@@ -125,6 +129,8 @@ def infer(
       chat: whether each prompt is a user's message for the model's chat template.
       seed: the seed of the run.
       num_samples: the number of outputs of each input; see `Decoder.__call__`.
+      sources: whether to write where each token came from.
+      show: the number of outputs to print to stderr, coloured by these sources.
       allow_other_environment: continue a run that began on another device, with other versions or
         with other flags of XLA; rounding may then differ in the remaining rows.
       progress: see `Decoder.__call__`.
@@ -148,6 +154,9 @@ def infer(
     check_path(source, "source=")
     for name, value in (("chat", chat), ("allow_other_environment", allow_other_environment)):
         check_flag(name, value)
+    check_flag("sources", sources)
+    if whole_number("show", show, low=0) and not sources:
+        raise ValueError("show needs the sources of tokens: set SOURCES=True")
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
@@ -169,10 +178,12 @@ def infer(
             processes.connect(partitioner.mesh)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
-        options: dict[str, Any] = {"seed": seed, "num_samples": num_samples}
+        options: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "sources": sources}
         decoder.rows(list(prompts.values()), ids=list(prompts), **options)
         settings = {"seed": seed, "chat": chat, "input": given}
         settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
+        # Left out if False, so that runs of earlier versions can be continued.
+        settings |= {"sources": True} if sources else {}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         ids = _own_ids(decoder, prompts, failed, process, num_samples)
         own = set(itertools.product(ids, range(num_samples)))
@@ -194,13 +205,9 @@ def infer(
         metrics = {**totals(records), "this_process": took}
         written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
     _say_nan(records)
-    print(
-        f"specjax: wrote {len(records)} predictions to {path}, totals to {written}",
-        file=sys.stderr,
-    )
-    if (acceptance := acceptance_of(records)).drafts:
-        for line in str(acceptance).splitlines():
-            print(f"specjax: {line}", file=sys.stderr)
+    wrote = f"specjax: wrote {len(records)} predictions to {path}, totals to {written}"
+    print(wrote, file=sys.stderr)
+    _say_outputs(records, show, decoder, prompts)
     if process is not None:
         merging.finish(run, process, on_start)
     return metrics
@@ -414,6 +421,24 @@ def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None
             f"see {run.path / PREDICTIONS_NAME}",
             file=sys.stderr,
         )
+
+
+def _say_outputs(
+    records: Sequence[Record], show: int, decoder: Decoder, prompts: Mapping[int, Any]
+) -> None:
+    """Prints the first outputs, coloured by the sources of their tokens, and the acceptance."""
+    rows = []
+    for record in records[:show]:
+        i, tokens, sources = record["id"], record.get("tokens", ()), record.get("sources", ())
+        text_of = decoder.text_after(prompts[i]) if tokens else None
+        parts = split(record["prediction"] or "", tokens, text_of)
+        name = f"{i}.{record['sample']}" if "sample" in record else str(i)
+        rows.append((name, list(zip(parts, sources, strict=True))))
+    if rows:
+        print(Shown(tuple(rows)).text(has_colours(sys.stderr)), file=sys.stderr)
+    if (acceptance := acceptance_of(records)).drafts:
+        for line in str(acceptance).splitlines():
+            print(f"specjax: {line}", file=sys.stderr)
 
 
 def _say_nan(records: Sequence[Record]) -> None:

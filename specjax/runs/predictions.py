@@ -44,6 +44,7 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
         "log_prob_target": finite(row.info.log_prob_target),
         "ended_by": row.ended_by,
         "info": row.info.to_dict(),
+        **({} if row.sources is None else {"sources": list(row.sources)}),
     }
     if row.error is not None:
         return {**record, "nan": row.error}

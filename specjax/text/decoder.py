@@ -10,7 +10,7 @@ Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 import dataclasses
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -344,6 +344,10 @@ class Decoder:
         model = self._made.main
         found = checked_outputs(model, outputs, len(tokens))
         return score(model, tokens, found, sampling, prompt_log_probs)
+
+    def text_after(self, prompt: np.ndarray) -> Callable[[Sequence[int]], str]:
+        """Returns the function that decodes the tokens of an output, from its prompt's tokens."""
+        return self._made.main.text_after(prompt)
 
     def encode(
         self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None

@@ -175,7 +175,8 @@ class Row:
         if self.sources is None:
             raise ValueError("the row has no sources: decode with decoder(prompts, sources=True)")
         parts = split(self.text, self.tokens.tolist(), self.text_of)
-        return str(self.index), list(zip(parts, self.sources, strict=True))
+        name = f"{self.index}.{self.sample}" if self.sample else str(self.index)
+        return name, list(zip(parts, self.sources, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as JSON values; a log-probability of minus infinity or NaN is None."""

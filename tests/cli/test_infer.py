@@ -459,3 +459,40 @@ def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monke
     for argv in others:
         assert main(argv) == 2
         assert "has a run of another configuration" in capsys.readouterr().err
+
+
+def test_sources_are_written_and_shown(paths, done, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert main([*arguments(paths, done[0], output, SOURCES=True)]) == 0
+    plain, found = rows(done[1]), rows(output)
+    # Without sources the run is as it was.
+    own = ("sources", "run", "checksum")
+    assert [{k: v for k, v in row.items() if k not in own} for row in found] == [
+        {k: v for k, v in row.items() if k not in own} for row in plain
+    ]
+    assert all(len(row["sources"]) == len(row["tokens"]) for row in found)
+    assert {"drafter", "residual"} <= set().union(*(row["sources"] for row in found))
+    assert "sources" not in plain[0]
+    # A finished run is shown without decoding; --show sets SOURCES.
+    told = capsys.readouterr()
+    assert "source of" not in told.err
+    assert main([*arguments(paths, done[0], output), "--show=3"]) == 0
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("0: "))
+    assert [line[:3] for line in lines[first : first + 3]] == ["0: ", "1: ", "2: "]
+    assert lines[first + 3].startswith("source of ") and "[residual]" in lines[first + 3]
+    assert "\x1b" not in told.err and len(told.out.splitlines()) == 1
+    assert re.sub(r"[\[\]<>{}]", "", lines[first]) == f"0: {found[0]['prediction']}"
+    assert json.loads(told.out)["this_process"]["rows"] == 0
+    # A run without sources is another run.
+    assert main(arguments(paths, done[0], output)) == 2
+    assert "sources" in capsys.readouterr().err
+    assert main([*arguments(paths, done[0], tmp_path / "new"), "--show=-1"]) == 2
+    assert "show must be" in capsys.readouterr().err
+
+
+def test_inputs_without_an_output_are_shown_as_empty(paths, tmp_path, capsys):
+    source = write(tmp_path, ["ba de", "", "ki"])
+    assert main([*arguments(paths, source, tmp_path / "out"), "--show=2"]) == 0
+    assert "\n1: \nsource of " in capsys.readouterr().err
