@@ -314,6 +314,7 @@ class Decoder:
         *,
         sampling: Sampling | None = None,
         prompt_log_probs: bool = False,
+        top_log_probs: int | None = None,
     ) -> OutputScores:
         """Returns the verifier's log-probabilities of given outputs, without decoding.
 
@@ -329,6 +330,7 @@ class Decoder:
             default.
           prompt_log_probs: whether to score the prompts' tokens too; only for a decoder-only
             model.
+          top_log_probs: k, to return the k most probable tokens at each position of the outputs.
 
         Returns:
           The scores, in the order of the prompts.
@@ -343,7 +345,7 @@ class Decoder:
         tokens = [self._encoded(prompt, f"prompt {i}") for i, prompt in named]
         model = self._made.main
         found = checked_outputs(model, outputs, len(tokens))
-        return score(model, tokens, found, sampling, prompt_log_probs)
+        return score(model, tokens, found, sampling, prompt_log_probs, top_log_probs)
 
     def text_after(self, prompt: np.ndarray) -> Callable[[Sequence[int]], str]:
         """Returns the function that decodes the tokens of an output, from its prompt's tokens."""

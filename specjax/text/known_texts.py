@@ -191,6 +191,18 @@ def check_read(finite: Any, *models: TextModel) -> None:
         raise ValueError(f"{names} gives NaN: check the checkpoint")
 
 
+class TopTokens(NamedTuple):
+    """The most probable tokens at each position of an output, the most probable first.
+
+    Attributes:
+      tokens: `[m, k]` int32.
+      log_probs: `[m, k]` float32, -inf for impossible tokens.
+    """
+
+    tokens: np.ndarray  # [m, k]
+    log_probs: np.ndarray  # [m, k]
+
+
 def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[np.ndarray]:
     """Returns the log-probability of each token of the outputs.
 
@@ -205,12 +217,21 @@ def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[n
     Raises:
       ValueError: the model gives NaN.
     """
-    found: list[np.ndarray] = [np.zeros(0)] * len(texts.outputs)
+    return [found for found, _ in with_top(model, texts, sampling, 0)]
+
+
+def with_top(
+    model: TextModel, texts: KnownTexts, sampling: Sampling, top: int
+) -> list[tuple[np.ndarray, TopTokens]]:
+    """Returns `log_probs`, and the `top` most probable tokens at each position."""
+    found: list[Any] = [None] * len(texts.outputs)
     for places, rows in batches(texts, rows_at_once(texts, model.model.vocab_size, 2)):
-        values = np.asarray(_log_probs(model.model, model.prepared, rows, sampling))
+        read_now = _log_probs(model.model, top, model.prepared, rows, sampling)
+        values, best, tokens = map(np.asarray, read_now)
         check_read(~np.isnan(values[rows.real]), model)
-        for i, row in zip(places, values, strict=False):
-            found[i] = row[: len(texts.outputs[i])]
+        for row, i in enumerate(places):
+            end = len(texts.outputs[i])
+            found[i] = values[row, :end], TopTokens(tokens[row, :end], best[row, :end])
     return found
 
 
@@ -245,9 +266,18 @@ def written(
     return KnownTexts(prompts, outputs)
 
 
-@functools.partial(jit, static_argnums=0)
-def _log_probs(model: LanguageModel, params: Params, rows: KnownRows, sampling: Sampling) -> Array:
-    return read(model, params, rows).log_probs(jnp.asarray(rows.outputs), sampling)
+@functools.partial(jit, static_argnums=(0, 1))
+def _log_probs(
+    model: LanguageModel, top: int, params: Params, rows: KnownRows, sampling: Sampling
+) -> tuple[Array, Array, Array]:
+    """`[B, N]` log-probabilities, and `[B, N, top]` of the most probable tokens."""
+    reading = read(model, params, rows)
+    values = reading.log_probs(jnp.asarray(rows.outputs), sampling)
+    if not top:
+        none = jnp.zeros((*values.shape, 0))
+        return values, none, none
+    best, tokens = jax.lax.top_k(reading.probs(sampling), top)
+    return values, jnp.log(best), tokens
 
 
 def _by_position(function: Any, logits: Array) -> Array:

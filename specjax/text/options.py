@@ -35,6 +35,7 @@ _INSTEAD = {
     "params": "method=Own(method, params)",
     "processor": "processors=(...,)",
     "num_samples": "decoder(prompts, num_samples=...)",
+    "top_log_probs": "decoder.score(prompts, decoder(prompts), top_log_probs=...)",
     "stream": "decoder.stream(prompts), or decoder.stream_tokens(prompts)",
     "best_of": "decoder(prompts, num_samples=..., best_of=...)",
 }

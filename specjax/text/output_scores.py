@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.checks import whole_number
 from specjax.text import prompts as prompts_lib
-from specjax.text.known_texts import KnownTexts, log_probs
+from specjax.text.known_texts import KnownTexts, TopTokens, with_top
 from specjax.text.requests import checked_sampling
 from specjax.text.results import Row
 from specjax.text.text_models import TextModel
@@ -23,10 +24,12 @@ class OutputScores:
       log_probs: for each output `[m]` float32, of its tokens; -inf for impossible tokens.
       prompt_log_probs: for each prompt of m tokens `[m - 1]` float32, of all but its first; or
         None.
+      top: for each output the most probable tokens at each of its positions, or None.
     """
 
     log_probs: list[np.ndarray]
     prompt_log_probs: list[np.ndarray] | None = None
+    top: list[TopTokens] | None = None
 
     @property
     def totals(self) -> np.ndarray:
@@ -78,6 +81,7 @@ def score(
     outputs: Sequence[np.ndarray],
     sampling: Sampling | None,
     of_prompts: bool,
+    top: int | None,
 ) -> OutputScores:
     """Returns the scores of outputs; see `Decoder.score`."""
     drawn = checked_sampling(sampling)
@@ -87,19 +91,24 @@ def score(
         )
     if any(np.ndim(leaf) for leaf in jax.tree.leaves(drawn)):
         raise ValueError(f"sampling must have a single value per field, got {drawn}")
-    if not of_prompts:
-        return OutputScores(log_probs(model, KnownTexts(prompts, outputs), drawn))
-    if not model.continues_prompts:
+    size = model.model.vocab_size
+    if top is not None and whole_number("top_log_probs", top, low=1) > size:
+        raise ValueError(f"top_log_probs must be at most the vocabulary's size {size}, got {top}")
+    if of_prompts and not model.continues_prompts:
         raise ValueError(
             f"prompt_log_probs must be False, because {model.name} is an encoder-decoder, which "
             "gives prompts no probabilities"
         )
-    # All but the first token are read as an output.
-    pairs = zip(prompts, outputs, strict=True)
-    rest = [np.concatenate([prompt[1:], output]) for prompt, output in pairs]
-    found = log_probs(model, KnownTexts([prompt[:1] for prompt in prompts], rest), drawn)
-    ends = [len(prompt) - 1 for prompt in prompts]
+    texts, ends = KnownTexts(prompts, outputs), [0] * len(prompts)
+    if of_prompts:
+        # All but the first token are read as an output.
+        pairs = zip(prompts, outputs, strict=True)
+        rest = [np.concatenate([prompt[1:], output]) for prompt, output in pairs]
+        texts = KnownTexts([prompt[:1] for prompt in prompts], rest)
+        ends = [len(prompt) - 1 for prompt in prompts]
+    found = list(zip(with_top(model, texts, drawn, top or 0), ends, strict=True))
     return OutputScores(
-        [row[end:] for row, end in zip(found, ends, strict=True)],
-        [row[:end] for row, end in zip(found, ends, strict=True)],
+        [row[end:] for (row, _), end in found],
+        [row[:end] for (row, _), end in found] if of_prompts else None,
+        [TopTokens(*(x[end:] for x in best)) for (_, best), end in found] if top else None,
     )

@@ -58,7 +58,31 @@ def test_prompts_are_scored_in_the_same_pass(decoder):
         np.testing.assert_allclose(scores.prompt_log_probs[i], want, atol=1e-4)
 
 
+@pytest.mark.parametrize("of_prompts", [False, True])
+def test_the_most_probable_tokens_are_there(decoder, of_prompts):
+    result = decoder(PROMPTS)  # greedy under a rule that keeps the drafter's tokens too
+    outputs = [row.tokens for row in result]
+    options = {"prompt_log_probs": of_prompts, "sampling": Sampling(0.7)}
+    scores = decoder.score(PROMPTS, outputs, top_log_probs=3, **options)
+    assert decoder.score(PROMPTS, outputs, **options).top is None
+    whole = decoder.score(PROMPTS, outputs, top_log_probs=decoder.tokenizer.vocab_size, **options)
+    for tokens, chosen, top, every in zip(
+        outputs, scores.log_probs, scores.top, whole.top, strict=True
+    ):
+        assert top.tokens.shape == top.log_probs.shape == (len(tokens), 3)
+        np.testing.assert_array_equal(top.tokens, every.tokens[:, :3])
+        assert (np.diff(every.log_probs) <= 0.0).all()
+        np.testing.assert_allclose(np.exp(every.log_probs).sum(axis=1), 1.0, atol=1e-4)
+        found = every.log_probs[every.tokens == tokens[:, None]]
+        np.testing.assert_allclose(found, chosen, atol=1e-6)
+
+
 def test_wrong_values_are_refused(decoder):
+    for wrong in (0, 1.5, 10**6):
+        with pytest.raises(ValueError, match="top_log_probs must be .*got"):
+            decoder.score(PROMPTS[:1], ["a"], top_log_probs=wrong)
+    with pytest.raises(TypeError, match=r"no option top_log_probs: write decoder.score\("):
+        decoder(PROMPTS, top_log_probs=2)
     with pytest.raises(ValueError, match="outputs has 2 entries, but there are 3 prompts: give"):
         decoder.score(PROMPTS, ["a", "b"])
     with pytest.raises(TypeError, match="outputs must be a list of texts, .* got 'text'"):
