@@ -24,6 +24,7 @@ from specjax.types import Sampling
 _CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "quality_speed.png"
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
+LOSSLESS = "lossless"
 # For each built-in pair: the samples, max_new_tokens, and the drafter of the demo. `drafter_small`
 # is weak enough to show the trade-off of a cascade.
 _SAMPLES = {
@@ -125,6 +126,10 @@ def _run(
     shown_rows = [{**row, **_intervals(row)} for row in results]
     print(Report(shown_rows, _COLUMNS, _NOTES).table())
     _show(args.show, sources, references, shown)
+    if args.show:
+        print(f"\n{LOSSLESS} at temperature 0, by the source of each token:")
+        found = decoders[LOSSLESS](sources, sampling=Sampling(0.0), sources=True, progress=False)
+        print(f"{found.show(min(args.show, 2))}\n{found.acceptance}")
     # A new demo may replace an old demo: it is quick to repeat.
     names = (
         "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
@@ -156,7 +161,7 @@ def settings(max_draft: int) -> dict[str, Setting]:
     rules = ("OPT(0.1)", "OPT(0.2)", "OPT(0.4)", "TokenV3(0.8)")
     return {
         ALONE: Setting(method="VerifierAlone"),
-        "lossless": Setting(max_draft=max_draft),
+        LOSSLESS: Setting(max_draft=max_draft),
         # Longer drafts where the drafter is sure.
         "lossless, adaptive": Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
         **{rule: Setting(rule=rule, max_draft=max_draft) for rule in rules},

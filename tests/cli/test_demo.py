@@ -1,6 +1,7 @@
 """The demo runs on any pair, and writes what it prints."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -57,6 +58,7 @@ def test_results_and_plot(arguments, tmp_path, capsys, monkeypatch, left_out):
         alone = by_name["verifier alone", row["temperature"]]
         assert row["bleu_over_verifier"] == pytest.approx(row["bleu"] - alone["bleu"])
     assert all(row["setting"] in printed for row in results)
+    assert re.search(r"\n0: .*\n1: .*\nsource of \d+ tokens: .*\nmean acceptance length", printed)
     plot = tmp_path / "quality_speed.png"
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in printed
 

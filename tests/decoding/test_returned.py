@@ -233,13 +233,17 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     class Silent(type(specjax.Decoder(pair.verifier).method)):
         def step(self, params, state):
             new = super().step(params, state)
-            return new._replace(log_p=None, log_target=None)
+            return new._replace(log_p=None, log_target=None, sources=None)
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)
     mine = specjax.Decoder(pair.verifier, method=specjax.Own(method, alone.params), **SHAPE)
     assert np.isnan(mine([[20]], log_probs=True)[0].log_probs).all()
     assert np.isfinite(alone([[20]], log_probs=True)[0].log_probs).all()
+    # Sources likewise.
+    row = mine([[20]], sources=True)[0]
+    assert set(row.sources) == {"unknown"} and row.text in repr(row.show())
+    assert set(alone([[20]], sources=True)[0].sources) == {"verifier"}
 
 
 @pytest.mark.parametrize(
