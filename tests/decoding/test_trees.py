@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, testing, verification
+from specjax import decoding, drafting, rules, testing, types, verification
 from specjax.decoding.tree import first_nodes, shape_of
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
@@ -117,3 +117,23 @@ def test_parts_that_read_no_trees_are_refused():
         method.check_rule(rules.Budgeted(rules.OPT(0.1), 0.1))
     chain = drafting.NeuralDrafter(MODEL, 2)
     assert decoding.Speculative(MODEL, chain, verification.Token()).max_draft == 2
+
+
+def test_the_sources_of_a_path():
+    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk())
+    batch = types.PromptBatch(
+        np.full((64, 2), [0, 1]), np.full(64, 2), np.arange(64), np.full(64, 9)
+    )
+    params = decoding.MethodParams(P, Q, rules.Lossless())
+    state = method.init(params, batch, max_new=9, token_sources=True)
+    state = method.run(params, state, 1)
+    codes, accepted = np.asarray(state.info.token_sources), state.info.accepted_lengths.argmax(1)
+    names = method.source_names
+    assert names == ("residual", "bonus", "verifier", "drafter")
+    ends = set()
+    for row, count in zip(codes, accepted.tolist(), strict=True):
+        assert [names[code] for code in row[:count]] == ["drafter"] * count
+        ends.add((count, names[row[count]]))
+        assert (row[count + 1 :] == -1).all()
+    # The path ends at a node with children, or at a leaf.
+    assert (0, "residual") in ends and {name for _, name in ends} == {"residual", "bonus"}

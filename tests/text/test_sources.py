@@ -13,8 +13,9 @@ import pytest
 
 import specjax
 from specjax import rules, testing, verification
+from specjax.decoding import loop
 from specjax.partitioning import make_mesh
-from specjax.types import Sampling
+from specjax.types import PromptBatch, Sampling
 from tests import tiny_pair
 
 G = 3
@@ -195,6 +196,16 @@ def test_cascades_have_the_name_of_the_model_that_wrote(pair):
     assert alone.sources == ("verifier",) * len(alone.tokens)
 
 
+def test_a_row_that_ends_by_nan_has_the_sources_of_its_tokens(models):
+    drafter, verifier = models.named["drafter"], models.verifier
+    broken = dataclasses.replace(verifier, params=verifier.params.at[:, 5].set(jnp.nan))
+    pair = specjax.Pair(drafter, broken)
+    with pytest.warns(UserWarning, match="NaN"):
+        row = specjax.Decoder(pair, max_draft=G, **GREEDY)(PROMPTS[:1], sources=True)[0]
+    assert row.ended_by == "nan" and row.sources == ()
+    assert repr(row.show()) == "0: \nsource of 0 tokens: none"
+
+
 def test_a_mesh_a_slot_and_an_engine_change_nothing(models, pair):
     options = {"max_draft": G, **GREEDY}
     one = specjax.Decoder(pair, **options)(PROMPTS, sources=True, log_probs=True)
@@ -217,3 +228,24 @@ def test_a_mesh_a_slot_and_an_engine_change_nothing(models, pair):
     assert one[0].to_dict()["sources"] == list(one[0].sources)
     with pytest.raises(TypeError, match="sources"):
         specjax.Decoder(pair, **options)(PROMPTS, sources=1)
+
+
+def test_programs_without_sources_know_nothing_of_them(models, pair):
+    plan = specjax.Cascade(((2, 1), (0, 2)), models=("drafter", "small"))
+    decoders = [
+        specjax.Decoder(pair, max_draft=G, **SHAPE),
+        specjax.Decoder(models, drafting=plan, **SHAPE),
+        specjax.Decoder(pair, method=specjax.TokenCascade(), rule=rules.Chow(0.5), **SHAPE),
+    ]
+    batch = PromptBatch(
+        np.ones((2, 32), np.int32), np.ones(2, np.int32), np.arange(2), np.full(2, 16)
+    )
+    for decoder in decoders:
+        lowered = []
+        for wanted in (False, True):
+            method, params = decoder.method, decoder.params
+            state = method.init(params, batch, max_new=20, token_sources=wanted)
+            given = method, params, state, np.int32(9), np.int32(2), None
+            lowered.append(loop.jitted_run().trace(*given).lower().as_text())
+        # The codes are the only 8-bit integers.
+        assert ["xi8>" in text for text in lowered] == [False, True]
