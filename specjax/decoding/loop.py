@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.compilation import jit_at, placement, step_options
+from specjax.compilation import jit, jit_at, placement, step_options
 from specjax.decoding.guards import (
     check_copies,
     check_eos_ids,
@@ -25,6 +25,7 @@ from specjax.decoding.guards import (
 )
 from specjax.decoding.state import ByToken, Step, add_step, initial_state
 from specjax.memory import nbytes
+from specjax.models.beginnings import Beginning, continuing, noting
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
 from specjax.processing import begun, bound
@@ -159,6 +160,7 @@ class Method(abc.ABC):
         token_log_probs: bool = False,
         token_sources: bool = False,
         copies: int = 1,
+        beginning: Beginning | None = None,
     ) -> DecodeState:
         """Reads prompts.
 
@@ -171,6 +173,8 @@ class Method(abc.ABC):
           token_sources: whether it has where each token came from.
           copies: n, the number of rows of each prompt (static); the prompt is read once. Rows of a
             prompt with id i are adjacent, and get the ids i * n .. i * n + n - 1.
+          beginning: from `begin` with the same `max_length`: all prompts begin with its tokens, and
+            only what follows is read. For one device.
 
         Returns:
           A state for `run`.
@@ -207,7 +211,22 @@ class Method(abc.ABC):
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
             where = first_state(self, static, params, prompts)[1]
-        return jitted_init(where)(self, *static, params, prompts)
+        shared = () if beginning is None else (beginning,)
+        return jitted_init(where)(self, *static, params, prompts, *shared)
+
+    def begin(self, params: Params, tokens: Any, max_length: int) -> Beginning:
+        """Reads the common beginning of prompts, for `init`.
+
+        Args:
+          params: the method's parameters.
+          tokens: `[L]` int32, at least one token; prompts must be longer.
+          max_length: S, as in `init`.
+        """
+        tokens = np.asarray(tokens, np.int32)
+        # A prefill leaves the last token to the loop.
+        inputs, one = np.append(tokens, tokens[-1])[None], np.ones(1, np.int32)
+        prompts = PromptBatch(inputs, one * inputs.shape[1], ids=one, limits=one)
+        return Beginning(_jitted_begin(self, max_length, params, prompts), tokens.size)
 
     def traced(
         self,
@@ -347,13 +366,24 @@ def _start(
     copies: int,
     params: Params,
     prompts: PromptBatch,
+    beginning: Beginning | None = None,
 ) -> DecodeState:
-    inner = method.prefill(params, prompts, max_length)
+    with continuing(beginning):
+        inner = method.prefill(params, prompts, max_length)
     inner, prompts = _copied(inner, prompts, copies)
     return method._begun(params, inner, prompts, max_new, by_token)
 
 
 jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3, 4))
+
+
+@functools.partial(jit, static_argnums=(0, 1))
+def _jitted_begin(
+    method: Method, max_length: int, params: Params, prompts: PromptBatch
+) -> tuple[Any, ...]:
+    with noting() as caches:
+        method.prefill(params, prompts, max_length)
+    return tuple(caches)
 
 
 def _copied(inner: Any, prompts: PromptBatch, copies: int) -> tuple[Any, PromptBatch]:

@@ -5,8 +5,11 @@ Axes: B rows, P prompt length, T tokens, V vocabulary.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from specjax.models.beginnings import next_given, note
+from specjax.models.cache import RaggedCache
 from specjax.models.config import DecoderOnlyConfig
 from specjax.models.model import Model, check_integers, prefix_or_empty, repeat_first
 from specjax.types import Array, Params, Prefilled
@@ -82,6 +85,9 @@ class CausalLM(Model):
         slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
         tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
         positions = lengths + prefix_lengths - 1
+        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        if (given := next_given()) is not None and not self.config.style.bidirectional_inputs:
+            return Prefilled(self._continued(params, tokens, *given), last, positions)
         cache = self._empty_cache(rows, max_length)
         read, seen = tokens[:, :-1], None
         if self.config.style.bidirectional_inputs:
@@ -90,5 +96,15 @@ class CausalLM(Model):
         if read.shape[1]:
             updates = self._apply(params, read, seen=seen, method="read")
             cache = self.write(cache, updates, jnp.zeros_like(positions))
-        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
-        return Prefilled(cache, last, positions)
+        return Prefilled(note(cache), last, positions)
+
+    def _continued(
+        self, params: Params, tokens: Array, length: int, beginning: RaggedCache
+    ) -> RaggedCache:
+        """The cache after all but the last of `tokens [B, P]`, which begin alike."""
+        rows, width = tokens.shape
+        cache: RaggedCache = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), beginning)
+        if width - 1 <= length:
+            return cache
+        starts = jnp.full((rows,), length, jnp.int32)
+        return self.extend(params, cache, tokens[:, length:-1], starts)[2]

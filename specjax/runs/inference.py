@@ -123,7 +123,8 @@ def infer(
       inputs_field: see `read_examples`.
       targets_field: see `read_examples`; a reference is copied into the predictions and not used.
       split: see `read_examples`.
-      task: makes prompts from the source's records; `inputs_field` and `targets_field` must then be
+      task: makes prompts from the source's records; decoder-only models without a mesh read their
+        common beginning once; `inputs_field` and `targets_field` must then be
         left out, because its templates name the fields.
       truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
       chat: whether each prompt is a user's message for the model's chat template.
@@ -179,11 +180,13 @@ def infer(
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
         options: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "sources": sources}
+        # Few-shot prompts begin with the same examples.
+        options["share_prefix"] = task is not None and decoder.can_share_prefix
         decoder.rows(list(prompts.values()), ids=list(prompts), **options)
         settings = {"seed": seed, "chat": chat, "input": given}
         settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
         # Left out if False, so that runs of earlier versions can be continued.
-        settings |= {"sources": True} if sources else {}
+        settings |= {name: True for name in ("sources", "share_prefix") if options[name]}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         ids = _own_ids(decoder, prompts, failed, process, num_samples)
         own = set(itertools.product(ids, range(num_samples)))

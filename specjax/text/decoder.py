@@ -195,6 +195,9 @@ class Decoder:
             - num_samples: n, the number of outputs of each prompt; 1 by default. A prompt is read
               once, and its cache is copied into n slots, so n is at most the batch size. Sample j
               of a prompt with id i is the row of a call with the id `i * n + j`.
+            - share_prefix: True reads the tokens with which all prompts begin once, such as the
+              examples of a few-shot prompt (decoder-only models without a mesh). Logits then differ
+              in their last bits.
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
               and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
               method does not write them.
@@ -395,6 +398,12 @@ class Decoder:
         call = self._call(prompts, num_samples=num_samples)
         return split(self._groups(call.requests, call.num_samples), count)
 
+    @property
+    def can_share_prefix(self) -> bool:
+        """Whether a call may have `share_prefix=True`."""
+        main = self._made.main
+        return main.continues_prompts and main.partitioner is None
+
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
 
@@ -546,6 +555,7 @@ class Decoder:
         log_probs: bool = False,
         sources: bool = False,
         num_samples: int = 1,
+        share_prefix: bool = False,
         **unknown: Any,
     ) -> "_Call":
         check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
@@ -573,7 +583,25 @@ class Decoder:
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
         by_token = {"log_probs": log_probs, "sources": sources}
-        return _Call(requests, tokens, rule, params, by_token, num_samples)
+        check_flag("share_prefix", share_prefix)
+        beginning = self._common_beginning(tokens) if share_prefix else None
+        return _Call(requests, tokens, rule, params, by_token, num_samples, beginning)
+
+    def _common_beginning(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
+        """The tokens with which all prompts begin; each prompt has at least one more."""
+        if not self._made.main.continues_prompts:
+            raise ValueError(
+                "share_prefix must be False, because an encoder reads whole prompts: only "
+                "decoder-only models share the beginning of prompts"
+            )
+        if not self.can_share_prefix:
+            raise ValueError("share_prefix must be False on a mesh: leave it out")
+        shortest = min((len(prompt) for prompt in prompts), default=1) - 1
+        if shortest < 1:
+            return np.zeros(0, np.int32)
+        together = np.stack([prompt[:shortest] for prompt in prompts])
+        differ = np.flatnonzero((together != together[0]).any(axis=0))
+        return together[0][: differ[0] if differ.size else shortest].astype(np.int32)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
@@ -599,8 +627,13 @@ class Decoder:
             sampling = call.requests[group.members[0]].sampling or self.sampling
             drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
             self._warn_of_budget(min(group.rows, len(drafting) * samples))
-            sizes = {"rows": group.rows, "refill": group.refill, "prompt_length": group.length}
-            sizes |= {**call.by_token, "num_samples": samples}
+            sizes: dict[str, Any] = {"rows": group.rows, "refill": group.refill}
+            sizes |= {
+                "prompt_length": group.length,
+                **call.by_token,
+                "num_samples": samples,
+                "beginning": call.beginning,
+            }
             return self._engine(one_rule, sampling, call.params, **sizes)
 
         groups = self._groups(call.requests, samples)
@@ -645,6 +678,7 @@ class _Call(NamedTuple):
     params: Params
     by_token: dict[str, bool]
     num_samples: int
+    beginning: np.ndarray | None
 
 
 def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
 from specjax.decoding.state import end_row, insert_rows, watch_stops
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full
+from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
 from specjax.text import prompts
 from specjax.text.binding import bind_processors
@@ -62,6 +63,7 @@ class Engine:
       stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
       num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
         slots. B and `refill` are multiples of n.
+      beginning: `[L]` tokens with which all prompts begin, and which are read once; or None.
       fitting: the shapes that are known to fit into memory; engines of the same method and
         parameters share it, because the check takes as long as some tokens.
 
@@ -86,6 +88,7 @@ class Engine:
         stop: Sequence[str] = (),
         stop_table: Array | None = None,
         num_samples: int = 1,
+        beginning: np.ndarray | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
         check_flag("log_probs", log_probs)
@@ -120,6 +123,8 @@ class Engine:
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
+        self._beginning: Beginning | None = None
+        self._begins = np.zeros(0, np.int32) if beginning is None else beginning
 
     @property
     def unfinished(self) -> int:
@@ -280,11 +285,18 @@ class Engine:
             max_length=self._max_length,
             **self._by_token,
             copies=copies,
+            beginning=self._read_beginning(),
         )
         for row, entry in enumerate(entries):
             if entry.known is not None and first[row // copies].known is None:
                 state = end_row(state, row, ABORTED)
         return watch_stops(state) if self._stops else state
+
+    def _read_beginning(self) -> Beginning | None:
+        if self._begins.size and self._beginning is None:
+            given = self._params, self._begins, self._max_length
+            self._beginning = self._method.begin(*given)
+        return self._beginning
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""
