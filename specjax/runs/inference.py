@@ -180,12 +180,10 @@ def infer(
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
         options: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "sources": sources}
-        # Few-shot prompts begin with the same examples.
-        options["share_prefix"] = task is not None and decoder.can_share_prefix
+        options |= {"share_prefix": _begin_alike(decoder, task)}
         decoder.rows(list(prompts.values()), ids=list(prompts), **options)
         settings = {"seed": seed, "chat": chat, "input": given}
         settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
-        # Left out if False, so that runs of earlier versions can be continued.
         settings |= {name: True for name in ("sources", "share_prefix") if options[name]}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         ids = _own_ids(decoder, prompts, failed, process, num_samples)
@@ -237,6 +235,11 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
             f"splits the rows: choose {made.batch_size + -made.batch_size % multiple}"
         )
     return made
+
+
+def _begin_alike(decoder: Decoder, task: FewShot | None) -> bool:
+    """Whether prompts begin with the same examples, and the models can read these once."""
+    return task is not None and decoder.can_share_prefix
 
 
 def _claim(
