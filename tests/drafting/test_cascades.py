@@ -213,8 +213,8 @@ def test_each_level_has_a_rule_and_a_strength_of_its_own():
 class ClaimsTheModel(decoding.Round):
     """The wrong one: it says that its tokens were drawn from the middle model's p."""
 
-    def __call__(self, *args, with_confidence=False):
-        outcome, state, info = super().__call__(*args, with_confidence=True)
+    def __call__(self, *args, with_confidence=False, **options):
+        outcome, state, info = super().__call__(*args, with_confidence=True, **options)
         # At temperature 1 the confidences are p.
         return outcome._replace(probs=outcome.confidences), state, info
 

@@ -67,7 +67,8 @@ def _demand(output: Path, seed: int = 0) -> Any:
 
 
 def _rows(seed: int, ids: range) -> list[dict[str, Any]]:
-    info = {**dict.fromkeys(COUNTS, 2), "rounds": 1, "calls": {"verifier": 2}}
+    lengths = {"drafted_lengths": [0, 1], "accepted_lengths": [0, 1]}
+    info = {**dict.fromkeys(COUNTS, 2), **lengths, "rounds": 1, "calls": {"verifier": 2}}
     rest = {"prediction": f"x {seed}", "ended_by": "eos", "info": info}
     return [{"id": i, "inputs": f"in {i}", **rest} for i in ids]
 

@@ -81,9 +81,9 @@ def test_the_estimate_is_the_states_own_size(pair, mesh, monkeypatch):
     monkeypatch.setattr(
         type(engine._method),
         "init",
-        lambda self, params, prompts, copies, **sizes: (
+        lambda self, params, prompts, copies, beginning, **sizes: (
             seen.append(self.least_memory(params, prompts, **sizes))
-            or init(self, params, prompts, copies=copies, **sizes)
+            or init(self, params, prompts, copies=copies, beginning=beginning, **sizes)
         ),
     )
     engine.add(specjax.Request(np.zeros(3, np.int32), max_new_tokens=4))
