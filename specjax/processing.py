@@ -20,6 +20,8 @@ from specjax.types.pytrees import where_rows
 
 # Processors of this order or a larger one read what temperature, top-k and top-p leave.
 _LATE = 100
+# Larger logits are cut to this, so that no sum of them overflows.
+_LARGEST = 1e37
 
 
 def distributions(logits: Array, sampling: Sampling) -> Array:
@@ -160,9 +162,13 @@ def _changed(processor: Any, params: Any, state: Any, logits: Array) -> Array:
     new = processor.process(params, state, logits)
     where = f"{type(processor).__name__}.process: logits"
     check_array(where, new, "[B, V]", logits.shape, jnp.float32)
-    if not processor.forbids:
-        return new
-    return jnp.where(jnp.all(new == -jnp.inf, axis=1, keepdims=True), logits, new)
+    if processor.forbids or processor.order >= _LATE:
+        new = jnp.where(jnp.all(new == -jnp.inf, axis=1, keepdims=True), logits, new)
+    else:
+        # A sum that overflows must not forbid a token.
+        new = jnp.where(logits == -jnp.inf, logits, jnp.clip(new, -_LARGEST, _LARGEST))
+    # A processor must not hide a NaN.
+    return jnp.where(jnp.any(jnp.isnan(logits), axis=1, keepdims=True), jnp.nan, new)
 
 
 def _after(sampling: Sampling, states: Any, tokens: Array) -> Any:

@@ -34,10 +34,12 @@ class Constraint(Processor):
 
     Attributes:
       which: the language of the row, 0 .. K - 1: a number, or `[B]`.
+      source: what it was made from; static.
       shortest: for each language the fewest tokens of a text; static.
     """
 
     which: Array | int
+    source: str = dataclasses.field(metadata={"static": True})
     shortest: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     order: ClassVar[int] = 5
@@ -45,7 +47,16 @@ class Constraint(Processor):
     def init(
         self, params: TokenAutomaton, prompts: PromptBatch, vocab_size: int, room: int
     ) -> _Progress:
-        """See `types.Processor`."""
+        """See `types.Processor`.
+
+        Raises:
+          ValueError: if the outputs have a forced beginning.
+        """
+        if prompts.prefix is not None:
+            raise ValueError(
+                "prefix must be None, because a constraint describes the output from its first "
+                "token: remove the prefix or the constraint"
+            )
         which = jnp.broadcast_to(self.which, prompts.limits.shape)
         return _Progress(jnp.asarray(params.starts)[which], prompts.limits)
 
@@ -60,8 +71,10 @@ class Constraint(Processor):
     def advance(self, params: TokenAutomaton, state: _Progress, tokens: Array) -> _Progress:
         """See `types.Processor`."""
         following = params.table[state.states, params.classes[tokens]]
-        # A token that is not allowed is never accepted: the state after it is not used.
-        return _Progress(jnp.maximum(following, 0), state.left - 1)
+        # Only an unprocessed draft has tokens that are not allowed. They are never accepted, so
+        # any state will do: the last allows all.
+        following = jnp.where(following < 0, params.table.shape[0] - 1, following)
+        return _Progress(following, state.left - 1)
 
     def check_limit(self, limit: int) -> None:
         """Raises ValueError unless a row of `limit` tokens has room for a text."""
@@ -101,7 +114,8 @@ class Regex(Processor):
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        return _bound(_several("pattern", self.pattern, ""), self.which, model)
+        patterns = _several("pattern", self.pattern, "")
+        return _bound(f"Regex({_in_words(patterns)})", patterns, self.which, model)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """Only a bound processor can: see `bind`."""
@@ -148,7 +162,9 @@ class JsonSchema(Processor):
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
         patterns = tuple(schema_pattern(schema, self.whitespace) for schema in self.schema)
-        return _bound(patterns, self.which, model)
+        space = "" if self.whitespace is None else f", whitespace={self.whitespace!r}"
+        source = f"JsonSchema({_in_words(self.schema)}{space})"
+        return _bound(source, patterns, self.which, model)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """Only a bound processor can: see `bind`."""
@@ -164,16 +180,25 @@ def _several(name: str, given: Any, example: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _in_words(given: tuple[str, ...]) -> str:
+    return repr(given[0] if len(given) == 1 else given)
+
+
 def _chosen(which: Any, known: Sequence[str]) -> Any:
     return checked("which", which, low=0, high=len(known) - 1, dtype=jnp.int32)
 
 
-def _bound(patterns: tuple[str, ...], which: Any, model: Any) -> tuple[Processor, Params]:
+def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processor, Params]:
     """The constraint for the model's tokenizer; compiled once for equal arguments."""
     tokenizer, vocab_size = model.tokenizer, model.model.vocab_size
+    if not tokenizer.eos_ids:
+        raise ValueError(
+            f"{source} needs a tokenizer with an end-of-sequence token, because a text that is "
+            "complete must end: give the tokenizer eos_ids"
+        )
     made = _compiled(patterns, _Identity(tokenizer), vocab_size, model.continues_prompts)
     shortest = tuple(int(x) for x in made.distances[made.starts])
-    return Constraint(which, shortest), made
+    return Constraint(which, source, shortest), made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

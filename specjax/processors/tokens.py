@@ -4,6 +4,7 @@ Axes: B rows, V vocabulary.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -29,12 +30,16 @@ class _OverPositions(Processor):
 def _pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
     """The pairs of a mapping, in the order of their keys."""
     try:
-        return sorted(
+        found = sorted(
             ((k, v) for k, v in (given.items() if isinstance(given, Mapping) else given)),
             key=lambda pair: pair[0],
         )
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be like {example}, got {given!r}") from None
+    for (key, _), (following, _) in itertools.pairwise(found):
+        if key == following:
+            raise ValueError(f"{name} must have each key once, got {key!r} twice")
+    return found
 
 
 @traced_dataclass
@@ -164,7 +169,8 @@ class MinNewTokens(_OverPositions):
       eos_ids: the tokens that end a row; the verifier's by default. Static.
 
     Raises:
-      ValueError: if `tokens` is out of range.
+      TypeError: if `eos_ids` are not token ids.
+      ValueError: if `tokens` is out of range, or the tokenizer lacks an id.
     """
 
     tokens: Array | int
@@ -175,10 +181,13 @@ class MinNewTokens(_OverPositions):
     def __post_init__(self) -> None:
         value = checked("tokens", self.tokens, low=0, dtype=jnp.int32)
         object.__setattr__(self, "tokens", value)
+        if self.eos_ids != ():
+            object.__setattr__(self, "eos_ids", checked_ids("eos_ids", self.eos_ids))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
         found = self.eos_ids or tuple(model.tokenizer.eos_ids)
+        check_known("eos_ids", found, model)
         return dataclasses.replace(self, eos_ids=found), ()
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:

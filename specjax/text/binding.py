@@ -1,5 +1,6 @@
 """Processors of a `Decoder`: bound to its model, in their order."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -7,9 +8,10 @@ import jax
 
 from specjax.checks import check_part, check_static
 from specjax.decoding import Method, Speculative
+from specjax.processors import Constraint
 from specjax.text.options import Own
 from specjax.text.text_models import TextModel
-from specjax.types import Params, Processor, Rule
+from specjax.types import Params, Processor, Rule, Sampling
 
 
 class BoundProcessors(NamedTuple):
@@ -38,10 +40,23 @@ def bind_processors(given: Any, model: TextModel) -> BoundProcessors:
         )
     where = model.partitioner
     place = jax.device_put if where is None else where.replicate
-    pairs = []
+    pairs = [(bound, place(shared)) for bound, shared in _bound(given, model)]
+    processors, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return BoundProcessors(tuple(processors) or None, tuple(shared))
+
+
+def bind_request(sampling: Sampling, model: TextModel) -> Sampling:
+    """The sampling of a request with bound processors; the engine has their arrays already."""
+    bound = tuple(processor for processor, _ in _bound(sampling.processors or (), model))
+    return dataclasses.replace(sampling, processors=bound or None)
+
+
+def _bound(given: Any, model: TextModel) -> list[tuple[Processor, Params]]:
+    """See `bind_processors`; the arrays are not placed."""
+    pairs: list[tuple[Processor, Params]] = []
     for i, entry in enumerate(given):
         part = entry.part if isinstance(entry, Own) else entry
-        needed = ("bind", "init", "process", "advance", "order", "forbids")
+        needed = ("bind", "init", "process", "advance", "check_limit", "order", "forbids")
         check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
         leaves, structure = jax.tree.flatten(part)
         if any(leaf is part for leaf in leaves):
@@ -51,10 +66,13 @@ def bind_processors(given: Any, model: TextModel) -> BoundProcessors:
             )
         check_static(f"processors[{i}]", structure)
         bound, shared = (part, entry.params) if isinstance(entry, Own) else part.bind(model)
-        pairs.append((bound, place(shared)))
-    pairs.sort(key=lambda pair: pair[0].order)
-    processors, shared = zip(*pairs, strict=True) if pairs else ((), ())
-    return BoundProcessors(tuple(processors) or None, tuple(shared))
+        pairs.append((bound, shared))
+    if len(several := [x.source for x, _ in pairs if isinstance(x, Constraint)]) > 1:
+        raise ValueError(
+            f"processors must have at most one Regex or JsonSchema, got {', '.join(several)}: "
+            "write a single pattern, or a pattern for each row with `which`"
+        )
+    return sorted(pairs, key=lambda pair: pair[0].order)
 
 
 def check_forbidding(

@@ -8,6 +8,7 @@ Axes: n prompts, B rows of a batch, G longest draft, N longest output.
 """
 
 import dataclasses
+import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -515,8 +516,11 @@ class Decoder:
     def _described_processors(self) -> dict[str, Any]:
         if self.sampling.processors is None:
             return {}
+        # A strength per row is written whole.
+        with np.printoptions(threshold=sys.maxsize):
+            written = [repr(one) for one in self.sampling.processors]
         return {
-            "processors": [repr(one) for one in self.sampling.processors],
+            "processors": written,
             "processors_params": digest(self.params.processors),
             "process_drafts": getattr(self.method, "process_drafts", True),
         }

@@ -21,7 +21,7 @@ from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
 from specjax.text import prompts
-from specjax.text.binding import bind_processors
+from specjax.text.binding import bind_request
 from specjax.text.groups import row_multiple
 from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
 from specjax.text.results import Row, RowInfo, apart
@@ -166,9 +166,7 @@ class Engine:
         sampling, model = request.sampling, self._model
         if model is None or not isinstance(sampling, Sampling) or sampling.processors is None:
             return request
-        bound = bind_processors(sampling.processors, model).processors
-        drawn = dataclasses.replace(sampling, processors=bound)
-        return dataclasses.replace(request, sampling=drawn)
+        return dataclasses.replace(request, sampling=bind_request(sampling, model))
 
     def put(self, request: Request, tokens: np.ndarray, rounds: Sequence[int | None]) -> int:
         """Like `add`, for a checked request, the tokens of its prompt, and rounds per sample."""

@@ -4,7 +4,9 @@ Axes: n prompts of a call, G longest draft.
 """
 
 import dataclasses
+import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,7 @@ import numpy as np
 
 from specjax.decoding import Method
 from specjax.text.prompts import Prompt
-from specjax.types import Rule, Sampling
+from specjax.types import Processor, Rule, Sampling
 
 DRAWN = ("temperature", "top_k", "top_p")
 _WORD = 2**32 - 1
@@ -28,7 +30,8 @@ class Request:
       seed: in 0 .. 2**32 - 1.
       id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. In an engine of n
         samples per request, sample j has the id `id * n + j`, which must be in the same range.
-      sampling: temperature, top-k and top-p, a number each.
+      sampling: temperature, top-k and top-p, a number each; also the engine's processors with other
+        strengths.
       rule: the engine's rule with other strengths.
       draft_limit: the longest block in 0 .. G; None: G, which GreedyBlock requires.
     """
@@ -107,8 +110,7 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
     limit = border.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
     drawn = border.sampling if request.sampling is None else request.sampling
     for one in drawn.processors or border.sampling.processors or ():
-        if hasattr(one, "check_limit"):
-            one.check_limit(limit)
+        one.check_limit(limit)
     if request.rule is not None:
         _check_rule(request.rule, border.rule)
 
@@ -139,12 +141,23 @@ def _check_sampling(given: Any, own: Sampling) -> None:
                 f"Decoder or the Engine with sampling=Sampling({name}=...)"
             )
     if given.processors is not None:
-        structures = (jax.tree.structure(x) for x in (given.processors, own.processors))
-        if len(set(structures)) > 1:
+        _check_processors(given.processors, own.processors or ())
+
+
+def _check_processors(given: Sequence[Processor], own: Sequence[Processor]) -> None:
+    for i, (one, other) in enumerate(itertools.zip_longest(given, own)):
+        structures: set[Any] = {jax.tree.structure(x) for x in (one, other)}
+        if len(structures) > 1:
             raise ValueError(
-                "processors of a request must be the engine's with other strengths, got "
-                f"{given.processors!r} for {own.processors!r}: make the Decoder with them"
+                "processors of a request must be the engine's with other strengths: "
+                f"processors[{i}] is {one!r}, the engine has {other!r}: make the Decoder with it"
             )
+        for strength in jax.tree.leaves(one):
+            if np.ndim(strength):
+                raise ValueError(
+                    f"processors[{i}] of a request must have single numbers as strengths, got "
+                    f"{one!r}"
+                )
 
 
 def _check_rule(given: Any, own: Rule | None) -> None:

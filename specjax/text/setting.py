@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from specjax import drafting, processors, rules, verification
 from specjax.checks import check_part, one_number, whole_number
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
@@ -363,7 +366,17 @@ def _canonical(processors: Any) -> tuple[str, ...]:
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
     what, known = "processors", _PARTS["processors"]
-    return tuple(str(Part.parse(text, what).canonical(known, what)) for text in processors)
+    parts = [Part.parse(text, what).canonical(known, what) for text in processors]
+    made = [part.make(known, what) for part in parts]
+    for part, one in zip(parts, made, strict=True):
+        check_part(f"{what}={str(part)!r}", one, ("process", "order"), "MinP(0.05)")
+        if any(map(np.ndim, jax.tree.leaves(one))):
+            raise ValueError(
+                f"processors of a setting must have single numbers as strengths, got {part}"
+            )
+    # The order in which they are given changes nothing.
+    ordered = sorted(zip(parts, made, strict=True), key=lambda pair: pair[1].order)
+    return tuple(str(part) for part, _ in ordered)
 
 
 _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))

@@ -36,7 +36,7 @@ class Processor(Protocol):
         Below 100 `process` gets the model's logits, before temperature, top-k and top-p; from 100
         on the logarithms of what these leave, in rows that are not greedy.
       forbids: whether it may set entries to -inf. If it would leave a row no token, it is left out
-        at this position.
+        at this position. If False, entries below -1e37 are raised to it (with an order below 100).
     """
 
     order: ClassVar[int] = 0
@@ -69,6 +69,13 @@ class Processor(Protocol):
           A pytree; the leading axis of its arrays is the batch.
         """
         return ()
+
+    def check_limit(self, limit: int) -> None:
+        """Raises ValueError if a row of at most `limit` new tokens is too short for it.
+
+        It is called for each request. The strengths are then those of the request: numbers.
+        """
+        return None
 
     @abc.abstractmethod
     def process(self, params: Params, state: Any, logits: Array) -> Array:

@@ -1,7 +1,9 @@
 """Processors follow the tokens: exactly, in the middle of blocks, row by row."""
 
+import dataclasses
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -388,6 +390,45 @@ def test_no_processor_leaves_a_row_without_tokens():
     state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
     tokens = np.asarray(method.run(params, state, 10).tokens)
     assert (tokens[:, 1] == 1).all() and (tokens[:, [0, 2, 3]] != 1).all()
+
+
+def test_no_processor_hides_a_nan():
+    """Token 0 has it. Some processors forbid this token, or cut it off."""
+    logits = jnp.array([[np.nan, 2.0, 1.0], [0.0, 2.0, 1.0]])
+    batch = types.PromptBatch(INPUTS[:2], LENGTHS[:2], np.arange(2), np.full(2, 4))
+    for name, (processor, _) in PROCESSORS.items():
+        drawn = types.Sampling(processors=(processor,))
+        state = processing.begun(batch._replace(sampling=drawn), V, 4, ((),))
+        drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, 2), drawn)
+        drawn = processing.bound(processing.with_processing(drawn, state), ((),))
+        found = np.asarray(jnp.isnan(processing.distributions(logits, drawn)).any(axis=1))
+        np.testing.assert_array_equal(found, [True, False], err_msg=name)
+
+
+LARGEST = 3e38
+LARGE = [
+    processors.LogitBias({0: LARGEST, 1: -LARGEST}),
+    processors.RepetitionPenalty(LARGEST),
+    processors.RepetitionPenalty(1e-37),
+    processors.FrequencyPenalty(LARGEST),
+    processors.FrequencyPenalty(-LARGEST),
+    processors.PresencePenalty(LARGEST),
+    processors.LinearTemperature(1e-37, 1e-37, 1),
+]
+
+
+@pytest.mark.parametrize("processor", LARGE, ids=repr)
+def test_no_strength_is_too_large(processor):
+    """The text is still one that another processor allows."""
+    given = (processors.SuppressTokens((2,)), processor, processor)
+    params = decoding.MethodParams(P, processors=((), (), ()))
+    for temperature in (0.0, 1e-6, 1.0):
+        method, drawn = decoding.Autoregressive(MODEL), sampling.Sampling(temperature)
+        drawn = dataclasses.replace(drawn, processors=given)
+        state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
+        state = method.run(params, state, 10)
+        assert (np.asarray(state.lengths) == 4).all()
+        assert (np.asarray(state.tokens) != 2).all()
 
 
 def test_one_strength_after_another_compiles_nothing():

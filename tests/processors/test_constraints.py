@@ -120,7 +120,7 @@ def laws(table):
 def test_the_law_of_constrained_outputs(case):
     verify, rule = case[0], {"Lossless": rules.Lossless(), "OPT": rules.OPT(0.2)}[case[1]]
     made = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
-    one = processors.Constraint(0, (1,))
+    one = processors.Constraint(0, "a test", (1,))
     drafter = drafting.NeuralDrafter(MODEL, 2)
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
     law = Law(decoding.Round(MODEL, drafter, judge), (one,))
@@ -277,10 +277,16 @@ def test_past_its_limit_a_draft_may_go_on():
     made = jax.tree.map(
         jnp.asarray, token_automaton([byte_automaton("ab")], TOY, 3, (2,), goes_on=True)
     )
-    one, ones = processors.Constraint(0, (2,)), jnp.ones(1, jnp.int32)
+    one, ones = processors.Constraint(0, "a test", (2,)), jnp.ones(1, jnp.int32)
     prompts = types.PromptBatch(ones[None], ones, ones, limits=0 * ones)
     place = one.init(made, prompts, 3, 8)
     assert np.isfinite(one.process(made, place, jnp.zeros((1, 3)))).any()
+    # After a token that is not allowed, as in an unprocessed draft, any token may follow.
+    place = one.init(made, prompts._replace(limits=5 * ones), 3, 8)
+    after = one.advance(made, place, ones)
+    assert np.isfinite(one.process(made, after, jnp.zeros((1, 3)))).all()
+    with pytest.raises(ValueError, match="prefix must be None, because a constraint"):
+        one.init(made, prompts._replace(prefix=ones[None]), 3, 8)
 
 
 WRONG = [

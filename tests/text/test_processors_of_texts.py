@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import processors, rules, types
+from specjax import processors, rules, types, verification
 from tests import tiny_pair
 
 SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (32,)}
@@ -61,8 +61,11 @@ def test_a_row_has_its_own_strengths_in_calls_and_engines(decoder):
     while engine.unfinished:
         found |= {row.index: row.text for row in engine.step()}
     assert [found[i] for i in range(4)] == together
-    with pytest.raises(ValueError, match="must be the engine's with other strengths"):
+    with pytest.raises(ValueError, match=r"processors\[0\] is MinP.*, the engine has RepetitionP"):
         drawn = types.Sampling(processors=(processors.MinP(0.1),))
+        engine.add(specjax.Request(PROMPTS[0], sampling=drawn))
+    with pytest.raises(ValueError, match=r"processors\[0\] of a request must have single numbers"):
+        drawn = types.Sampling(processors=stack(strengths))
         engine.add(specjax.Request(PROMPTS[0], sampling=drawn))
     # A request without processors has the engine's.
     engine.add(specjax.Request(PROMPTS[1], id=1, sampling=types.Sampling(1.0)))
@@ -86,6 +89,14 @@ def test_a_description_has_every_strength(pair, decoder):
     assert again == decoder.describe()
     other = (processors.MinP(0.03), *STACK[1:])
     assert specjax.Decoder(pair, max_draft=3, processors=other, **SHAPE).describe() != again
+    many = np.linspace(1.0, 2.0, 2000, dtype=np.float32)
+    written = [
+        specjax.Decoder(
+            pair, processors=(processors.RepetitionPenalty(strengths),), **SHAPE
+        ).describe()
+        for strengths in (many, np.where(np.arange(2000) == 1000, 9.0, many))
+    ]
+    assert written[0] != written[1]
     assert "processors" not in specjax.Decoder(pair, **SHAPE).describe()
 
 
@@ -108,6 +119,16 @@ WRONG = [
     ),
     ({"processors": (processors.SuppressTokens((9999,)),)}, ValueError, "ids has the token id"),
     ({"processors": (processors.ForcedTokens({0: 9999}),)}, ValueError, "tokens has the token id"),
+    (
+        {"processors": (processors.MinNewTokens(3, eos_ids=(10**6,)),)},
+        ValueError,
+        "eos_ids has the token id 1000000",
+    ),
+    (
+        {"processors": (processors.Regex("a+"), processors.JsonSchema({"type": "null"}))},
+        ValueError,
+        r"at most one Regex or JsonSchema, got Regex\('a\+'\), JsonSchema\(",
+    ),
     (
         {"processors": STACK, "sampling": types.Sampling(processors=STACK)},
         ValueError,
@@ -132,3 +153,58 @@ WRONG = [
 def test_a_wrong_option_is_refused(pair, options, kind, message):
     with pytest.raises(kind, match=message):
         specjax.Decoder(pair, **options, **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: processors.LogitBias([(5, 1.0), (5, 2.0)]), "bias must have each key once, got 5"),
+        (lambda: processors.ForcedTokens([(0, 5), (0, 6)]), "tokens must have each key once"),
+        (lambda: processors.MinNewTokens(3, eos_ids="ab"), "eos_ids must be a list of token ids"),
+    ],
+)
+def test_a_wrong_value_is_refused(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_a_request_cannot_have_another_constraint(pair):
+    decoder = specjax.Decoder(pair, processors=(processors.Regex("[a-d]{3}"),), **SHAPE)
+    engine = decoder.engine(prompt_length=32)
+    other = types.Sampling(processors=(processors.Regex("[e-h]{3}"),))
+    with pytest.raises(ValueError, match=r"is Constraint\(.*\[e-h\].*the engine has .*\[a-d\]"):
+        engine.add(specjax.Request(PROMPTS[0], sampling=other))
+    same = types.Sampling(processors=(processors.Regex("[a-d]{3}"),))
+    engine.add(specjax.Request(PROMPTS[0], sampling=same))
+    rows = []
+    while engine.unfinished:
+        rows += engine.step()
+    assert set(rows[0].text) <= set("abcd") and len(rows[0].text) == 3
+
+
+def test_a_constraint_needs_an_end_of_sequence(pair, monkeypatch):
+    given = (processors.Regex("[0-9]{3}"),)
+    monkeypatch.setattr(pair.verifier.tokenizer, "eos_ids", ())
+    with pytest.raises(ValueError, match="needs a tokenizer with an end-of-sequence token"):
+        specjax.Decoder(pair, processors=given, **SHAPE)
+
+
+def test_samples_and_greedy_block_follow_their_processors(pair, decoder):
+    """Each of several samples is the row of its own id; greedy block verification is greedy."""
+    samples = decoder(PROMPTS[:2], num_samples=2)
+    one = decoder([PROMPTS[0]] * 2 + [PROMPTS[1]] * 2)
+    assert samples.texts == one.texts
+    given = {"processors": STACK, "sampling": GREEDY}
+    alone = specjax.Decoder(pair.verifier, **given, **SHAPE)(PROMPTS).texts
+    greedy = specjax.Decoder(
+        pair, verification=verification.GreedyBlock(), max_draft=3, min_draft=3, **given, **SHAPE
+    )
+    assert greedy(PROMPTS).texts == alone
+
+
+def test_a_mesh_gives_the_same_texts(tmp_path):
+    where = tiny_pair.write_pair(tmp_path)
+    options = {"max_draft": 3, "processors": STACK, "sampling": GREEDY, **SHAPE}
+    plain = specjax.Decoder(specjax.load_pair(**where), **options)(PROMPTS).texts
+    mesh = specjax.partitioning.make_mesh(data=4, model=2)
+    assert specjax.Decoder(specjax.load_pair(**where, mesh=mesh), **options)(PROMPTS).texts == plain

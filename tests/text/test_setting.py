@@ -201,3 +201,10 @@ def test_its_gin_bindings_make_the_same_parts(setting):
         expected = None if setting.is_alone else setting.made(name)
         assert repr(bound) == repr(expected)
     assert np.isclose(gin_config.value_of("Sampling.temperature"), setting.temperature)
+
+
+def test_the_order_of_processors_changes_no_key():
+    one, other = "MinP(0.05)", "RepetitionPenalty(1.3)"
+    assert Setting(processors=(one, other)) == Setting(processors=(other, one))
+    with pytest.raises(ValueError, match=r"single numbers as strengths, got MinP\(\(0.1, 0.2\)\)"):
+        Setting(processors=("MinP((0.1, 0.2))",))
