@@ -1,24 +1,34 @@
 """Regular expressions as deterministic automata over the bytes of UTF-8.
 
 Python's `re` reads the expression. An automaton without counters, groups or look-around reads its
-language; so these are refused. States are limited, so no expression takes long.
+language; so these are refused. Time and memory are limited, whatever the expression.
 
-Axes: S states.
+Axes: S states, E edges.
 """
 
 import functools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.processors.caches import bounded_cache
+
 MOST_STATES = 20_000
+MOST_CHARACTERS = 1 << 21
+# Of the nondeterministic automaton.
 _MOST_NODES = 400_000
+_MOST_EDGES = 1_500_000
+# Nodes in the sets that are kept, and in those that follow one state.
+_MOST_KEPT = 32_000_000
+_MOST_FOLLOWING = 4_000_000
 _SECONDS = 20.0
+# The number of steps where there is no way: more than any output is long.
+FAR = np.int32(2**30)
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _REFUSED = {
@@ -39,6 +49,8 @@ _CATEGORIES = {
     ops.CATEGORY_NOT_WORD: r"\W",
 }
 
+_SIMPLER = "use smaller numbers of repeats, or a simpler expression"
+
 Ranges = list[tuple[int, int]]
 
 
@@ -54,38 +66,71 @@ class ByteAutomaton(NamedTuple):
     accepting: np.ndarray
 
 
-@functools.lru_cache(maxsize=64)
-def byte_automaton(pattern: str) -> ByteAutomaton:
-    """Compiles a regular expression that whole texts must match, as `re.fullmatch` decides.
+def byte_automaton(
+    pattern: str, *, ascii_only: bool = False, name: str | None = None
+) -> ByteAutomaton:
+    r"""Compiles a regular expression that whole texts must match, as `re.fullmatch` decides.
 
     Args:
       pattern: in Python's notation, without back-references, look-around, and the flags i, m and L.
+      ascii_only: whether classes such as `\\d` are of ASCII, as with the flag a.
+      name: what errors call the expression; None: `pattern` and its text.
 
     Raises:
       TypeError: `pattern` is not a text.
-      ValueError: it is not a supported expression, or takes too many states or too long.
+      ValueError: it is not a supported expression, or takes too many states, too much memory or too
+        long.
     """
     if not isinstance(pattern, str):
         raise TypeError(f"pattern must be a text such as '[0-9]+', got {pattern!r}")
     try:
-        tree = _parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(
-            f"pattern {_short(pattern)} is not a regular expression: {error}"
-        ) from None
-    if tree.state.flags & _FLAGS:
-        raise ValueError(
-            f"pattern {_short(pattern)} has a flag that is not supported (i, m or L): write the "
-            "letters of both cases, as in [aA]"
-        )
-    graph = _Graph(pattern, bool(tree.state.flags & re.DOTALL), bool(tree.state.flags & re.ASCII))
-    end = graph.add(tree, graph.node(), (True, True))
+        return _compiled(pattern, ascii_only)
+    except _RefusedError as error:
+        raise ValueError(f"{name or 'pattern ' + shortened(repr(pattern))} {error}") from None
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a long text, for a message."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+class _RefusedError(Exception):
+    """Why an expression is not compiled; follows its name."""
+
+
+@bounded_cache(most_bytes=256 << 20)
+def _compiled(pattern: str, ascii_only: bool) -> ByteAutomaton:
+    if len(pattern) > MOST_CHARACTERS:
+        raise _RefusedError(f"has {len(pattern)} characters, at most {MOST_CHARACTERS} are allowed")
+    try:
+        tree = _parser.parse(pattern, re.ASCII if ascii_only else 0)
+        if tree.state.flags & _FLAGS:
+            raise _RefusedError(
+                "has a flag that is not supported (i, m or L): write the letters of both cases, as "
+                "in [aA]"
+            )
+        graph = _Graph(bool(tree.state.flags & re.DOTALL), bool(tree.state.flags & re.ASCII))
+        end = graph.add(tree, graph.node(), (True, True))
+    except RecursionError:
+        raise _RefusedError("is nested too deeply: use fewer groups inside groups") from None
+    except (re.error, OverflowError) as error:
+        raise _RefusedError(f"is not a regular expression: {error}") from None
     return _determined(graph, end)
 
 
-def _short(pattern: str) -> str:
-    shown = repr(pattern)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+class _Budget:
+    """The time of one expression."""
+
+    def __init__(self) -> None:
+        self.deadline = time.monotonic() + _SECONDS
+        self.steps = 0
+
+    def spend(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps >= 20_000:
+            self.steps = 0
+            if time.monotonic() > self.deadline:
+                raise _RefusedError(f"takes more than {_SECONDS:.0f} s to compile: {_SIMPLER}")
 
 
 class _Graph:
@@ -96,16 +141,16 @@ class _Graph:
       edges: for each node (first byte, last byte, next node).
     """
 
-    def __init__(self, pattern: str, dot_all: bool, ascii_only: bool) -> None:
-        self.pattern, self.dot_all, self.ascii_only = pattern, dot_all, ascii_only
+    def __init__(self, dot_all: bool, ascii_only: bool) -> None:
+        self.dot_all, self.ascii_only = dot_all, ascii_only
+        self.budget = _Budget()
         self.jumps: list[list[int]] = []
         self.edges: list[list[tuple[int, int, int]]] = []
+        self.count = 0
 
     def node(self) -> int:
-        if len(self.jumps) >= _MOST_NODES:
-            raise ValueError(
-                f"pattern {_short(self.pattern)} is too large: use smaller numbers of repeats"
-            )
+        if len(self.jumps) >= _MOST_NODES or self.count > _MOST_EDGES:
+            raise _RefusedError("is too large: use smaller numbers of repeats")
         self.jumps.append([])
         self.edges.append([])
         return len(self.jumps) - 1
@@ -116,6 +161,7 @@ class _Graph:
         `outer` tells whether it begins, and ends, where the text does: there ^ and $ are allowed.
         """
         given = list(parts)
+        self.budget.spend(1 + len(given))
         for i, (op, value) in enumerate(given):
             at = outer[0] and i == 0, outer[1] and i == len(given) - 1
             start = self._part(op, value, start, at)
@@ -147,13 +193,13 @@ class _Graph:
         return self._characters(_ranges(op, value, self.dot_all, self.ascii_only), start)
 
     def _refuse(self, what: str) -> None:
-        raise ValueError(
-            f"pattern {_short(self.pattern)} has {what}, which is not supported: leave it out"
-        )
+        raise _RefusedError(f"has {what}, which is not supported: leave it out")
 
     def _repeat(self, low: int, high: Any, inner: Any, start: int) -> int:
         for _ in range(low):
-            start = self.add(inner, start)
+            before, start = start, self.add(inner, start)
+            if start == before:  # it is empty
+                return start
         if high is ops.MAXREPEAT:
             loop = self.node()
             self.jumps[start].append(loop)
@@ -162,19 +208,29 @@ class _Graph:
         end = self.node()
         for _ in range(high - low):
             self.jumps[start].append(end)
-            start = self.add(inner, start)
+            before, start = start, self.add(inner, start)
+            if start == before:
+                break
         self.jumps[start].append(end)
         return end
 
     def _characters(self, ranges: Ranges, start: int) -> int:
         end = self.node()
+        # Nodes from which the same bytes follow are one node.
+        known: dict[tuple[tuple[int, int], ...], int] = {(): end}
         for low, high in ranges:
             for sequence in _utf8(low, high):
-                node = start
-                for i, (first, last) in enumerate(sequence):
-                    following = end if i == len(sequence) - 1 else self.node()
-                    self.edges[node].append((first, last, following))
-                    node = following
+                following = end
+                for i in range(len(sequence) - 1, -1, -1):
+                    rest = tuple(sequence[i:])
+                    node = start if i == 0 else known.get(rest, -1)
+                    if node < 0:
+                        node = known[rest] = self.node()
+                    if i == 0 or not self.edges[node]:
+                        self.edges[node].append((*sequence[i], following))
+                        self.count += 1
+                    following = node
+        self.budget.spend(len(ranges))
         return end
 
 
@@ -187,7 +243,7 @@ def _ranges(op: Any, value: Any, dot_all: bool, ascii_only: bool) -> Ranges:
     if op is ops.ANY:
         return [(0, _LAST)] if dot_all else _others([(10, 10)])
     if op is not ops.IN:
-        raise ValueError(f"a regular expression with {op} is not supported: leave it out")
+        raise _RefusedError(f"has {op}, which is not supported: leave it out")
     found: Ranges = []
     for kind, of in value:
         if kind is ops.RANGE:
@@ -196,7 +252,8 @@ def _ranges(op: Any, value: Any, dot_all: bool, ascii_only: bool) -> Ranges:
             found += _category(_CATEGORIES[of], ascii_only)
         elif kind is ops.LITERAL:
             found.append((of, of))
-    return _others(found) if value[0][0] is ops.NEGATE else found
+    others = _others(found)
+    return others if value[0][0] is ops.NEGATE else _others(others)
 
 
 @functools.lru_cache
@@ -249,56 +306,106 @@ def _utf8(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
 def _determined(graph: _Graph, end: int) -> ByteAutomaton:
     """The deterministic automaton, without states from which no text of the language follows."""
     cuts = sorted({0, 256, *(x for edge in graph.edges for a, b, _ in edge for x in (a, b + 1))})
-    kind = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
-    after = functools.lru_cache(maxsize=None)(functools.partial(_closure, graph, end))
-    first = after(frozenset([0]))
-    numbers, waiting = {first: 0}, [first]
+    kind = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)).tolist()
+    states = _States(graph, end)
+    states.number([0])
     steps: list[np.ndarray] = []
-    deadline = time.monotonic() + _SECONDS
-    for state in waiting:
+    for state in states.nodes:
         targets: list[set[int]] = [set() for _ in cuts[:-1]]
-        for node in state:
+        for node in np.frombuffer(state, np.int32).tolist():
             for a, b, following in graph.edges[node]:
                 for i in range(kind[a], kind[b] + 1):
                     targets[i].add(following)
-        row = np.full(len(targets), -1, np.int32)
-        for i, nodes in enumerate(targets):
-            if nodes:
-                new = after(frozenset(nodes))
-                if new not in numbers:
-                    numbers[new] = len(numbers)
-                    waiting.append(new)
-                row[i] = numbers[new]
-        steps.append(row)
-        if len(numbers) > MOST_STATES or time.monotonic() > deadline:
-            why = f"more than {MOST_STATES} states" if len(numbers) > MOST_STATES else "too long"
-            raise ValueError(
-                f"pattern {_short(graph.pattern)} takes {why}: use smaller numbers of repeats, or "
-                "a simpler expression"
-            )
-    accepting = np.array([end in state for state in waiting])
+                graph.budget.spend(kind[b] - kind[a] + 1)
+            if len(state) * len(targets) > 4 * _MOST_FOLLOWING:
+                _check_memory(sum(map(len, targets)), _MOST_FOLLOWING)
+        row = [states.number(nodes) if nodes else -1 for nodes in targets]
+        steps.append(np.array(row, np.int32))
+        graph.budget.spend(len(row))
+    accepting = np.array(states.accepting)
     return _trimmed(np.stack(steps)[:, kind], accepting)
 
 
-def _closure(graph: _Graph, end: int, nodes: frozenset[int]) -> frozenset[int]:
-    """The nodes that bytes leave, or that accept, reachable without a byte."""
-    seen, waiting = set(nodes), list(nodes)
-    while waiting:
-        for following in graph.jumps[waiting.pop()]:
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return frozenset(node for node in seen if graph.edges[node] or node == end)
+def _check_memory(nodes: int, most: int) -> None:
+    if nodes > most:
+        raise _RefusedError(f"takes too much memory: {_SIMPLER}")
+
+
+class _States:
+    """Numbers for sets of nodes, in the order in which they are found.
+
+    Attributes:
+      nodes: for each state its nodes that bytes leave, or that accept, as bytes of int32.
+      accepting: for each state whether it has the last node.
+    """
+
+    def __init__(self, graph: _Graph, end: int) -> None:
+        self.graph, self.end = graph, end
+        self.nodes: list[bytes] = []
+        self.accepting: list[bool] = []
+        self.numbers: dict[bytes, int] = {}
+        self.reached: dict[bytes, int] = {}  # by the nodes that a byte leads to
+        self.kept = 0
+
+    def number(self, nodes: Collection[int]) -> int:
+        """The state of nodes and of those that they become without a byte."""
+        reached = np.array(sorted(nodes), np.int32).tobytes()
+        if reached not in self.reached:
+            self.reached[reached] = self._number(nodes)
+            self._keep(len(nodes))
+        return self.reached[reached]
+
+    def _number(self, nodes: Collection[int]) -> int:
+        seen, waiting = set(nodes), list(nodes)
+        while waiting:
+            jumps = self.graph.jumps[waiting.pop()]
+            self.graph.budget.spend(1 + len(jumps))
+            for following in jumps:
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        some = sorted(node for node in seen if self.graph.edges[node] or node == self.end)
+        state = np.array(some, np.int32).tobytes()
+        if state not in self.numbers:
+            if len(self.nodes) == MOST_STATES:
+                raise _RefusedError(f"takes more than {MOST_STATES} states: {_SIMPLER}")
+            self.numbers[state] = len(self.nodes)
+            self.nodes.append(state)
+            self.accepting.append(self.end in seen)
+            self._keep(len(some))
+        return self.numbers[state]
+
+    def _keep(self, nodes: int) -> None:
+        self.kept += nodes
+        _check_memory(self.kept, _MOST_KEPT)
 
 
 def _trimmed(steps: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
-    useful = accepting.copy()
     sources, _ = np.nonzero(steps >= 0)
-    targets = steps[steps >= 0]
-    while True:
-        more = useful.copy()
-        more[sources[useful[targets]]] = True
-        if (more == useful).all():
-            break
-        useful = more
-    return ByteAutomaton(np.where(np.append(useful, False)[steps], steps, -1), accepting)
+    useful = fewest_steps(sources, steps[steps >= 0], accepting) < FAR
+    return ByteAutomaton(np.where(np.append(useful, False)[steps], steps, np.int32(-1)), accepting)
+
+
+def fewest_steps(sources: np.ndarray, targets: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """`[S]` int32, the fewest steps from each state to an end, `FAR` if there is no way.
+
+    Searches backwards from the ends, so that each edge is followed once.
+
+    Args:
+      sources: `[E]`, the state that an edge leaves.
+      targets: `[E]`, the state that it leads to.
+      ends: `[S]` bool.
+    """
+    order = np.argsort(targets, kind="stable")
+    sources = sources[order]
+    first = np.searchsorted(targets, np.arange(len(ends) + 1), sorter=order)
+    found = np.where(ends, np.int32(0), FAR)
+    front = np.flatnonzero(ends)
+    while front.size:
+        counts = first[front + 1] - first[front]
+        # The places of all edges into the front: runs of `counts` from `first`.
+        offsets = np.repeat(first[front] - np.cumsum(counts) + counts, counts)
+        near = np.unique(sources[offsets + np.arange(offsets.size)])
+        front, distance = near[found[near] == FAR], found[front[0]] + 1
+        found[front] = distance
+    return found

@@ -4,7 +4,6 @@ Axes: B rows, V vocabulary, C classes of tokens, K languages.
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 
 from specjax.checks import checked
 from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.caches import Identity, bounded_cache
 from specjax.processors.json_schemas import schema_pattern
 from specjax.processors.token_automata import FAR, TokenAutomaton, token_automaton
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
@@ -196,30 +196,17 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
             f"{source} needs a tokenizer with an end-of-sequence token, because a text that is "
             "complete must end: give the tokenizer eos_ids"
         )
-    made = _compiled(patterns, _Identity(tokenizer), vocab_size, model.continues_prompts)
+    made = _compiled(patterns, Identity(tokenizer), vocab_size, model.continues_prompts)
     shortest = tuple(int(x) for x in made.distances[made.starts])
     return Constraint(which, source, shortest), made
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Identity:
-    """A tokenizer as a key: two are equal if they are the same object."""
-
-    tokenizer: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.tokenizer is self.tokenizer
-
-    def __hash__(self) -> int:
-        return id(self.tokenizer)
-
-
-@functools.lru_cache(maxsize=16)
+@bounded_cache(most_bytes=1 << 30)
 def _compiled(
-    patterns: tuple[str, ...], of: _Identity, vocab_size: int, goes_on: bool
+    patterns: tuple[str, ...], of: Identity, vocab_size: int, goes_on: bool
 ) -> TokenAutomaton:
     languages = [byte_automaton(pattern) for pattern in patterns]
-    tokenizer = of.tokenizer
+    tokenizer = of.of
     return token_automaton(
         languages, tokenizer.pieces(), vocab_size, tokenizer.eos_ids, goes_on=goes_on
     )

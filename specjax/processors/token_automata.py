@@ -6,20 +6,22 @@ the same state are a class, so the table has a column per class and not per toke
 Axes: S states, V vocabulary, C classes of tokens, K languages.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from specjax.processors.byte_automata import ByteAutomaton
+from specjax.processors.byte_automata import FAR, ByteAutomaton, fewest_steps
 from specjax.tokenizers.tokenizer import Pieces
 
 # The largest table, in bytes.
 MOST_BYTES = 512 << 20
 # Pairs of a state and a token that are followed together.
 _PAIRS = 4_000_000
-# Farther than any output is long.
-FAR = np.int32(2**30)
+# Entries of a table that are read together.
+_ENTRIES = 1 << 22
+_SECONDS = 120.0
 
 Pairs = Callable[[], Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]]
 
@@ -60,7 +62,7 @@ def token_automaton(
 
     Raises:
       ValueError: no text of the tokenizer's tokens belongs to a language, or the table is too
-        large.
+        large, or takes too long.
     """
     steps, accepting, starts = _joined(languages)
     alike = _alike(steps, pieces, vocab_size, eos_ids)
@@ -69,6 +71,7 @@ def token_automaton(
     walks = [(np.arange(len(steps)), texts[1])]
     walks += [] if goes_on else [(starts, texts[0])]
     size = len(steps) + (0 if goes_on else len(starts)) + 1
+    deadline = time.monotonic() + _SECONDS
 
     def pairs() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """(state, token, next state) of all tokens that may follow."""
@@ -76,6 +79,11 @@ def token_automaton(
         for states, ids in walks:
             for found in _followed(steps, states, ids):
                 yield found[0] + offset, *found[1:]
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        f"the constraint takes more than {_SECONDS:.0f} s to compile for this "
+                        "tokenizer: use a simpler pattern or schema"
+                    )
             offset += len(states)
         (which,) = np.nonzero(np.append(accepting, () if goes_on else accepting[_at(languages)]))
         for eos in eos_ids:
@@ -89,16 +97,14 @@ def token_automaton(
     distances = _distances(
         table, np.append(accepting, () if goes_on else accepting[_at(languages)])
     )
-    table = np.where(np.append(distances, FAR)[table] < FAR, table, -1)
+    table[~np.append(distances < FAR, False)[table]] = -1
     if (empty := np.flatnonzero(distances[starts] >= FAR)).size:
         raise ValueError(
             f"language {empty[0]} has no text that the tokenizer's tokens can write: check the "
             "pattern or schema, and that its characters are in the vocabulary"
         )
     classes = classes[alike.kinds]
-    return TokenAutomaton(
-        table.astype(np.int32), classes, distances.astype(np.int32), starts.astype(np.int32)
-    )
+    return TokenAutomaton(table, classes, distances, starts.astype(np.int32))
 
 
 class _Alike(NamedTuple):
@@ -211,17 +217,15 @@ def _table(pairs: Pairs, size: int, classes: np.ndarray) -> np.ndarray:
 
 
 def _distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """`[S]`, the fewest tokens to an accepting state, `FAR` if there is no way."""
-    found = np.full(len(table), FAR, np.int64)
-    found[: len(accepting)][accepting.astype(bool)] = 0
-    found[-1] = 0
-    sources, _ = np.nonzero(table >= 0)
-    targets = table[table >= 0]
-    distinct = np.unique(np.stack([sources, targets]), axis=1)
-    for distance in range(1, len(table) + 1):
-        near = distinct[0][found[distinct[1]] == distance - 1]
-        new = near[found[near] == FAR]
-        if not new.size:
-            break
-        found[new] = distance
-    return found
+    """`[S]` int32, the fewest tokens to an accepting state, `FAR` if there is no way."""
+    size = len(table)
+    some = max(1, _ENTRIES // table.shape[1])
+    edges = [_edges(table[first : first + some], first, size) for first in range(0, size, some)]
+    sources, targets = np.divmod(np.concatenate(edges), size)
+    return fewest_steps(sources, targets, np.append(accepting.astype(bool), True))
+
+
+def _edges(rows: np.ndarray, first: int, size: int) -> np.ndarray:
+    """The different edges of some rows, each as source * S + target."""
+    places, _ = np.nonzero(rows >= 0)
+    return np.unique((places + first) * size + rows[rows >= 0])

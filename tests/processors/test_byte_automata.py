@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from specjax.processors.byte_automata import byte_automaton
+from specjax.processors import byte_automata
+from specjax.processors.byte_automata import FAR, byte_automaton, fewest_steps
 from tests.variants import variants
 
 # With letters that make their texts.
@@ -58,6 +59,8 @@ REFUSED = {
     "a*+": "a possessive repeat",
     "(a|b)*a(a|b){20}": "takes more than 20000 states",
     "(a{1000}){1000}": "is too large: use smaller numbers of repeats",
+    "(" * 500 + "a" + ")" * 500: "is nested too deeply: use fewer groups inside groups",
+    "a" * 2_100_000: "has 2100000 characters, at most 2097152 are allowed",
 }
 
 
@@ -95,9 +98,55 @@ def test_bytes_that_are_no_text_are_not_accepted():
         assert accepts(automaton, right.encode())
 
 
-@pytest.mark.parametrize("pattern", variants(REFUSED, *list(REFUSED)[:-1]))
+@pytest.mark.parametrize("pattern", variants(REFUSED, *list(REFUSED)[:-3]))
 def test_what_is_not_supported_is_refused(pattern):
     with pytest.raises(ValueError, match=REFUSED[pattern]):
         byte_automaton(pattern)
     with pytest.raises(TypeError, match="pattern must be a text"):
         byte_automaton(3)
+
+
+def test_an_error_shows_the_expression_as_its_user_wrote_it():
+    with pytest.raises(ValueError, match=r"^pattern '\(' is not .* at position 0$"):
+        byte_automaton("(", ascii_only=True)
+    with pytest.raises(ValueError, match="^whitespace is not a regular expression"):
+        byte_automaton("(", name="whitespace")
+    assert accepts(byte_automaton(r"\d"), "٣".encode())
+    assert not accepts(byte_automaton(r"\d", ascii_only=True), "٣".encode())
+
+
+@pytest.mark.parametrize("pattern", ["(?:){4000000}", "(?:){0,4000000}", "((?:){9999}){9999}"])
+def test_empty_repeats_take_no_time(pattern):
+    assert byte_automaton(pattern).accepting.tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "pattern", "message"),
+    [
+        ("_SECONDS", 0.0, "(a?){300}", "takes more than 0 s to compile"),
+        ("_MOST_KEPT", 1000, "(a?){50}", "takes too much memory"),
+        ("_MOST_FOLLOWING", 50, "(a?){60}", "takes too much memory"),
+        ("_MOST_EDGES", 100, "[acegi]{50}", "is too large"),
+    ],
+)
+def test_time_and_memory_are_limited(limit, value, pattern, message, monkeypatch):
+    byte_automata._compiled.kept.clear()
+    assert byte_automaton(pattern).accepting.any()
+    byte_automata._compiled.kept.clear()
+    monkeypatch.setattr(byte_automata, limit, value)
+    with pytest.raises(ValueError, match=message):
+        byte_automaton(pattern)
+
+
+def test_fewest_steps_are_those_of_a_search_from_each_state():
+    draw = np.random.default_rng(0)
+    for size in range(1, 9):
+        edges = draw.random((size, size)) < 0.2
+        ends = draw.random(size) < 0.3
+        found = fewest_steps(*np.nonzero(edges), ends)
+        reached, walks = np.eye(size, dtype=bool), []
+        for _ in range(size + 1):
+            walks.append((reached & ends).any(axis=1))
+            reached = reached @ edges
+        expected = np.where(np.any(walks, axis=0), np.argmax(walks, axis=0), FAR)
+        assert (found == expected).all()
