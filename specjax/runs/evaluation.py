@@ -28,6 +28,7 @@ from specjax.evaluation.efficiency import (
 from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
 from specjax.evaluation.programs import PassAt1, check_problems, read_problems
 from specjax.evaluation.sandbox import Sandbox
+from specjax.runs.likelihood import Likelihood
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.scored import Predictions, named, read_predictions, read_references
 
@@ -106,6 +107,8 @@ def evaluate(
     bootstrap: Bootstrap = _PLAIN,
     problems: Path | None = None,
     sandbox: Sandbox | None = None,
+    score: Any = None,
+    chat: bool = False,
     output_dir: Path | None = None,
     compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
     on_start: Callable[..., None] | None = None,
@@ -133,6 +136,8 @@ def evaluate(
       problems: a file of problems (see `read_problems`), a line for each row: the outputs are run
         as programs, for the figure `pass_at_1`.
       sandbox: runs the programs; required with `problems`.
+      score: a model or its directory, for the figure `perplexity`; see `perplexities`.
+      chat: whether each input is a user's message for this model's chat template.
       output_dir: a new directory, or that of an earlier evaluation, which is replaced; None writes
         nothing.
       compared: maps a directory of compared settings to setting -> the predictions of its seeds;
@@ -182,9 +187,10 @@ def evaluate(
         name: [(run, decoding_figures(run, prices)) for run in several]
         for name, several in methods.items()
     }
+    likelihood = None if score is None else Likelihood(score, chat, runs)
 
-    def score() -> dict[str, Any]:
-        figures = {name: pooled_figures(runs, scorers) for name, runs in took.items()}
+    def scores_of() -> dict[str, Any]:
+        figures = {name: pooled_figures(runs, scorers, likelihood) for name, runs in took.items()}
         return {
             "rows": len(runs[0]),
             "resamples": bootstrap.resamples,
@@ -194,7 +200,7 @@ def evaluate(
         }
 
     if output_dir is None:
-        return score()
+        return scores_of()
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,)) as run:
         configuration = {
             "predictions": {name: list(map(os.fspath, paths)) for name, paths in files.items()},
@@ -205,12 +211,13 @@ def evaluate(
             "problems": None if problems is None else os.fspath(problems),
             "sandbox": None if problems is None else repr(sandbox),
             "costs": prices,
+            **({} if likelihood is None else {"score": likelihood.model.name, "chat": chat}),
         }
         run.claim(configuration, replace=True)
         if on_start is not None:
             given = [os.fspath(path) for several in files.values() for path in several]
             on_start(run, paths={path: os.path.abspath(os.path.expanduser(path)) for path in given})
-        scores = score()
+        scores = scores_of()
         run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
     return scores
 
@@ -325,18 +332,24 @@ def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None)
 def pooled_figures(
     runs: Sequence[tuple[Predictions, Mapping[str, Sums]]],
     scorers: Mapping[str, Scoring],
+    likelihood: Likelihood | None = None,
 ) -> dict[str, Sums]:
     """Returns the figures of one method, pooled over its runs.
 
     Args:
       runs: for each seed the outputs and the figures of decoding.
       scorers: name -> a metric with the references of all rows.
+      likelihood: adds the perplexity.
 
     Returns:
       Name -> figure, of the names that all runs have.
     """
     made = [
-        {**{name: scorer.figure(run.outputs) for name, scorer in scorers.items()}, **took}
+        {
+            **{name: scorer.figure(run.outputs) for name, scorer in scorers.items()},
+            **({} if likelihood is None else {"perplexity": likelihood.perplexity(run)}),
+            **took,
+        }
         for run, took in runs
     ]
     common = [name for name in made[0] if all(name in figures for figures in made)]
@@ -356,7 +369,7 @@ def _scores(
     for name, runs in methods.items():
         scores[name] = {
             "files": [run.path for run in runs],
-            "failed": sum(run.failed for run in runs),
+            "failed": sum(len(run.missing) for run in runs),
             "figures": {
                 key: as_json(bootstrap.summary(sums.value, resampled[name][key]))
                 for key, sums in figures[name].items()

@@ -36,7 +36,7 @@ class Predictions:
       outputs: n texts; "" for a missing prediction.
       inputs: n texts, None if unknown.
       targets: for each row its references, or None.
-      failed: the number of rows without a prediction.
+      missing: the rows without a prediction.
       counts: the counts of decoding, or None if unknown.
       log_target: `[n]` float64, log π of the rows, NaN if unknown; None if `counts` is None.
       log_p: `[n]` float64, log p of the rows, -inf if the verifier could not emit them.
@@ -46,7 +46,7 @@ class Predictions:
     outputs: list[str]
     inputs: list[str | None]
     targets: list[tuple[str, ...] | None]
-    failed: int
+    missing: tuple[int, ...]
     counts: RowCounts | None
     log_target: np.ndarray | None  # [n]
     log_p: np.ndarray | None  # [n]
@@ -135,7 +135,7 @@ def predictions_of(
             else None
             for record in records
         ],
-        failed=texts.count(None),
+        missing=tuple(row for row, text in enumerate(texts) if text is None),
         counts=counts,
         log_target=target,
         log_p=p,

@@ -1,14 +1,19 @@
 """`specjax evaluate` scores files of predictions, its own and strangers'."""
 
+import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
+import specjax
 from specjax.cli.main import main
 from specjax.evaluation import PassAt1, sandbox
+from specjax.evaluation.efficiency import RowCounts
+from specjax.runs.likelihood import Likelihood
 from specjax.runs.predictions import lines_of
-from specjax.runs.scored import read_references
+from specjax.runs.scored import predictions_of, read_references
 from tests.cli.infer_command import TEXTS, arguments, rows
 
 
@@ -139,6 +144,35 @@ def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys
     assert status == 0 and "bleu" not in figures
     assert figures["nats_per_token"]["value"] is None
     assert math.isclose(figures["impossible_share"]["value"], 1 / len(TEXTS))
+
+
+def test_the_perplexity_under_a_model(paths, tmp_path, capsys):
+    """It is that of `Decoder.score`; a failed row is left out, a cut one has no end."""
+    texts = ["a b c", "b a", None]
+    rows = [{"inputs": "a c b", "prediction": text} for text in texts]
+    file = write(tmp_path / "three.jsonl", rows)
+    given = {"PREDICTIONS": file, "METRICS": "()", "SCORE": f"'{paths['verifier']}'"}
+    status, out, _ = run(capsys, **given)
+    assert status == 0
+    found = json.loads(out.splitlines()[-1])["methods"]["three"]["figures"]["perplexity"]
+    model = specjax.text.load_text_model(paths["verifier"])
+    scores = specjax.Decoder(model, max_new_tokens=4).score(["a c b"] * 2, texts[:2])
+    count = sum(map(len, scores.log_probs))
+    assert found["value"] == pytest.approx(math.exp(-scores.totals.sum() / count), rel=1e-6)
+    runs = predictions_of([{**row, "ended_by": "length"} for row in rows[:1]], "cut")
+    counts = RowCounts(
+        **dict.fromkeys(("emitted", "rounds", "drafted", "accepted"), np.ones(1, int)),
+        calls={},
+        cut=np.array([True]),
+        decoded=np.array([True]),
+    )
+    cut = Likelihood(model, False, [runs]).perplexity(dataclasses.replace(runs, counts=counts))
+    first = scores.log_probs[0][:-1]
+    assert cut.value == pytest.approx(math.exp(-first.sum() / len(first)), rel=1e-5)
+    file = write(tmp_path / "bare.jsonl", [{"prediction": "a"}])
+    assert "score needs the input of each row" in refused(capsys, **given | {"PREDICTIONS": file})
+    given["SCORE"] = f"'{tmp_path / 'nowhere'}'"
+    assert "nowhere" in refused(capsys, **given)
 
 
 def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):

@@ -1,0 +1,81 @@
+"""The perplexity of predictions under a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.evaluation.bootstrap import Sums, divided
+from specjax.runs.scored import Predictions
+
+
+class Likelihood:
+    """Scores predictions by their probability under a model, at temperature 1.
+
+    Args:
+      model: a model, or its directory (see `specjax.text.load_text_model`).
+      chat: whether each input is a user's message for the model's chat template.
+      runs: the predictions to score, for checks before the model is loaded.
+
+    Attributes:
+      model: the model.
+
+    Raises:
+      FileNotFoundError: the directory is missing.
+      TypeError: `model` is neither a path nor a model, or `chat` is not a bool.
+      ValueError: the model cannot be loaded, or a row has no input.
+    """
+
+    def __init__(self, model: Any, chat: bool, runs: Sequence[Predictions]) -> None:
+        # Imported here, because other scores need no models.
+        from specjax.checks import check_flag
+        from specjax.text import TextModel, load_text_model
+
+        check_flag("chat", chat)
+        for run in runs:
+            if None in run.inputs:
+                raise ValueError(
+                    f"score needs the input of each row, and {run.path} has none in row "
+                    f"{run.inputs.index(None)}: leave out score"
+                )
+        self.model = model if isinstance(model, TextModel) else load_text_model(model)
+        self._chat = chat
+
+    def perplexity(self, run: Predictions) -> Sums:
+        """Returns exp(nats / tokens) of the outputs; infinite if an output is impossible.
+
+        An output counts with its end-of-sequence token, unless the length limit ended it. Rows
+        without a prediction are left out.
+
+        Raises:
+          ValueError: an input has no tokens, or the model gives NaN.
+        """
+        from specjax.text.output_scores import checked_outputs, score
+
+        cut = np.zeros(len(run), bool) if run.counts is None else run.counts.cut
+        rows = [row for row in range(len(run)) if row not in run.missing]
+        texts = checked_outputs(self.model, [run.outputs[row] for row in rows], len(rows))
+        texts = [text[: len(text) - cut[row]] for text, row in zip(texts, rows, strict=True)]
+        rows = [row for row, text in zip(rows, texts, strict=True) if text.size]
+        texts = [text for text in texts if text.size]
+        sums = np.zeros((len(run), 3))
+        if rows:
+            prompts = [self._prompt(run, row) for row in rows]
+            found = score(self.model, prompts, texts, None, False, None).log_probs
+            for row, logs in zip(rows, found, strict=True):
+                total = np.sum(logs, dtype=np.float64)
+                known = np.isfinite(total)
+                sums[row] = -total if known else 0.0, len(logs), not known
+        return Sums(sums, _perplexity)
+
+    def _prompt(self, run: Predictions, row: int) -> np.ndarray:
+        from specjax.text import prompts
+
+        text: Any = run.inputs[row]
+        given = [{"role": "user", "content": text}] if self._chat else text
+        name = f"{run.path}: the input of row {row}"
+        return prompts.encode(given, name, self.model.model.vocab_size, self.model.tokenizer)
+
+
+def _perplexity(sums: np.ndarray) -> np.ndarray:
+    return np.where(sums[:, 2] > 0, np.inf, np.exp(divided(sums[:, 0], sums[:, 1])))
