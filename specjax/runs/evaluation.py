@@ -193,9 +193,7 @@ def evaluate(
         figures = {name: pooled_figures(runs, scorers, likelihood) for name, runs in took.items()}
         return {
             "rows": len(runs[0]),
-            "resamples": bootstrap.resamples,
-            "level": bootstrap.level,
-            "seed": bootstrap.seed,
+            **{name: getattr(bootstrap, name) for name in ("resamples", "level", "seed")},
             **_scores(methods, figures, bootstrap),
         }
 
@@ -211,12 +209,12 @@ def evaluate(
             "problems": None if problems is None else os.fspath(problems),
             "sandbox": None if problems is None else repr(sandbox),
             "costs": prices,
-            **({} if likelihood is None else {"score": likelihood.model.name, "chat": chat}),
+            "score": None if likelihood is None else [likelihood.model.name, chat],
         }
         run.claim(configuration, replace=True)
         if on_start is not None:
-            given = [os.fspath(path) for several in files.values() for path in several]
-            on_start(run, paths={path: os.path.abspath(os.path.expanduser(path)) for path in given})
+            given = map(os.fspath, itertools.chain.from_iterable(files.values()))
+            on_start(run, paths={x: os.path.abspath(os.path.expanduser(x)) for x in given})
         scores = scores_of()
         run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
     return scores
