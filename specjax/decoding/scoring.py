@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import checked_scores
-from specjax.decoding.tree import first_nodes, shape_of
+from specjax.decoding.tree import part_of, shape_of
 from specjax.platforms import rows_in_tiles
 from specjax.processing import distributions_along
 from specjax.sampling import confidence
@@ -94,7 +94,7 @@ def score(
             if tree is None:
                 returned = model.score(params, cache, read_now, positions)
             else:
-                of_width = first_nodes(tree, width)
+                of_width = part_of(tree, 0, width)
                 returned = model.score_tree(params, cache, read_now, positions, of_width)
         logits, hidden, updates = checked_scores(model, returned, read_now)
         return *_outputs(wanted, logits, hidden, read_now), updates

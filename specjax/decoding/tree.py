@@ -42,9 +42,9 @@ def shape_of(parents: Array | None) -> TreeShape | None:
     return TreeShape(jnp.sum(seen, axis=2, dtype=jnp.int32) - 1, seen)
 
 
-def first_nodes(tree: TreeShape, count: int) -> TreeShape:
-    """The tree of only the first nodes."""
-    return TreeShape(tree.depths[:, :count], tree.seen[:, :count, :count])
+def part_of(tree: TreeShape, start: int, end: int) -> TreeShape:
+    """The nodes `start .. end` of a whole tree, after those before."""
+    return TreeShape(tree.depths[:, :end], tree.seen[:, start:end, :end])
 
 
 class Judgement(NamedTuple):

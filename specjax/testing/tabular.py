@@ -89,10 +89,12 @@ class TabularModel(LanguageModel):
 
         def row(cache, tokens, position, depths, seen):
             index = jnp.zeros(tokens.shape, jnp.int32)
+            read = depths.size - tokens.size
+            nodes = jnp.concatenate([cache[position + jnp.arange(read)], tokens])
             for lag in reversed(range(self.order)):
-                depth = depths - lag
-                # A token sees exactly one token at each depth.
-                inside = tokens[jnp.argmax(seen & (depths[None] == depth[:, None]), axis=1)]
+                depth = depths[read:] - lag
+                # A token sees exactly one node at each depth.
+                inside = nodes[jnp.argmax(seen & (depths[None] == depth[:, None]), axis=1)]
                 place = position + depth
                 before = jnp.where(place < 0, self.vocab_size, cache[jnp.maximum(place, 0)])
                 index = index * (self.vocab_size + 1) + jnp.where(depth < 0, before, inside)

@@ -48,16 +48,18 @@ class Extended(NamedTuple):
 
 
 class TreeShape(NamedTuple):
-    """The places of a block's tokens in a tree; see `DraftBlock`.
+    """The places of tokens in a tree of N nodes; see `DraftBlock`.
+
+    The tokens are the last T nodes; the first N - T are in the cache already.
 
     Attributes:
-      depths: `[B, T]` int32, the distance of each token from the first: its position in the text,
-        while its slot in the cache is its place in the block.
-      seen: `[B, T, T]` bool, whether token i equals or follows token j, and so sees it.
+      depths: `[B, N]` int32, the distance of each node from node 0: its position in the text, while
+        its slot in the cache is its number.
+      seen: `[B, T, N]` bool, whether token i equals or follows node j, and so sees it.
     """
 
-    depths: Array  # [B, T]
-    seen: Array  # [B, T, T]
+    depths: Array  # [B, N]
+    seen: Array  # [B, T, N]
 
 
 def row_axes(tree: Any) -> Axes:
@@ -151,10 +153,11 @@ class LanguageModel(Protocol):
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        """`score` for a block that is a tree, if `reads_trees`.
+        """`score` for tokens of a tree, if `reads_trees`.
 
-        Token i is written at `positions[b] + i`, has position `positions[b] + tree.depths[b, i]`,
-        and sees the tokens of the block in `tree.seen`.
+        Node i of the tree has the slot `positions[b] + i` of the cache and the position
+        `positions[b] + tree.depths[b, i]`. Its token sees the slots before `positions[b]`, and the
+        nodes in `tree.seen`. The updates are for `write` at `positions[b] + N - T`.
         """
         raise TypeError(f"{type(self).__name__} cannot read trees")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, testing, types, verification
-from specjax.decoding.tree import first_nodes, shape_of
+from specjax.decoding.tree import part_of, shape_of
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.decoding.trees import Likeliest, Walk
@@ -63,11 +63,24 @@ def test_control_of_a_wrong_parent():
     assert testing.total_variation(found, law_of(rules.Lossless())) > 0.05
 
 
+def test_levels_read_after_each_other_are_the_tree_read_at_once():
+    tree = shape_of(jnp.array([BUSH] * 2, jnp.int32))
+    prompts, lengths = jnp.array([[2, 1, 0, 0], [1, 0, 1, 1]], jnp.int32), jnp.array([2, 4])
+    cache, last, at = MODEL.prefill(P, prompts, lengths, 12)
+    block = jnp.concatenate([last[:, None], jnp.array([[1, 0, 2, 1, 2]] * 2)], axis=1)
+    whole = MODEL.score_tree(P, cache, block, at, tree)[0]
+    for start, end in ((0, 1), (1, 3), (3, 5), (5, 6)):
+        given = block[:, start:end], at, part_of(tree, start, end)
+        logits, _, updates = MODEL.score_tree(P, cache, *given)
+        np.testing.assert_array_equal(logits, whole[:, start:end])
+        cache = MODEL.write(cache, updates, at + start)
+
+
 def test_nodes_see_their_path_alone_in_any_width():
     tree = shape_of(jnp.array([BUSH], jnp.int32))
     np.testing.assert_array_equal(tree.depths[0], [0, 1, 1, 2, 2, 3])
     np.testing.assert_array_equal(tree.seen[0, 5], [True, True, False, False, True, True])
-    assert first_nodes(tree, 3).seen.shape == (1, 3, 3)
+    assert part_of(tree, 0, 3).seen.shape == (1, 3, 3)
     # A chain is its simplest tree: what is read of it is what is read of a chain.
     prompt = jnp.array([[2, 1, 0, 0]], jnp.int32)
     cache, _, at = MODEL.prefill(P, prompt, jnp.array([2]), 9)
