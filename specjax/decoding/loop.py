@@ -133,6 +133,10 @@ class Method(abc.ABC):
         """Where a token can come from; see `DecodeInfo.token_sources`."""
         return self.model_names
 
+    def committed(self, state: DecodeState) -> Any:
+        """`state.inner` with the positions up to which caches have the committed tokens."""
+        return state.inner
+
     def inner_axes(self, inner: Any) -> Axes:
         """The logical axis names of `inner`; by default only rows are spread."""
         return row_axes(inner)
@@ -173,8 +177,8 @@ class Method(abc.ABC):
           token_sources: whether it has where each token came from.
           copies: n, the number of rows of each prompt (static); the prompt is read once. Rows of a
             prompt with id i are adjacent, and get the ids i * n .. i * n + n - 1.
-          beginning: from `begin` with the same `max_length`: all prompts begin with its tokens, and
-            only what follows is read. For one device.
+          beginning: from `begin`, with the number of its first tokens with which each prompt
+            begins, less than the prompt's length; only the rest of the prompt is read.
 
         Returns:
           A state for `run`.
@@ -207,26 +211,43 @@ class Method(abc.ABC):
         )
         by_token = ByToken(bool(token_log_probs), bool(token_sources))
         static = (max_new, int(max_length), by_token, copies)
+        shared = () if beginning is None else (self._taken(beginning, prompts),)
         where = None
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
             where = first_state(self, static, params, prompts)[1]
-        shared = () if beginning is None else (beginning,)
         return jitted_init(where)(self, *static, params, prompts, *shared)
 
-    def begin(self, params: Params, tokens: Any, max_length: int) -> Beginning:
+    def begin(self, params: Params, tokens: Any) -> Beginning:
         """Reads the common beginning of prompts, for `init`.
 
         Args:
           params: the method's parameters.
           tokens: `[L]` int32, at least one token; prompts must be longer.
-          max_length: S, as in `init`.
+
+        Returns:
+          The caches; empty if no model can continue a prompt.
         """
         tokens = np.asarray(tokens, np.int32)
-        # A prefill leaves the last token to the loop.
-        inputs, one = np.append(tokens, tokens[-1])[None], np.ones(1, np.int32)
-        prompts = PromptBatch(inputs, one * inputs.shape[1], ids=one, limits=one)
-        return Beginning(_jitted_begin(self, max_length, params, prompts), tokens.size)
+        rows = 1 if self.partitioner is None else self.partitioner.row_multiple
+        # A prefill leaves the last token to the loop. Few widths need few programs.
+        width = 1 << tokens.size.bit_length()
+        inputs = np.pad(tokens, (0, width - tokens.size), mode="edge")
+        ones = np.ones(rows, np.int32)
+        prompts = PromptBatch(np.tile(inputs, (rows, 1)), ones * (tokens.size + 1), ones, ones)
+        if self.partitioner is not None:
+            prompts = self.partitioner.place_rows(prompts)
+        caches = _jitted_begin(self, self.cache_length(width, 0, 0), params, prompts)
+        return Beginning(caches, np.int32(tokens.size))
+
+    def _taken(self, beginning: Beginning, prompts: PromptBatch) -> Beginning:
+        """The beginning with a length per prompt."""
+        lengths = np.broadcast_to(beginning.lengths, np.shape(prompts.input_lengths))
+        if np.any(lengths >= np.asarray(prompts.input_lengths)):
+            raise ValueError("each prompt must be longer than the beginning that it takes")
+        if self.partitioner is not None:
+            lengths = self.partitioner.place_rows(lengths)
+        return Beginning(beginning.caches, lengths)
 
     def traced(
         self,

@@ -102,6 +102,14 @@ class SequenceCascade(PairMethod):
         own = state.inner.own._replace(processing=state.sampling.processing)
         return state._replace(inner=state.inner._replace(own=own))
 
+    def committed(self, state: DecodeState) -> SequentialState:
+        """See `Method`; after a deferral the drafter's cache has the response that was dropped."""
+        inner: SequentialState = state.inner
+        assert inner.drafter is not None
+        prompt = inner.verifier.positions - state.lengths
+        first = jnp.where(inner.own.deferred, prompt, inner.drafter.positions)
+        return inner._replace(drafter=inner.drafter._replace(positions=first))
+
     def step(self, params: MethodParams, state: DecodeState) -> Step:
         """See `Method`."""
         inner: SequentialState = state.inner

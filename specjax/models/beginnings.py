@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from specjax.types import Cache
+from specjax.types import Array, Cache
 
 
 @jax.tree_util.register_dataclass
@@ -22,16 +23,17 @@ class Beginning:
     """The common beginning of prompts, as models have read it.
 
     Attributes:
-      caches: of each model, in the order of their prefills, its cache of one row.
-      length: the number of tokens; static.
+      caches: of each model, in the order of their prefills, its cache of R equal rows: one, or one
+        per part of the batch on a mesh. It may have fewer or more positions than that of a prompt.
+      lengths: int32, the number of tokens that each prompt takes from it: scalar or `[B]`.
     """
 
     caches: tuple[Cache, ...]
-    length: int = dataclasses.field(metadata={"static": True})
+    lengths: Any
 
 
 _noted: contextvars.ContextVar[list[Cache] | None] = contextvars.ContextVar("noted", default=None)
-_given: contextvars.ContextVar[tuple[int, list[Cache]] | None] = contextvars.ContextVar(
+_given: contextvars.ContextVar[tuple[Array, list[Cache]] | None] = contextvars.ContextVar(
     "given", default=None
 )
 
@@ -50,7 +52,7 @@ def noting() -> Iterator[list[Cache]]:
 @contextlib.contextmanager
 def continuing(beginning: Beginning | None) -> Iterator[None]:
     """Prefills traced in this context begin with these caches; None changes nothing."""
-    given = None if beginning is None else (beginning.length, list(beginning.caches))
+    given = None if beginning is None else (beginning.lengths, list(beginning.caches))
     token = _given.set(given)
     try:
         yield
@@ -65,7 +67,19 @@ def note(cache: Any) -> Any:
     return cache
 
 
-def next_given() -> tuple[int, Cache] | None:
-    """The length of the beginning and this model's cache of it, or None."""
+def next_given() -> tuple[Array, Cache] | None:
+    """The lengths of the beginning and this model's cache of it, or None."""
     given = _given.get()
     return None if given is None else (given[0], given[1].pop(0))
+
+
+def begun(empty: Any, beginning: Any) -> Any:
+    """An empty cache of any number of rows and positions, filled with that of a beginning."""
+
+    def fill(empty: Array, part: Array) -> Array:
+        rows = jnp.repeat(part, empty.shape[0] // part.shape[0], axis=0)
+        kept = rows[tuple(map(slice, empty.shape))]
+        missing = zip(empty.shape, kept.shape, strict=True)
+        return jnp.pad(kept, [(0, size - own) for size, own in missing])
+
+    return jax.tree.map(fill, empty, beginning)

@@ -5,14 +5,17 @@ Axes: B rows, P prompt length, T tokens, V vocabulary.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 
-from specjax.models.beginnings import next_given, note
+from specjax.models.beginnings import begun, next_given, note
 from specjax.models.cache import RaggedCache
 from specjax.models.config import DecoderOnlyConfig
 from specjax.models.model import Model, check_integers, prefix_or_empty, repeat_first
 from specjax.types import Array, Params, Prefilled
+
+# The tokens that a pass after a common beginning reads: one program serves prompts of any length.
+_PASS = 64
 
 
 class CausalLM(Model):
@@ -86,25 +89,33 @@ class CausalLM(Model):
         tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
         positions = lengths + prefix_lengths - 1
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
-        if (given := next_given()) is not None and not self.config.style.bidirectional_inputs:
-            return Prefilled(self._continued(params, tokens, *given), last, positions)
         cache = self._empty_cache(rows, max_length)
+        whole = self.config.style.bidirectional_inputs
+        if not whole and (given := next_given()) is not None:
+            starts, beginning = given
+            cache = self._continued(params, tokens, positions, starts, begun(cache, beginning))
+            return Prefilled(cache, last, positions)
         read, seen = tokens[:, :-1], None
-        if self.config.style.bidirectional_inputs:
+        if whole:
             seen = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] <= positions[:, None]
             read = tokens
         if read.shape[1]:
             updates = self._apply(params, read, seen=seen, method="read")
             cache = self.write(cache, updates, jnp.zeros_like(positions))
-        return Prefilled(note(cache), last, positions)
+        return Prefilled(cache if whole else note(cache), last, positions)
 
     def _continued(
-        self, params: Params, tokens: Array, length: int, beginning: RaggedCache
+        self, params: Params, tokens: Array, ends: Array, starts: Array, cache: RaggedCache
     ) -> RaggedCache:
-        """The cache after all but the last of `tokens [B, P]`, which begin alike."""
-        rows, width = tokens.shape
-        cache: RaggedCache = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), beginning)
-        if width - 1 <= length:
-            return cache
-        starts = jnp.full((rows,), length, jnp.int32)
-        return self.extend(params, cache, tokens[:, length:-1], starts)[2]
+        """The cache with `tokens [B, P]` from `starts` (scalar or `[B]`) up to `ends [B]`."""
+        width = min(_PASS, tokens.shape[1])
+
+        def step(carry: tuple[Array, RaggedCache]) -> tuple[Array, RaggedCache]:
+            at, cache = carry
+            place = at[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+            # Later entries than the end of a row are stale.
+            block = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
+            return at + width, self.extend(params, cache, block, at)[2]
+
+        at = jnp.broadcast_to(starts, ends.shape).astype(jnp.int32)
+        return lax.while_loop(lambda carry: jnp.any(carry[0] < ends), step, (at, cache))[1]

@@ -123,9 +123,9 @@ def infer(
       inputs_field: see `read_examples`.
       targets_field: see `read_examples`; a reference is copied into the predictions and not used.
       split: see `read_examples`.
-      task: makes prompts from the source's records; decoder-only models without a mesh read their
-        common beginning once; `inputs_field` and `targets_field` must then be
-        left out, because its templates name the fields.
+      task: makes prompts from the source's records; decoder-only models read their common beginning
+        once. `inputs_field` and `targets_field` must then be left out, because its templates name
+        the fields.
       truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
       chat: whether each prompt is a user's message for the model's chat template.
       seed: the seed of the run.

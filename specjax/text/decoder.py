@@ -25,6 +25,7 @@ from specjax.decoding.roundless import PairMethod
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
 from specjax.text.binding import bind_processors, check_forbidding
+from specjax.text.chat import Chat
 from specjax.text.drafts import DraftPlan
 from specjax.text.engine import Engine
 from specjax.text.groups import (
@@ -38,6 +39,7 @@ from specjax.text.groups import (
 )
 from specjax.text.options import Own, check_options
 from specjax.text.output_scores import OutputScores, checked_outputs, score
+from specjax.text.prefixes import Prefix, common_length
 from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,
@@ -47,7 +49,7 @@ from specjax.text.requests import (
     checked_sampling,
     requests_of,
 )
-from specjax.text.results import NanWarning, Result, Row, apart
+from specjax.text.results import Result, Row, apart, warn_of_nan
 from specjax.text.stops import check_stops, stop_table
 from specjax.text.streaming import Added
 from specjax.text.text_models import Models, TextModel, any_float32, digest
@@ -196,9 +198,11 @@ class Decoder:
             - num_samples: n, the number of outputs of each prompt; 1 by default. A prompt is read
               once, and its cache is copied into n slots, so n is at most the batch size. Sample j
               of a prompt with id i is the row of a call with the id `i * n + j`.
-            - share_prefix: True reads the tokens with which all prompts begin once, such as the
-              examples of a few-shot prompt (decoder-only models without a mesh). Logits then differ
-              in their last bits.
+            - prefix: from `prefix`; each prompt is the rest of a text that begins with it, and
+              only this rest is read. The tokens are those of the joined text. Logits then differ in
+              their last bits.
+            - share_prefix: True finds the tokens with which all prompts begin, such as the examples
+              of a few-shot prompt, and reads them once as a prefix (decoder-only models).
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
               and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
               method does not write them.
@@ -272,7 +276,7 @@ class Decoder:
         def texts() -> Iterator[tuple[int, str]]:
             for added in found:
                 if added.row is not None:
-                    _warn_of_nan(added.row)
+                    warn_of_nan(added.row)
                 if added.text:
                     yield added.index * call.num_samples + added.sample, added.text
 
@@ -399,11 +403,60 @@ class Decoder:
         call = self._call(prompts, num_samples=num_samples)
         return split(self._groups(call.requests, call.num_samples), count)
 
+    def prefix(self, prompt: Prompt) -> Prefix:
+        """Reads the common beginning of many prompts once.
+
+        Args:
+          prompt: a text, token ids or chat messages; prompts with it are of the same kind.
+
+        Returns:
+          A `Prefix` for calls and engines of this Decoder: `decoder(prompts, prefix=prefix)`. Its
+          caches stay on the device as long as it exists.
+
+        Raises:
+          ValueError: the models are encoder-decoders, the mesh has several processes, or the prompt
+            is empty or too long.
+          TypeError: it is not a prompt.
+        """
+        self._check_prefixes("give whole prompts instead of a prefix")
+        tokens = self.encode(prompt, "the prefix")
+        found = Prefix(tokens, prompt, self.method, self.params)
+        found.beginning  # noqa: B018  reads it
+        return found
+
+    def chat(self, system: str | None = None) -> Chat:
+        """Begins a conversation, in which each turn reads only the tokens that are new.
+
+        Args:
+          system: the text of a first message with the role `system`; None for none.
+
+        Returns:
+          A `Chat`: `chat("Hello")` returns the reply's `Row`.
+
+        Raises:
+          TypeError: `system` is not a text.
+          ValueError: the tokenizer has no chat template.
+        """
+        return Chat(self, system)
+
     @property
     def can_share_prefix(self) -> bool:
-        """Whether a call may have `share_prefix=True`."""
-        main = self._made.main
-        return main.continues_prompts and main.partitioner is None
+        """Whether models can read a common beginning of prompts once."""
+        return self._made.main.continues_prompts and not self._of_processes
+
+    @property
+    def _of_processes(self) -> bool:
+        mesh = self._made.main.mesh
+        return mesh is not None and mesh.is_multi_process
+
+    def _check_prefixes(self, remedy: str) -> None:
+        if not self._made.main.continues_prompts:
+            raise ValueError(
+                f"{remedy}, because an encoder reads whole prompts: only decoder-only models share "
+                "the beginning of prompts"
+            )
+        if self._of_processes:
+            raise ValueError(f"{remedy}, because the mesh has several processes")
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
@@ -440,6 +493,7 @@ class Decoder:
         log_probs: bool = False,
         sources: bool = False,
         num_samples: int = 1,
+        prefix: Prefix | None = None,
     ) -> Engine:
         """Returns an engine of this method, for requests that arrive one by one.
 
@@ -452,6 +506,7 @@ class Decoder:
           log_probs: whether the log-probability of each token is kept, as in a call.
           sources: whether the source of each token is kept, as in a call.
           num_samples: the number of outputs of each request, as in a call.
+          prefix: as in a call; `prompt_length` counts its tokens.
 
         Returns:
           An `Engine`, whose requests may have texts.
@@ -481,7 +536,9 @@ class Decoder:
         sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
         sizes |= {"num_samples": num_samples, "sources": sources}
-        return self._engine(rule, self.sampling, self.params, **sizes)
+        return self._engine(
+            rule, self.sampling, self.params, prefix=self._own_prefix(prefix), **sizes
+        )
 
     def _engine(
         self, rule: Rule | None, sampling: Sampling, params: Params, **sizes: Any
@@ -559,6 +616,7 @@ class Decoder:
         log_probs: bool = False,
         sources: bool = False,
         num_samples: int = 1,
+        prefix: Prefix | None = None,
         share_prefix: bool = False,
         **unknown: Any,
     ) -> "_Call":
@@ -572,7 +630,13 @@ class Decoder:
             )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
+        check_flag("share_prefix", share_prefix)
+        prefix = self._own_prefix(prefix)
+        if share_prefix and prefix is not None:
+            raise ValueError("give either prefix or share_prefix=True, not both")
         named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
+        if prefix is not None:
+            named = [(name, prefix.join(prompt, name)) for name, prompt in named]
         tokens = [self._encoded(prompt, name) for name, prompt in named]
         requests = requests_of(
             tokens,
@@ -587,25 +651,26 @@ class Decoder:
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
         by_token = {"log_probs": log_probs, "sources": sources}
-        check_flag("share_prefix", share_prefix)
-        beginning = self._common_beginning(tokens) if share_prefix else None
-        return _Call(requests, tokens, rule, params, by_token, num_samples, beginning)
+        prefix = self._common_prefix(tokens) if share_prefix else prefix
+        return _Call(requests, tokens, rule, params, by_token, num_samples, prefix)
 
-    def _common_beginning(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
-        """The tokens with which all prompts begin; each prompt has at least one more."""
-        if not self._made.main.continues_prompts:
+    def _own_prefix(self, prefix: Any) -> Prefix | None:
+        """The prefix; raises an error unless this Decoder has made it."""
+        if not isinstance(prefix, Prefix | None):
+            raise TypeError(f"prefix must come from decoder.prefix(text), got {prefix!r:.60}")
+        if prefix is not None and prefix.params is not self.params:
             raise ValueError(
-                "share_prefix must be False, because an encoder reads whole prompts: only "
-                "decoder-only models share the beginning of prompts"
+                "prefix belongs to another Decoder: make it with this Decoder's prefix(text)"
             )
-        if not self.can_share_prefix:
-            raise ValueError("share_prefix must be False on a mesh: leave it out")
-        shortest = min((len(prompt) for prompt in prompts), default=1) - 1
-        if shortest < 1:
-            return np.zeros(0, np.int32)
-        together = np.stack([prompt[:shortest] for prompt in prompts])
-        differ = np.flatnonzero((together != together[0]).any(axis=0))
-        return together[0][: differ[0] if differ.size else shortest].astype(np.int32)
+        return prefix
+
+    def _common_prefix(self, prompts: Sequence[np.ndarray]) -> Prefix:
+        """The tokens with which all prompts begin; each prompt has at least one more."""
+        self._check_prefixes("share_prefix must be False")
+        shared = prompts[0][:-1]
+        for prompt in prompts:
+            shared = shared[: common_length(shared, prompt[:-1])]
+        return Prefix(shared.copy(), shared, self.method, self.params)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
@@ -623,54 +688,54 @@ class Decoder:
         Engines are made now, so that their errors are raised now.
         """
         samples = call.num_samples
-        # Requests have their own strengths: the engine needs only the rule's structure.
-        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
-
-        def make(group: Group) -> Engine:
-            # Of the first row; each request has its own.
-            sampling = call.requests[group.members[0]].sampling or self.sampling
-            drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
-            self._warn_of_budget(min(group.rows, len(drafting) * samples))
-            sizes: dict[str, Any] = {"rows": group.rows, "refill": group.refill}
-            sizes |= {
-                "prompt_length": group.length,
-                **call.by_token,
-                "num_samples": samples,
-                "beginning": call.beginning,
-            }
-            return self._engine(one_rule, sampling, call.params, **sizes)
-
         groups = self._groups(call.requests, samples)
         rest = set(range(len(call.requests) * samples)).difference(done)
         missing = {place // samples for place in rest}
         wanted = [group for group in groups if not missing.isdisjoint(group.members)]
         shapes = {group[1:]: group for group in reversed(wanted)}
-        engines = {shape: make(group) for shape, group in shapes.items()}
+        engines = {shape: self._engine_of(call, group) for shape, group in shapes.items()}
         rounds: Mapping[int, int] = {}
         if isinstance(done, Mapping) and are_independent(self.method, call.requests):
             rounds = done
 
-        def steps(engine: Engine) -> Iterator[Added]:
-            while engine.unfinished:
-                if every is not None:
-                    yield from engine.stream_step(every=every)
-                    continue
-                for row in engine.step(until_empty=not eager):
-                    yield Added(row.index, row.sample, row.text, row)
-
         def all_added() -> Iterator[Added]:
             for group in wanted:
-                engine = engines.pop(group[1:], None) or make(group)
+                engine = engines.pop(group[1:], None) or self._engine_of(call, group)
                 for place in group.members:
                     known = [rounds.get(place * samples + j) for j in range(samples)]
                     engine.put(call.requests[place], call.tokens[place], known)
-                for added in steps(engine):
+                for added in engine.added(every, until_empty=not eager):
                     place, row = group.members[added.index], added.row
                     if place * samples + added.sample in rest:
                         row = row and dataclasses.replace(row, index=place)
                         yield dataclasses.replace(added, index=place, row=row)
 
         return all_added()
+
+    def _engine_of(self, call: "_Call", group: Group) -> Engine:
+        # Requests have their own strengths: the engine needs only the rule's structure.
+        one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
+        # Of the first row; each request has its own.
+        sampling = call.requests[group.members[0]].sampling or self.sampling
+        drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
+        self._warn_of_budget(min(group.rows, len(drafting) * call.num_samples))
+        sizes: dict[str, Any] = {"rows": group.rows, "refill": group.refill}
+        sizes |= {"prompt_length": group.length, "num_samples": call.num_samples}
+        sizes |= {**call.by_token, "prefix": call.prefix}
+        return self._engine(one_rule, sampling, call.params, **sizes)
+
+    def _engine_of_turn(
+        self, tokens: np.ndarray, prefix: Prefix | None, options: Mapping[str, Any]
+    ) -> Engine:
+        """An engine with a chat's tokens as its only request."""
+        for name in ("num_samples", "prefix", "share_prefix"):
+            if name in options:
+                raise ValueError(f"{name} must be left out of a chat, got {options[name]!r}")
+        call = self._call([tokens], **options)._replace(prefix=prefix)
+        (group,) = self._groups(call.requests)
+        engine = self._engine_of(call, group)
+        engine.put(call.requests[0], call.tokens[0], [None])
+        return engine
 
 
 class _Call(NamedTuple):
@@ -682,7 +747,7 @@ class _Call(NamedTuple):
     params: Params
     by_token: dict[str, bool]
     num_samples: int
-    beginning: np.ndarray | None
+    prefix: Prefix | None
 
 
 def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
@@ -692,14 +757,8 @@ def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) 
     with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
         for row in rows:
             bar.update()
-            _warn_of_nan(row)
+            warn_of_nan(row)
             yield row
-
-
-def _warn_of_nan(row: Row) -> None:
-    if row.error is not None:
-        what = f"row {row.index}: output truncated ({row.error}); check the checkpoint"
-        warnings.warn(what, NanWarning, stacklevel=3)
 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:

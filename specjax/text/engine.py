@@ -6,7 +6,7 @@ Axes: B slots, L prompt length, N longest output.
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from specjax.checks import check_count, check_flag
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
+from specjax.decoding.reading import beginning_of
 from specjax.decoding.state import end_row, insert_rows, watch_stops
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.models.beginnings import Beginning
@@ -23,6 +24,8 @@ from specjax.partitioning import local_rows
 from specjax.text import prompts
 from specjax.text.binding import bind_request
 from specjax.text.groups import row_multiple
+from specjax.text.prefixes import Prefix
+from specjax.text.prompts import Prompt
 from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots
@@ -63,7 +66,8 @@ class Engine:
       stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
       num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
         slots. B and `refill` are multiples of n.
-      beginning: `[L]` tokens with which all prompts begin, and which are read once; or None.
+      prefix: each prompt takes the caches of its first tokens, as far as it begins with them; a
+        request of `add` has the rest of its prompt. None for whole prompts.
       fitting: the shapes that are known to fit into memory; engines of the same method and
         parameters share it, because the check takes as long as some tokens.
 
@@ -88,7 +92,7 @@ class Engine:
         stop: Sequence[str] = (),
         stop_table: Array | None = None,
         num_samples: int = 1,
-        beginning: np.ndarray | None = None,
+        prefix: Prefix | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
         check_flag("log_probs", log_probs)
@@ -123,8 +127,7 @@ class Engine:
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
-        self._beginning: Beginning | None = None
-        self._begins = np.zeros(0, np.int32) if beginning is None else beginning
+        self._prefix = prefix
 
     @property
     def unfinished(self) -> int:
@@ -155,7 +158,8 @@ class Engine:
         words = None if self._model is None else self._model.tokenizer
         request = self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
-        tokens = prompts.encode(request.prompt, name, vocab_size, words)
+        prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
+        tokens = prompts.encode(prompt, name, vocab_size, words)
         check_request(request, tokens, self._border)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
@@ -231,6 +235,23 @@ class Engine:
             self._step(False, every, added)
         return added
 
+    def added(self, every: int | None = None, *, until_empty: bool = False) -> Iterator[Added]:
+        """Decodes until no request is unfinished.
+
+        Args:
+          every: also returns the texts that rows get, after so many rounds; see `stream_step`.
+          until_empty: see `step`.
+
+        Yields:
+          Finished rows, and with `every` the texts that rows got.
+        """
+        while self.unfinished:
+            if every is not None:
+                yield from self.stream_step(every=every)
+                continue
+            for row in self.step(until_empty=until_empty):
+                yield Added(row.index, row.sample, row.text, row)
+
     def _step(
         self, until_empty: bool, every: int = STOP_AFTER, added: list[Added] | None = None
     ) -> list[Row]:
@@ -283,18 +304,37 @@ class Engine:
             max_length=self._max_length,
             **self._by_token,
             copies=copies,
-            beginning=self._read_beginning(),
+            beginning=self._beginning(first, rows // copies),
         )
         for row, entry in enumerate(entries):
             if entry.known is not None and first[row // copies].known is None:
                 state = end_row(state, row, ABORTED)
         return watch_stops(state) if self._stops else state
 
-    def _read_beginning(self) -> Beginning | None:
-        if self._begins.size and self._beginning is None:
-            given = self._params, self._begins, self._max_length
-            self._beginning = self._method.begin(*given)
-        return self._beginning
+    def _beginning(self, entries: Sequence[Entry], rows: int) -> Beginning | None:
+        """The prefix with the number of its tokens that each entry takes."""
+        found = None if self._prefix is None else self._prefix.beginning
+        for entry in entries:
+            entry.prefilled = len(entry.tokens)
+        if found is None or self._prefix is None:
+            return None
+        taken = [self._prefix.common(entry.tokens) for entry in entries]
+        for entry, length in zip(entries, taken, strict=True):
+            entry.prefilled -= length
+        return Beginning(found.caches, _column(rows, taken, np.int32))
+
+    def prefix_of(self, prompt: Prompt, tokens: np.ndarray) -> Prefix | None:
+        """Returns the caches of the last row of slot 0, which has finished, as a `Prefix`.
+
+        Args:
+          prompt: see `Prefix`.
+          tokens: the tokens of its prompt and its output.
+        """
+        assert self._state is not None
+        found = beginning_of(self._method, self._params, self._state, 0)
+        if found is None:
+            return None
+        return Prefix(tokens[: int(found.lengths)], prompt, self._method, self._params, found)
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""
@@ -415,6 +455,7 @@ class Engine:
             sample=entry.sample,
             sources=sources,
             text_of=text_of,
+            prefilled=entry.prefilled,
         )
 
     def _in_words(self) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -141,6 +142,8 @@ class Row:
         or "verifier" (without a draft). In a cascade that decodes sequentially: the model that
         wrote it. "unknown" if a user's own method does not write them. None without `sources=True`.
       text_of: the function that decodes its first tokens, for `show`; or None.
+      prefilled: the number of tokens of its prompt that the models read for it. The others come
+        from a prefix, or from the prompt's first sample.
     """
 
     index: int
@@ -157,6 +160,7 @@ class Row:
     sample: int = 0
     sources: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     text_of: Callable[[Sequence[int]], str] | None = dataclasses.field(default=None, repr=False)
+    prefilled: int = 0
 
     @property
     def ended(self) -> bool:
@@ -188,6 +192,7 @@ class Row:
             "log_prob": finite(self.info.log_prob),
             "log_prob_target": finite(self.info.log_prob_target),
             "ended_by": self.ended_by,
+            "prefilled": self.prefilled,
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
             "info": self.info.to_dict(),
@@ -207,6 +212,13 @@ def apart(seconds: float, compiling: float) -> dict[str, float]:
 
 class NanWarning(UserWarning):
     """A row's output is truncated, because a model gave NaN."""
+
+
+def warn_of_nan(row: Row) -> None:
+    """Warns if a model gave NaN."""
+    if row.error is not None:
+        what = f"row {row.index}: output truncated ({row.error}); check the checkpoint"
+        warnings.warn(what, NanWarning, stacklevel=3)
 
 
 def finite(value: Any) -> float | None:
@@ -339,6 +351,11 @@ class Result(Sequence[Row]):
     def tokens(self) -> list[np.ndarray]:
         """Int32 arrays without the end-of-sequence token."""
         return [row.tokens for row in self.rows]
+
+    @property
+    def prefilled(self) -> int:
+        """The number of tokens of the prompts that were read, without those of a prefix."""
+        return sum(row.prefilled for row in self.rows)
 
     @property
     def ended_by(self) -> list[str]:

@@ -27,6 +27,8 @@ class Entry:
       compiled: the seconds of compilation until then.
       steps: the number of its steps so far.
       streamed: its text so far, if it is streamed.
+      prefilled: the number of tokens of its prompt that were read for it; 0 if another sample's
+        cache was copied.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Entry:
     compiled: float = 0.0
     steps: int = 0
     streamed: StreamedText | None = None
+    prefilled: int = 0
 
 
 class Slots:

@@ -1,5 +1,7 @@
 """Prompts that begin alike give the same outputs if their beginning is read once."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,6 @@ import pytest
 import specjax
 from specjax import drafting, processors, rules, types
 from specjax.partitioning import make_mesh
-from specjax.text.directories import built_in_pair
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 PROMPTS = [
@@ -57,7 +58,7 @@ def test_fewer_tokens_are_read(pair):
     """The program of a refill reads the rest of the prompts, not their beginning."""
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
     tokens = [decoder.encode(prompt) for prompt in PROMPTS]
-    start = decoder._common_beginning(tokens)
+    start = decoder._common_prefix(tokens).tokens
     assert len(start) > len(decoder.encode(SHOTS)) - 2
     assert all((prompt[: len(start)] == start).all() for prompt in tokens)
     assert len({prompt[len(start)] for prompt in tokens}) > 1  # it is the longest
@@ -76,7 +77,7 @@ def test_fewer_tokens_are_read(pair):
         lowered = jax.jit(traced).lower(decoder.params, batch, shared.get("beginning"))
         return lowered.cost_analysis()["flops"]
 
-    begun = decoder.method.begin(decoder.params, start, 200)
+    begun = decoder.method.begin(decoder.params, start)
     assert flops(beginning=begun) < 0.7 * flops()
 
 
@@ -91,7 +92,115 @@ def test_models_that_cannot_share_say_so(pair):
         specjax.Decoder(specjax.load_pair(), **SHAPE)(["A dog."], share_prefix=True)
     with pytest.raises(TypeError, match="share_prefix must be True or False, got 3"):
         specjax.Decoder(pair, **SHAPE)(PROMPTS, share_prefix=3)
-    mesh = make_mesh(2, 1, devices=jax.devices()[:2])
-    alone = specjax.load_text_model(built_in_pair("gsm8k") / "drafter", mesh=mesh)
-    with pytest.raises(ValueError, match="share_prefix must be False on a mesh"):
-        specjax.Decoder(alone, **SHAPE)(PROMPTS, share_prefix=True)
+
+
+@pytest.fixture(scope="module")
+def decoder(pair):
+    return specjax.Decoder(pair, **SHAPE, rule=rules.OPT(0.2))
+
+
+RESTS = [prompt[len(SHOTS) :] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_outputs_are_those_of_joined_texts(decoder, temperature):
+    sampling = types.Sampling(temperature)
+    prefix = decoder.prefix(SHOTS)
+    assert repr(prefix) == "Prefix(40 tokens)" and len(prefix) == 40
+    apart = decoder(PROMPTS, sampling=sampling, seed=2)
+    found = decoder(RESTS, prefix=prefix, sampling=sampling, seed=2)
+    assert found.texts == apart.texts
+    rest = [len(decoder.encode(prompt)) - len(prefix) for prompt in PROMPTS]
+    assert [row.prefilled for row in found] == rest
+    assert apart.prefilled - found.prefilled == len(PROMPTS) * len(prefix)
+    streamed = [""] * len(RESTS)
+    for place, text in decoder.stream_tokens(RESTS, prefix=prefix, sampling=sampling, seed=2):
+        streamed[place] += text
+    assert streamed == apart.texts
+
+
+def test_tokens_and_chats_follow_their_own_kind(decoder):
+    tokens = decoder.encode(SHOTS)
+    prefix = decoder.prefix(tokens)
+    rest = [decoder.encode(prompt)[len(tokens) :] for prompt in PROMPTS]
+    assert all((decoder.encode(prompt)[: len(tokens)] == tokens).all() for prompt in PROMPTS)
+    assert decoder(rest, prefix=prefix).texts == decoder(PROMPTS).texts
+    with pytest.raises(TypeError, match="prompt 0 must be a list of token ids, because the prefix"):
+        decoder(RESTS, prefix=prefix)
+    with pytest.raises(TypeError, match="prompt 0 must be a text, because the prefix is a text"):
+        decoder(rest, prefix=decoder.prefix(SHOTS))
+    with pytest.raises(ValueError, match="no chat template"):
+        decoder.prefix([{"role": "user", "content": "Hi"}])
+
+
+def test_a_word_that_goes_on_after_the_prefix(decoder):
+    """The tokens are those of the joined text, also if the prefix ends within one of them."""
+    whole = SHOTS + "Question: Bob has twelve apples. How many has he?\nAnswer:"
+    for cut in range(len(SHOTS), len(SHOTS) + 30, 3):
+        prefix = decoder.prefix(whole[:cut])
+        (row,) = decoder([whole[cut:]], prefix=prefix)
+        assert row.text == decoder([whole]).texts[0]
+        assert 0 <= row.prefilled - (len(decoder.encode(whole)) - len(prefix)) < 4
+    (row,) = decoder([""], prefix=decoder.prefix(whole))
+    assert row.text == decoder([whole]).texts[0] and row.prefilled == 1
+
+
+def test_a_wrong_cache_changes_outputs(decoder):
+    """The negative control: rows do use the prefix's caches."""
+    prefix = decoder.prefix(SHOTS)
+    zeros = jax.tree.map(lambda x: x * 0, prefix.beginning)
+    zeros = dataclasses.replace(zeros, lengths=prefix.beginning.lengths)
+    wrong = dataclasses.replace(prefix, taken=zeros)
+    assert decoder(RESTS, prefix=wrong).texts != decoder(PROMPTS).texts
+
+
+def test_requests_of_an_engine_follow_its_prefix(decoder):
+    engine = decoder.engine(prompt_length=128, rows=2, prefix=decoder.prefix(SHOTS))
+    rows = {}
+    for i, rest in enumerate(RESTS):
+        engine.add(specjax.Request(rest, id=i))
+    while engine.unfinished:
+        rows |= {row.index: row for row in engine.step()}
+    assert [rows[i].text for i in range(len(RESTS))] == decoder(PROMPTS).texts
+    assert all(row.prefilled < 40 for row in rows.values())
+
+
+def test_matrices_in_8_bits():
+    decoder = specjax.Decoder(specjax.load_pair("gsm8k", weights="int8"), **SHAPE)
+    greedy = {"sampling": types.Sampling(0.0)}
+    found = decoder(RESTS, prefix=decoder.prefix(SHOTS), **greedy)
+    assert found.texts == decoder(PROMPTS, **greedy).texts
+
+
+def test_prefixes_that_do_not_fit(pair, decoder):
+    prefix = decoder.prefix(SHOTS)
+    with pytest.raises(ValueError, match="prefix belongs to another Decoder: make it with this"):
+        specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
+    with pytest.raises(TypeError, match="prefix must come from decoder.prefix"):
+        decoder(RESTS, prefix=SHOTS)
+    with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
+        decoder(RESTS, prefix=prefix, share_prefix=True)
+    with pytest.raises(ValueError, match="the prefix has .* tokens, the longest bucket holds 128"):
+        decoder.prefix(SHOTS * 5)
+    with pytest.raises(ValueError, match="prompt 0 has .* tokens, the longest bucket holds 128"):
+        decoder([SHOTS * 4], prefix=prefix)
+    with pytest.raises(ValueError, match="the prefix is empty"):
+        decoder.prefix("")
+    with pytest.raises(ValueError, match="give whole prompts instead of a prefix, because an enc"):
+        specjax.Decoder(specjax.load_pair()).prefix("A dog")
+    with pytest.raises(ValueError, match="each prompt must be longer than the beginning"):
+        short = np.array([4, len(prefix)])
+        batch = types.PromptBatch(np.ones((2, 128), np.int32), short, np.arange(2), short)
+        decoder.method.init(decoder.params, batch, max_new=99, beginning=prefix.beginning)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), pytest.param((8, 1), marks=pytest.mark.exhaustive)])
+def test_prefixes_on_a_mesh(sizes, decoder):
+    pair = specjax.load_pair("gsm8k", mesh=make_mesh(*sizes))
+    on_mesh = specjax.Decoder(pair, **SHAPE, rule=rules.OPT(0.2))
+    texts = decoder(PROMPTS).texts
+    shared = on_mesh(PROMPTS, share_prefix=True)
+    assert shared.texts == texts and shared.prefilled < 40 * len(PROMPTS)
+    assert on_mesh(RESTS, prefix=on_mesh.prefix(SHOTS)).texts == texts
+    samples = on_mesh(PROMPTS[:2], share_prefix=True, num_samples=2)
+    assert samples.texts == decoder(PROMPTS[:2], num_samples=2).texts

@@ -1,0 +1,87 @@
+"""A common beginning of prompts, which the models read once.
+
+Axes: L tokens.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.decoding import Method
+from specjax.models.beginnings import Beginning
+from specjax.text.prompts import Prompt
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prefix:
+    """A common beginning of prompts with the caches of the models; from `Decoder.prefix`.
+
+    Attributes:
+      tokens: `[L]` int32, its tokens.
+      prompt: the text, token ids or chat messages that prompts continue.
+      method: the method of its Decoder.
+      params: the parameters of the method.
+      taken: the caches if a row has left them; None reads the tokens when they are first needed.
+    """
+
+    tokens: np.ndarray  # [L]
+    prompt: Prompt = dataclasses.field(repr=False)
+    method: Method = dataclasses.field(repr=False)
+    params: Params = dataclasses.field(repr=False)
+    taken: Beginning | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.tokens.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Prefix({len(self)} tokens)"
+
+    @functools.cached_property
+    def beginning(self) -> Beginning | None:
+        """The caches of the models; None without tokens, or if no model continues a prompt."""
+        if not len(self):
+            return None
+        found = self.taken or self.method.begin(self.params, self.tokens)
+        return found if found.caches else None
+
+    def join(self, prompt: Any, name: str) -> Prompt:
+        """Returns the whole prompt.
+
+        Args:
+          prompt: its rest: a text after a text, token ids after token ids, messages after messages.
+          name: its name in messages.
+
+        Raises:
+          TypeError: it is not of the prefix's kind.
+        """
+        if isinstance(self.prompt, str):
+            if not isinstance(prompt, str):
+                shown = repr(prompt)[:60]
+                raise TypeError(f"{name} must be a text, because the prefix is a text, got {shown}")
+            return self.prompt + prompt
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence | np.ndarray):
+            kind = "token ids" if isinstance(self.prompt[0], int | np.integer) else "messages"
+            shown = repr(prompt)[:60]
+            raise TypeError(
+                f"{name} must be a list of {kind}, because the prefix is a list of {kind}, got "
+                f"{shown}"
+            )
+        return [*self.prompt, *prompt]
+
+    def common(self, tokens: np.ndarray) -> int:
+        """Returns the number of the prefix's first tokens with which a longer prompt begins."""
+        return common_length(self.tokens, tokens[:-1])
+
+
+def common_length(first: np.ndarray, second: np.ndarray) -> int:
+    """Returns the number of tokens with which two sequences begin alike."""
+    shorter = min(len(first), len(second))
+    differ = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differ[0]) if differ.size else shorter
