@@ -46,6 +46,7 @@ from specjax.study.scores import Scores, over, score
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
+from specjax.text.prefixes import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
 PathLike = str | os.PathLike[str]
@@ -311,7 +312,10 @@ def _bench(
         longest = max(map(len, tokens))
         own = next(length for length in decoder.buckets if length >= longest)
         options = {**options, "buckets": (own,)}
-    return Bench(models, texts, tokens, measuring, options)
+    # Alike for all settings, because a model that reads whole prompts would seem slower.
+    alike = prompts.task is not None and decoder.can_share_prefix
+    shared = common_of(tokens).size if alike else 0
+    return Bench(models, texts, tokens, measuring, options, shared)
 
 
 def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
@@ -329,6 +333,7 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
         "texts": _digest(written),
         "tokens": _digest([prompt.tolist() for prompt in bench.prompts]),
         "rows": len(bench.prompts),
+        **({"shared": bench.shared} if bench.shared else {}),
         "chat": prompts.chat,
     }
     problems = bench.texts.problems

@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts
 from specjax.study.turns import in_turns
 from specjax.text import Decoder, TextModel
+from specjax.text.prefixes import Prefix
 from specjax.text.setting import Setting
 
 # The most times a chunk is timed until nothing is compiled meanwhile.
@@ -169,6 +170,8 @@ class Bench:
       prompts: the tokens of their inputs.
       measuring: how settings are measured, fitted to the texts.
       options: more options of every decoder, such as `max_new_tokens`.
+      shared: the number of first tokens of all prompts, such as those of few-shot examples, that
+        every decoder reads once, before it is timed; 0 reads whole prompts.
     """
 
     models: Mapping[str, TextModel]
@@ -176,10 +179,17 @@ class Bench:
     prompts: Sequence[np.ndarray]
     measuring: Measuring
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shared: int = 0
 
     def decoder(self, setting: Setting, batch_size: int) -> Decoder:
         """Returns the decoder of a setting."""
         return setting.decoder(self.models, batch_size=batch_size, **self.options)
+
+    def _prefixed(self, setting: Setting, batch_size: int) -> "_Prefixed":
+        """The decoder of a setting, which has read the shared tokens."""
+        decoder = self.decoder(setting, batch_size)
+        first = self.prompts[0][: self.shared]
+        return _Prefixed(decoder, decoder.prefix(first) if self.shared else None)
 
     def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
         """Returns the bench of some texts, of which the first `timed` are timed."""
@@ -190,6 +200,23 @@ class Bench:
             prompts=self.prompts[start:stop],
             measuring=how if timed is None else dataclasses.replace(how, latency_limit=timed),
         )
+
+
+class _Prefixed(NamedTuple):
+    """A decoder with the beginning of all prompts, or None."""
+
+    decoder: Decoder
+    prefix: Prefix | None
+
+    def given(self, bench: Bench, places: Sequence[int], seed: int) -> dict[str, Any]:
+        """The arguments of a call for the texts at these places."""
+        return {
+            "prompts": [bench.prompts[i][bench.shared :] for i in places],
+            # Row ids are places in the file, so that a part of the texts has the same outputs.
+            "ids": [bench.texts.examples[i].id for i in places],
+            "seed": seed,
+            "prefix": self.prefix,
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -298,12 +325,12 @@ def measure(setting: Setting, bench: Bench) -> Measured:
     how, alone = bench.measuring, setting.verifier_alone
     seeds = how.seeds_at(setting.temperature)
     with count_compilations() as counts:
-        decoder = bench.decoder(setting, how.batch_size)
-        rows = [_decode(decoder, bench, seed) for seed in seeds]
+        reader = bench._prefixed(setting, how.batch_size)
+        rows = [_decode(reader, bench, seed) for seed in seeds]
         same = how.batch_size == how.latency_batch_size
-        timed = [decoder if same else bench.decoder(setting, how.latency_batch_size)]
+        timed = [reader if same else bench._prefixed(setting, how.latency_batch_size)]
         if setting != alone:
-            timed.append(bench.decoder(alone, how.latency_batch_size))
+            timed.append(bench._prefixed(alone, how.latency_batch_size))
         chunks = _chunks(bench)
         for each in timed:
             _warm(each, bench, chunks, seeds[0])
@@ -346,12 +373,10 @@ def _joined_times(parts: Sequence[Times]) -> Times:
     )
 
 
-def _decode(decoder: Decoder, bench: Bench, seed: int) -> list[dict[str, Any]]:
-    # Row ids are places in the file, so that a part of the texts has the same outputs.
+def _decode(reader: _Prefixed, bench: Bench, seed: int) -> list[dict[str, Any]]:
     examples = bench.texts.examples
-    prompts: list[Any] = list(bench.prompts)
-    ids = [example.id for example in examples]
-    rows = {row.index: row for row in decoder.rows(prompts, seed=seed, ids=ids)}
+    given = reader.given(bench, range(len(examples)), seed)
+    rows = {row.index: row for row in reader.decoder.rows(**given)}
     found = []
     for i, example in enumerate(examples):
         if rows[i].error is not None:
@@ -366,27 +391,26 @@ def _chunks(bench: Bench) -> list[list[int]]:
     return [list(range(start, start + size)) for start in range(0, most - size + 1, size)]
 
 
-def _warm(decoder: Decoder, bench: Bench, chunks: list[list[int]], seed: int) -> None:
+def _warm(reader: _Prefixed, bench: Bench, chunks: list[list[int]], seed: int) -> None:
     """Decodes a chunk of each shape."""
     shapes: dict[int, list[int]] = {}
     for chunk in chunks:
         longest = max(len(bench.prompts[i]) for i in chunk)
-        shapes.setdefault(int(np.searchsorted(decoder.buckets, longest)), chunk)
+        shapes.setdefault(int(np.searchsorted(reader.decoder.buckets, longest)), chunk)
     for chunk in shapes.values():
-        _run(decoder, bench, chunk, seed)
+        _run(reader, bench, chunk, seed)
 
 
-def _run(decoder: Decoder, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
+def _run(reader: _Prefixed, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
     """The seconds of a chunk, and its emitted tokens."""
-    prompts: list[Any] = [bench.prompts[i] for i in chunk]
-    ids = [bench.texts.examples[i].id for i in chunk]
+    given = reader.given(bench, chunk, seed)
     begin = time.perf_counter()
-    result = decoder(prompts, seed=seed, ids=ids, progress=False)
+    result = reader.decoder(**given, progress=False)
     return time.perf_counter() - begin, int(result.info.per_row.emitted.sum())
 
 
 def _run_compiled(
-    decoder: Decoder, bench: Bench, seed: int, chunk: list[int]
+    reader: _Prefixed, bench: Bench, seed: int, chunk: list[int]
 ) -> tuple[float, int, int]:
     """Like `_run`, again if programs were compiled; also returns how many still were.
 
@@ -394,7 +418,7 @@ def _run_compiled(
     """
     for _ in range(_TRIES):
         with count_compilations() as counts:
-            spent, emitted = _run(decoder, bench, chunk, seed)
+            spent, emitted = _run(reader, bench, chunk, seed)
         late = counts.compiled + counts.read
         if not late:
             break
@@ -402,19 +426,19 @@ def _run_compiled(
 
 
 def _time(
-    decoders: list[Decoder], bench: Bench, chunks: list[list[int]], seeds: list[int]
+    readers: list[_Prefixed], bench: Bench, chunks: list[list[int]], seeds: list[int]
 ) -> tuple[list[Times], int]:
     """The times of each decoder, and the number of programs compiled within them.
 
     Decoders take turns at every chunk, in alternating order.
     """
     shape = (len(seeds), bench.measuring.repeats, len(chunks))
-    found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in decoders]
+    found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in readers]
     compiled = 0
     for repeat, (i, seed) in itertools.product(range(shape[1]), enumerate(seeds)):
         # A text gets both orders over its repeats and seeds.
-        order = range(len(decoders))[:: 1 if (repeat + i) % 2 else -1]
-        sides = {k: functools.partial(_run_compiled, decoders[k], bench, seed) for k in order}
+        order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
+        sides = {k: functools.partial(_run_compiled, readers[k], bench, seed) for k in order}
         for k, _, j, (spent, emitted, late) in in_turns(sides, chunks, 1):
             compiled += late
             found[k].seconds[i, repeat, j] = spent

@@ -39,7 +39,7 @@ from specjax.text.groups import (
 )
 from specjax.text.options import Own, check_options
 from specjax.text.output_scores import OutputScores, checked_outputs, score
-from specjax.text.prefixes import Prefix, common_length
+from specjax.text.prefixes import Prefix, common_of
 from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,
@@ -667,10 +667,8 @@ class Decoder:
     def _common_prefix(self, prompts: Sequence[np.ndarray]) -> Prefix:
         """The tokens with which all prompts begin; each prompt has at least one more."""
         self._check_prefixes("share_prefix must be False")
-        shared = prompts[0][:-1]
-        for prompt in prompts:
-            shared = shared[: common_length(shared, prompt[:-1])]
-        return Prefix(shared.copy(), shared, self.method, self.params)
+        shared = common_of(prompts)
+        return Prefix(shared, shared, self.method, self.params)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool

@@ -73,11 +73,21 @@ class Prefix:
                 f"{name} must be a list of {kind}, because the prefix is a list of {kind}, got "
                 f"{shown}"
             )
+        if isinstance(prompt, np.ndarray):
+            return np.concatenate([self.prompt, prompt])
         return [*self.prompt, *prompt]
 
     def common(self, tokens: np.ndarray) -> int:
         """Returns the number of the prefix's first tokens with which a longer prompt begins."""
         return common_length(self.tokens, tokens[:-1])
+
+
+def common_of(prompts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the tokens `[L]` with which all prompts begin; each prompt has at least one more."""
+    shared = prompts[0][:-1]
+    for prompt in prompts:
+        shared = shared[: common_length(shared, prompt[:-1])]
+    return shared.copy()
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:
