@@ -4,7 +4,6 @@ Axes: B rows, V vocabulary, C classes of tokens, K languages.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from specjax.checks import checked
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
-from specjax.processors.json_schemas import schema_pattern
+from specjax.processors.json_schemas import schema_pattern, schema_text
 from specjax.processors.token_automata import FAR, TokenAutomaton, token_automaton
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
 
@@ -126,18 +125,20 @@ class Regex(Processor):
 class JsonSchema(Processor):
     """Outputs that are JSON of a schema. Needs the extra `constraints`.
 
-    outlines-core turns a schema into a regular expression: the keys come in the schema's order. A
-    keyword that a regular expression cannot follow, such as `minimum`, is refused.
+    outlines-core turns a schema into a regular expression: the keys come in the schema's order, and
+    a pattern matches the whole string. A keyword that a regular expression cannot follow, such as
+    `minimum`, is refused. docs/processors.md has a table of the keywords, and the limits.
 
     Attributes:
       schema: a JSON schema as a dict or a text, or several; static.
       which: the schema of the row: a number, or `[B]`.
-      whitespace: a regular expression for what is allowed between the tokens of JSON; None: at most
-        one space. Static.
+      whitespace: a regular expression for what is allowed between the tokens of JSON: spaces, tabs
+        and ends of lines; None: at most one space. Static.
 
     Raises:
-      TypeError: if a schema is neither a dict nor a text.
-      ValueError: if a schema is not supported or too large, or `which` is out of range.
+      TypeError: if a schema is neither a dict nor a text, or contains what JSON does not have.
+      ValueError: if a schema is not supported or too large, `whitespace` allows anything else, or
+        `which` is out of range.
     """
 
     schema: Any = dataclasses.field(metadata={"static": True})
@@ -150,12 +151,12 @@ class JsonSchema(Processor):
         one = isinstance(self.schema, str | Mapping)
         given = (self.schema,) if one else self.schema
         texts = tuple(
-            json.dumps(x) if isinstance(x, Mapping) else x
-            for x in (given if isinstance(given, list | tuple) else (given,))
+            schema_text(x) for x in (given if isinstance(given, list | tuple) else (given,))
         )
         schemas = _several("schema", texts, "{'type': 'integer'}")
-        for schema in schemas:
-            byte_automaton(schema_pattern(schema, self.whitespace))
+        for i, schema in enumerate(schemas):
+            name = "schema" if len(schemas) == 1 else f"schema[{i}]"
+            schema_pattern(schema, self.whitespace, name)
         object.__setattr__(self, "schema", schemas)
         object.__setattr__(self, "which", _chosen(self.which, schemas))
 

@@ -1,100 +1,139 @@
 """JSON schemas as regular expressions, by outlines-core.
 
-It ignores what a regular expression cannot say, and does not escape what patterns and names put
-into a string. So keywords that would be ignored, and such strings, are refused here.
+It ignores what it cannot follow, and follows references and levels without a limit. So schemas are
+checked and rewritten first: see `plain_schemas`.
 """
 
-import functools
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from specjax.checks import require
-from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.byte_automata import byte_automaton, shortened
+from specjax.processors.caches import bounded_cache
+from specjax.processors.plain_schemas import plain_schema, without_anchors
+from specjax.processors.schema_keywords import SchemaError
 
-_READ = {
-    *("type", "enum", "const", "anyOf", "$ref", "$defs", "definitions"),
-    *("properties", "required", "additionalProperties"),
-    *("items", "prefixItems", "minItems", "maxItems"),
-    *("minLength", "maxLength", "pattern", "format"),
-    *("title", "description", "default", "examples", "deprecated"),
-    *("$schema", "$id", "$comment", "readOnly", "writeOnly"),
-}
-_FORMATS = ("date", "date-time", "time", "uuid")
-_INSTEAD = {
-    "oneOf": ": write anyOf",
-    "allOf": ": write one schema",
-    "minimum": ": write the numbers as an enum, or a Regex",
-    "maximum": ": write the numbers as an enum, or a Regex",
-}
-# Characters that JSON escapes in a string, as bytes.
-_ESCAPED = [*range(0x20), ord('"'), ord("\\")]
+MOST_TEXT = 2 << 20
+_TOO_LONG = f"more than {MOST_TEXT} characters"
+_SPACES = frozenset(b" \t\n\r")
 
 
-@functools.lru_cache(maxsize=64)
-def schema_pattern(schema: str, whitespace: str | None = None) -> str:
+def schema_text(schema: Any) -> Any:
+    """Returns the JSON of a mapping; other objects as they are.
+
+    Raises:
+      TypeError: it contains an object that JSON does not have.
+      ValueError: it contains itself, or a number that JSON does not have, or is too long.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    parts: list[str] = []
+    length = 0
+    try:
+        # Part by part: dicts that are in several places may make it longer than the memory.
+        for part in json.JSONEncoder(default=_as_dict, allow_nan=False).iterencode(schema):
+            parts.append(part)
+            length += len(part)
+            if length > MOST_TEXT:
+                raise ValueError(_TOO_LONG)
+        return "".join(parts)
+    except RecursionError:
+        raise ValueError("schema is nested too deeply: use fewer levels") from None
+    except (TypeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise type(error)(
+            f"schema cannot be written as JSON ({why}): write dicts, lists, texts, finite numbers, "
+            "True, False and None; for a schema that contains itself, write a $ref"
+        ) from None
+
+
+def _as_dict(given: Any) -> dict[Any, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    raise TypeError(f"it has {shortened(repr(given))}")
+
+
+def schema_pattern(schema: str, whitespace: str | None = None, name: str = "schema") -> str:
     """Returns a regular expression for the JSON of a schema.
 
-    Keys come in the schema's order; those that are not required may be left out. References to a
-    schema that contains them are followed a few levels deep.
+    Keys come in the schema's order; those that are not required may be left out. A pattern matches
+    the whole text of a string. References to a schema that contains them are followed a few levels
+    deep.
 
     Args:
       schema: a JSON schema.
       whitespace: a regular expression for the space between the parts of JSON; None: at most one
         space.
+      name: what errors call the schema.
 
     Raises:
-      ValueError: the schema is not JSON, or has what is not supported.
+      TypeError: `whitespace` is not a text.
+      ValueError: the schema is not JSON, has what is not supported, or is too large; or whitespace
+        is more than spaces, tabs and ends of lines.
     """
-    library = require("outlines_core", "constraints")
+    if not isinstance(whitespace, str | None):
+        raise TypeError(f"whitespace must be a text such as ' ?', or None, got {whitespace!r}")
     try:
-        tree = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"schema {_short(schema)} is not JSON: {error}") from None
-    for where, why in _unsupported(tree, "schema"):
-        raise ValueError(f"{where} {why}")
+        return _pattern(schema, whitespace)
+    except SchemaError as error:
+        raise ValueError(f"{name}{error}") from None
+
+
+@bounded_cache(most_bytes=64 << 20)
+def _pattern(schema: str, whitespace: str | None) -> str:
+    library = require("outlines_core", "constraints").json_schema
+    if len(schema) > MOST_TEXT:
+        raise SchemaError(f" has {_TOO_LONG}: use a smaller schema")
+    space = "[ ]?" if whitespace is None else _checked_space(whitespace)
     try:
-        pattern = library.json_schema.build_regex_from_schema(schema, whitespace)
+        tree = json.loads(schema, parse_constant=_no_number, parse_float=_finite)
+        schema.encode()
+        json.dumps(tree, ensure_ascii=False).encode()
+    except RecursionError:
+        raise SchemaError(f" {shortened(schema)} is nested too deeply: use fewer levels") from None
+    except UnicodeEncodeError:
+        raise SchemaError(
+            " has half of a surrogate pair, which no text has: leave it out"
+        ) from None
+    except ValueError as error:
+        raise SchemaError(f" {shortened(schema)} is not JSON: {error}") from None
+    plain = json.dumps(plain_schema(tree, space))
+    try:
+        pattern = library.build_regex_from_schema(plain, space)
     except Exception as error:  # of its own types
         why = " ".join(str(error).split())
-        raise ValueError(f"schema {_short(schema)} is not supported: {why}") from None
-    # Digits and letters in patterns and formats are ASCII, as in JavaScript.
-    return f"(?a){pattern}"
+        raise SchemaError(
+            f" {shortened(schema)} is not supported by outlines-core: {why}"
+        ) from None
+    # Digits and letters in patterns are ASCII, as in JavaScript.
+    pattern = f"(?a){pattern}"
+    try:
+        byte_automaton(pattern, name=f" {shortened(schema)}")
+    except ValueError as error:
+        raise SchemaError(
+            f"{error} (minLength, maxLength, minItems and maxItems are repeats)"
+        ) from None
+    return pattern
 
 
-def _short(schema: str) -> str:
-    return schema if len(schema) <= 80 else schema[:77] + "..."
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number of JSON")
 
 
-def _unsupported(schema: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Where a schema has something that is not supported, and why."""
-    if not isinstance(schema, Mapping):
-        yield where, f"must be an object, got {_short(json.dumps(schema))}"
-        return
-    for key in schema:
-        if key not in _READ:
-            yield f"{where}.{key}", f"is not supported{_INSTEAD.get(key, ': leave it out')}"
-    if (name := schema.get("format")) is not None and name not in _FORMATS:
-        yield f"{where}.format", f"must be one of {', '.join(_FORMATS)}, got {name!r}"
-    if isinstance(pattern := schema.get("pattern"), str):
-        automaton = byte_automaton(f"(?a){pattern}")
-        if (automaton.steps[:, _ESCAPED] >= 0).any():
-            yield (
-                f"{where}.pattern",
-                f"{pattern!r} allows a quote, a backslash or a control character: leave them out, "
-                r'as in [^"\\\x00-\x1f]',
-            )
-    if schema.get("properties") and schema.get("additionalProperties") not in (None, False, True):
-        yield f"{where}.additionalProperties", "is not supported beside properties: leave it out"
-    for group in ("properties", "$defs", "definitions"):
-        inner = schema.get(group, {})
-        for name, below in inner.items() if isinstance(inner, Mapping) else ():
-            if json.dumps(name, ensure_ascii=False)[1:-1] != name and group == "properties":
-                yield f"{where}.{group}", f"has the name {name!r}, which JSON escapes: rename it"
-            yield from _unsupported(below, f"{where}.{group}.{name}")
-    for group in ("anyOf", "prefixItems"):
-        for i, below in enumerate(schema.get(group, ())):
-            yield from _unsupported(below, f"{where}.{group}[{i}]")
-    for name in ("items", "additionalProperties"):
-        if isinstance(below := schema.get(name), Mapping):
-            yield from _unsupported(below, f"{where}.{name}")
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _no_number(text)
+
+
+def _checked_space(whitespace: str) -> str:
+    name = f"whitespace {shortened(repr(whitespace))}"
+    space = without_anchors(whitespace, name)
+    found = byte_automaton(space, ascii_only=True, name=name)
+    others = [byte for byte in range(256) if byte not in _SPACES]
+    if (found.steps[:, others] >= 0).any() or not found.accepting.any():
+        raise ValueError(
+            f"{name} must match only spaces, tabs and ends of lines, as JSON has them: write "
+            r"' ?' or '[ \t\n\r]*'"
+        )
+    return space

@@ -16,6 +16,7 @@ from specjax.processors.json_schemas import schema_pattern
 from specjax.processors.token_automata import token_automaton
 from specjax.tokenizers.tokenizer import Pieces
 from tests.drafting.choices import Law
+from tests.processors.schema_values import SCHEMAS, fits
 from tests.tables import targets
 from tests.variants import variants
 
@@ -136,75 +137,6 @@ def test_the_law_of_constrained_outputs(case):
     assert whole == {"a", "aba", "b", "bb", "aab"}
 
 
-SCHEMAS = {
-    "nested": {
-        "type": "object",
-        "properties": {
-            "who": {
-                "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 12}},
-                "required": ["name"],
-            },
-            "age": {"type": "integer"},
-        },
-        "required": ["who", "age"],
-    },
-    "optional": {
-        "type": "object",
-        "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
-        "required": ["b"],
-    },
-    "enum": {"enum": ["red", 'a "quoted" é', 3, None, {"x": [1, 2]}]},
-    "const": {"const": "line\nbreak\\"},
-    "number": {"type": "number"},
-    "escapes": {"type": "string", "minLength": 1, "maxLength": 20},
-    "array": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
-    "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"enum": ["x", "y"]}]},
-    "any": {"anyOf": [{"type": "integer"}, {"type": "object", "properties": {}}]},
-    "pattern": {"type": "string", "pattern": r"^\d{3}-[a-z]+$", "title": "Number"},
-    "reference": {
-        "$defs": {"point": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
-        "type": "object",
-        "properties": {"at": {"$ref": "#/$defs/point"}},
-        "required": ["at"],
-    },
-    "date": {"type": "string", "format": "date"},
-}
-
-
-def fits(value, schema, root):
-    """Whether a value is of a schema, of the kinds above."""
-    if "$ref" in schema:
-        return fits(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    if "anyOf" in schema:
-        return any(fits(value, each, root) for each in schema["anyOf"])
-    if "enum" in schema or "const" in schema:
-        return value in schema.get("enum", [schema.get("const")])
-    kind = schema["type"]
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
-    if kind in ("boolean", "null"):
-        return value in ((True, False) if kind == "boolean" else (None,))
-    if not isinstance(value, kinds[kind]) or isinstance(value, bool):
-        return False
-    if kind == "object":
-        known = schema.get("properties", {})
-        return set(schema.get("required", ())) <= set(value) <= set(known) and all(
-            fits(x, known[name], root) for name, x in value.items()
-        )
-    if kind == "array":
-        each = schema.get("prefixItems") or [schema["items"]] * len(value)
-        return (
-            schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 10**9)
-            and len(each) == len(value)
-            and all(map(lambda x, y: fits(x, y, root), value, each))
-        )
-    if kind == "string":
-        return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 10**9) and (
-            re.search(schema.get("pattern", ""), value) is not None
-        )
-    return True
-
-
 EXPRESSIONS = [
     *("[0-9]+", "yes|no|yes please", "[A-Z][a-z]+\\.", "(a|b)*c", "\\$[0-9]{1,3}(,[0-9]{3})*"),
     *("#### -?[0-9]+", "(?s).{5,40}", "[^0-9]*", "The answer is [0-9]+\\.", "é+|ü"),
@@ -299,14 +231,14 @@ WRONG = [
     (lambda: processors.JsonSchema("true"), "schema must be an object, got true"),
     (lambda: processors.JsonSchema({"type": "integer", "minimum": 3}), "schema.minimum is not"),
     (lambda: processors.JsonSchema({"oneOf": []}), "schema.oneOf is not supported: write anyOf"),
-    (lambda: processors.JsonSchema({"type": "odd"}), "Unsupported type: odd"),
+    (lambda: processors.JsonSchema({"type": "odd"}), "schema.type must be one of"),
     (
         lambda: processors.JsonSchema({"type": "string", "minLength": 3, "maxLength": 2}),
-        "maxLength must be greater",
+        "schema.maxLength must be at least minLength, 3, got 2",
     ),
     (
         lambda: processors.JsonSchema({"items": {"type": "string", "format": "email"}}),
-        r"schema.items.format must be one of date, .*, got 'email'",
+        r"schema.items.format must be one of date, .*, got .email.",
     ),
     (
         lambda: processors.JsonSchema({"type": "string", "pattern": ".*"}),

@@ -1,0 +1,280 @@
+"""Every text of a schema's expression is JSON of the schema; what cannot be followed is refused."""
+
+import json
+import re
+import types
+
+import outlines_core
+import pytest
+
+from specjax import processors
+from specjax.processors import json_schemas, plain_schemas
+from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.json_schemas import schema_pattern
+from specjax.processors.schema_keywords import FORMATS
+from tests.processors.schema_values import SCHEMAS, fits, sampled
+from tests.variants import variants
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+TREE = {
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {
+                "value": INTEGER,
+                "below": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+            },
+            "required": ["value"],
+        }
+    },
+    "$ref": "#/$defs/tree",
+}
+MORE = {
+    **{f"format {name}": {"type": "string", "format": name} for name in FORMATS},
+    "alternatives": {"type": "string", "pattern": "a|b+"},
+    "anchors": {"type": "string", "pattern": r"^(?P<x>a|[$^]{2})|\$b$|\Ac\Z|(?#^)d"},
+    "digits": {"type": "string", "pattern": r"[\d\-]+"},
+    "any value": {"type": "object", "properties": {"x": {}, "y": {"type": "boolean"}}},
+    "any array": {"type": "array", "items": True, "minItems": 1},
+    "no items": {"type": "array", "items": False},
+    "two types": {"type": ["string", "integer", "array"], "minLength": 2, "items": INTEGER},
+    "enum of a type": {"type": ["string", "null"], "enum": ["x", None]},
+    "map": {"type": "object", "additionalProperties": {"type": "number"}},
+    "no properties": {"type": "object", "additionalProperties": False},
+    "all optional": {"type": "object", "properties": dict.fromkeys("abcd", INTEGER)},
+    "names": {"type": "object", "properties": dict.fromkeys(("a.b", "é+", "$"), INTEGER)},
+    "tuple": {"type": "array", "prefixItems": [STRING, {}], "items": False, "minItems": 2},
+    "without a type": {"items": {"minLength": 1}, "maxItems": 2},
+    "tree": TREE,
+    "list of itself": {"type": "array", "items": {"$ref": "#"}},
+    "maybe itself": {
+        "anyOf": [{"type": "null"}, {"type": "array", "prefixItems": [{"$ref": "#"}]}]
+    },
+    "part": {"type": "object", "properties": {"a/b": STRING, "c": {"$ref": "#/properties/a~1b"}}},
+    "numbers": {"enum": [0.1, -1e300, 1e-7, 2**63, -0.0, 12]},
+}
+ALL = {**SCHEMAS, **MORE}
+
+
+def wrong(texts, schema):
+    """The first text that is not JSON of the schema."""
+    for text in texts:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text
+        if not fits(value, schema, schema):
+            return text
+    return None
+
+
+@pytest.mark.parametrize("whitespace", variants([None, "", "[ \n]*|\t"], None))
+@pytest.mark.parametrize("name", ALL)
+def test_sampled_texts_are_json_of_their_schema(name, whitespace):
+    schema = ALL[name]
+    pattern = schema_pattern(json.dumps(schema), whitespace)
+    texts = list(sampled(byte_automaton(pattern), 40))
+    assert wrong(texts, schema) is None
+    assert len(set(texts)) > 1 or name in ("const", "no properties", "no items")
+
+
+def test_control_the_library_alone_writes_what_is_wrong():
+    for schema in (MORE["alternatives"], MORE["format time"], MORE["any value"]):
+        pattern = outlines_core.json_schema.build_regex_from_schema(json.dumps(schema))
+        assert wrong(sampled(byte_automaton(pattern), 200), schema) is not None
+    assert wrong(["[1, 2, 3, 4]"], SCHEMAS["array"]) and wrong(['{"b": 1}'], SCHEMAS["optional"])
+
+
+def accepts(schema, text, whitespace=None):
+    pattern = schema_pattern(json.dumps(schema), whitespace)
+    return re.fullmatch(pattern, text) is not None
+
+
+def test_dates_are_those_of_the_calendar():
+    date = {"type": "string", "format": "date"}
+    for text, right in {
+        "2024-02-29": True,
+        "2023-02-29": False,
+        "2000-02-29": True,
+        "1900-02-29": False,
+        "0001-01-01": True,
+        "0000-01-01": False,
+        "2023-04-31": False,
+        "2023-12-31": True,
+    }.items():
+        assert accepts(date, f'"{text}"') == right
+    time = {"type": "string", "format": "time"}
+    assert accepts(time, '"23:59:59.5+02:00"') and not accepts(time, '"23:59:59"')
+
+
+def test_a_pattern_matches_the_whole_text():
+    anchors = MORE["anchors"]
+    for text in ("a", "$^", "$b", "c", "d"):
+        assert accepts(anchors, f'"{text}"')
+    for text in ("^a", "b", "$b$", "ab", ""):
+        assert not accepts(anchors, f'"{text}"')
+
+
+def test_schemas_that_contain_themselves_are_followed_some_levels():
+    below = '{"value":1,"below":[%s]}'
+    text = '{"value":1}'
+    for level in range(6):
+        assert accepts(TREE, text) == (level <= 4)
+        text = below % text
+
+
+def test_optional_properties_and_their_order():
+    schema = MORE["all optional"]
+    assert accepts(schema, "{}") and accepts(schema, '{"b": 1, "d": 2}')
+    assert not accepts(schema, '{"d": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("space", ["", "[ ]?", "(?:[ \n]{0,2}|\t)"])
+def test_an_expression_has_at_most_the_size_that_is_predicted(name, space):
+    reader = plain_schemas._SchemaReader(ALL[name], len(space))
+    plain = reader.read(ALL[name], plain_schemas._Path("", 0, ("#",)))
+    build = outlines_core.json_schema.build_regex_from_schema
+    size = len(build(json.dumps(plain.schema), space))
+    assert size <= plain.size <= 3 * size + 150
+
+
+def nested(levels, around, schema=INTEGER):
+    for _ in range(levels):
+        schema = around(schema)
+    return schema
+
+
+def array(items):
+    return {"type": "array", "items": items}
+
+
+def holder(inner):
+    return {"type": "object", "properties": {"a": inner}}
+
+
+def test_as_many_levels_as_are_allowed():
+    most = json.dumps(nested(plain_schemas.MOST_LEVELS, holder))
+    assert re.match(schema_pattern(most), "{}")
+    with pytest.raises(ValueError, match="is 49 levels deep, and 48 are allowed"):
+        schema_pattern(json.dumps(holder(json.loads(most))))
+
+
+DOUBLE = {
+    f"d{i}": {"properties": {x: {"$ref": f"#/$defs/d{i + 1}"} for x in "ab"}} for i in range(20)
+}
+RINGS = {
+    f"d{i}": {"properties": {f"p{j}": {"$ref": f"#/$defs/d{j}"} for j in "0123456789"}}
+    for i in range(10)
+}
+SELF: dict = {"type": "array"}
+SELF["items"] = SELF
+REFUSED = {
+    "schema.items.*becomes an expression of up to .* are allowed": nested(16, array),
+    "schema.*is 49 levels deep": nested(300, holder),
+    "schema is nested too deeply": nested(3000, holder),
+    r"schema \[+\.\.\. is nested too deeply": "[" * 100_000,
+    r"schema\.\$defs\.d.* becomes an expression of": {
+        **DOUBLE["d0"],
+        "$defs": {**DOUBLE, "d20": {}},
+    },
+    r"is part 20001 of the schema": {"$ref": "#/$defs/d0", "$defs": RINGS},
+    "Circular reference detected": SELF,
+    "more than 2097152 characters": nested(18, lambda x: {"properties": {"a": x, "b": x}}),
+    "schema has more than 2097152 characters": '{"title": "' + "x" * 2_100_000 + '"}',
+    r"it has \{1\}\)": {"enum": {1}},
+    "schema cannot be written as JSON": {"const": float("nan")},
+    "NaN is not a number of JSON": '{"const": NaN}',
+    "1e999 is not a number of JSON": '{"const": 1e999}',
+    "has half of a surrogate pair": {"const": "\ud800"},
+    "schema.const has the number .* cannot be exact": {"const": 2**64 + 1},
+    "schema.const has a value more than 48 levels deep": {"const": nested(60, lambda x: [x], 1)},
+    # Keywords beside others.
+    "schema.maxLength is not supported beside pattern, got 3": {"pattern": "a", "maxLength": 3},
+    "schema.maxLength is not supported beside format": {"format": "date", "maxLength": 3},
+    "schema.format is not supported beside pattern": {"format": "date", "pattern": "a"},
+    "schema.enum has 1, which is not of type string": {"type": "string", "enum": ["a", 1]},
+    "schema.const has true, which is not of type integer": {"type": "integer", "const": True},
+    "schema.const is not supported beside enum": {"enum": [1], "const": 1},
+    "schema.type is not supported beside anyOf": {"type": "object", "anyOf": [{}]},
+    "schema.properties is not supported beside anyOf": {"properties": {}, "anyOf": [{}]},
+    r"schema.minLength is not supported beside \$ref": {"$ref": "#/$defs/x", "minLength": 1},
+    "schema.minLength is not supported for type .integer.": {"type": "integer", "minLength": 1},
+    "schema.items is not supported for type": {"type": ["string", "null"], "items": {}},
+    "schema has keywords of object and array: add type": {"properties": {}, "items": {}},
+    'schema.required has "b", which is not in properties': {"properties": {}, "required": ["b"]},
+    "schema.minItems is not supported with .* write 1": {"prefixItems": [{}], "minItems": 2},
+    "schema.maxItems is not supported with .* write 2": {"prefixItems": [{}, {}], "maxItems": 1},
+    "schema.items must be true or false beside prefixItems": {"prefixItems": [{}], "items": {}},
+    "schema.minItems must be 0 beside items false": {"items": False, "minItems": 1},
+    "schema.maxItems must be at least minItems, 3, got 2": {"minItems": 3, "maxItems": 2},
+    "schema.additionalProperties is not supported beside properties": {
+        "properties": {"a": {}},
+        "additionalProperties": {},
+    },
+    # Values of the wrong type.
+    'schema.minItems must be a whole number, at least 0, got "3"': {"minItems": "3"},
+    "schema.maxLength must be a whole number, at least 0, got true": {"maxLength": True},
+    "schema.minLength must be .* got -1": {"minLength": -1},
+    r"schema.enum must be a list of values, not empty, got \[\]": {"enum": []},
+    r"schema.anyOf must be a list of schemas, not empty, got \[\]": {"anyOf": []},
+    "schema.anyOf must be a list of schemas, not empty, got 5": {"anyOf": 5},
+    "schema.anyOf must be a list of schemas, not empty, got null": {"anyOf": None},
+    "schema.prefixItems must be a list of schemas, .* got null": {"prefixItems": None},
+    r"schema.type must be one of .* got \[\]": {"type": []},
+    r"schema.type must be one of .* got \[5\]": {"type": [5]},
+    "schema.properties must be an object of schemas, got 5": {"properties": 5},
+    r"schema.\$defs must be an object of schemas": {"$defs": 5},
+    'schema.required must be a list of names, got "a"': {"required": "a", "properties": {"a": {}}},
+    "schema.pattern must be a text": {"pattern": 5},
+    "schema.items must be true, false or a schema": {"items": []},
+    "schema.anyOf.0. must be an object, got true: write {}": {"anyOf": [True]},
+    # References.
+    r"schema.properties.a.\$ref needs itself": {
+        "properties": {"a": {"$ref": "#"}},
+        "required": ["a"],
+    },
+    r"schema.\$ref needs itself": {"$ref": "#"},
+    r"schema.\$ref must be within the schema": {"$ref": "http://x/y"},
+    r"schema.\$ref is .#/a., and the schema has no such part": {"$ref": "#/a"},
+    # Patterns are shown as they were written.
+    r"^schema.pattern '\(' is not a regular expression: .* at position 0$": {"pattern": "("},
+    r"schema.pattern '\(\?s\)a' begins with flags": {"pattern": "(?s)a"},
+    "schema.pattern .* is nested too deeply": {"pattern": "(" * 900 + ")" * 900},
+    "takes more than 20000 states: .*maxLength": {"type": "string", "maxLength": 3000},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_followed_is_refused_by_its_path(message):
+    given = REFUSED[message]
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        processors.JsonSchema(given)
+    assert "(?a)" not in str(caught.value) and "(?:" not in str(caught.value)
+
+
+def test_the_path_names_the_schema():
+    with pytest.raises(ValueError, match=r"^schema\[1\]\.type must be one of"):
+        processors.JsonSchema([INTEGER, {"type": "odd"}])
+
+
+def test_a_mapping_is_a_schema():
+    inner = types.MappingProxyType({"a": INTEGER})
+    given = types.MappingProxyType({"type": "object", "properties": inner})
+    assert json.loads(processors.JsonSchema(given).schema[0]) == json_schemas._as_dict(
+        {"type": "object", "properties": {"a": INTEGER}}
+    )
+
+
+@pytest.mark.parametrize("space", ["(", "[", "x", "a|b", r"\s*", "(?i) ", '"', "[^\\s\\S]"])
+def test_a_space_is_what_json_has_between_its_parts(space):
+    with pytest.raises(ValueError, match="^whitespace .* (must match only|is not a reg|begins wi)"):
+        processors.JsonSchema(INTEGER, whitespace=space)
+
+
+def test_the_space_is_an_expression_of_its_own():
+    with pytest.raises(TypeError, match="whitespace must be a text such as"):
+        processors.JsonSchema(INTEGER, whitespace=5)
+    schema = array(INTEGER)
+    assert accepts(schema, "[\t1,\n2 ]", "^ |\t|\n$") and not accepts(schema, "[  1]", " |\t|\n")
+    assert accepts(schema, "[1,2]", "") and not accepts(schema, "[1, 2]", "")
