@@ -1,4 +1,4 @@
-"""The time of n samples of each prompt: from one prefill, as n prompts, or in n calls."""
+"""The time of rows that read the same tokens: samples of a prompt, or prompts with examples."""
 
 import argparse
 import sys
@@ -12,13 +12,17 @@ from benchmarks.interleaved import time_interleaved
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.data.examples import read_examples
+from specjax.data.few_shot import FewShot
 from specjax.decoding.loop import jitted_init
 from specjax.decoding.state import ByToken
 from specjax.text import Decoder, load_pair
 from specjax.text.directories import built_in_pair
-from specjax.types import PromptBatch
+from specjax.text.prefixes import common_of
+from specjax.types import PromptBatch, Sampling
 
-HELP = "time of n samples of a prompt: one prefill, n prompts, or n calls"
+HELP = "time of n samples of a prompt (one prefill, n prompts, n calls), or of shared examples"
+# Long enough for eight examples of the gsm8k pair.
+_BUCKETS = (256, 512, 1024, 1536, 2048)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=8, help="outputs of each prompt, n")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of a call")
     parser.add_argument("--repeated", type=int, default=1, help="times a prompt's text is repeated")
+    parser.add_argument(
+        "--shots", type=int, default=0, help="solved examples before each prompt, read once or not"
+    )
     parser.add_argument("--max-draft", type=int, default=5, help="draft length G")
     parser.add_argument("--max-new", type=int, default=32, help="tokens of each output")
     parser.add_argument("--repeats", type=int, default=7, help="timings of each")
@@ -35,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Decodes the same rows in three ways."""
     check_positive(args, "samples", "prompts", "repeated", "max_draft", "max_new", "repeats")
+    if args.shots:
+        return _few_shot(args)
     pair = load_pair(args.pair)
     (source,) = built_in_pair(args.pair).glob("samples.*")
     field = "en" if source.suffix == ".tsv" else "question"
@@ -70,6 +79,60 @@ def run(args: argparse.Namespace) -> Report:
         for way in calls
     ]
     notes = ["state_mib: the state of the rows. prefill_mib: what else the prefill allocates."]
+    return Report(table, tuple(table[0]), notes)
+
+
+def _few_shot(args: argparse.Namespace) -> Report:
+    """Decodes prompts with the same examples, which are read once or with each prompt."""
+    check_positive(args, "shots")
+    if args.pair != "gsm8k":
+        raise ValueError(f"--shots needs --pair gsm8k, got {args.pair}")
+    source = built_in_pair(args.pair) / "samples.jsonl"
+    task = FewShot(
+        prompt="Question: {question}\nAnswer:",
+        completion=" {answer}",
+        examples=source,
+        shots=args.shots,
+    )
+    # The first are examples.
+    texts = [example.inputs for example in task.read(source)][args.shots :][: args.prompts]
+    if len(texts) < args.prompts:
+        raise ValueError(
+            f"{source} has {len(texts)} inputs after {args.shots} examples: give --prompts "
+            f"{len(texts)}, or fewer --shots"
+        )
+    decoder = Decoder(
+        load_pair(args.pair),
+        max_draft=args.max_draft,
+        max_new_tokens=args.max_new,
+        batch_size=args.prompts,
+        buckets=_BUCKETS,
+        sampling=Sampling(0.0),
+    )
+    tokens = [decoder.encode(text) for text in texts]
+    prefix = decoder.prefix(common_of(tokens))
+    rests = [prompt[len(prefix) :] for prompt in tokens]
+    calls = {
+        "whole prompts": lambda: decoder(tokens),
+        "share_prefix": lambda: decoder(tokens, share_prefix=True),
+        "prefix kept": lambda: decoder(rests, prefix=prefix),
+    }
+    results = {way: call() for way, call in calls.items()}
+    seconds = time_interleaved(calls, repeats=args.repeats)
+    read = {way: results[way].prefilled for way in calls}
+    read["share_prefix"] += len(prefix)
+    table = [
+        {
+            "way": way,
+            "prompt_tokens": sum(map(len, tokens)),
+            "tokens_read": read[way],
+            "ms": 1e3 * seconds[way],
+            "ratio": seconds[way] / seconds["prefix kept"],
+            "same_texts": results[way].texts == results["whole prompts"].texts,
+        }
+        for way in calls
+    ]
+    notes = [f"{args.prompts} prompts begin with the same {len(prefix)} tokens."]
     return Report(table, tuple(table[0]), notes)
 
 
