@@ -261,11 +261,7 @@ class _SchemaReader:
             return _Plain({"type": "object"}, 7_000 + 120 * self.gap)
         inner, sizes = {}, []
         for name, each in given.items():
-            if json.dumps(name, ensure_ascii=False)[1:-1] != name:
-                refuse(
-                    f"{place.where}.properties",
-                    f"has the name {name!r}, which JSON escapes: rename it",
-                )
+            _check_name(name, f"{place.where}.properties")
             found = self.read(each, place.below(f".properties.{name}"))
             if found is not None:
                 inner[name] = found.schema
@@ -304,11 +300,19 @@ _METHODS = {
 }
 
 
+def _check_name(name: str, where: str) -> None:
+    """Refuses the name of a property that outlines-core does not write as it is."""
+    if json.dumps(name, ensure_ascii=False)[1:-1] != name:
+        refuse(where, f"has the name {name!r}, which JSON escapes: rename it")
+
+
 def _check_value(value: Any, where: str, level: int) -> None:
     """Refuses a value that outlines-core does not write as it is."""
     if level > MOST_LEVELS:
         refuse(where, f"has a value more than {MOST_LEVELS} levels deep: use fewer levels")
     if isinstance(value, list | dict):
+        for name in value if isinstance(value, dict) else ():
+            _check_name(name, where)
         for each in value.values() if isinstance(value, dict) else value:
             _check_value(each, where, level + 1)
     elif isinstance(value, float) or (isinstance(value, int) and abs(value) >= 2**63):

@@ -189,6 +189,7 @@ REFUSED = {
     "has half of a surrogate pair": {"const": "\ud800"},
     "schema.const has the number .* cannot be exact": {"const": 2**64 + 1},
     "schema.const has a value more than 48 levels deep": {"const": nested(60, lambda x: [x], 1)},
+    "schema.const has the name .*, which JSON escapes": {"const": [{'"': 1}]},
     # Keywords beside others.
     "schema.maxLength is not supported beside pattern, got 3": {"pattern": "a", "maxLength": 3},
     "schema.maxLength is not supported beside format": {"format": "date", "maxLength": 3},
