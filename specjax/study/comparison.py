@@ -314,8 +314,8 @@ def _bench(
         options = {**options, "buckets": (own,)}
     # Alike for all settings, because a model that reads whole prompts would seem slower.
     alike = prompts.task is not None and decoder.can_share_prefix
-    shared = common_of(tokens).size if alike else 0
-    return Bench(models, texts, tokens, measuring, options, shared)
+    shared = {"shared": common_of(tokens)} if alike else {}
+    return Bench(models, texts, tokens, measuring, options, **shared)
 
 
 def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
         "texts": _digest(written),
         "tokens": _digest([prompt.tolist() for prompt in bench.prompts]),
         "rows": len(bench.prompts),
-        **({"shared": bench.shared} if bench.shared else {}),
+        **({"shared": len(bench.shared)} if len(bench.shared) else {}),
         "chat": prompts.chat,
     }
     problems = bench.texts.problems

@@ -170,8 +170,8 @@ class Bench:
       prompts: the tokens of their inputs.
       measuring: how settings are measured, fitted to the texts.
       options: more options of every decoder, such as `max_new_tokens`.
-      shared: the number of first tokens of all prompts, such as those of few-shot examples, that
-        every decoder reads once, before it is timed; 0 reads whole prompts.
+      shared: `[L]` tokens with which most prompts begin, such as few-shot examples: every decoder
+        reads them once, before it is timed. Without tokens it reads whole prompts.
     """
 
     models: Mapping[str, TextModel]
@@ -179,7 +179,7 @@ class Bench:
     prompts: Sequence[np.ndarray]
     measuring: Measuring
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shared: int = 0
+    shared: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
 
     def decoder(self, setting: Setting, batch_size: int) -> Decoder:
         """Returns the decoder of a setting."""
@@ -188,8 +188,8 @@ class Bench:
     def _prefixed(self, setting: Setting, batch_size: int) -> "_Prefixed":
         """The decoder of a setting, which has read the shared tokens."""
         decoder = self.decoder(setting, batch_size)
-        first = self.prompts[0][: self.shared]
-        return _Prefixed(decoder, decoder.prefix(first) if self.shared else None)
+        shares = self.shared.size > 0
+        return _Prefixed(decoder, decoder._whole_prefix(self.shared) if shares else None)
 
     def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
         """Returns the bench of some texts, of which the first `timed` are timed."""
@@ -211,7 +211,7 @@ class _Prefixed(NamedTuple):
     def given(self, bench: Bench, places: Sequence[int], seed: int) -> dict[str, Any]:
         """The arguments of a call for the texts at these places."""
         return {
-            "prompts": [bench.prompts[i][bench.shared :] for i in places],
+            "prompts": [bench.prompts[i] for i in places],
             # Row ids are places in the file, so that a part of the texts has the same outputs.
             "ids": [bench.texts.examples[i].id for i in places],
             "seed": seed,

@@ -8,6 +8,7 @@ import numpy as np
 from specjax.checks import check_count
 from specjax.text.engine import Engine
 from specjax.text.prefixes import Prefix
+from specjax.text.prompts import check_unicode
 from specjax.text.results import Row, warn_of_nan
 from specjax.text.streaming import Added
 
@@ -28,7 +29,7 @@ class Chat:
 
     Raises:
       TypeError: `system` is not a text.
-      ValueError: the tokenizer has no chat template.
+      ValueError: the tokenizer has no chat template, or the mesh has several processes.
     """
 
     def __init__(self, decoder: "Decoder", system: str | None = None) -> None:
@@ -37,6 +38,8 @@ class Chat:
                 "the tokenizer has no chat template: put chat_template.jinja into the model's "
                 "directory, or give texts to the Decoder"
             )
+        if decoder.uses_processes:
+            raise ValueError("a chat needs a mesh of a single process: load the models without it")
         self._decoder = decoder
         self._messages = [] if system is None else [_message("system", system)]
         self._prefix: Prefix | None = None
@@ -108,12 +111,17 @@ class Chat:
         self, messages: list[dict[str, str]], tokens: np.ndarray, row: Row, engine: Engine
     ) -> None:
         """Adds the messages of a turn, and keeps what the models have read."""
+        if self._messages != messages[:-1]:
+            raise RuntimeError(
+                "another turn ended during this stream: read a stream to its end before the next "
+                "turn"
+            )
         warn_of_nan(row)
         ended = [] if row.eos_id is None else [row.eos_id]
         read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
         self._messages = [*messages, {"role": "assistant", "content": row.text}]
         kept = self._decoder.can_share_prefix and row.error is None
-        self._prefix = engine.prefix_of(self._messages, read) if kept else None
+        self._prefix = engine.prefix_of(read) if kept else None
 
 
 def _message(role: str, text: Any) -> dict[str, str]:
@@ -123,4 +131,5 @@ def _message(role: str, text: Any) -> dict[str, str]:
         raise TypeError(f"{name} must be a text, got {text!r:.60}")
     if not text.strip():
         raise ValueError(f"{name} is empty: add text")
+    check_unicode(text, name)
     return {"role": role, "content": text}

@@ -201,8 +201,8 @@ class Decoder:
             - prefix: from `prefix`; each prompt is the rest of a text that begins with it, and
               only this rest is read. The tokens are those of the joined text. Logits then differ in
               their last bits.
-            - share_prefix: True finds the tokens with which all prompts begin, such as the examples
-              of a few-shot prompt, and reads them once as a prefix (decoder-only models).
+            - share_prefix: True finds the tokens with which most prompts begin, such as the
+              examples of a few-shot prompt, and reads them once (decoder-only models).
             - log_probs: True keeps the log-probability of each token, after temperature, top-k
               and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
               method does not write them.
@@ -435,17 +435,18 @@ class Decoder:
 
         Raises:
           TypeError: `system` is not a text.
-          ValueError: the tokenizer has no chat template.
+          ValueError: the tokenizer has no chat template, or the mesh has several processes.
         """
         return Chat(self, system)
 
     @property
     def can_share_prefix(self) -> bool:
         """Whether models can read a common beginning of prompts once."""
-        return self._made.main.continues_prompts and not self._of_processes
+        return self._made.main.continues_prompts and not self.uses_processes
 
     @property
-    def _of_processes(self) -> bool:
+    def uses_processes(self) -> bool:
+        """Whether its mesh has devices of several processes."""
         mesh = self._made.main.mesh
         return mesh is not None and mesh.is_multi_process
 
@@ -455,7 +456,7 @@ class Decoder:
                 f"{remedy}, because an encoder reads whole prompts: only decoder-only models share "
                 "the beginning of prompts"
             )
-        if self._of_processes:
+        if self.uses_processes:
             raise ValueError(f"{remedy}, because the mesh has several processes")
 
     def describe(self) -> dict[str, Any]:
@@ -651,7 +652,7 @@ class Decoder:
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
         by_token = {"log_probs": log_probs, "sources": sources}
-        prefix = self._common_prefix(tokens) if share_prefix else prefix
+        prefix = self._whole_prefix(common_of(tokens)) if share_prefix else prefix
         return _Call(requests, tokens, rule, params, by_token, num_samples, prefix)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
@@ -664,11 +665,10 @@ class Decoder:
             )
         return prefix
 
-    def _common_prefix(self, prompts: Sequence[np.ndarray]) -> Prefix:
-        """The tokens with which all prompts begin; each prompt has at least one more."""
+    def _whole_prefix(self, tokens: np.ndarray) -> Prefix:
+        """The prefix of whole prompts, of which most begin with these tokens."""
         self._check_prefixes("share_prefix must be False")
-        shared = common_of(prompts)
-        return Prefix(shared, shared, self.method, self.params)
+        return Prefix(tokens, None, self.method, self.params)
 
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool

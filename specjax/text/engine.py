@@ -25,7 +25,6 @@ from specjax.text import prompts
 from specjax.text.binding import bind_request
 from specjax.text.groups import row_multiple
 from specjax.text.prefixes import Prefix
-from specjax.text.prompts import Prompt
 from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots
@@ -323,18 +322,17 @@ class Engine:
             entry.prefilled -= length
         return Beginning(found.caches, _column(rows, taken, np.int32))
 
-    def prefix_of(self, prompt: Prompt, tokens: np.ndarray) -> Prefix | None:
+    def prefix_of(self, tokens: np.ndarray) -> Prefix | None:
         """Returns the caches of the last row of slot 0, which has finished, as a `Prefix`.
 
         Args:
-          prompt: see `Prefix`.
           tokens: the tokens of its prompt and its output.
         """
         assert self._state is not None
         found = beginning_of(self._method, self._params, self._state, 0)
         if found is None:
             return None
-        return Prefix(tokens[: int(found.lengths)], prompt, self._method, self._params, found)
+        return Prefix(tokens[: int(found.lengths)], None, self._method, self._params, found)
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""

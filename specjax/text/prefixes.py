@@ -22,14 +22,14 @@ class Prefix:
 
     Attributes:
       tokens: `[L]` int32, its tokens.
-      prompt: the text, token ids or chat messages that prompts continue.
+      prompt: the text, token ids or chat messages that prompts continue; None if they are whole.
       method: the method of its Decoder.
       params: the parameters of the method.
       taken: the caches if a row has left them; None reads the tokens when they are first needed.
     """
 
     tokens: np.ndarray  # [L]
-    prompt: Prompt = dataclasses.field(repr=False)
+    prompt: Prompt | None = dataclasses.field(repr=False)
     method: Method = dataclasses.field(repr=False)
     params: Params = dataclasses.field(repr=False)
     taken: Beginning | None = dataclasses.field(default=None, repr=False)
@@ -55,12 +55,15 @@ class Prefix:
         """Returns the whole prompt.
 
         Args:
-          prompt: its rest: a text after a text, token ids after token ids, messages after messages.
+          prompt: its rest, unless prompts are whole: a text after a text, and so for token ids and
+            messages.
           name: its name in messages.
 
         Raises:
           TypeError: it is not of the prefix's kind.
         """
+        if self.prompt is None:
+            return prompt
         if isinstance(self.prompt, str):
             if not isinstance(prompt, str):
                 shown = repr(prompt)[:60]
@@ -83,11 +86,14 @@ class Prefix:
 
 
 def common_of(prompts: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the tokens `[L]` with which all prompts begin; each prompt has at least one more."""
-    shared = prompts[0][:-1]
-    for prompt in prompts:
-        shared = shared[: common_length(shared, prompt[:-1])]
-    return shared.copy()
+    """Returns the longest tokens `[L]` with which more than half of the prompts begin.
+
+    Each of these prompts has at least one more token.
+    """
+    # Among sorted prompts, more than half lie around the middle.
+    middle = sorted(prompts, key=lambda prompt: prompt.tolist())[len(prompts) // 2]
+    lengths = sorted(common_length(middle, prompt[:-1]) for prompt in prompts)
+    return middle[: lengths[(len(prompts) - 1) // 2]].copy()
 
 
 def common_length(first: np.ndarray, second: np.ndarray) -> int:

@@ -58,6 +58,9 @@ def encode(
         check_unicode(prompt, name)
         ids = tokenizer.encode(prompt)
     elif tokenizer is not None and _is_chat(prompt):
+        for message in prompt:
+            if isinstance(message, Mapping):
+                check_unicode(str(message.get("content")), name)
         try:
             ids = tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
         except ValueError as error:

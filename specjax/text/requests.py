@@ -25,7 +25,8 @@ class Request:
     """The request of a row; the engine's values replace None.
 
     Attributes:
-      prompt: `[n]` token ids; also a text or a chat, if the engine has a tokenizer.
+      prompt: `[n]` token ids; also a text or a chat, if the engine has a tokenizer. In an engine
+        with a prefix it is the rest of the prompt.
       max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
       id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. In an engine of n

@@ -36,14 +36,13 @@ def _made(models, prompts):
 
 def test_only_tasks_of_decoder_only_models_share(models):
     shared = _made(models, TASK)
-    assert shared.shared > 40
-    firsts = {tuple(prompt[: shared.shared]) for prompt in shared.prompts}
-    assert len(firsts) == 1 and len({prompt[shared.shared] for prompt in shared.prompts}) > 1
-    assert _configuration(shared, TASK)["shared"] == shared.shared
+    size = shared.shared.size
+    assert size > 40 and _configuration(shared, TASK)["shared"] == size
+    assert all((prompt[:size] == shared.shared).all() for prompt in shared.prompts)
     plain = _made(models, Prompting())
-    assert plain.shared == 0 and "shared" not in _configuration(plain, Prompting())
+    assert not plain.shared.size and "shared" not in _configuration(plain, Prompting())
     translators = specjax.load_pair().named
-    assert _made(translators, TASK).shared == 0
+    assert not _made(translators, TASK).shared.size
 
 
 @pytest.mark.parametrize(
@@ -60,8 +59,8 @@ def test_outputs_are_those_of_whole_prompts(models, setting, monkeypatch):
     bench = _made(models, TASK)
     own = measure(setting, bench)
     # Once for each decoder, with other batch sizes: not in every timed call.
-    assert begun == [bench.shared] * (2 if setting == ALONE else 3)
-    whole = measure(setting, dataclasses.replace(bench, shared=0))
+    assert begun == [bench.shared.size] * (2 if setting == ALONE else 3)
+    whole = measure(setting, dataclasses.replace(bench, shared=bench.shared[:0]))
     texts = [[row["prediction"] for row in one.rows[0]] for one in (own, whole)]
     assert texts[0] == texts[1]
     assert len(begun) == (2 if setting == ALONE else 3)

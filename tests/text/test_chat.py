@@ -90,7 +90,10 @@ def _whole(decoder, chat, **options):
     return [decoder([chat.messages[:end]], **options)[0] for end in ends]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.0), SAMPLED], ids=["greedy", "sampled"])
+GREEDY = pytest.param(Sampling(0.0), id="greedy", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, pytest.param(SAMPLED, id="sampled")])
 @pytest.mark.parametrize("way", WAYS)
 def test_replies_are_those_to_the_whole_history(llamas, way, sampling):
     decoder = _decoder(llamas, way)
@@ -198,6 +201,7 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
     chat.messages.clear()
     for text, options, error, message in (
         (3, {}, TypeError, "the message must be a text, got 3"),
+        ("a\ud800", {}, ValueError, "the message has half a surrogate pair at character 2"),
         (" ", {}, ValueError, "the message is empty: add text"),
         ("hat " * 50, {}, ValueError, "the conversation has .* tokens, the longest bucket"),
         ("Hi", {"num_samples": 2}, ValueError, "num_samples must be left out of a chat, got 2"),
@@ -208,7 +212,11 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
             chat(text, **options)
     with pytest.raises(ValueError, match="every must be"):
         chat.stream("Hi", every=0)
-    assert chat.messages == before
+    first, second = chat.stream("Hi"), chat.stream("Ho")
+    with pytest.raises(RuntimeError, match="another turn ended during this stream"):
+        list(zip(first, [0], strict=False)), list(second), list(first)
+    assert chat.messages[-2]["content"] == "Ho"
+    chat._messages = before
     with pytest.raises(TypeError, match="system must be a text, got 3"):
         decoder.chat(3)
     plain = specjax.Decoder(specjax.load_text_model(pair.drafter.name))

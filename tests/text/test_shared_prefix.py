@@ -9,6 +9,7 @@ import pytest
 import specjax
 from specjax import drafting, processors, rules, types
 from specjax.partitioning import make_mesh
+from specjax.text.prefixes import common_of
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 PROMPTS = [
@@ -58,7 +59,7 @@ def test_fewer_tokens_are_read(pair):
     """The program of a refill reads the rest of the prompts, not their beginning."""
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
     tokens = [decoder.encode(prompt) for prompt in PROMPTS]
-    start = decoder._common_prefix(tokens).tokens
+    start = common_of(tokens)
     assert len(start) > len(decoder.encode(SHOTS)) - 2
     assert all((prompt[: len(start)] == start).all() for prompt in tokens)
     assert len({prompt[len(start)] for prompt in tokens}) > 1  # it is the longest
@@ -79,6 +80,19 @@ def test_fewer_tokens_are_read(pair):
 
     begun = decoder.method.begin(decoder.params, start)
     assert flops(beginning=begun) < 0.7 * flops()
+
+
+def test_a_prompt_that_begins_otherwise(decoder):
+    """It takes the tokens that it has in common; the others share as before."""
+    tokens = [decoder.encode(prompt) for prompt in PROMPTS]
+    cut = [*tokens[:2], tokens[2][7:], *tokens[3:], tokens[0][:5]]
+    assert (common_of(cut) == common_of(tokens)).all()
+    found = decoder(cut, share_prefix=True)
+    assert found.texts == decoder(cut).texts
+    size = common_of(tokens).size
+    firsts = [len(one) - row.prefilled for one, row in zip(cut, found, strict=True)]
+    # One begins within a sentence, one is a beginning itself.
+    assert firsts == [size, size, 0, size, size, size, 4]
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], ["A?", "B!"], [[5], [5]]])
