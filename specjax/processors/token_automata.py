@@ -221,11 +221,12 @@ def _distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
     size = len(table)
     some = max(1, _ENTRIES // table.shape[1])
     edges = [_edges(table[first : first + some], first, size) for first in range(0, size, some)]
-    sources, targets = np.divmod(np.concatenate(edges), size)
+    sources, targets = np.concatenate(edges, axis=1)
     return fewest_steps(sources, targets, np.append(accepting.astype(bool), True))
 
 
 def _edges(rows: np.ndarray, first: int, size: int) -> np.ndarray:
-    """The different edges of some rows, each as source * S + target."""
+    """`[2, E]` int32, the sources and targets of the different edges of some rows."""
     places, _ = np.nonzero(rows >= 0)
-    return np.unique((places + first) * size + rows[rows >= 0])
+    found = np.unique((places + first) * size + rows[rows >= 0])
+    return np.stack(np.divmod(found, size)).astype(np.int32)

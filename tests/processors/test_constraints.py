@@ -11,6 +11,7 @@ import pytest
 
 import specjax
 from specjax import decoding, drafting, processors, rules, testing, types, verification
+from specjax.processors import token_automata
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.json_schemas import schema_pattern
 from specjax.processors.token_automata import token_automaton
@@ -77,6 +78,16 @@ def test_two_languages_share_a_table_and_an_empty_one_is_refused():
     assert [int(made.distances[i]) for i in made.starts] == [1, 0]
     with pytest.raises(ValueError, match="language 1 has no text that the tokenizer's tokens can"):
         token_automaton([byte_automaton("a"), byte_automaton("c")], PIECES, V, (EOS,))
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "message"),
+    [("_SECONDS", -1.0, "takes more than -1 s to compile"), ("MOST_BYTES", 8, "takes a table of")],
+)
+def test_time_and_memory_of_a_table_are_limited(limit, value, message, monkeypatch):
+    monkeypatch.setattr(token_automata, limit, value)
+    with pytest.raises(ValueError, match=f"the constraint {message}.* use a simpler pattern"):
+        token_automaton([byte_automaton("a+")], PIECES, V, (EOS,))
 
 
 # The law: three tokens, of which 2 ends a text.
