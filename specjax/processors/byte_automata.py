@@ -402,10 +402,19 @@ def fewest_steps(sources: np.ndarray, targets: np.ndarray, ends: np.ndarray) -> 
     found = np.where(ends, np.int32(0), FAR)
     front = np.flatnonzero(ends)
     while front.size:
-        counts = first[front + 1] - first[front]
-        # The places of all edges into the front: runs of `counts` from `first`.
-        offsets = np.repeat(first[front] - np.cumsum(counts) + counts, counts)
-        near = np.unique(sources[offsets + np.arange(offsets.size)])
+        near = np.unique(sources[members(first, front)[1]])
         front, distance = near[found[near] == FAR], found[front[0]] + 1
         found[front] = distance
     return found
+
+
+def members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(place in `groups`, member) of all members of some groups.
+
+    Args:
+      first: the members of group i are first[i] .. first[i + 1] - 1.
+      groups: numbers of groups.
+    """
+    counts = first[groups + 1] - first[groups]
+    offsets = np.repeat(first[groups] - np.cumsum(counts) + counts, counts)
+    return np.repeat(np.arange(groups.size), counts), offsets + np.arange(offsets.size)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.processors.byte_automata import FAR, ByteAutomaton, fewest_steps
+from specjax.processors.byte_automata import FAR, ByteAutomaton, fewest_steps, members
 from specjax.tokenizers.tokenizer import Pieces
 
 # The largest table, in bytes.
@@ -68,16 +68,16 @@ def token_automaton(
     alike = _alike(steps, pieces, vocab_size, eos_ids)
     texts, vocab_size, eos_ids = alike.texts, len(alike.texts[0]), alike.eos_ids
     # The first states read the first token, which may lose its space.
-    walks = [(np.arange(len(steps)), texts[1])]
-    walks += [] if goes_on else [(starts, texts[0])]
+    walks = [(np.arange(len(steps)), _prefixes(texts[1]))]
+    walks += [] if goes_on else [(starts, _prefixes(texts[0]))]
     size = len(steps) + (0 if goes_on else len(starts)) + 1
     deadline = time.monotonic() + _SECONDS
 
     def pairs() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """(state, token, next state) of all tokens that may follow."""
         offset = 0
-        for states, ids in walks:
-            for found in _followed(steps, states, ids):
+        for states, tree in walks:
+            for found in _followed(steps, states, tree):
                 yield found[0] + offset, *found[1:]
                 if time.monotonic() > deadline:
                     raise ValueError(
@@ -154,32 +154,62 @@ def _joined(languages: Sequence[ByteAutomaton]) -> tuple[np.ndarray, np.ndarray,
     return np.concatenate(steps), np.concatenate([x.accepting for x in languages]), starts
 
 
+class _Prefixes(NamedTuple):
+    """The beginnings of texts as a tree, level by level; 0 is the empty one.
+
+    Attributes:
+      first: the beginnings with one byte more than i are first[i] .. first[i + 1] - 1.
+      last: the last byte of each.
+      first_text, texts: those equal to i are texts[first_text[i]] .. texts[first_text[i + 1] - 1].
+      widest: how many a level has at most.
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    first_text: np.ndarray
+    texts: np.ndarray
+    widest: int
+
+
+def _prefixes(texts: Sequence[bytes]) -> _Prefixes:
+    parents, last, widest = [-1], [0], 1
+    of_text = np.zeros(len(texts), np.int64)
+    numbers, rest = {b"": 0}, [i for i, text in enumerate(texts) if text]
+    for length in range(1, max(map(len, texts), default=0) + 1):
+        level = sorted({texts[i][:length] for i in rest})
+        parents += [numbers[text[:-1]] for text in level]
+        last += [text[-1] for text in level]
+        numbers = {text: len(parents) - len(level) + i for i, text in enumerate(level)}
+        ends = [i for i in rest if len(texts[i]) == length]
+        of_text[ends] = [numbers[texts[i]] for i in ends]
+        rest = [i for i in rest if len(texts[i]) > length]
+        widest = max(widest, len(level))
+    order, groups = np.argsort(of_text, kind="stable"), np.arange(len(parents) + 1)
+    return _Prefixes(
+        np.searchsorted(parents, groups),
+        np.array(last),
+        np.searchsorted(of_text, groups, sorter=order),
+        order,
+        widest,
+    )
+
+
 def _followed(
-    steps: np.ndarray, states: np.ndarray, texts: Sequence[bytes]
+    steps: np.ndarray, states: np.ndarray, tree: _Prefixes
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(place in `states`, token, state after its text) of the tokens that may follow."""
-    real = np.array([i for i, text in enumerate(texts) if text], np.int64)
-    if not real.size:
-        return
-    lengths = np.array([len(texts[i]) for i in real])
-    letters = np.zeros((real.size, lengths.max()), np.uint8)
-    for row, i in enumerate(real):
-        letters[row, : lengths[row]] = np.frombuffer(texts[i], np.uint8)
-    many = max(1, _PAIRS // real.size)
-    for first in range(0, len(states), many):
-        some = states[first : first + many]
-        place, token = (x.ravel() for x in np.indices((some.size, real.size)))
-        now = some[place]
-        for i in range(letters.shape[1]):
-            now = steps[now, letters[token, i]]
+    many = max(1, _PAIRS // tree.widest)
+    for begin in range(0, len(states), many):
+        now = states[begin : begin + many]
+        place, prefix = np.arange(now.size), np.zeros(now.size, np.int64)
+        while now.size:
+            of, prefix = members(tree.first, prefix)
+            place, now = place[of], steps[now[of], tree.last[prefix]]
             alive = now >= 0
-            place, token, now = place[alive], token[alive], now[alive]
-            done = lengths[token] == i + 1
-            if done.any():
-                yield place[done] + first, real[token[done]], now[done]
-                place, token, now = place[~done], token[~done], now[~done]
-            if not now.size:
-                break
+            place, prefix, now = place[alive], prefix[alive], now[alive]
+            of, ends = members(tree.first_text, prefix)
+            if of.size:
+                yield place[of] + begin, tree.texts[ends], now[of]
 
 
 def _classes(pairs: Pairs, size: int, vocab_size: int) -> np.ndarray:
