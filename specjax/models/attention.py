@@ -15,11 +15,12 @@ import numpy as np
 from flax import linen as nn
 
 from specjax.compilation import product_precision
-from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, write_layer
+from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, without_nan, write_layer
 from specjax.models.config import ModelConfig, Style
 from specjax.models.layers import Dense, RMSNorm
 from specjax.models.position_encoding import Rope, rotate
 from specjax.models.weights import normal_init
+from specjax.types import TreeShape
 
 Array = jax.Array
 
@@ -248,12 +249,14 @@ class LayerMemory(NamedTuple):
       bias: of the cached positions.
       write: writes the keys and values of a block into the cache, where the block then reads them;
         None if the block's entries are read beside the cache.
+      hides_nan: whether a token's NaN entries are hidden from tokens that do not see it.
     """
 
     keys: Array
     values: Array
     bias: Array
     write: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None
+    hides_nan: bool = False
 
 
 def attended(
@@ -267,6 +270,8 @@ def attended(
       values: of the block.
       bias: the mask of a block that attends to itself.
     """
+    if past is not None and past.hides_nan:
+        keys, values = without_nan(keys, values)
     own = Segment(keys, values, bias)
     if past is None:
         return [own], keys, values
@@ -281,15 +286,18 @@ class Memory(NamedTuple):
 
     Attributes:
       cache: the entries of earlier tokens.
-      positions: `[B]` int32, where the block of each row starts; entries before it are live.
+      positions: `[B]` int32, where the block of each row starts, or its tree; entries before it are
+        live.
       layout: how the entries lie; static.
-      written: whether a layer writes its entries before it reads the cache; static.
+      written: whether a layer writes its entries before it reads the cache; static, false in trees.
+      tree: the places of the block's tokens in a tree; None for a chain.
     """
 
     cache: RaggedCache
     positions: Array
     layout: CacheLayout = CacheLayout()
     written: bool = False
+    tree: TreeShape | None = None
 
     @property
     def max_length(self) -> int:
@@ -304,21 +312,64 @@ class Memory(NamedTuple):
           window: the number of positions that a query sees, including its own; None for all.
 
         Returns:
-          The additive mask (T is 1 without a window if `written` is false).
+          The additive mask (T is 1 without a window if `written` is false and there is no tree).
         """
+        if self.tree is not None:
+            numbers = jnp.arange(self.max_length, dtype=jnp.int32)[None, None]
+            earlier = numbers < self.positions[:, None, None]
+            nodes = self.tree.seen[..., : self.tree.depths.shape[1] - length]
+            seen = self._over_slots(earlier, nodes)
+            return _mask(seen, self.places(length)[..., None], self.slots()[:, None], window)
         keys = jnp.arange(self.max_length, dtype=jnp.int32)[None, None, :]
         start = self.positions[:, None, None]
         queries = start + jnp.arange(length, dtype=jnp.int32)[None, :, None]
         seen = keys <= queries if self.written else keys < start
-        if window is not None:
-            seen = seen & (keys > queries - window)
-        return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
+        return _mask(seen, queries, keys, window)
+
+    def tree_bias(self, length: int, window: int | None = None) -> Array:
+        """The mask of a tree's tokens that attend to each other: `[B, 1, 1, T, T]`; see `bias`."""
+        assert self.tree is not None
+        places, seen = self.places(length), self.tree.seen[..., -length:]
+        return _mask(seen, places[..., None], places[:, None], window)
+
+    def places(self, length: int) -> Array:
+        """The positions in the text of a block of T tokens: `[B, T]` int32."""
+        if self.tree is None:
+            return self.positions[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        return self.positions[:, None] + self.tree.depths[:, -length:]
+
+    def slots(self) -> Array:
+        """The positions in the text of the cache's slots, for a tree: `[B or 1, S]` int32."""
+        assert self.tree is not None
+        early = self.tree.depths.shape[1] - self.tree.seen.shape[1]
+        places = self.positions[:, None] + self.tree.depths[:, :early]
+        return self._over_slots(jnp.arange(self.max_length, dtype=jnp.int32)[None], places)
+
+    def _over_slots(self, given: Array, nodes: Array) -> Array:
+        """`given [..., S]` with `nodes [B, ..., n]` in the slots of a tree's first n nodes."""
+        if nodes.shape[-1] == 0:
+            return given
+        given = jnp.broadcast_to(given, (*nodes.shape[:-1], given.shape[-1]))
+        numbers = self.positions[:, None] + jnp.arange(nodes.shape[-1], dtype=jnp.int32)[None]
+
+        def put(row: Array, at: Array, new: Array) -> Array:
+            return row.at[..., at].set(new, mode="drop", unique_indices=True)
+
+        return jax.vmap(put)(given, numbers, nodes)
 
     def layer(self, index: int, bias: Array) -> LayerMemory:
         """The entries of layer `index`."""
         write = functools.partial(write_layer, self.positions, self.layout)
         keys, values = self.cache.keys[index], self.cache.values[index]
-        return LayerMemory(keys, values, bias, write if self.written else None)
+        hides_nan = self.tree is not None
+        return LayerMemory(keys, values, bias, write if self.written else None, hides_nan)
+
+
+def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array:
+    """`seen [B, T, S]` within a window, as a bias; `queries [B, T, 1]`, `keys [B, 1, S]`."""
+    if window is not None:
+        seen = seen & (keys > queries - window)
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
 
 def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:

@@ -228,13 +228,50 @@ def write_layer(
     new_values: Array,
 ) -> tuple[Array, Array]:
     """`write` for one layer; NaN entries become 0."""
-    # The mask is added to the logits, which does not hide NaN: later queries would see it. The
-    # logits of the token itself are NaN anyway.
-    new_keys, new_values = (jnp.where(jnp.isnan(x), 0, x) for x in (new_keys, new_values))
+    new_keys, new_values = without_nan(new_keys, new_values)
     place = _places(positions, new_keys.shape[1 + layout.key_axis])
     return (
         _write_at(layout.key_axis, keys, new_keys, place),
         _write_at(layout.value_axis, values, new_values, place),
+    )
+
+
+def without_nan(*entries: Array) -> tuple[Array, ...]:
+    """Entries of a block, 0 in place of NaN."""
+    # The mask is added to the logits, which does not hide NaN: other queries would see it. The
+    # logits of the token itself are NaN anyway.
+    return tuple(jnp.where(jnp.isnan(x), 0, x) for x in entries)
+
+
+def keep(
+    cache: RaggedCache,
+    positions: Array,
+    nodes: Array,
+    layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
+) -> RaggedCache:
+    """Moves the entries of a path through a tree together.
+
+    Args:
+      cache: with a tree's entries at `positions[b] ..`.
+      positions: `[B]` of an integer dtype.
+      nodes: `[B, G]` of an integer dtype; the entry at `positions[b] + nodes[b, i]` moves to
+        `positions[b] + 1 + i`. Entries that come from, or move to, slots past the end are
+        arbitrary, or dropped.
+      layout: of the entries.
+
+    Returns:
+      The cache in which the path follows `positions[b]`.
+    """
+    place = _places(positions, nodes.shape[1] + 1)
+    source = place[:, :1] + nodes.astype(jnp.int32)
+
+    def move(axis: int, layers: tuple[Array, ...]) -> tuple[Array, ...]:
+        # Outside of the cache, the default would read NaN, which a mask does not hide.
+        take = jax.vmap(lambda row, at: jnp.take(row, at, axis=axis, mode="clip"))
+        return tuple(_write_at(axis, x, take(x, source), place[:, 1:]) for x in layers)
+
+    return cache._replace(
+        keys=move(layout.key_axis, cache.keys), values=move(layout.value_axis, cache.values)
     )
 
 

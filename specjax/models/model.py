@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
 from specjax.models.weights import StoredWeight, is_stored
-from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled
+from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled, TreeShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Model(LanguageModel, abc.ABC):
     split: bool = True
     layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
     tokens: int | None = None
+
+    reads_trees: ClassVar[bool] = True
 
     @property
     def vocab_size(self) -> int:
@@ -187,6 +189,65 @@ class Model(LanguageModel, abc.ABC):
         # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
         memory = Memory(cache, positions.astype(jnp.int32), self.layout)
         return self._apply(params, tokens, memory, method="score")
+
+    def score_tree(
+        self,
+        params: Params,
+        cache: RaggedCache,
+        tokens: Array,
+        positions: Array,
+        tree: TreeShape,
+    ) -> tuple[Array, Array, CacheEntries]:
+        """`score` for tokens of a tree; see `specjax.types.LanguageModel`.
+
+        Rotations, relative positions and windows follow the depths of the nodes.
+
+        Args:
+          params: the parameters.
+          cache: the cache, with the first N - T nodes at `positions[b] ..`.
+          tokens: `[B, T]` of an integer dtype, the last T nodes.
+          positions: `[B]` of an integer dtype, the cache position of node 0.
+          tree: the places of the nodes.
+
+        Returns:
+          As `score`; the updates are for `write` at `positions[b] + N - T`.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not agree.
+        """
+        self._check_block(cache, tokens, positions)
+        rows, length = tokens.shape
+        check_integers("tree.depths", tree.depths, (rows, None), least=length)
+        wanted = (rows, length, tree.depths.shape[1])
+        if tree.seen.shape != wanted or tree.seen.dtype != bool:
+            raise ValueError(
+                f"tree.seen must be booleans of shape {list(wanted)}, "
+                f"got {tree.seen.dtype}{list(tree.seen.shape)}"
+            )
+        tree = tree._replace(depths=tree.depths.astype(jnp.int32))
+        memory = Memory(cache, positions.astype(jnp.int32), self.layout, tree=tree)
+        return self._apply(params, tokens, memory, method="score")
+
+    def keep(self, cache: RaggedCache, positions: Array, nodes: Array) -> RaggedCache:
+        """Moves the entries of a path through a tree together.
+
+        Args:
+          cache: the cache, with a tree's entries at `positions[b] ..`; if it is donated, nothing
+            but the path is copied.
+          positions: `[B]` of an integer dtype, the cache position of node 0.
+          nodes: `[B, G]` of an integer dtype; the entry at `positions[b] + nodes[b, i]` moves to
+            `positions[b] + 1 + i`. Numbers after the path may be arbitrary, like their entries.
+
+        Returns:
+          The cache in which the path follows `positions[b]`; entries past the end are dropped.
+
+        Raises:
+          ValueError: if the shapes or dtypes do not agree.
+        """
+        rows = cache.keys[0].shape[0]
+        check_integers("positions", positions, (rows,))
+        check_integers("nodes", nodes, (rows, None))
+        return cache_lib.keep(cache, positions, nodes, self.layout)
 
     def extend(
         self, params: Params, cache: RaggedCache, tokens: Array, positions: Array

@@ -147,9 +147,25 @@ class RelativePositionBias(nn.Module):
         Returns:
           `[B, H, 1, T, S]` float32.
         """
-        table = self._of_distances(np.arange(self.max_distance + 1))
+        table = self._table()
         offsets = np.arange(length)[:, None] - np.arange(max_length)[None, :]
         distances = positions[:, None, None] + offsets[None].astype(np.int32)
+        return self._pick(table, distances)
+
+    def between(self, queries: Array, keys: Array) -> Array:
+        """The biases of queries at positions `[B, T]` for keys at `[B, S]`, in a decoder.
+
+        Returns:
+          `[B, H, 1, T, S]` float32; arbitrary for keys after the query.
+        """
+        return self._pick(self._table(), queries[:, :, None] - keys[:, None])
+
+    def _table(self) -> Array:
+        """`[H, max_distance + 1]` float32: the biases of distances up to the last bucket."""
+        return self._of_distances(np.arange(self.max_distance + 1))
+
+    def _pick(self, table: Array, distances: Array) -> Array:
+        """The biases of `distances [B, T, S]` from `_table`: `[B, H, 1, T, S]`."""
         biases = jnp.take(table, jnp.clip(distances, 0, self.max_distance), axis=1, mode="clip")
         return jnp.moveaxis(biases, 0, 1)[:, :, None]
 

@@ -196,13 +196,10 @@ class Stack(nn.Module):
         """
         length = x.shape[1]
         ropes = self._ropes(x, memory)
-        biases = self._biases(lambda r: r.block(length), lambda w: self._mask(length, w, mask))
+        biases = self._block_biases(length, memory, mask)
         pasts: list[LayerMemory | None] = [None] * len(biases)
         if memory is not None:
-            past_biases = self._biases(
-                lambda r: r.cached(memory.positions, length, memory.max_length),
-                lambda w: memory.bias(length, w),
-            )
+            past_biases = self._past_biases(length, memory)
             pasts = [memory.layer(i, bias) for i, bias in enumerate(past_biases)]
         encoded: list[Segment | None] = [None] * len(biases)
         if cross is not None:
@@ -226,8 +223,11 @@ class Stack(nn.Module):
         def angles(frequencies: tuple[float, ...] | None) -> Rope | None:
             if frequencies is None:
                 return None
-            start = jnp.zeros(x.shape[0], jnp.int32) if memory is None else memory.positions
-            positions = start[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+            if memory is None:
+                start = jnp.zeros(x.shape[0], jnp.int32)
+                positions = start[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+            else:
+                positions = memory.places(x.shape[1])
             return rope_angles(positions, np.asarray(frequencies, np.float32))
 
         return [angles(frequencies) for frequencies in self.style.ropes]
@@ -248,6 +248,25 @@ class Stack(nn.Module):
         shared = relative(self.relpos_bias)
         both = functools.cache(lambda window: shared + mask(window))
         return [both(window) for window in self.style.windows]
+
+    def _block_biases(self, length: int, memory: Memory | None, mask: Array | None) -> list[Array]:
+        """The bias of each layer for a block that attends to itself; see `__call__`."""
+        if memory is None or memory.tree is None:
+            return self._biases(lambda r: r.block(length), lambda w: self._mask(length, w, mask))
+        places = memory.places(length)
+        return self._biases(
+            lambda r: r.between(places, places), lambda w: memory.tree_bias(length, w)
+        )
+
+    def _past_biases(self, length: int, memory: Memory) -> list[Array]:
+        """The bias of each layer for a block that attends to the cache."""
+
+        def relative(r: RelativePositionBias) -> Array:
+            if memory.tree is None:
+                return r.cached(memory.positions, length, memory.max_length)
+            return r.between(memory.places(length), memory.slots())
+
+        return self._biases(relative, lambda w: memory.bias(length, w))
 
     def _mask(self, length: int, window: Any, mask: Array | None) -> Array:
         """The mask of a block that attends to itself; see `__call__`."""

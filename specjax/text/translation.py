@@ -22,7 +22,16 @@ import numpy as np
 from specjax.compilation import jit
 from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
-from specjax.types import Array, Axes, Cache, CacheUpdates, LanguageModel, Params, Prefilled
+from specjax.types import (
+    Array,
+    Axes,
+    Cache,
+    CacheUpdates,
+    LanguageModel,
+    Params,
+    Prefilled,
+    TreeShape,
+)
 
 _PLAIN, _BYTE, _SPECIAL = "plain", "byte", "special"
 _IS_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -56,6 +65,11 @@ class TranslatedModel(LanguageModel):
     model: LanguageModel
     vocab_size: int
 
+    @property
+    def reads_trees(self) -> bool:  # type: ignore[override]  # as its model does
+        """See `LanguageModel`."""
+        return self.model.reads_trees
+
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """See `LanguageModel`."""
         return self.model.prompt_positions(input_lengths, prefix_lengths)
@@ -83,11 +97,21 @@ class TranslatedModel(LanguageModel):
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
         """See `LanguageModel`."""
-        logits, hidden, updates = self.model.score(
-            params["model"], cache, params["ids"][tokens], positions
-        )
-        found = jnp.take(logits, params["ids"], axis=-1, mode="clip")
-        return jnp.where(params["shared"], found, -jnp.inf), hidden, updates
+        given = cache, params["ids"][tokens], positions
+        logits, *others = self.model.score(params["model"], *given)
+        return _translated(params, logits), *others
+
+    def score_tree(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
+    ) -> tuple[Array, Array, CacheUpdates]:
+        """See `LanguageModel`."""
+        given = cache, params["ids"][tokens], positions, tree
+        logits, *others = self.model.score_tree(params["model"], *given)
+        return _translated(params, logits), *others
+
+    def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
+        """See `LanguageModel`."""
+        return self.model.keep(cache, positions, nodes)
 
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
         """See `LanguageModel`."""
@@ -113,6 +137,12 @@ class TranslatedModel(LanguageModel):
     def axis_units(self) -> Any:
         """See `LanguageModel`."""
         return self.model.axis_units()
+
+
+def _translated(params: Params, logits: Array) -> Array:
+    """Logits `[B, T, W]` of the model as logits `[B, T, V]` of the other vocabulary."""
+    found = jnp.take(logits, params["ids"], axis=-1, mode="clip")
+    return jnp.where(params["shared"], found, -jnp.inf)
 
 
 def translate(

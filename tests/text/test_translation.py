@@ -1,5 +1,7 @@
 """A drafter with another tokenizer: exact, and restricted to the shared tokens."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import specjax
 from specjax import testing
 from specjax.checkpoints import SpecialIds, load_model, save_model
+from specjax.decoding.tree import shape_of
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.translation import shared_probability, tables, translate
@@ -40,6 +43,10 @@ class Letters(Numbers):
         return [self.letters.index(x) for x in text if x in self.letters]
 
 
+class Chains(testing.TabularModel):
+    reads_trees = False
+
+
 OURS = Letters(["<pad>", "</s>", "c", "x", "a", "b"])  # the drafter's
 THEIRS = Letters(["<pad>", "</s>", "a", "b", "c"])
 PROMPT = np.array([2, 3], np.int32)
@@ -67,6 +74,24 @@ def test_the_distribution_is_renormalised_over_the_shared_tokens():
     own = probs(drafter, 5)[[1, 4, 5, 2]]
     expected = np.array([0.0, *own / own.sum()])
     np.testing.assert_allclose(jax.nn.softmax(logits[0, 0]), expected, rtol=1e-5)
+
+
+def test_trees_are_read_if_the_model_reads_them():
+    drafter = tabular(1, OURS)
+    other = translate(drafter, tabular(2, THEIRS))
+    assert other.model.reads_trees
+    filled = other.model.prefill(other.params, PROMPT[None], np.array([2], np.int32), 5)
+    given = other.params, filled.cache, np.array([[3, 2, 4]], np.int32), filled.positions
+    logits, _, updates = other.model.score_tree(*given, shape_of(jnp.array([[0, 0]])))
+    chains = [other.model.score(*given[:2], np.array([[3, i]], np.int32), given[3]) for i in (2, 4)]
+    for node, (chain, *_) in enumerate(chains, 1):
+        np.testing.assert_array_equal(logits[0, [0, node]], chain[0])
+    written = other.model.write(filled.cache, updates, filled.positions)
+    kept = other.model.keep(written, filled.positions, np.array([[2]]))
+    want = other.model.write(filled.cache, chains[1][2], filled.positions)
+    np.testing.assert_array_equal(kept[0, :3], want[0, :3])
+    chains_only = dataclasses.replace(drafter, model=Chains(*dataclasses.astuple(drafter.model)))
+    assert not translate(chains_only, tabular(2, THEIRS)).model.reads_trees
 
 
 @pytest.mark.parametrize("verification", ["Token", "Block"])
