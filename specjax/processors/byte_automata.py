@@ -3,7 +3,7 @@
 Python's `re` reads the expression. An automaton without counters, groups or look-around reads its
 language; so these are refused. Time and memory are limited, whatever the expression.
 
-Axes: S states, E edges.
+Axes: S states.
 """
 
 import functools
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.processors.caches import bounded_cache
+from specjax.processors.state_graphs import FAR, fewest_steps
 
 MOST_STATES = 20_000
 MOST_CHARACTERS = 1 << 21
@@ -27,8 +28,6 @@ _MOST_EDGES = 1_500_000
 _MOST_KEPT = 32_000_000
 _MOST_FOLLOWING = 4_000_000
 _SECONDS = 20.0
-# The number of steps where there is no way: more than any output is long.
-FAR = np.int32(2**30)
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _REFUSED = {
@@ -384,37 +383,3 @@ def _trimmed(steps: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
     sources, _ = np.nonzero(steps >= 0)
     useful = fewest_steps(sources, steps[steps >= 0], accepting) < FAR
     return ByteAutomaton(np.where(np.append(useful, False)[steps], steps, np.int32(-1)), accepting)
-
-
-def fewest_steps(sources: np.ndarray, targets: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """`[S]` int32, the fewest steps from each state to an end, `FAR` if there is no way.
-
-    Searches backwards from the ends, so that each edge is followed once.
-
-    Args:
-      sources: `[E]`, the state that an edge leaves.
-      targets: `[E]`, the state that it leads to.
-      ends: `[S]` bool.
-    """
-    order = np.argsort(targets, kind="stable")
-    sources = sources[order]
-    first = np.searchsorted(targets, np.arange(len(ends) + 1), sorter=order)
-    found = np.where(ends, np.int32(0), FAR)
-    front = np.flatnonzero(ends)
-    while front.size:
-        near = np.unique(sources[members(first, front)[1]])
-        front, distance = near[found[near] == FAR], found[front[0]] + 1
-        found[front] = distance
-    return found
-
-
-def members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(place in `groups`, member) of all members of some groups.
-
-    Args:
-      first: the members of group i are first[i] .. first[i + 1] - 1.
-      groups: numbers of groups.
-    """
-    counts = first[groups + 1] - first[groups]
-    offsets = np.repeat(first[groups] - np.cumsum(counts) + counts, counts)
-    return np.repeat(np.arange(groups.size), counts), offsets + np.arange(offsets.size)

@@ -14,7 +14,8 @@ from specjax.checks import checked
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
 from specjax.processors.json_schemas import schema_pattern, schema_text
-from specjax.processors.token_automata import FAR, TokenAutomaton, token_automaton
+from specjax.processors.state_graphs import FAR
+from specjax.processors.token_automata import TokenAutomaton, token_automaton
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.processors.byte_automata import FAR, ByteAutomaton, fewest_steps, members
+from specjax.processors.byte_automata import ByteAutomaton
+from specjax.processors.state_graphs import FAR, fewest_steps, members
 from specjax.tokenizers.tokenizer import Pieces
 
 # The largest table, in bytes.
