@@ -13,6 +13,7 @@ from specjax.models import model_from_config
 from specjax.sampling import Sampling
 from tests.decoding.helpers import alone, begin, pair
 from tests.decoding.policies import AfterTokenOne
+from tests.decoding.trees import Likeliest, Walk
 from tests.models.tiny import CONFIGS, random_params
 
 ROWS, PROMPT, NEW = 3, 5, 12
@@ -60,11 +61,14 @@ def programs(request):
         "alone": decoding.Autoregressive(model),
         "both": decoding.Speculative(model, drafting.NeuralDrafter(model, 4)),
         "widths": decoding.Speculative(model, early),
+        "tree": decoding.Speculative(model, Likeliest(VOCAB, (0, 0, 1, 1)), Walk()),
         **{name: method for name, (method, _) in cascades.items()},
     }
     traced, states = {}, {}
     for name, method in methods.items():
         given = alone(params) if name == "alone" else pair(params, params, rules.OPT(0.1))
+        if name == "tree":
+            given = decoding.MethodParams(params, jnp.zeros((VOCAB, VOCAB)))
         if name in cascades:
             given = decoding.MethodParams(params, params, cascades[name][1])
         states[name] = arguments(method, given)
@@ -75,7 +79,7 @@ def programs(request):
     return {n: (str(t.jaxpr), t.lower().compile().as_text(), shapes) for n, t in traced.items()}
 
 
-METHODS = ["alone", "both", "widths", "token cascade", "bild", "oracle", "sequence"]
+METHODS = ["alone", "both", "widths", "tree", "token cascade", "bild", "oracle", "sequence"]
 
 
 @pytest.mark.parametrize("name", METHODS)
