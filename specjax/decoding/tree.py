@@ -30,15 +30,15 @@ def shape_of(parents: Array | None) -> TreeShape | None:
     """The places of the nodes with `parents [B, G]`; None for a chain."""
     if parents is None:
         return None
-    rows, count = parents.shape[0], parents.shape[1] + 1
-    own = jnp.eye(count, dtype=bool)
-
-    def grow(node: Any, seen: Array) -> Array:
-        of_parent = jax.vmap(lambda x, i: x[i])(seen, parents[:, node - 1])
-        return seen.at[:, node].set(of_parent | own[node][None])
-
-    first = jnp.zeros((rows, count, count), bool).at[:, 0, 0].set(True)
-    seen = jax.lax.fori_loop(1, count, grow, first)
+    longest = parents.shape[1]  # the path of a chain
+    numbers = jnp.arange(longest + 1, dtype=jnp.int32)
+    follows = jnp.pad(parents, ((0, 0), (1, 0)))[:, :, None] == numbers[None, None]
+    own = jnp.eye(longest + 1, dtype=bool)[None]
+    seen = jnp.tril(follows, -1) | own
+    for _ in range((longest - 1).bit_length()):
+        # Ways of up to twice as many steps; the sums of zeros and ones are exact.
+        ways = seen.astype(jnp.float32)
+        seen = jnp.einsum("bij,bjk->bik", ways, ways) > 0
     return TreeShape(jnp.sum(seen, axis=2, dtype=jnp.int32) - 1, seen)
 
 
