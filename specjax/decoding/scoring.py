@@ -81,10 +81,11 @@ def score(
       A `Scored`.
     """
     full, tree = widths[-1], shape_of(wanted.parents)
-    if len(widths) == 1 and tree is None:
+    if len(widths) == 1:
         read_now = tokens[:, :full]
+        given = () if tree is None else (part_of(tree, 0, full),)
         with jax.named_scope("verifier_pass"):
-            read = model.extend(params, cache, read_now, positions)
+            read = model.extend(params, cache, read_now, positions, *given)
         p, p_conf, hidden = _outputs(wanted, read.logits, read.hidden, read_now)
         return Scored(p, p_conf, hidden, read.cache)
 

@@ -289,7 +289,7 @@ class Memory(NamedTuple):
       positions: `[B]` int32, where the block of each row starts, or its tree; entries before it are
         live.
       layout: how the entries lie; static.
-      written: whether a layer writes its entries before it reads the cache; static, false in trees.
+      written: whether a layer writes its entries before it reads the cache; static.
       tree: the places of the block's tokens in a tree; None for a chain.
     """
 
@@ -317,8 +317,7 @@ class Memory(NamedTuple):
         if self.tree is not None:
             numbers = jnp.arange(self.max_length, dtype=jnp.int32)[None, None]
             earlier = numbers < self.positions[:, None, None]
-            nodes = self.tree.seen[..., : self.tree.depths.shape[1] - length]
-            seen = self._over_slots(earlier, nodes)
+            seen = self._over_slots(earlier, self.tree.seen[..., : self._cached_nodes])
             return _mask(seen, self.places(length)[..., None], self.slots()[:, None], window)
         keys = jnp.arange(self.max_length, dtype=jnp.int32)[None, None, :]
         start = self.positions[:, None, None]
@@ -341,9 +340,14 @@ class Memory(NamedTuple):
     def slots(self) -> Array:
         """The positions in the text of the cache's slots, for a tree: `[B or 1, S]` int32."""
         assert self.tree is not None
-        early = self.tree.depths.shape[1] - self.tree.seen.shape[1]
-        places = self.positions[:, None] + self.tree.depths[:, :early]
+        places = self.positions[:, None] + self.tree.depths[:, : self._cached_nodes]
         return self._over_slots(jnp.arange(self.max_length, dtype=jnp.int32)[None], places)
+
+    @property
+    def _cached_nodes(self) -> int:
+        """The number of a tree's nodes that a layer reads from the cache."""
+        assert self.tree is not None
+        return self.tree.depths.shape[1] - (0 if self.written else self.tree.seen.shape[1])
 
     def _over_slots(self, given: Array, nodes: Array) -> Array:
         """`given [..., S]` with `nodes [B, ..., n]` in the slots of a tree's first n nodes."""
@@ -359,9 +363,12 @@ class Memory(NamedTuple):
 
     def layer(self, index: int, bias: Array) -> LayerMemory:
         """The entries of layer `index`."""
-        write = functools.partial(write_layer, self.positions, self.layout)
+        start, tree = self.positions, self.tree
+        if tree is not None:
+            start = start + (tree.depths.shape[1] - tree.seen.shape[1])
+        write = functools.partial(write_layer, start, self.layout)
         keys, values = self.cache.keys[index], self.cache.values[index]
-        hides_nan = self.tree is not None
+        hides_nan = tree is not None and not self.written  # `write` does
         return LayerMemory(keys, values, bias, write if self.written else None, hides_nan)
 
 

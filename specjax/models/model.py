@@ -185,9 +185,7 @@ class Model(LanguageModel, abc.ABC):
         Raises:
           ValueError: if the shapes or dtypes do not agree.
         """
-        self._check_block(cache, tokens, positions)
-        # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
-        memory = Memory(cache, positions.astype(jnp.int32), self.layout)
+        memory = self._memory(cache, tokens, positions)
         return self._apply(params, tokens, memory, method="score")
 
     def score_tree(
@@ -215,17 +213,7 @@ class Model(LanguageModel, abc.ABC):
         Raises:
           ValueError: if the shapes or dtypes do not agree.
         """
-        self._check_block(cache, tokens, positions)
-        rows, length = tokens.shape
-        check_integers("tree.depths", tree.depths, (rows, None), least=length)
-        wanted = (rows, length, tree.depths.shape[1])
-        if tree.seen.shape != wanted or tree.seen.dtype != bool:
-            raise ValueError(
-                f"tree.seen must be booleans of shape {list(wanted)}, "
-                f"got {tree.seen.dtype}{list(tree.seen.shape)}"
-            )
-        tree = tree._replace(depths=tree.depths.astype(jnp.int32))
-        memory = Memory(cache, positions.astype(jnp.int32), self.layout, tree=tree)
+        memory = self._memory(cache, tokens, positions, tree)
         return self._apply(params, tokens, memory, method="score")
 
     def keep(self, cache: RaggedCache, positions: Array, nodes: Array) -> RaggedCache:
@@ -250,7 +238,12 @@ class Model(LanguageModel, abc.ABC):
         return cache_lib.keep(cache, positions, nodes, self.layout)
 
     def extend(
-        self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
+        self,
+        params: Params,
+        cache: RaggedCache,
+        tokens: Array,
+        positions: Array,
+        tree: TreeShape | None = None,
     ) -> Extended:
         """See `specjax.types.LanguageModel`.
 
@@ -259,9 +252,8 @@ class Model(LanguageModel, abc.ABC):
         concatenation.
         """
         if not self.layout.by_position:
-            return super().extend(params, cache, tokens, positions)
-        self._check_block(cache, tokens, positions)
-        memory = Memory(cache, positions.astype(jnp.int32), self.layout, written=True)
+            return super().extend(params, cache, tokens, positions, tree)
+        memory = self._memory(cache, tokens, positions, tree, written=True)
         logits, hidden, new = self._apply(params, tokens, memory, method="score")
         return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
 
@@ -282,10 +274,30 @@ class Model(LanguageModel, abc.ABC):
         check_integers("positions", positions, updates.computed.shape[:1])
         return cache_lib.write(cache, updates, positions, self.layout)
 
-    def _check_block(self, cache: RaggedCache, tokens: Array, positions: Array) -> None:
+    def _memory(
+        self,
+        cache: RaggedCache,
+        tokens: Array,
+        positions: Array,
+        tree: TreeShape | None = None,
+        written: bool = False,
+    ) -> Memory:
+        """The memory of a block; raises ValueError if the shapes or dtypes do not agree."""
         rows = cache.keys[0].shape[0]
         check_integers("tokens", tokens, (rows, None))
         check_integers("positions", positions, (rows,))
+        if tree is not None:
+            length = tokens.shape[1]
+            check_integers("tree.depths", tree.depths, (rows, None), least=length)
+            wanted = (rows, length, tree.depths.shape[1])
+            if tree.seen.shape != wanted or tree.seen.dtype != bool:
+                raise ValueError(
+                    f"tree.seen must be booleans of shape {list(wanted)}, "
+                    f"got {tree.seen.dtype}{list(tree.seen.shape)}"
+                )
+            tree = tree._replace(depths=tree.depths.astype(jnp.int32))
+        # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
+        return Memory(cache, positions.astype(jnp.int32), self.layout, written, tree)
 
     def _empty_cache(self, rows: int, max_length: int) -> RaggedCache:
         """A cache without entries; raises ValueError if `max_length` is below 1."""

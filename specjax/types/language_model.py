@@ -172,9 +172,24 @@ class LanguageModel(Protocol):
         """
         raise TypeError(f"{type(self).__name__} cannot read trees")
 
-    def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> Extended:
-        """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache."""
-        returned = self.score(params, cache, tokens, positions)
+    def extend(
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Array,
+        positions: Array,
+        tree: TreeShape | None = None,
+    ) -> Extended:
+        """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache.
+
+        With `tree`, if `reads_trees`, as `score_tree`: the tokens are the last T nodes, and they
+        are written at `positions[b] + N - T ..`.
+        """
+        if tree is None:
+            returned = self.score(params, cache, tokens, positions)
+        else:
+            returned = self.score_tree(params, cache, tokens, positions, tree)
+            positions = positions.astype("int32") + (tree.depths.shape[1] - tokens.shape[1])
         logits, hidden, updates = checked_scores(self, returned, tokens)
         return Extended(logits, hidden, self.write(cache, updates, positions))
 

@@ -124,9 +124,9 @@ class Schedule:
         found = []
         for start, end in itertools.pairwise(SPLITS):
             part = self.wrong(part_of(tree, start, end))
-            logits, _, updates = self.read(self.params, cache, block[:, start:end], at, part)
-            cache = self.write(cache, updates, at + start)
-            found.append(logits)
+            out = self.extend(self.params, cache, block[:, start:end], at, part)
+            cache = out.cache
+            found.append(out.logits)
         return np.concatenate(found, axis=1), cache
 
     def worst(self, rounds=ROUNDS, seed=0):
@@ -174,7 +174,10 @@ CASES = list(itertools.product(NAMES, ("cpu", "tpu")))
     ],
 )
 def test_every_node_gets_the_logits_of_its_path(name, platform):
-    """At once and level by level; after paths that were kept, and rollbacks."""
+    """At once and level by level; after paths that were kept, and rollbacks.
+
+    In the layout of TPUs, `extend` writes the nodes before it reads them; `score_tree` does not.
+    """
     model, params = network(name, platform)
     assert model.layout.by_position == (platform == "tpu")
     assert Schedule(model, params).worst() <= 2e-5
@@ -239,12 +242,15 @@ def test_nan_stays_in_its_node(platform):
     want = read(*given, plain, at, tree)[0][0, beside]
     assert error(found[0, beside], want) <= 1e-6
     # Its slot, and slots past the end, leave no NaN in the cache.
-    kept = model.keep(model.write(filled.cache, updates, at), at, jnp.array([[2, 4, 1, 99, -99]]))
-    assert not any(np.isnan(x).any() for x in (*kept.keys, *kept.values))
     extend = quick_jit(model.extend)
-    after = extend(params, kept, jnp.array([[9]]), at + 3).logits
-    want = extend(params, filled.cache, jnp.array([[5, 6, 8, 9]]), at).logits[:, 3:]
-    assert error(after, want) <= 2e-5
+    both = extend(*given, block, at, tree)
+    assert error(both.logits[0, beside], want) <= 2e-6 and np.isnan(both.logits[0, 1]).all()
+    want = extend(*given, jnp.array([[5, 6, 8, 9]]), at).logits[:, 3:]
+    for cache in (model.write(filled.cache, updates, at), both.cache):
+        kept = model.keep(cache, at, jnp.array([[2, 4, 1, 99, -99]]))
+        assert not any(np.isnan(x).any() for x in (*kept.keys, *kept.values))
+        after = extend(params, kept, jnp.array([[9]]), at + 3).logits
+        assert error(after, want) <= 2e-5
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
