@@ -134,8 +134,12 @@ class Method(abc.ABC):
         return self.model_names
 
     def committed(self, state: DecodeState) -> Any:
-        """`state.inner` with the positions up to which caches have the committed tokens."""
-        return state.inner
+        """The parts of `inner` whose caches the next turn of a chat may begin with.
+
+        They have a property `cached`; see `specjax.decoding.reading`. By default there are none, so
+        that each turn reads the whole conversation.
+        """
+        return ()
 
     def inner_axes(self, inner: Any) -> Axes:
         """The logical axis names of `inner`; by default only rows are spread."""

@@ -38,6 +38,12 @@ class RoundState(NamedTuple):
     credit: Array  # [B]
     history: History | None = None
 
+    @property
+    def cached(self) -> Array:
+        """See `specjax.decoding.reading`."""
+        read = self.positions if self.history is None else self.history.read
+        return jnp.minimum(self.positions, read)
+
 
 class RoundInfo(NamedTuple):
     """Statistics of one round, per row.

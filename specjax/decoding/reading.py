@@ -54,15 +54,15 @@ def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -
     return Beginning(_take(placement(caches))(rows, caches, np.int32(row)), np.int32(lengths))
 
 
-def reads(inner: Any) -> list[Read]:
-    """All caches in a method's `inner` that stand beside their positions, in its order."""
-    if isinstance(inner, tuple) and hasattr(inner, "cache") and hasattr(inner, "positions"):
-        length = inner.positions
-        if (history := getattr(inner, "history", None)) is not None:
-            length = jnp.minimum(length, history.read)
-        return [Read(inner.cache, length), *reads([x for x in inner if x is not inner.cache])]
-    parts = inner if isinstance(inner, tuple | list) else ()
-    return [one for part in parts for one in reads(part)]
+def reads(parts: Any) -> list[Read]:
+    """All parts with a `cache` and a property `cached`, `[B]` int32, in their order.
+
+    Entries of the cache below `cached` belong to the prompt and the committed tokens, in order.
+    """
+    if not isinstance(parts, tuple | list):
+        return []
+    own = [Read(parts.cache, parts.cached)] if hasattr(parts, "cached") else []  # type: ignore[union-attr]
+    return own + [one for part in parts for one in reads(part)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -74,9 +74,9 @@ def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int,
 
     def trace(params: Params) -> None:
         with noting() as noted:
-            inner = method.prefill(params, prompts, method.cache_length(2, 0, 1))
+            state = method.prefill(params, prompts, method.cache_length(2, 0, 1))
         # The same traced arrays.
-        first = {id(jax.tree.leaves(one.cache)[0]): i for i, one in enumerate(reads(inner))}
+        first = {id(jax.tree.leaves(one.cache)[0]): i for i, one in enumerate(reads(state))}
         places = [first.get(id(jax.tree.leaves(cache)[0])) for cache in noted]
         found.extend(place for place in places if place is not None)
         if len(found) < len(noted):

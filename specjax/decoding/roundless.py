@@ -52,6 +52,11 @@ class HasRead(NamedTuple):
     positions: Array  # [B]
     cache: Cache
 
+    @property
+    def cached(self) -> Array:
+        """See `specjax.decoding.reading`."""
+        return self.positions
+
 
 class SequentialState(NamedTuple):
     """The state of a row between two steps.
@@ -121,6 +126,10 @@ class SequentialMethod(Method):
         }
         read = {name: HasRead(x.positions, x.cache) for name, x in filled.items()}
         return SequentialState(filled["verifier"].tokens, **read)
+
+    def committed(self, state: DecodeState) -> SequentialState:
+        """See `Method`."""
+        return state.inner
 
     def inner_axes(self, inner: SequentialState) -> Axes:
         """See `Method`."""

@@ -110,6 +110,10 @@ class Speculative(Method):
         prompt = prompts.inputs, prompts.input_lengths, max_length, *forced
         return self.round.prefill(params, *prompt)
 
+    def committed(self, state: DecodeState) -> RoundState:
+        """See `Method`."""
+        return state.inner
+
     def inner_axes(self, inner: RoundState) -> Axes:
         """See `Method`."""
         return self.round.state_axes(inner)

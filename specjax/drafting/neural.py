@@ -78,6 +78,11 @@ class NeuralDrafterState(NamedTuple):
     history: History
     past: PolicyPast | tuple[()] = ()
 
+    @property
+    def cached(self) -> Array:
+        """See `specjax.decoding.reading`."""
+        return jnp.minimum(self.positions, self.history.read)
+
 
 class _DraftLoop(NamedTuple):
     """The state of the draft loop."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, rules
+from specjax import decoding, drafting, rules
+from specjax.decoding.loop import jitted_init, jitted_run
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.chat import Chat
@@ -66,6 +67,11 @@ WAYS = {
         "max_draft": None,
     },
     "tokens": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.9), "max_draft": None},
+    "bild": {
+        "method": specjax.BiLDCascade(limit=4), "max_draft": None,
+        "rule": rules.FallbackRollback(rules.Chow(0.9), rules.BiLD(2.0)),
+    },
+    "oracle": {"method": specjax.OracleCascade(), "rule": rules.Diff(0.0), "max_draft": None},
     "kept": {
         "method": specjax.SequenceCascade(), "rule": rules.SequenceChow(1.0), "max_draft": None,
     },
@@ -134,6 +140,26 @@ def test_only_new_tokens_are_read(pair):
         assert new <= rows[i].prefilled <= new + SHAPE["max_draft"] + 2
     for own, one in zip(rows, _whole(decoder, chat), strict=True):
         assert own.text == one.text and own.to_dict()["prefilled"] == own.prefilled
+
+
+def test_later_turns_compile_nothing(pair):
+    decoder = specjax.Decoder(pair, **SHAPE, sampling=Sampling(0.0))
+    chat = decoder.chat()
+    programs = []
+    for text in TURNS:
+        chat(text)
+        programs.append(jitted_init(None).num_programs() + jitted_run(None).num_programs())
+    assert programs[1] == programs[2] == programs[3]
+
+
+def test_states_that_do_not_show_what_was_read(llamas, monkeypatch):
+    """Each turn then reads the whole history: the default of a user's own method."""
+    decoder = _decoder(llamas, "pair")
+    expected = [row.text for row in _talk(decoder, seed=5)[1]]
+    monkeypatch.setattr(decoding.Speculative, "committed", decoding.Method.committed)
+    chat, rows = _talk(decoder, seed=5)
+    assert [row.text for row in rows] == expected
+    assert rows[-1].prefilled == len(decoder.encode(chat.messages[:-1]))
 
 
 def test_a_wrong_cache_changes_replies(pair):
