@@ -217,17 +217,9 @@ class Model(LanguageModel, abc.ABC):
         return self._apply(params, tokens, memory, method="score")
 
     def keep(self, cache: RaggedCache, positions: Array, nodes: Array) -> RaggedCache:
-        """Moves the entries of a path through a tree together.
+        """See `specjax.types.LanguageModel`; if the cache is donated, only the path is copied.
 
-        Args:
-          cache: the cache, with a tree's entries at `positions[b] ..`; if it is donated, nothing
-            but the path is copied.
-          positions: `[B]` of an integer dtype, the cache position of node 0.
-          nodes: `[B, G]` of an integer dtype; the entry at `positions[b] + nodes[b, i]` moves to
-            `positions[b] + 1 + i`. Numbers after the path may be arbitrary, like their entries.
-
-        Returns:
-          The cache in which the path follows `positions[b]`; entries past the end are dropped.
+        The numbers in `nodes` after the path may be arbitrary; entries past the end are dropped.
 
         Raises:
           ValueError: if the shapes or dtypes do not agree.

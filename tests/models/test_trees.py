@@ -13,6 +13,8 @@ from specjax.models import CausalLM, LlamaConfig, RelativePositions, model_from_
 from specjax.models.gemma import GemmaConfig
 from specjax.models.gemma3 import Gemma3Config
 from specjax.models.mistral import MistralConfig
+from specjax.models.olmo2 import Olmo2Config
+from specjax.models.phi3 import Phi3Config
 from specjax.models.qwen2 import Qwen2Config
 from specjax.models.qwen3 import Qwen3Config
 from specjax.models.smollm3 import SmolLM3Config
@@ -52,6 +54,8 @@ MORE = {
         query_pre_attn_scalar=8.0,
     ),
     "mistral": MistralConfig(**_ROTARY, sliding_window=3),
+    "olmo2": Olmo2Config(**_ROTARY),
+    "phi3": Phi3Config(**_ROTARY, sliding_window=3),
     "qwen2": Qwen2Config(**_ROTARY, sliding_window=5, layer_types=_SLIDING[::-1]),
     "qwen3": Qwen3Config(**_ROTARY),
     "smollm3": SmolLM3Config(**_ROTARY, rotated=(True, False)),
