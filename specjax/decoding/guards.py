@@ -267,6 +267,7 @@ def checked_block(
         "num_drafted": "[B]",
         **({"confidences": "[B, G + 1, V]"} if with_confidence else {}),
         **({"parents": "[B, G]"} if drafter.traits.drafts_trees else {}),
+        **({"laws": "[B, G]"} if getattr(block, "laws", None) is not None else {}),
         **({"sources": "[B, G]"} if getattr(block, "sources", None) is not None else {}),
     }
     _check_given(where, drafter, block, DraftBlock, axes, limits.size)

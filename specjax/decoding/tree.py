@@ -42,6 +42,16 @@ def shape_of(parents: Array | None) -> TreeShape | None:
     return TreeShape(jnp.sum(seen, axis=2, dtype=jnp.int32) - 1, seen)
 
 
+def grown(tree: TreeShape, parents: Array) -> TreeShape:
+    """A whole tree with more nodes, of `parents [B, n]` in it."""
+    pick, count = jax.vmap(lambda x, at: x[at]), parents.shape[1]
+    own = jnp.broadcast_to(jnp.eye(count, dtype=bool)[None], (parents.shape[0], count, count))
+    new = jnp.concatenate([pick(tree.seen, parents), own], axis=2)
+    old = jnp.pad(tree.seen, ((0, 0), (0, 0), (0, count)))
+    depths = jnp.concatenate([tree.depths, pick(tree.depths, parents) + 1], axis=1)
+    return TreeShape(depths, jnp.concatenate([old, new], axis=1))
+
+
 def part_of(tree: TreeShape, start: int, end: int) -> TreeShape:
     """The nodes `start .. end` of a whole tree, after those before."""
     return TreeShape(tree.depths[:, :end], tree.seen[:, start:end, :end])
@@ -71,7 +81,7 @@ def judge(
         acceptance, accepted = of_chains(*given, block.probs, targets, block.num_drafted, carry)
         return Judgement(accepted, acceptance, None)
     walk = jax.vmap(verification.walk)
-    path = walk(*given, block.parents, block.probs, targets, block.num_drafted)
+    path = walk(*given, block.parents, block.laws, block.probs, targets, block.num_drafted)
     return Judgement(path.length, None, path)
 
 
@@ -94,6 +104,7 @@ def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]
         tokens=pick(jnp.pad(block.tokens, ((0, 0), (1, 0))), nodes),
         num_drafted=path.length + has_child.any(axis=1).astype(jnp.int32),
         parents=None,
+        laws=None,
         sources=None,
     )
     every = (chain, *others)

@@ -16,12 +16,15 @@ from specjax.drafting.lookup_first import LookupFirst
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.oracle import GreedyOracle
 from specjax.drafting.policies import Budget, Confidence, Entropy, FixedLength, Survival
+from specjax.drafting.topologies import Beam, Topology, caterpillar, k_ary
+from specjax.drafting.trees import TreeDrafter
 from specjax.drafting.vertical import VerticalCascade, VerticalCascadeParams, lenience
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
 ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
 
 __all__ = [
+    "Beam",
     "Bigram",
     "Budget",
     "Confidence",
@@ -40,10 +43,14 @@ __all__ = [
     "NeuralDrafterParams",
     "OnlineEstimate",
     "Survival",
+    "Topology",
+    "TreeDrafter",
     "VerticalCascade",
     "VerticalCascadeParams",
     "cascade",
     "cascade_params",
+    "caterpillar",
+    "k_ary",
     "lenience",
     "read_costs",
 ]

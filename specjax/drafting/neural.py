@@ -96,8 +96,68 @@ class _DraftLoop(NamedTuple):
     processing: Processing | None
 
 
+class ModelDrafter(Drafter):
+    """What drafters of one language model share.
+
+    Attributes:
+      model: the language model.
+      name: its passes are counted under this name.
+    """
+
+    model: LanguageModel
+    name: str
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.model.vocab_size
+
+    @property
+    def has_confidence(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Its name."""
+        return (self.name,)
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        """See `Drafter`."""
+        return self.model.prompt_positions(input_lengths, prefix_lengths)
+
+    def prefill(
+        self,
+        params: NeuralDrafterParams,
+        inputs: Array,
+        input_lengths: Array,
+        max_length: int,
+        prefix: Array | None = None,
+        prefix_lengths: Array | None = None,
+    ) -> NeuralDrafterState:
+        """See `Drafter`."""
+        filled = self.model.prefill(
+            params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
+        )
+        history = history_lib.begin(filled, max_length, self.max_draft)
+        return NeuralDrafterState(filled.cache, filled.positions, history)
+
+    def mark(self, state: NeuralDrafterState) -> Array:
+        """The positions: the rest follows from the cache and the history."""
+        return state.positions
+
+    def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
+        """See `Drafter`."""
+        return state._replace(positions=mark)
+
+    def state_axes(self, state: NeuralDrafterState) -> Axes:
+        """See `Drafter`."""
+        axes = row_axes(state._replace(cache=()))
+        return axes._replace(cache=self.model.cache_axes(state.cache))
+
+
 @dataclasses.dataclass(frozen=True)
-class NeuralDrafter(Drafter):
+class NeuralDrafter(ModelDrafter):
     """Draws up to `max_draft` tokens from a small model. Its parameters: `NeuralDrafterParams`.
 
     A row that lags behind the committed tokens catches up in the first step of its next draft.
@@ -142,19 +202,9 @@ class NeuralDrafter(Drafter):
         check_eos_ids(self.eos_ids, self.vocab_size)
 
     @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.model.vocab_size
-
-    @property
     def num_uniforms(self) -> int:
         """A draw per token."""
         return self.max_draft * num_uniforms(self.vocab_size)
-
-    @property
-    def has_confidence(self) -> bool:
-        """True."""
-        return True
 
     @property
     def traits(self) -> DraftTraits:
@@ -169,11 +219,6 @@ class NeuralDrafter(Drafter):
             processes=True,
         )
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """Its name."""
-        return (self.name,)
-
     def describe(self) -> Any:
         """See `Drafter`."""
         return {
@@ -186,10 +231,6 @@ class NeuralDrafter(Drafter):
             "catches_up": self.catches_up,
         }
 
-    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Drafter`."""
-        return self.model.prompt_positions(input_lengths, prefix_lengths)
-
     def prefill(
         self,
         params: NeuralDrafterParams,
@@ -200,12 +241,10 @@ class NeuralDrafter(Drafter):
         prefix_lengths: Array | None = None,
     ) -> NeuralDrafterState:
         """See `Drafter`."""
-        filled = self.model.prefill(
-            params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
-        )
-        history = history_lib.begin(filled, max_length, self.max_draft)
-        past = first_past(self.stopping, params.stopping, inputs.shape[0], self.max_draft)
-        return NeuralDrafterState(filled.cache, filled.positions, history, past)
+        state = super().prefill(params, inputs, input_lengths, max_length, prefix, prefix_lengths)
+        rows = inputs.shape[0]
+        past = first_past(self.stopping, params.stopping, rows, self.max_draft)
+        return state._replace(past=past)
 
     def draft_limits(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
@@ -309,22 +348,13 @@ class NeuralDrafter(Drafter):
             past=learn(self.stopping, state.past, state.history.drafted, tokens, counts),
         )
 
-    def mark(self, state: NeuralDrafterState) -> Array:
-        """The positions: the rest follows from the cache and the history."""
-        return state.positions
-
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
         """See `Drafter`; the stopping policy's memory does not change."""
         past = state.past
         if isinstance(past, PolicyPast):
             # The level that reviewed its last draft has already reported the outcome.
             past = past._replace(drafted=jnp.full_like(past.drafted, NOTHING_TO_LEARN))
-        return state._replace(positions=mark, past=past)
-
-    def state_axes(self, state: NeuralDrafterState) -> Axes:
-        """See `Drafter`."""
-        axes = row_axes(state._replace(cache=()))
-        return axes._replace(cache=self.model.cache_axes(state.cache))
+        return super().rewind(state, mark)._replace(past=past)
 
     def _begin(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array

@@ -8,6 +8,7 @@ S cache length, D model width.
 
 from specjax.types.drafting import (
     Bonus,
+    ChildLaw,
     DraftBlock,
     Drafter,
     DraftOutcome,

@@ -4,10 +4,30 @@ Axes: B rows, G longest block, V vocabulary, D drafter's width, T committed toke
 """
 
 import abc
+import enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specjax.types.drawing import Sampling
 from specjax.types.language_model import Array, Axes, Params, row_axes
+
+
+class ChildLaw(enum.IntEnum):
+    """How a token of a tree was drawn, given its elder siblings: those before it in the block.
+
+    Attributes:
+      TOP: not drawn: it follows from the tokens before its parent's children.
+      DRAWN: from the distribution after its parent; equal siblings may occur.
+      WITHOUT: the same without its elder siblings.
+      OFF: the same without all its siblings, which are known before the draw.
+
+    Source: Sequoia (arXiv 2402.12374) for WITHOUT. OFF, for a first child that is drawn beside the
+    most probable tokens, has the largest acceptance of these.
+    """
+
+    TOP = 0
+    DRAWN = 1
+    WITHOUT = 2
+    OFF = 3
 
 
 class DraftBlock(NamedTuple):
@@ -26,6 +46,8 @@ class DraftBlock(NamedTuple):
       calls: model's name -> int32 scalar, the number of its passes for the block.
       parents: `[B, G]` int32, the node that each token follows, parents before their children;
         None for a chain.
+      laws: `[B, G]` int32, the `ChildLaw` of each token of a tree; None for a chain, or if the
+        verification does not read it. A draw without mass gives a token that is never accepted.
       sources: `[B, G]` int32, for a chain the index into `Drafter.source_names` of each token's
         part; None unless it is requested.
     """
@@ -36,6 +58,7 @@ class DraftBlock(NamedTuple):
     num_drafted: Array  # [B]
     calls: dict[str, Array]
     parents: Array | None = None  # [B, G]
+    laws: Array | None = None  # [B, G]
     sources: Array | None = None  # [B, G]
 
 

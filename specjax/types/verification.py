@@ -92,6 +92,7 @@ class Verification(Protocol):
         uniforms: Array,
         tokens: Array,
         parents: Array,
+        laws: Array | None,
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
@@ -102,6 +103,7 @@ class Verification(Protocol):
           uniforms: `[G]` float32 in [0, 1), independent.
           tokens: `[G]` int32.
           parents: `[G]` int32; see `DraftBlock`.
+          laws: `[G]` int32, or None; see `DraftBlock`.
           draft_probs: `[G + 1, V]` float32, the drafter's distribution after each node.
           target_probs: `[G + 1, V]` float32, the rule's target distribution after each node;
             unknown at leaves if the rule reads the drafter.

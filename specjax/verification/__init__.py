@@ -4,6 +4,7 @@ from specjax.types import Verification
 from specjax.verification.block import Block, block_acceptance_probs
 from specjax.verification.greedy_block import GreedyBlock, GreedyBlockCarry
 from specjax.verification.token import Token, token_acceptance_probs
+from specjax.verification.traversal import TopDown, Traversal, Walk
 from specjax.verification.verify import (
     accept,
     draw_next,
@@ -19,6 +20,9 @@ __all__ = [
     "Block",
     "GreedyBlock",
     "Token",
+    "TopDown",
+    "Traversal",
+    "Walk",
     "expected_accepted",
     "num_accepted_probs",
     "verify",

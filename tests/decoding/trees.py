@@ -23,7 +23,7 @@ class Walk(verification.Token):
 
     walks_trees: ClassVar[bool] = True
 
-    def walk(self, uniforms, tokens, parents, draft_probs, target_probs, num_drafted):
+    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
         at, length, nodes = jnp.int32(0), jnp.int32(0), jnp.zeros_like(tokens)
         weights = target_probs[0]
         for i in range(tokens.size):

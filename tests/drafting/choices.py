@@ -27,6 +27,8 @@ _DRAWING = (
     "specjax.processing",
     "specjax.verification.verify",
     "specjax.decoding.tree",
+    "specjax.drafting.trees",
+    "specjax.verification.traversal",
     "tests.decoding.trees",
 )
 
@@ -42,7 +44,7 @@ class Choices:
         self.weights = np.full(rows, 1.0 / np.prod(outcomes))
 
     def take(self, law, choice):
-        """Picks the outcomes `choice [R]`, from 1, of `law [R, n]`, which need not sum to one."""
+        """Picks the outcomes `choice [R, ...]`, from 1, of `law [R, ..., n]`; any positive sum."""
         law, choice = np.asarray(law, np.float64), np.asarray(choice).astype(np.int64) - 1
         if (choice < 0).all():
             return np.zeros_like(choice, np.int32)  # a draw that nobody looks at
@@ -50,7 +52,8 @@ class Choices:
         chance = np.take_along_axis(law, choice[..., None], axis=-1)[..., 0]
         with np.errstate(all="ignore"):
             chance = np.where(total > 0, chance / total, 1.0 / law.shape[-1])
-        self.weights *= np.nan_to_num(chance) * law.shape[-1]
+        factors = np.nan_to_num(chance) * law.shape[-1]
+        self.weights *= factors.reshape(self.weights.size, -1).prod(axis=1)
         return choice.astype(np.int32)
 
     @contextlib.contextmanager
@@ -79,13 +82,15 @@ class Choices:
         def passes(uniform, chance):
             return choose(jnp.stack([1.0 - chance, chance]), uniform) == 1
 
-        modules = {name.split(".")[-1]: importlib.import_module(name) for name in _DRAWING}
+        modules = {name: importlib.import_module(name) for name in _DRAWING}
         places = (
-            (modules["processing"], "drawn", drawn),
-            (modules["verify"], "draw", draw),
-            (modules["verify"], "_num_accepted", accepted),
-            (modules["tree"], "draw", draw),
-            (modules["trees"], "passes", passes),
+            (modules["specjax.processing"], "drawn", drawn),
+            (modules["specjax.verification.verify"], "draw", draw),
+            (modules["specjax.verification.verify"], "_num_accepted", accepted),
+            (modules["specjax.decoding.tree"], "draw", draw),
+            (modules["specjax.drafting.trees"], "draw", draw),
+            (modules["specjax.verification.traversal"], "passes", jax.vmap(passes)),
+            (modules["tests.decoding.trees"], "passes", passes),
         )
         before = [getattr(module, name) for module, name, _ in places]
         for module, name, new in places:
@@ -105,6 +110,8 @@ def slots(drafter):
         return inner * (drafter.num_uniforms // len(inner))
     if hasattr(drafter, "drafters"):
         return [n for each in drafter.drafters for n in slots(each)]
+    if drafter.traits.drafts_trees:
+        return [vocab] * drafter.num_uniforms
     return [vocab] * longest if drafter.num_uniforms else []
 
 

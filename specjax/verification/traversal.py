@@ -1,0 +1,277 @@
+"""Verification of trees: which path is accepted, and which token follows it.
+
+All algorithms judge the children of a node one after the other, in the order in which they were
+drawn. A node has a mass of each next token; a child that fails takes its share away. One function
+computes all chances; the algorithms differ in what they do with them.
+
+Functions take one row. Axes: G longest block, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.platforms import entry, row
+from specjax.sampling import TINY, total
+from specjax.types import Array, ChildLaw, DraftTraits, Path
+from specjax.verification.block import Block
+from specjax.verification.token import Token
+
+
+class _Judged(NamedTuple):
+    """The state of a tree of which some children have been judged.
+
+    The mass of a token after node n is `scales[n] * masses[n, v]`.
+
+    Attributes:
+      chances: `[G + 1]` float32: the chance to accept each node after its elder siblings failed.
+      masses: `[G + 1, V]` float32.
+      scales: `[G + 1]` float32.
+      totals: `[G + 1]` float32, the sum of a node's masses.
+    """
+
+    chances: Array  # [G + 1]
+    masses: Array  # [G + 1, V]
+    scales: Array  # [G + 1]
+    totals: Array  # [G + 1]
+
+
+class _Tree(NamedTuple):
+    """The arguments of `Verification.walk` that describe the tree."""
+
+    tokens: Array  # [G]
+    parents: Array  # [G]
+    laws: Array  # [G]
+    num_drafted: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk(Token):
+    """Draws from the target at each node, and moves on to the child with the drawn token.
+
+    It is exact for any tree, and reads no draft distribution. No exact algorithm accepts more of a
+    tree whose tokens were not drawn at random.
+
+    Source: SpecInfer (arXiv 2305.09781), naive sampling; EAGLE and Medusa verify their trees so.
+    """
+
+    walks_trees: ClassVar[bool] = True
+
+    def check(self, max_draft: int, traits: DraftTraits) -> None:
+        """See `Verification`; blocks must be trees."""
+        if not traits.drafts_trees:
+            raise ValueError(
+                "Walk needs a drafter of trees, because it does not read the draft distributions "
+                "of a chain: use Block or Token verification"
+            )
+
+    def walk(
+        self,
+        uniforms: Array,
+        tokens: Array,
+        parents: Array,
+        laws: Array | None,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+    ) -> Path:
+        """See `Verification`; `laws` and `draft_probs` are not read."""
+        tree = _Tree(tokens, parents, jnp.full_like(tokens, ChildLaw.TOP), num_drafted)
+        judged = _judge(tree, None, target_probs, joint=False)
+        return _descend(uniforms, parents, judged, target_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class TopDown(Token):
+    """Judges the children of the accepted node, and goes on below the first that is accepted.
+
+    Recursive rejection sampling: a baseline for `Traversal`, which accepts at least as many tokens
+    in expectation. Of a chain it is `Token`.
+
+    Source: SpecInfer (arXiv 2305.09781), multi-step speculative sampling; without replacement:
+    Sequoia (arXiv 2402.12374).
+    """
+
+    walks_trees: ClassVar[bool] = True
+
+    def walk(
+        self,
+        uniforms: Array,
+        tokens: Array,
+        parents: Array,
+        laws: Array | None,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+    ) -> Path:
+        """See `Verification`."""
+        tree = _Tree(tokens, parents, _known(self, laws), num_drafted)
+        judged = _judge(tree, draft_probs, target_probs, joint=False)
+        return _descend(uniforms, parents, judged, target_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traversal(Block):
+    """Judges whole paths, from the leaves to the root. Of a chain it is `Block`.
+
+    Source: Weng et al. 2025, Traversal Verification (arXiv 2505.12398).
+    """
+
+    walks_trees: ClassVar[bool] = True
+
+    def walk(
+        self,
+        uniforms: Array,
+        tokens: Array,
+        parents: Array,
+        laws: Array | None,
+        draft_probs: Array,
+        target_probs: Array,
+        num_drafted: Array,
+    ) -> Path:
+        """See `Verification`."""
+        tree = _Tree(tokens, parents, _known(self, laws), num_drafted)
+        judged = _judge(tree, draft_probs, target_probs, joint=True)
+        # Of a leaf, whose own target may be unknown, this is the chance of its path.
+        passed = passes(uniforms, judged.totals[1:])
+        none = jnp.int32(-1)
+
+        def climb(step: Array, best: Array) -> Array:
+            node = tokens.size - step
+            own = jnp.where(passed[node - 1], node, none)
+            found = jnp.where(best[node] >= 0, best[node], own)
+            # Elder siblings come later in this loop, and have priority.
+            at = parents[node - 1]
+            return best.at[at].set(jnp.where(found >= 0, found, best[at]))
+
+        best = lax.fori_loop(0, tokens.size, climb, jnp.full((tokens.size + 1,), none))
+        return _path_to(jnp.maximum(best[0], 0), parents, judged, target_probs)
+
+
+def passes(uniforms: Array, chances: Array) -> Array:
+    """Whether each node passes; both `[G]`."""
+    return uniforms < chances
+
+
+def _known(algorithm: Any, laws: Array | None) -> Array:
+    if laws is None:
+        raise TypeError(
+            f"{type(algorithm).__name__} needs DraftBlock.laws, how each token was drawn: set them "
+            "in the drafter, or use Walk verification"
+        )
+    return laws
+
+
+def _judge(tree: _Tree, draft_probs: Array | None, targets: Array, joint: bool) -> _Judged:
+    """Judges all nodes but node 0, elder siblings first.
+
+    Args:
+      tree: the tree.
+      draft_probs: `[G + 1, V]`; None if no token was drawn at random.
+      targets: `[G + 1, V]`.
+      joint: whether the masses of a node sum to the chance of its path; else they sum to 1.
+    """
+
+    def step(node: Array, state: _Judged) -> _Judged:
+        token, at, law = (x[node - 1] for x in tree[:3])
+        masses, scale = row(state.masses, at), state.scales[at]
+        share = jnp.minimum(scale * entry(masses, token), 1.0)
+        # A token without randomness is accepted with its own mass, which leaves the rest.
+        chance = share
+        rest = jnp.where(share < 1.0, 1.0 - share, 1.0)
+        after: tuple[Array, ...] = (
+            masses.at[token].set(0.0),
+            scale / rest,
+            jnp.maximum(state.totals[at] - share, 0.0) / rest,
+        )
+        if draft_probs is not None:
+            left = jnp.maximum(1.0 - state.totals[at], 0.0)
+            draft = _law_of(tree, node, row(draft_probs, at))
+            drawn = _after_draw(scale * masses, token, draft, left)
+            fixed = law == ChildLaw.TOP
+            chance = jnp.where(fixed, share, drawn[0])
+            after = tuple(jnp.where(fixed, x, y) for x, y in zip(after, drawn[1:], strict=True))
+        if not joint:
+            after = (*after[:2], jnp.float32(1.0))
+        exists = node <= tree.num_drafted
+        chance = jnp.where(exists, chance, 0.0)
+        own = chance if joint else jnp.float32(1.0)
+        before = masses, scale, state.totals[at]
+        masses, scale, mass = (jnp.where(exists, x, y) for x, y in zip(after, before, strict=True))
+        return _Judged(
+            state.chances.at[node].set(chance),
+            state.masses.at[at].set(masses),
+            state.scales.at[at].set(scale).at[node].set(own),
+            state.totals.at[at].set(mass).at[node].set(own),
+        )
+
+    count = tree.tokens.size + 1
+    ones = jnp.ones((count,), jnp.float32)
+    start = _Judged(ones, targets, ones, ones)
+    return lax.fori_loop(1, count, step, start)
+
+
+def _law_of(tree: _Tree, node: Array, draft: Array) -> Array:
+    """The weights that a node's token was drawn by, from the `draft [V]` after its parent."""
+    law, index = tree.laws[node - 1], jnp.arange(1, tree.tokens.size + 1, dtype=jnp.int32)
+    siblings = (tree.parents == tree.parents[node - 1]) & (index != node)
+    # Siblings that the row's limit cuts off count too: the draw did not know of the limit.
+    gone = siblings & jnp.where(index < node, law >= ChildLaw.WITHOUT, law == ChildLaw.OFF)
+    return draft.at[jnp.where(gone, tree.tokens, draft.size)].set(0.0, mode="drop")
+
+
+def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[Array, ...]:
+    """The chance of a token that was drawn by weights `draft [V]`, and what it leaves.
+
+    Args:
+      mass: `[V]`, the mass of each token.
+      token: the drawn token.
+      draft: `[V]`; if all are zero, there was nothing to draw.
+      left: 1 minus the sum of the masses, at least 0.
+
+    Returns:
+      The chance; and, after it has failed, the masses, their scale and their sum.
+    """
+    weight = total(draft)
+    exists = weight > 0.0
+    draft = draft / jnp.where(exists, weight, 1.0)
+    own = entry(draft, token)
+    chance = jnp.where(own > 0.0, entry(mass, token) / jnp.where(own > 0.0, own, 1.0), 0.0)
+    rest = jnp.maximum(mass - draft, 0.0)
+    remains = total(rest)
+    below = remains + left
+    some = exists & (jnp.max(rest) >= TINY)
+    scale = jnp.where(some, 1.0 / jnp.where(some, below, 1.0), jnp.where(exists, 0.0, 1.0))
+    kept = jnp.where(exists, remains * scale, 1.0 - left)
+    return jnp.minimum(chance, 1.0), jnp.where(some, rest, mass), scale, kept
+
+
+def _descend(uniforms: Array, parents: Array, judged: _Judged, targets: Array) -> Path:
+    """From node 0 to the first accepted child, and so on."""
+    passed = passes(uniforms, judged.chances[1:])
+
+    def step(node: Array, at: Array) -> Array:
+        return jnp.where(passed[node - 1] & (parents[node - 1] == at), node, at)
+
+    last = lax.fori_loop(1, parents.size + 1, step, jnp.int32(0))
+    return _path_to(last, parents, judged, targets)
+
+
+def _path_to(last: Array, parents: Array, judged: _Judged, targets: Array) -> Path:
+    """The path to a node, and the masses there."""
+    count = parents.size
+
+    def climb(step: Array, on_path: Array) -> Array:
+        node = count - step
+        return on_path.at[parents[node - 1]].max(on_path[node])
+
+    on_path = lax.fori_loop(0, count, climb, jnp.arange(count + 1) == last)[1:]
+    # Parents come before their children, so the numbers rise along the path.
+    index = jnp.arange(1, count + 1, dtype=jnp.int32)
+    nodes = jnp.sort(jnp.where(on_path, index, count + 1))
+    weights = row(judged.masses, last)
+    # Without any mass, which only rounding can bring about, the target itself.
+    weights = jnp.where(jnp.max(weights) >= TINY, weights, row(targets, last))
+    return Path(nodes, jnp.sum(on_path, dtype=jnp.int32), weights)
