@@ -124,14 +124,15 @@ def round_slots(one_round):
     return [*slots(drafter), drafter.max_draft + 1, *unread, drafter.vocab_size]
 
 
-def rounds_of(one_round, chosen):
+def rounds_of(one_round, chosen, limit=None):
     """A jitted round and commit, of choices in the place of uniforms."""
+    limit = one_round.drafter.max_draft if limit is None else limit
 
     @quick_jit
     def run(params, sampling, state, uniforms):
         rows = uniforms.shape[0]
         everyone = jnp.ones(rows, bool)
-        limits = jnp.full(rows, one_round.drafter.max_draft, jnp.int32)
+        limits = jnp.full(rows, limit, jnp.int32)
         outcome, after, _ = one_round(params, sampling, state, uniforms, everyone, limits)
         emitted = outcome.tokens, outcome.counts
         after = one_round.commit(state, after, *emitted, outcome.hidden)
@@ -151,15 +152,16 @@ class Law:
     Args:
       one_round: the round.
       processors: change the distributions; or None.
+      limit: of the drafts; by default the longest.
     """
 
-    def __init__(self, one_round, processors=None):
+    def __init__(self, one_round, processors=None, limit=None):
         self.round = one_round
         self.processors = None if processors is None else tuple(processors)
         self.outcomes = round_slots(one_round)
         assert len(self.outcomes) == one_round.num_uniforms
         self.choices = Choices()
-        self.run = rounds_of(one_round, self.choices)
+        self.run = rounds_of(one_round, self.choices, limit)
         self.prefill = quick_jit(functools.partial(one_round.prefill, max_length=40))
         each = [np.arange(1, n + 1) for n in self.outcomes]
         combos = np.array(list(itertools.product(*each)), np.float32)

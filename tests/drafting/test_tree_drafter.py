@@ -1,0 +1,295 @@
+"""Drafted trees: the exact law of what rounds emit, and of what wrong ones would emit."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, processors, rules, testing, types, verification
+from specjax.drafting.trees import CHILDREN
+from specjax.sampling import Sampling, distribution
+from specjax.types import ChildLaw
+from specjax.verification import traversal
+from specjax.verification.verify import accept
+from tests.decoding.helpers import begin
+from tests.drafting.choices import Law
+from tests.tables import targets
+from tests.variants import variants
+
+V, N = 3, 3
+PROMPT = (0, 1)
+MODEL = testing.TabularModel(V, 2)
+P, Q = (jnp.asarray(testing.random_table(seed, V, 2, scale=1.5)) for seed in (1, 2))
+TREES = {
+    "pair": drafting.k_ary(1, 2),
+    "bush": drafting.Topology((0, 0, 1, 1)),
+    "deep": drafting.Topology((0, 0, 1, 3)),
+    "late": drafting.Topology((0, 0, 2, 2)),
+    "beam": drafting.Beam(2, 2, 1),
+    "chain": drafting.k_ary(3, 1),
+    "binary": drafting.k_ary(2, 2),
+}
+JUDGES = {
+    "Walk": verification.Walk(),
+    "Traversal": verification.Traversal(),
+    "TopDown": verification.TopDown(),
+}
+RULES = {
+    "Lossless": rules.Lossless(),
+    "OPT": rules.OPT(0.2),
+    "Diff": rules.Diff(0.05),
+    "TokenV3": rules.TokenV3(0.5),
+}
+# (tree, children, verification, rule, temperature, limit of the draft)
+CASES = [
+    *((*x, "Lossless", 1.0, None) for x in itertools.product(TREES, CHILDREN, JUDGES)),
+    *(("bush", *x, 0.6, None) for x in itertools.product(CHILDREN, JUDGES, RULES)),
+    *(("bush", *x, "OPT", 0.0, None) for x in itertools.product(CHILDREN, JUDGES)),
+    *(("bush", *x, "TokenV3", 1.0, 3) for x in itertools.product(CHILDREN, JUDGES)),
+]
+QUICK = [
+    ("beam", "without", "Traversal", "Lossless", 1.0, None),
+    ("late", "top", "Walk", "Lossless", 1.0, None),
+    ("bush", "top+1", "Traversal", "TokenV3", 0.6, None),
+    ("bush", "without", "TopDown", "OPT", 0.6, None),
+    ("bush", "independent", "Traversal", "Lossless", 1.0, None),
+    ("bush", "top+1", "Traversal", "TokenV3", 1.0, 3),
+    ("bush", "top", "Traversal", "OPT", 0.0, None),
+]
+# Those with too many combinations of draws.
+CASES = [x for x in CASES if x[0] != "binary" or CHILDREN[x[1]][1] == ChildLaw.TOP]
+
+
+def wanted(rule, temperature=1.0, tables=(P, Q)):
+    """The law of the first N tokens."""
+
+    def after(table, temperature):
+        probs = lambda x: distribution(x, Sampling(temperature))  # noqa: E731
+        return testing.prefix_distributions(MODEL, table, PROMPT, N, probs)
+
+    p, q = (after(table, temperature) for table in tables)
+    p_conf, q_conf = (after(table, 1.0) for table in tables)
+    return testing.target_law(targets(rule, (q, p, q_conf, p_conf)), N)
+
+
+def given(rule, tables=(P, Q)):
+    return decoding.MethodParams(tables[0], drafting.NeuralDrafterParams(tables[1]), rule)
+
+
+@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
+def test_the_law_of_trees(case):
+    tree, children, judge, rule, temperature, limit = case
+    drafter = drafting.TreeDrafter(MODEL, TREES[tree], children)
+    law = Law(decoding.Round(MODEL, drafter, JUDGES[judge]), limit=limit)
+    found = law(given(RULES[rule]), PROMPT, N, temperature)
+    assert testing.total_variation(found, wanted(RULES[rule], temperature)) < 1e-6
+
+
+@pytest.mark.parametrize("judge", ["Traversal", "TopDown"])
+def test_a_tree_without_branches_is_a_chain(judge):
+    """Draft by draft, the thresholds are those of Block and of Token."""
+    plain = {"Traversal": verification.Block(), "TopDown": verification.Token()}[judge]
+    chain, laws = jnp.arange(3, dtype=jnp.int32), jnp.full(3, ChildLaw.WITHOUT, jnp.int32)
+
+    @jax.jit
+    def both(uniforms, tokens, q, p, count):
+        path = JUDGES[judge].walk(uniforms, tokens, chain, laws, q, p, count)
+        return accept(plain, uniforms, tokens, q, p, count), path
+
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        q, p = (rng.dirichlet(np.ones(V), 4).astype(np.float32) for _ in range(2))
+        tokens = np.array([rng.choice(V, p=row / row.sum()) for row in q[:3]], np.int32)
+        uniforms = rng.random(3, np.float32)
+        count = jnp.int32(rng.integers(4))
+        (acceptance, accepted), path = both(uniforms, tokens, q, p, count)
+        assert path.length == accepted
+        np.testing.assert_array_equal(path.nodes[: int(accepted)], np.arange(1, accepted + 1))
+        if accepted < count:
+            rest = np.maximum(acceptance.scales[accepted] * p[accepted] - q[accepted], 0.0)
+            np.testing.assert_allclose(
+                path.weights / path.weights.sum(), rest / rest.sum(), atol=2e-6
+            )
+
+
+class Mislabelled(drafting.TreeDrafter):
+    """Says of every token that it was drawn from the whole distribution."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        return block._replace(laws=jnp.full_like(block.laws, ChildLaw.DRAWN)), state
+
+
+class Reordered(drafting.TreeDrafter):
+    """Puts two children of the root in the order of their probabilities."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        pair = block.tokens[:, :2]
+        chances = jnp.take_along_axis(block.probs[:, 0], pair, axis=1)
+        order = jnp.argsort(-chances, axis=1)
+        tokens = block.tokens.at[:, :2].set(jnp.take_along_axis(pair, order, axis=1))
+        return block._replace(tokens=tokens), state
+
+
+class Pruned(drafting.TreeDrafter):
+    """Leaves out children that are improbable."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        chances = jnp.take_along_axis(block.probs[:, 0], block.tokens[:, :2], axis=1)
+        unlikely = jnp.pad(chances < 0.25, ((0, 0), (0, self.max_draft - 2)))
+        # No node follows itself: it is the child of no other.
+        own = jnp.arange(1, self.max_draft + 1, dtype=jnp.int32)[None]
+        return block._replace(parents=jnp.where(unlikely, own, block.parents)), state
+
+
+def without_paths(monkeypatch):
+    """The masses of a node do not count the chance of its path."""
+    judge = traversal._judge
+
+    def wrong(tree, draft_probs, targets, joint):
+        found = judge(tree, draft_probs, targets, False)
+        return found._replace(totals=found.chances)
+
+    monkeypatch.setattr(traversal, "_judge", wrong)
+
+
+def from_the_target(monkeypatch):
+    """After failed children the next token is drawn from the whole target."""
+    path_to = traversal._path_to
+
+    def wrong(last, parents, judged, targets):
+        return path_to(last, parents, judged, targets)._replace(weights=targets[last])
+
+    monkeypatch.setattr(traversal, "_path_to", wrong)
+
+
+# Name -> the drafter's class, its children, what else is changed, and the least distance.
+CONTROLS = {
+    "drawn without replacement, verified with q": (Mislabelled, "without", None, 0.002),
+    "top, verified with q": (Mislabelled, "top", None, 0.05),
+    "top+1, verified with q": (Mislabelled, "top+1", None, 0.1),
+    "reordered, independent": (Reordered, "independent", None, 0.02),
+    "reordered, without replacement": (Reordered, "without", None, 0.02),
+    "pruned": (Pruned, "without", None, 0.02),
+    "no chance of the path": (drafting.TreeDrafter, "without", without_paths, 0.02),
+    "next token from the target": (drafting.TreeDrafter, "without", from_the_target, 0.02),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_wrong_tree_has_another_law(name, monkeypatch):
+    kind, children, change, least = CONTROLS[name]
+    if change is not None:
+        change(monkeypatch)
+    drafter = kind(MODEL, TREES["bush"], children)
+    law = Law(decoding.Round(MODEL, drafter, verification.Traversal()))
+    tables = [jnp.asarray(testing.random_table(seed, V, 2, scale=1.5)) for seed in (3, 4)]
+    found = law(given(rules.Lossless(), tables), PROMPT, N)
+    assert testing.total_variation(found, wanted(rules.Lossless(), tables=tables)) > least
+
+
+INPUTS = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32)
+LENGTHS = np.array([3, 1, 2], np.int32)
+ROWS = {"ids": np.arange(3), "limits": np.array([9, 7, 9]), "max_new": 9}
+SHAPES = variants([*TREES, "wide"], "beam", "wide")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_trees_are_the_verifiers_own_text(shape):
+    """Ragged rows, with draft limits and an end-of-sequence token in the middle of trees."""
+    tree = TREES.get(shape, drafting.Topology((0, 0, 0, 1, 1, 2, 4)))
+    alone = decoding.Autoregressive(MODEL, eos_ids=(2,))
+    params, rows = given(rules.Lossless()), ROWS | {"sampling": Sampling(0.0)}
+    want = alone.run(params, begin(alone, params, INPUTS, LENGTHS, **rows), 100)
+    for judge, children in (("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without")):
+        drafter = drafting.TreeDrafter(MODEL, tree, children)
+        method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
+        for limits in (None, np.array([0, 2, 3], np.int32)):
+            start = begin(method, params, INPUTS, LENGTHS, draft_limits=limits, **rows)
+            state = method.run(params, start, 100)
+            np.testing.assert_array_equal(state.tokens, want.tokens)
+            np.testing.assert_array_equal(state.lengths, want.lengths)
+
+
+def test_processors_follow_the_paths_of_trees():
+    """The law of a penalised verifier, whose state differs from sibling to sibling."""
+    penalty = processors.FrequencyPenalty(1.2)
+    drafter = drafting.TreeDrafter(MODEL, TREES["bush"], "top+1")
+    law = Law(decoding.Round(MODEL, drafter, verification.Traversal()), (penalty,))
+    params = given(rules.OPT(0.2))._replace(processors=((),))
+    found = law(params, PROMPT, N)
+
+    def after(table, penalised):
+        texts = itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(N + 1)))
+        out = []
+        for text in texts:
+            at = ([V, V, *PROMPT, *text])[-2:]
+            logits = np.asarray(table)[at[0] * (V + 1) + at[1]].astype(np.float64)
+            logits = logits - penalised * 1.2 * np.bincount(np.array(text, int), minlength=V)
+            out.append(np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum())
+        return np.array(out, np.float32)
+
+    p, q, p_conf, q_conf = after(P, True), after(Q, True), after(P, False), after(Q, False)
+    target = testing.target_law(targets(rules.OPT(0.2), (q, p, q_conf, p_conf)), N)
+    assert testing.total_variation(found, target) < 1e-5
+
+
+WRONG = [
+    (lambda: drafting.Topology(()), ValueError, "parents must have at least one entry"),
+    (lambda: drafting.Topology("00"), TypeError, "parents must be a tuple such as"),
+    (lambda: drafting.Topology((0, 0.5)), ValueError, r"parents\[1\] must be a whole number"),
+    (lambda: drafting.Topology((0, 2)), ValueError, r"parents\[1\] must be at most 1"),
+    (lambda: drafting.Topology((0, 1, 0)), ValueError, "must not decrease"),
+    (lambda: drafting.Topology((0, -1)), ValueError, r"parents\[1\]"),
+    (lambda: drafting.Beam(0, 2, 1), ValueError, "depth must be a whole number of at least 1"),
+    (lambda: drafting.k_ary(2, 0), ValueError, "width must be a whole number of at least 1"),
+    (lambda: drafting.TreeDrafter(MODEL, (0, 0)), TypeError, "tree must be like"),
+    (
+        lambda: drafting.TreeDrafter(MODEL, drafting.k_ary(1, 4)),
+        ValueError,
+        "a node of the tree has 4 children, but there are only 3 tokens",
+    ),
+    (
+        lambda: drafting.TreeDrafter(MODEL, TREES["pair"], "best"),
+        ValueError,
+        "children must be one of 'top', 'top.1', 'without', 'independent', got 'best'",
+    ),
+    (
+        lambda: decoding.Round(MODEL, drafting.NeuralDrafter(MODEL, 2), verification.Walk()),
+        ValueError,
+        "Walk needs a drafter of trees",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
+def test_a_wrong_tree_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_traversal_needs_to_know_how_tokens_were_drawn():
+    @dataclasses.dataclass(frozen=True)
+    class Silent(drafting.TreeDrafter):
+        def propose(self, *args, **options):
+            block, state = super().propose(*args, **options)
+            return block._replace(laws=None), state
+
+    method = decoding.Speculative(MODEL, Silent(MODEL, TREES["pair"]), verification.Traversal())
+    params = given(rules.Lossless())
+    with pytest.raises(TypeError, match="Traversal needs DraftBlock.laws"):
+        method.run(params, begin(method, params, INPUTS, LENGTHS, **ROWS), 3)
+
+
+def test_shapes():
+    assert drafting.k_ary(2, 2).parents == (0, 0, 1, 1, 2, 2)
+    assert drafting.caterpillar(3, 2).parents == (0, 0, 1, 1, 3, 3)
+    assert drafting.Topology((0, 0, 1, 1, 4)).depths == (1, 1, 2, 2, 3)
+    assert drafting.Beam(3, 2, 2).size == 10 and drafting.Beam(3, 3, 2).size == 15
+    assert types.ChildLaw.OFF == 3
+    assert jax.tree.leaves(drafting.k_ary(2, 2)) == [drafting.k_ary(2, 2)]
