@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.checks import check_part, checked_scores
+from specjax.checks import check_part
 from specjax.decoding import history as history_lib
 from specjax.decoding.guards import check_model
 from specjax.decoding.tree import grown, part_of
@@ -293,10 +293,9 @@ class TreeDrafter(ModelDrafter):
         end = tree.tokens.shape[1] + 1
         given = tree.tokens[:, start - 1 :], positions, part_of(tree.shape, start, end)
         with jax.named_scope("drafter_pass"):
-            returned = self.model.score_tree(params.model, tree.cache, *given)
-            logits, _, updates = checked_scores(self.model, returned, given[0])
-            cache = self.model.write(tree.cache, updates, positions + start)
-        return tree._replace(logits=jnp.concatenate([tree.logits, logits], axis=1), cache=cache)
+            read = self.model.extend(params.model, tree.cache, *given)
+        logits = jnp.concatenate([tree.logits, read.logits], axis=1)
+        return tree._replace(logits=logits, cache=read.cache)
 
     def _padded(self, x: Array) -> Array:
         return jnp.pad(x, ((0, 0), (0, self.max_draft + 1 - x.shape[1]), (0, 0)))
