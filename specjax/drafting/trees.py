@@ -42,7 +42,7 @@ CHILDREN = {
 }
 
 
-class _Tree(NamedTuple):
+class _Growing(NamedTuple):
     """A tree with n nodes, the root included, of which m have been read.
 
     Attributes:
@@ -206,7 +206,7 @@ class TreeDrafter(ModelDrafter):
             last = history_lib.read_last(self.model, *given, self.depth + 1)
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)
-        tree = _Tree(
+        tree = _Growing(
             tokens=jnp.zeros((rows, 0), jnp.int32),
             parents=jnp.zeros((rows, 0), jnp.int32),
             logits=last.logits[:, None],
@@ -251,8 +251,8 @@ class TreeDrafter(ModelDrafter):
         return uniforms[:, np.minimum(places, max(uniforms.shape[1] - 1, 0)).astype(np.int32)]
 
     def _grow(
-        self, tree: _Tree, level: Level, q: Array, order: Array, uniforms: Array, start: int
-    ) -> _Tree:
+        self, tree: _Growing, level: Level, q: Array, order: Array, uniforms: Array, start: int
+    ) -> _Growing:
         """The tree with one more level, below the nodes from `start` on.
 
         Args:
@@ -287,8 +287,8 @@ class TreeDrafter(ModelDrafter):
         )
 
     def _read(
-        self, params: NeuralDrafterParams, tree: _Tree, positions: Array, start: int
-    ) -> _Tree:
+        self, params: NeuralDrafterParams, tree: _Growing, positions: Array, start: int
+    ) -> _Growing:
         """The tree with the nodes from `start` on read."""
         end = tree.tokens.shape[1] + 1
         given = tree.tokens[:, start - 1 :], positions, part_of(tree.shape, start, end)
@@ -301,7 +301,7 @@ class TreeDrafter(ModelDrafter):
         return jnp.pad(x, ((0, 0), (0, self.max_draft + 1 - x.shape[1]), (0, 0)))
 
 
-def _distributions(tree: _Tree, sampling: Sampling, start: int) -> Array:
+def _distributions(tree: _Growing, sampling: Sampling, start: int) -> Array:
     """The distributions after the nodes from `start` on, `[B, n, V]`."""
     if sampling.processing is None:
         return distributions_along(tree.logits[:, start:], sampling, tree.tokens[:, start:])

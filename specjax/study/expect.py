@@ -27,7 +27,7 @@ from specjax.study.known_rates import KnownRates, known_rates
 from specjax.study.measure import tell as _say
 from specjax.study.plan_rounds import plan_round
 from specjax.study.positions import Laws, Positions, draft_lengths, laws_along, positions
-from specjax.study.walking import Walk, walk
+from specjax.study.walking import Walked, walk
 from specjax.text import TextModel
 from specjax.text.known_texts import (
     KnownRows,
@@ -443,7 +443,7 @@ def _nats(found: Positions) -> float:
     return max(float(found.nats.mean(dtype=np.float64)), 0.0)
 
 
-def _round(setting: Setting, walked: Walk, clock: Clock) -> float:
+def _round(setting: Setting, walked: Walked, clock: Clock) -> float:
     """The seconds of a batch's round."""
     law, full, drafter = walked.drafted, (setting.max_draft or 0) + 1, setting.drafter
     widths = (full,) if setting.stopping is None else powers_of_two(full)

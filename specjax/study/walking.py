@@ -20,7 +20,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Walk:
+class Walked:
     """Expectations over the rounds that emit texts.
 
     Attributes:
@@ -34,7 +34,7 @@ class Walk:
     whole: float
 
 
-def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bool) -> Walk:
+def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bool) -> Walked:
     """Walks along texts.
 
     Args:
@@ -59,7 +59,7 @@ def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bo
     total = visits.sum()
     drafted = np.bincount(lengths.ravel(), visits.mean(axis=0).ravel(), longest + 1)
     whole = np.take_along_axis(law, np.broadcast_to(lengths, visits.shape)[..., None], axis=3)
-    return Walk(
+    return Walked(
         rounds=visits.sum(axis=2).mean(axis=0),
         drafted=drafted / drafted.sum(),
         whole=float((visits * whole[..., 0]).sum() / total),
