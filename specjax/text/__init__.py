@@ -11,6 +11,7 @@ from specjax.text.requests import Request
 from specjax.text.results import Result
 from specjax.text.setting import Setting
 from specjax.text.text_models import Models, Pair, TextModel
+from specjax.text.tree_drafts import Tree
 
 __all__ = [
     "BiLDCascade",
@@ -28,6 +29,7 @@ __all__ = [
     "Setting",
     "TextModel",
     "TokenCascade",
+    "Tree",
     "load_models",
     "load_pair",
     "load_text_model",

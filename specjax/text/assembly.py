@@ -29,7 +29,6 @@ from specjax.text.options import Own
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel, digest
 from specjax.types import Params, Rule, Stopping, Verification
-from specjax.verification import Block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,7 +217,7 @@ def _speculative(
     method = Speculative(
         main.model,
         planned.drafter,
-        Block() if parts.verification is None else parts.verification,
+        plan.verification if parts.verification is None else parts.verification,
         _given_widths(parts),
         parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),

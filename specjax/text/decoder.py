@@ -67,13 +67,14 @@ class Decoder:
       models: a `Pair`, `Models`, or a single `TextModel` (such as `pair.verifier`).
       rule: the target distribution, `rules.Lossless()` by default; strengths may be per prompt. A
         single model needs a rule that does not read a drafter.
-      verification: the algorithm; `verification.Block()` by default.
+      verification: the algorithm; by default `verification.Block()`, and of trees
+        `verification.Traversal()`.
       max_draft: G, tokens drafted per round; 5 by default.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
       stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`, or
         `Own(policy, params)`; `drafting.FixedLength()` by default. Another threshold compiles
         nothing. `drafting.CostAware()` without costs measures them now.
-      drafting: how drafts are made, such as `Lookup()`, `Cascade(...)` or `Own(drafter, params)`;
+      drafting: how drafts are made, such as `Lookup()`, `Cascade(...)`, `Tree(...)` or `Own(...)`;
         by default the pair's small model drafts.
       method: a cascade such as `TokenCascade()`, or `Own(method, params)`; it replaces all of the
         above except the rule.

@@ -19,7 +19,8 @@ from specjax.text.bigram_files import load_bigram
 from specjax.text.directories import built_in_table, real_path
 from specjax.text.options import Own
 from specjax.text.text_models import TextModel
-from specjax.types import Drafter, Params
+from specjax.types import Drafter, Params, Verification
+from specjax.verification import Block
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,6 +81,11 @@ class DraftPlan(abc.ABC):
     def weighs_costs(self) -> bool:
         """Whether `drafting.CostAware` can be used, which needs a single drafter."""
         return self.needs == ("drafter",)
+
+    @property
+    def verification(self) -> Verification:
+        """The verification of a decoder that gives none."""
+        return Block()
 
     def longest(self, max_draft: int) -> int:
         """Returns G of the drafter, for the decoder's `max_draft`."""

@@ -1,0 +1,76 @@
+"""`Decoder(drafting=Tree(...))`: the verifier's texts, in fewer passes."""
+
+import pytest
+
+import specjax
+from specjax import verification
+from specjax.text import Tree
+from specjax.types import Sampling
+from tests import tiny_pair
+
+SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (32,)}
+PROMPTS = tiny_pair.sentences(6, seed=3)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.mark.parametrize(
+    ("tree", "judge"),
+    [
+        (Tree(depth=3, width=2), None),
+        (Tree(depth=3, width=2, beam=2, children="top"), verification.Walk()),
+    ],
+)
+def test_greedy_texts_are_the_verifiers_own(pair, tree, judge):
+    greedy = {"sampling": Sampling(0.0), **SHAPE}
+    want = specjax.Decoder(pair.verifier, **greedy)(PROMPTS)
+    decoder = specjax.Decoder(pair, drafting=tree, verification=judge, **greedy)
+    found = decoder(PROMPTS)
+    assert found.texts == want.texts
+    assert found.info.verifier_calls < want.info.verifier_calls
+    assert decoder.method.verification == (judge or verification.Traversal())
+    # The same rows in an engine.
+    engine = decoder.engine(prompt_length=32)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(specjax.Request(prompt, id=i))
+    texts = {}
+    while engine.unfinished:
+        texts |= {row.index: row.text for row in engine.step()}
+    assert [texts[i] for i in range(len(PROMPTS))] == want.texts
+
+
+def test_drawn_texts_do_not_depend_on_the_batch(pair):
+    decoder = specjax.Decoder(pair, drafting=Tree(depth=2, width=2), **SHAPE)
+    together = decoder(PROMPTS, seed=5)
+    assert decoder(PROMPTS[2:3], ids=[2], seed=5).texts == together.texts[2:3]
+    assert together.info.accepted > 0
+
+
+WRONG = [
+    (lambda: Tree(), ValueError, "depth must be a whole number of at least 1, got None"),
+    (lambda: Tree(depth=3, width=0), ValueError, "width must be a whole number of at least 1"),
+    (lambda: Tree(depth=40, width=3), ValueError, "more than 512 nodes, and at most 512"),
+    (lambda: Tree(depth=60, width=4, beam=4), ValueError, "has 948 nodes, and at most 512"),
+    (lambda: Tree(depth=2, width=2, children="all"), ValueError, "children must be one of 'top'"),
+    (lambda: Tree(depth=2, parents=(0, 0)), ValueError, "depth must be left out, because parents"),
+    (lambda: Tree(parents=(0, 2)), ValueError, r"parents\[1\] must be at most 1"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
+def test_a_wrong_tree_is_refused(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_options_that_do_not_fit_are_refused(pair):
+    tree = Tree(depth=2, width=2)
+    with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter"):
+        specjax.Decoder(pair, drafting=tree, verification=verification.Block(), **SHAPE)
+    with pytest.raises(ValueError, match="max_draft must be left out: drafting=Tree"):
+        specjax.Decoder(pair, drafting=tree, max_draft=3, **SHAPE)
+    with pytest.raises(ValueError, match="Walk needs a drafter of trees"):
+        specjax.Decoder(pair, verification=verification.Walk(), **SHAPE)
