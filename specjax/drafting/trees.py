@@ -33,13 +33,8 @@ from specjax.types import (
     TreeShape,
 )
 
-# How the children of a node are chosen -> (the law of the first, the law of the others).
-CHILDREN = {
-    "top": (ChildLaw.TOP, ChildLaw.TOP),
-    "top+1": (ChildLaw.OFF, ChildLaw.TOP),
-    "without": (ChildLaw.WITHOUT, ChildLaw.WITHOUT),
-    "independent": (ChildLaw.DRAWN, ChildLaw.DRAWN),
-}
+# How the children of a node may be chosen.
+CHILDREN = ("top", "top+1", "without", "independent")
 
 
 class _Growing(NamedTuple):
@@ -48,6 +43,7 @@ class _Growing(NamedTuple):
     Attributes:
       tokens: `[B, n - 1]` int32.
       parents: `[B, n - 1]` int32.
+      laws: `[B, n - 1]` int32.
       logits: `[B, m, V]`.
       shape: of the nodes.
       scores: `[B, n]` float32, the drafter's probability of the path to each node.
@@ -56,6 +52,7 @@ class _Growing(NamedTuple):
 
     tokens: Array  # [B, n - 1]
     parents: Array  # [B, n - 1]
+    laws: Array  # [B, n - 1]
     logits: Array  # [B, m, V]
     shape: TreeShape
     scores: Array  # [B, n]
@@ -206,16 +203,17 @@ class TreeDrafter(ModelDrafter):
             last = history_lib.read_last(self.model, *given, self.depth + 1)
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)
+        none = jnp.zeros((rows, 0), jnp.int32)
         tree = _Growing(
-            tokens=jnp.zeros((rows, 0), jnp.int32),
-            parents=jnp.zeros((rows, 0), jnp.int32),
+            tokens=none,
+            parents=none,
+            laws=none,
             logits=last.logits[:, None],
             shape=TreeShape(jnp.zeros((rows, 1), jnp.int32), one[..., None] > 0),
             scores=one,
             cache=last.cache,
         )
-        first, other = CHILDREN[self.children]
-        probs, laws, start, used = [], [], 0, 0
+        probs, start, used = [], 0, 0
         for level in self.tree.levels:
             if start:
                 tree = self._read(params, tree, state.positions, start)
@@ -226,7 +224,6 @@ class TreeDrafter(ModelDrafter):
                 order = jnp.where(greedy, tree.logits[:, start:], probs[-1])
                 chosen = self._uniforms_of(level, uniforms, used)
                 tree = self._grow(tree, level, probs[-1], order, chosen, start)
-            laws += [law for count in level.counts for law in (first, *[other] * (count - 1))]
             used += sum(min(count, self._drawn) for count in level.counts)
             start += probs[-1].shape[1]
         confidences = None
@@ -239,7 +236,7 @@ class TreeDrafter(ModelDrafter):
             num_drafted=jnp.zeros((rows,), jnp.int32),
             calls={self.name: last.calls + self.depth - 1},
             parents=tree.parents,
-            laws=jnp.broadcast_to(jnp.asarray(laws, jnp.int32)[None], tree.tokens.shape),
+            laws=tree.laws,
         )
         return block, state._replace(cache=tree.cache, history=last.history)
 
@@ -274,14 +271,15 @@ class TreeDrafter(ModelDrafter):
         counts = jnp.asarray(level.counts, jnp.int32)
         some = lambda *at: _children(self.children, most, *at)  # noqa: E731
         below = jax.vmap(jax.vmap(some), in_axes=(0, 0, 0, None))
-        tokens = below(pick(q, places), pick(order, places), uniforms, counts)
+        tokens, laws = below(pick(q, places), pick(order, places), uniforms, counts)
         node, rank = np.nonzero(np.arange(most)[None] < np.asarray(level.counts)[:, None])
-        tokens, places = tokens[:, node, rank], places[:, node]
+        tokens, laws, places = tokens[:, node, rank], laws[:, node, rank], places[:, node]
         chances = jax.vmap(lambda x, at, token: x[at, token])(q, places, tokens)
         parents = start + places
         return tree._replace(
             tokens=jnp.concatenate([tree.tokens, tokens], axis=1),
             parents=jnp.concatenate([tree.parents, parents], axis=1),
+            laws=jnp.concatenate([tree.laws, laws], axis=1),
             shape=grown(tree.shape, parents),
             scores=jnp.concatenate([tree.scores, pick(tree.scores, parents) * chances], axis=1),
         )
@@ -308,8 +306,10 @@ def _distributions(tree: _Growing, sampling: Sampling, start: int) -> Array:
     return distributions_along(tree.logits, sampling, tree.tokens, tree.parents)[:, start:]
 
 
-def _children(kind: str, most: int, q: Array, order: Array, uniforms: Array, count: Array) -> Array:
-    """The children of a node.
+def _children(
+    kind: str, most: int, q: Array, order: Array, uniforms: Array, count: Array
+) -> tuple[Array, Array]:
+    """The children of a node, and their laws. If nothing is left to draw, the best token follows.
 
     Args:
       kind: see `CHILDREN`.
@@ -320,20 +320,35 @@ def _children(kind: str, most: int, q: Array, order: Array, uniforms: Array, cou
       count: int32 scalar, the number of children that are used.
 
     Returns:
-      `[K]` int32.
+      Both `[K]` int32.
     """
-    if kind == "top":
-        return lax.top_k(order, most)[1]
-    if kind == "top+1":
-        tops = lax.top_k(order, most - 1)[1]
-        used = jnp.arange(most - 1, dtype=jnp.int32) < count - 1
-        first = draw(_without(q, jnp.where(used, tops, q.size)), uniforms[0])
-        return jnp.concatenate([first[None], tops])
-    tokens = []
+    fixed = jnp.full((most,), ChildLaw.TOP, jnp.int32)
+    if kind in ("top", "top+1"):
+        tops = lax.top_k(order, most)[1]
+        if kind == "top":
+            return tops, fixed
+        used = jnp.arange(most, dtype=jnp.int32) < count - 1
+        rest = _without(q, jnp.where(used, tops, q.size))
+        first, law = _drawn(rest, tops[count - 1], ChildLaw.OFF, uniforms[0])
+        return jnp.append(first, tops[:-1]), fixed.at[0].set(law)
+    tokens, laws = [], []
+    kept = kind == "independent"
+    usual = ChildLaw.DRAWN if kept else ChildLaw.WITHOUT
     for rank in range(most):
-        tokens.append(draw(q, uniforms[min(rank, uniforms.shape[0] - 1)]))
-        q = _without(q, tokens[-1]) if kind == "without" else q
-    return jnp.stack(tokens)
+        best = jnp.argmax(order).astype(jnp.int32)
+        token, law = _drawn(q, best, usual, uniforms[min(rank, uniforms.shape[0] - 1)])
+        if not kept:
+            q, order = _without(q, token), order.at[token].set(-jnp.inf)
+        tokens.append(token)
+        laws.append(law)
+    return jnp.stack(tokens), jnp.stack(laws)
+
+
+def _drawn(weights: Array, best: Array, law: ChildLaw, uniform: Array) -> tuple[Array, Array]:
+    """A token drawn by its weight, or `best` if all are zero; and its law."""
+    some = jnp.max(weights) > 0.0
+    token = jnp.where(some, draw(weights, uniform), best)
+    return token, jnp.where(some, jnp.int32(law), jnp.int32(ChildLaw.TOP))
 
 
 def _without(q: Array, tokens: Array) -> Array:

@@ -15,7 +15,7 @@ class ChildLaw(enum.IntEnum):
     """How a token of a tree was drawn, given its elder siblings: those before it in the block.
 
     Attributes:
-      TOP: not drawn: it follows from the tokens before its parent's children.
+      TOP: not drawn: it follows from the text before it and from its elder siblings.
       DRAWN: from the distribution after its parent; equal siblings may occur.
       WITHOUT: the same without its elder siblings.
       OFF: the same without all its siblings, which are known before the draw.
