@@ -29,7 +29,7 @@ from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
-from specjax.checkpoints.t5x_network import Tree, find_gin, infer_config
+from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of
@@ -309,7 +309,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
 
 def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> Opened:
     reader = t5x_reader(directory)
-    tree = Tree(reader)
+    tree = ParamTree(reader)
     if isinstance(config, ModelConfig):
         if not isinstance(config, T5Config):
             raise ValueError(

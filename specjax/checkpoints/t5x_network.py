@@ -58,7 +58,7 @@ _MOST_LAYERS = 10_000
 _LAYER_BIAS = re.compile(r"(encoder|decoder)/layers_\d+/(relpos_bias/rel_embedding)")
 
 
-class Tree:
+class ParamTree:
     """The unscanned tree in a checkpoint of either form.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checkpoints.arrays import ArraySpec, check_same, common_dtype, flatten, unflatten
-from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, Tree
+from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, ParamTree
 from specjax.models import (
     CausalLM,
     DecoderOnlyConfig,
@@ -80,7 +80,7 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
 
 
 class _InMemory:
-    """Parameters, possibly traced, in the form of a checkpoint reader for `Tree`."""
+    """Parameters, possibly traced, in the form of a checkpoint reader for `ParamTree`."""
 
     def __init__(self, flat: dict[str, Any]) -> None:
         self._flat = flat
@@ -165,7 +165,7 @@ def read_network(
     """
     model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)
-    tree = Tree(_InMemory(flat))
+    tree = ParamTree(_InMemory(flat))
     values = {name: piece.view(flat[piece.source]) for name, piece in tree.pieces.items()}
     changes: dict[str, Any] = {"param_dtype": common_dtype(leaf.dtype for leaf in flat.values())}
     if isinstance(model.config, T5Config):
