@@ -16,7 +16,7 @@ from specjax.drafting.lookup_first import LookupFirst
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.oracle import GreedyOracle
 from specjax.drafting.policies import Budget, Confidence, Entropy, FixedLength, Survival
-from specjax.drafting.topologies import Beam, Topology, caterpillar, k_ary
+from specjax.drafting.topologies import Beam, Topology, caterpillar, k_ary, paths
 from specjax.drafting.trees import TreeDrafter
 from specjax.drafting.vertical import VerticalCascade, VerticalCascadeParams, lenience
 
@@ -52,5 +52,6 @@ __all__ = [
     "caterpillar",
     "k_ary",
     "lenience",
+    "paths",
     "read_costs",
 ]

@@ -84,6 +84,12 @@ class Topology:
         return max(map(self.parents.count, self.parents))
 
     @property
+    def is_paths(self) -> bool:
+        """Whether it consists of paths of the same length that part at the root."""
+        count = self.parents.count(0)
+        return self.parents == paths(count, len(self.parents) // count).parents
+
+    @property
     def levels(self) -> tuple[Level, ...]:
         """The levels below the root."""
         depths, found = (0, *self.depths), []
@@ -106,24 +112,43 @@ class Beam:
       depth: the number of levels, at least 1.
       width: the children of a node, at least 1.
       beam: the nodes of a level that get children, at least 1.
+      keep: the verifier reads only this number of nodes, those with the most probable paths; None:
+        all. No token may be drawn then: a drawn token that is left out for its value would make the
+        output follow another distribution.
 
     Raises:
       TypeError: if a value is not a whole number.
-      ValueError: if a value is below 1.
+      ValueError: if a value is below 1, or `keep` does not lie between the numbers of nodes with
+        children and of all nodes.
+
+    Source: EAGLE-2 (arXiv 2406.16858) for `keep`.
     """
 
     depth: int
     width: int
     beam: int
+    keep: int | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check_count(field.name, getattr(self, field.name), "give a whole number")
+        for name in ("depth", "width", "beam"):
+            check_count(name, getattr(self, name), "give a whole number")
+        if self.keep is not None:
+            check_count("keep", self.keep, "give a number of nodes, or None for all")
+            drafted = dataclasses.replace(self, keep=None).size
+            if self.keep > drafted:
+                raise ValueError(
+                    f"keep must be at most {drafted}, the nodes of the tree, got {self.keep}"
+                )
+            inner = sum(len(level.counts) for level in self.levels[1:])
+            if self.keep < inner:
+                raise ValueError(
+                    f"keep must be at least {inner}, the nodes with children, got {self.keep}"
+                )
 
     @property
     def size(self) -> int:
-        """The number of nodes without the root."""
-        return sum(level.size for level in self.levels)
+        """The number of nodes that the verifier reads, without the root."""
+        return self.keep or sum(level.size for level in self.levels)
 
     @property
     def widest(self) -> int:
@@ -163,3 +188,15 @@ def caterpillar(depth: int, width: int) -> Topology:
     check_count("width", width, "give the number of children of a node")
     firsts = [0, *(1 + level * width for level in range(depth - 1))]
     return Topology(tuple(node for node in firsts for _ in range(width)))
+
+
+def paths(count: int, depth: int) -> Topology:
+    """The tree of `count` paths of `depth` nodes each that part at the root.
+
+    Raises:
+      TypeError: if a value is not a whole number.
+      ValueError: if a value is below 1.
+    """
+    check_count("count", count, "give the number of paths")
+    check_count("depth", depth, "give the number of levels")
+    return Topology((0,) * count + tuple(range(1, count * (depth - 1) + 1)))

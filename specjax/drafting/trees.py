@@ -38,24 +38,28 @@ CHILDREN = ("top", "top+1", "without", "independent")
 
 
 class _Growing(NamedTuple):
-    """A tree with n nodes, the root included, of which m have been read.
+    """A tree with n nodes, the root included, of which m have been read: those with children.
 
     Attributes:
       tokens: `[B, n - 1]` int32.
       parents: `[B, n - 1]` int32.
       laws: `[B, n - 1]` int32.
-      logits: `[B, m, V]`.
-      shape: of the nodes.
       scores: `[B, n]` float32, the drafter's probability of the path to each node.
-      cache: the model's, with the nodes that have been read.
+      read: `[B, m]` int32, the nodes that have been read, in this order.
+      follows: `[B, m - 1]` int32, the place in `read` of the parent of each but the root.
+      shape: of the read nodes.
+      logits: `[B, m, V]`, after the read nodes.
+      cache: the model's, with the read nodes.
     """
 
     tokens: Array  # [B, n - 1]
     parents: Array  # [B, n - 1]
     laws: Array  # [B, n - 1]
-    logits: Array  # [B, m, V]
-    shape: TreeShape
     scores: Array  # [B, n]
+    read: Array  # [B, m]
+    follows: Array  # [B, m - 1]
+    shape: TreeShape
+    logits: Array  # [B, m, V]
     cache: Cache
 
 
@@ -63,8 +67,8 @@ class _Growing(NamedTuple):
 class TreeDrafter(ModelDrafter):
     """Drafts trees from a small model; its parameters: `NeuralDrafterParams`.
 
-    A level takes one pass. In the first pass of a round the model reads the tokens that were
-    committed since the last.
+    A level takes one pass, over the nodes that get children. In the first pass of a round the model
+    reads the tokens that were committed since the last.
 
     Attributes:
       model: the small language model; it must read trees.
@@ -76,8 +80,8 @@ class TreeDrafter(ModelDrafter):
 
     Raises:
       TypeError: if a part is of a wrong type.
-      ValueError: if `children` is unknown, the model cannot read trees, or a node has more children
-        than there are tokens.
+      ValueError: if `children` is unknown, the model cannot read trees, a node has more children
+        than there are tokens, or nodes are left out (`Beam.keep`) of a tree with drawn tokens.
     """
 
     model: LanguageModel
@@ -94,6 +98,11 @@ class TreeDrafter(ModelDrafter):
             )
         if not self.model.reads_trees:
             raise ValueError(f"model must read trees, and {type(self.model).__name__} cannot")
+        if getattr(self.tree, "keep", None) is not None and self.children != "top":
+            raise ValueError(
+                f"{self.tree!r} needs children='top', got {self.children!r}: leaving out drawn "
+                "tokens by their values would change the distribution of the output"
+            )
         if self.tree.widest > self.vocab_size and self.children != "independent":
             raise ValueError(
                 f"a node of the tree has {self.tree.widest} children, but there are only "
@@ -124,8 +133,15 @@ class TreeDrafter(ModelDrafter):
     @property
     def traits(self) -> DraftTraits:
         """The traits of a single drafter that drafts whole trees."""
+        independent = self.children == "independent"
+        alike = isinstance(self.tree, Topology) and self.tree.is_paths
         return DraftTraits(
-            fixed_length=True, independent_rows=True, drafts_trees=True, processes=True
+            fixed_length=True,
+            independent_rows=True,
+            drafts_trees=True,
+            independent_children=independent,
+            independent_paths=independent and alike,
+            processes=True,
         )
 
     def describe(self) -> Any:
@@ -204,34 +220,35 @@ class TreeDrafter(ModelDrafter):
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)
         none = jnp.zeros((rows, 0), jnp.int32)
+        root = jnp.zeros((rows, 1), jnp.int32)
         tree = _Growing(
             tokens=none,
             parents=none,
             laws=none,
-            logits=last.logits[:, None],
-            shape=TreeShape(jnp.zeros((rows, 1), jnp.int32), one[..., None] > 0),
             scores=one,
+            read=root,
+            follows=none,
+            shape=TreeShape(root, one[..., None] > 0),
+            logits=last.logits[:, None],
             cache=last.cache,
         )
-        probs, start, used = [], 0, 0
+        probs: list[Array] = []
+        used, size = 0, 1
         for level in self.tree.levels:
-            if start:
-                tree = self._read(params, tree, state.positions, start)
+            if probs:
+                tree = self._read(params, tree, state.positions, level, size)
             with jax.named_scope("draw"):
-                probs.append(_distributions(tree, sampling, start))
-                greedy = jnp.asarray(sampling.temperature)[:, None, None] < TINY
-                # A greedy distribution has no second token.
-                order = jnp.where(greedy, tree.logits[:, start:], probs[-1])
-                chosen = self._uniforms_of(level, uniforms, used)
-                tree = self._grow(tree, level, probs[-1], order, chosen, start)
+                probs.append(_distributions(tree, sampling, len(level.counts)))
+                tree = self._grow(tree, level, probs[-1], sampling, uniforms, used)
             used += sum(min(count, self._drawn) for count in level.counts)
-            start += probs[-1].shape[1]
+            size = level.size
+        tree = self._best(tree)
         confidences = None
         if with_confidence:
-            confidences = self._padded(jax.vmap(jax.vmap(confidence))(tree.logits))
+            confidences = self._by_node(tree, jax.vmap(jax.vmap(confidence))(tree.logits))
         block = DraftBlock(
             tokens=tree.tokens,
-            probs=self._padded(jnp.concatenate(probs, axis=1)),
+            probs=self._by_node(tree, jnp.concatenate(probs, axis=1)),
             confidences=confidences,
             num_drafted=jnp.zeros((rows,), jnp.int32),
             calls={self.name: last.calls + self.depth - 1},
@@ -247,63 +264,102 @@ class TreeDrafter(ModelDrafter):
         places = starts[:, None] + np.arange(most)[None]
         return uniforms[:, np.minimum(places, max(uniforms.shape[1] - 1, 0)).astype(np.int32)]
 
-    def _grow(
-        self, tree: _Growing, level: Level, q: Array, order: Array, uniforms: Array, start: int
+    def _read(
+        self, params: NeuralDrafterParams, tree: _Growing, positions: Array, level: Level, size: int
     ) -> _Growing:
-        """The tree with one more level, below the nodes from `start` on.
+        """The tree with those of its last `size` nodes read that get children."""
+        pick, width = jax.vmap(lambda x, at: x[at]), len(level.counts)
+        rows, start = tree.scores.shape[0], tree.scores.shape[1] - size
+        if level.parents is None:
+            places = lax.top_k(tree.scores[:, start:], width)[1]
+        else:
+            places = jnp.broadcast_to(jnp.asarray(level.parents, jnp.int32)[None], (rows, width))
+        nodes = start + places
+        above = pick(tree.parents, nodes - 1)
+        follows = jnp.argmax(above[:, :, None] == tree.read[:, None], axis=2).astype(jnp.int32)
+        shape = grown(tree.shape, follows)
+        count = tree.read.shape[1]
+        given = pick(tree.tokens, nodes - 1), positions, part_of(shape, count, count + width)
+        with jax.named_scope("drafter_pass"):
+            read = self.model.extend(params.model, tree.cache, *given)
+        return tree._replace(
+            read=jnp.concatenate([tree.read, nodes], axis=1),
+            follows=jnp.concatenate([tree.follows, follows], axis=1),
+            shape=shape,
+            logits=jnp.concatenate([tree.logits, read.logits], axis=1),
+            cache=read.cache,
+        )
+
+    def _grow(
+        self,
+        tree: _Growing,
+        level: Level,
+        q: Array,
+        sampling: Sampling,
+        uniforms: Array,
+        used: int,
+    ) -> _Growing:
+        """The tree with one more level, below the nodes that were read last.
 
         Args:
           tree: the tree so far.
-          level: the new level.
-          q: `[B, n, V]`, the distributions after these nodes.
-          order: `[B, n, V]`, larger for better tokens.
-          uniforms: see `_uniforms_of`.
-          start: the number of the first of these nodes.
+          level: the new level, of W nodes with children.
+          q: `[B, W, V]`, the distributions after these nodes.
+          sampling: fields `[B]`.
+          uniforms: `[B, draws, U]`.
+          used: the number of draws before.
         """
-        rows, most = q.shape[0], max(level.counts)
+        width, most = len(level.counts), max(level.counts)
         pick = jax.vmap(lambda x, at: x[at])
-        if level.parents is None:
-            places = lax.top_k(tree.scores[:, start:], len(level.counts))[1]
-        else:
-            places = jnp.broadcast_to(
-                jnp.asarray(level.parents, jnp.int32)[None], (rows, len(level.counts))
-            )
+        greedy = jnp.asarray(sampling.temperature)[:, None, None] < TINY
+        # A greedy distribution has no second token.
+        order = jnp.where(greedy, tree.logits[:, -width:], q)
         counts = jnp.asarray(level.counts, jnp.int32)
         some = lambda *at: _children(self.children, most, *at)  # noqa: E731
         below = jax.vmap(jax.vmap(some), in_axes=(0, 0, 0, None))
-        tokens, laws = below(pick(q, places), pick(order, places), uniforms, counts)
-        node, rank = np.nonzero(np.arange(most)[None] < np.asarray(level.counts)[:, None])
-        tokens, laws, places = tokens[:, node, rank], laws[:, node, rank], places[:, node]
-        chances = jax.vmap(lambda x, at, token: x[at, token])(q, places, tokens)
-        parents = start + places
+        tokens, laws = below(q, order, self._uniforms_of(level, uniforms, used), counts)
+        place, rank = np.nonzero(np.arange(most)[None] < np.asarray(level.counts)[:, None])
+        tokens, laws = tokens[:, place, rank], laws[:, place, rank]
+        parents = tree.read[:, -width:][:, place]
+        chances = jax.vmap(lambda x, token: x[place, token])(q, tokens)
         return tree._replace(
             tokens=jnp.concatenate([tree.tokens, tokens], axis=1),
             parents=jnp.concatenate([tree.parents, parents], axis=1),
             laws=jnp.concatenate([tree.laws, laws], axis=1),
-            shape=grown(tree.shape, parents),
             scores=jnp.concatenate([tree.scores, pick(tree.scores, parents) * chances], axis=1),
         )
 
-    def _read(
-        self, params: NeuralDrafterParams, tree: _Growing, positions: Array, start: int
-    ) -> _Growing:
-        """The tree with the nodes from `start` on read."""
-        end = tree.tokens.shape[1] + 1
-        given = tree.tokens[:, start - 1 :], positions, part_of(tree.shape, start, end)
-        with jax.named_scope("drafter_pass"):
-            read = self.model.extend(params.model, tree.cache, *given)
-        logits = jnp.concatenate([tree.logits, read.logits], axis=1)
-        return tree._replace(logits=logits, cache=read.cache)
+    def _best(self, tree: _Growing) -> _Growing:
+        """The tree with the most probable paths only, if some nodes are left out."""
+        if self.max_draft == tree.tokens.shape[1]:
+            return tree
+        # A node comes before its children and is at least as probable: it is kept if they are.
+        kept = jnp.sort(lax.top_k(tree.scores[:, 1:], self.max_draft)[1], axis=1)
+        pick = jax.vmap(lambda x, at: x[at])
+        nodes = jnp.pad(kept + 1, ((0, 0), (1, 0)))
+        number = jax.vmap(jnp.searchsorted)
+        # A node that was read and is left out gets the number of a place that is dropped.
+        there = jax.vmap(lambda x, of: jnp.any(x[:, None] == of[None], axis=1))(tree.read, nodes)
+        read = jnp.where(there, number(nodes, tree.read), self.max_draft + 1)
+        return tree._replace(
+            tokens=pick(tree.tokens, kept),
+            parents=number(nodes, pick(tree.parents, kept)).astype(jnp.int32),
+            laws=pick(tree.laws, kept),
+            read=read.astype(jnp.int32),
+        )
 
-    def _padded(self, x: Array) -> Array:
-        return jnp.pad(x, ((0, 0), (0, self.max_draft + 1 - x.shape[1]), (0, 0)))
+    def _by_node(self, tree: _Growing, x: Array) -> Array:
+        """`[B, G + 1, V]` from `x [B, m, V]` of the nodes that were read; 0 elsewhere."""
+        empty = jnp.zeros((x.shape[0], self.max_draft + 1, x.shape[2]), x.dtype)
+        return jax.vmap(lambda y, at, own: y.at[at].set(own, mode="drop"))(empty, tree.read, x)
 
 
-def _distributions(tree: _Growing, sampling: Sampling, start: int) -> Array:
-    """The distributions after the nodes from `start` on, `[B, n, V]`."""
+def _distributions(tree: _Growing, sampling: Sampling, width: int) -> Array:
+    """The distributions after the `width` nodes that were read last, `[B, W, V]`."""
     if sampling.processing is None:
-        return distributions_along(tree.logits[:, start:], sampling, tree.tokens[:, start:])
-    return distributions_along(tree.logits, sampling, tree.tokens, tree.parents)[:, start:]
+        return distributions_along(tree.logits[:, -width:], sampling, tree.follows)
+    tokens = jax.vmap(lambda x, at: x[at - 1])(tree.tokens, tree.read[:, 1:])
+    return distributions_along(tree.logits, sampling, tokens, tree.follows)[:, -width:]
 
 
 def _children(

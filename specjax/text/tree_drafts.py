@@ -24,8 +24,10 @@ class Tree(DraftPlan):
       children: how they are chosen; see `drafting.TreeDrafter`.
       beam: only this number of nodes of a level have children, those with the most probable paths;
         None: all.
-      parents: the parent of each node, for a shape of its own (see `drafting.Topology`); depth,
-        width and beam must then be left out.
+      keep: the verifier reads only this number of nodes, with `beam` and children="top"; see
+        `drafting.Beam`.
+      parents: the parent of each node, for a shape of its own (see `drafting.Topology`); the
+        other sizes must then be left out.
 
     Raises:
       TypeError: a value has a wrong type.
@@ -36,10 +38,11 @@ class Tree(DraftPlan):
     width: int | None = None
     children: str = "top+1"
     beam: int | None = None
+    keep: int | None = None
     parents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("depth", "width", "beam")}
+        sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
         if self.parents is not None:
             for name, value in sizes.items():
                 if value is not None:
@@ -49,6 +52,11 @@ class Tree(DraftPlan):
                 check_count(name, sizes[name], "such as Tree(depth=3, width=2)")
             if self.beam is not None:
                 check_count("beam", self.beam, "give the number of nodes, or None")
+            if self.keep is not None and (self.beam is None or self.children != "top"):
+                raise ValueError(
+                    f"keep={self.keep!r} needs beam and children='top': leaving out drawn tokens "
+                    "by their values would change the distribution of the output"
+                )
             inner = min(self.width or 0, self.beam or 2) ** min(self.depth or 0, 12)
             if self.beam is None and inner > _MOST:
                 self._refuse("more than 512")
@@ -71,7 +79,7 @@ class Tree(DraftPlan):
             return Topology(self.parents)
         assert self.depth is not None and self.width is not None
         if self.beam is not None:
-            return Beam(self.depth, self.width, self.beam)
+            return Beam(self.depth, self.width, self.beam, self.keep)
         return k_ary(self.depth, self.width)
 
     @property

@@ -3,6 +3,7 @@
 from specjax.types import Verification
 from specjax.verification.block import Block, block_acceptance_probs
 from specjax.verification.greedy_block import GreedyBlock, GreedyBlockCarry
+from specjax.verification.multi_draft import KSeq, MultiPathBlock
 from specjax.verification.token import Token, token_acceptance_probs
 from specjax.verification.traversal import TopDown, Traversal, Walk
 from specjax.verification.verify import (
@@ -19,6 +20,8 @@ ALL_VERIFICATIONS = (Token, Block, GreedyBlock)
 __all__ = [
     "Block",
     "GreedyBlock",
+    "KSeq",
+    "MultiPathBlock",
     "Token",
     "TopDown",
     "Traversal",

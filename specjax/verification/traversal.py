@@ -20,7 +20,7 @@ from specjax.verification.block import Block
 from specjax.verification.token import Token
 
 
-class _Judged(NamedTuple):
+class JudgedTree(NamedTuple):
     """The state of a tree of which some children have been judged.
 
     The mass of a token after node n is `scales[n] * masses[n, v]`.
@@ -38,7 +38,7 @@ class _Judged(NamedTuple):
     totals: Array  # [G + 1]
 
 
-class _Tree(NamedTuple):
+class TreeBlock(NamedTuple):
     """The arguments of `Verification.walk` that describe the tree."""
 
     tokens: Array  # [G]
@@ -78,9 +78,9 @@ class Walk(Token):
         num_drafted: Array,
     ) -> Path:
         """See `Verification`; `laws` and `draft_probs` are not read."""
-        tree = _Tree(tokens, parents, jnp.full_like(tokens, ChildLaw.TOP), num_drafted)
+        tree = TreeBlock(tokens, parents, jnp.full_like(tokens, ChildLaw.TOP), num_drafted)
         judged = _judge(tree, None, target_probs, joint=False)
-        return _descend(uniforms, parents, judged, target_probs)
+        return descend(uniforms, parents, judged, target_probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +107,9 @@ class TopDown(Token):
         num_drafted: Array,
     ) -> Path:
         """See `Verification`."""
-        tree = _Tree(tokens, parents, _known(self, laws), num_drafted)
+        tree = TreeBlock(tokens, parents, _known(self, laws), num_drafted)
         judged = _judge(tree, draft_probs, target_probs, joint=False)
-        return _descend(uniforms, parents, judged, target_probs)
+        return descend(uniforms, parents, judged, target_probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,22 +132,9 @@ class Traversal(Block):
         num_drafted: Array,
     ) -> Path:
         """See `Verification`."""
-        tree = _Tree(tokens, parents, _known(self, laws), num_drafted)
+        tree = TreeBlock(tokens, parents, _known(self, laws), num_drafted)
         judged = _judge(tree, draft_probs, target_probs, joint=True)
-        # Of a leaf, whose own target may be unknown, this is the chance of its path.
-        passed = passes(uniforms, judged.totals[1:])
-        none = jnp.int32(-1)
-
-        def climb(step: Array, best: Array) -> Array:
-            node = tokens.size - step
-            own = jnp.where(passed[node - 1], node, none)
-            found = jnp.where(best[node] >= 0, best[node], own)
-            # Elder siblings come later in this loop, and have priority.
-            at = parents[node - 1]
-            return best.at[at].set(jnp.where(found >= 0, found, best[at]))
-
-        best = lax.fori_loop(0, tokens.size, climb, jnp.full((tokens.size + 1,), none))
-        return _path_to(jnp.maximum(best[0], 0), parents, judged, target_probs)
+        return climb(uniforms, parents, judged, target_probs)
 
 
 def passes(uniforms: Array, chances: Array) -> Array:
@@ -164,7 +151,7 @@ def _known(algorithm: Any, laws: Array | None) -> Array:
     return laws
 
 
-def _judge(tree: _Tree, draft_probs: Array | None, targets: Array, joint: bool) -> _Judged:
+def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bool) -> JudgedTree:
     """Judges all nodes but node 0, elder siblings first.
 
     Args:
@@ -174,7 +161,7 @@ def _judge(tree: _Tree, draft_probs: Array | None, targets: Array, joint: bool) 
       joint: whether the masses of a node sum to the chance of its path; else they sum to 1.
     """
 
-    def step(node: Array, state: _Judged) -> _Judged:
+    def step(node: Array, state: JudgedTree) -> JudgedTree:
         token, at, law = (x[node - 1] for x in tree[:3])
         masses, scale = row(state.masses, at), state.scales[at]
         share = jnp.minimum(scale * entry(masses, token), 1.0)
@@ -200,7 +187,7 @@ def _judge(tree: _Tree, draft_probs: Array | None, targets: Array, joint: bool) 
         own = chance if joint else jnp.float32(1.0)
         before = masses, scale, state.totals[at]
         masses, scale, mass = (jnp.where(exists, x, y) for x, y in zip(after, before, strict=True))
-        return _Judged(
+        return JudgedTree(
             state.chances.at[node].set(chance),
             state.masses.at[at].set(masses),
             state.scales.at[at].set(scale).at[node].set(own),
@@ -209,11 +196,11 @@ def _judge(tree: _Tree, draft_probs: Array | None, targets: Array, joint: bool) 
 
     count = tree.tokens.size + 1
     ones = jnp.ones((count,), jnp.float32)
-    start = _Judged(ones, targets, ones, ones)
+    start = JudgedTree(ones, targets, ones, ones)
     return lax.fori_loop(1, count, step, start)
 
 
-def _law_of(tree: _Tree, node: Array, draft: Array) -> Array:
+def _law_of(tree: TreeBlock, node: Array, draft: Array) -> Array:
     """The weights that a node's token was drawn by, from the `draft [V]` after its parent."""
     law, index = tree.laws[node - 1], jnp.arange(1, tree.tokens.size + 1, dtype=jnp.int32)
     siblings = (tree.parents == tree.parents[node - 1]) & (index != node)
@@ -248,7 +235,25 @@ def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[A
     return jnp.minimum(chance, 1.0), jnp.where(some, rest, mass), scale, kept
 
 
-def _descend(uniforms: Array, parents: Array, judged: _Judged, targets: Array) -> Path:
+def climb(uniforms: Array, parents: Array, judged: JudgedTree, targets: Array) -> Path:
+    """To the first node, children before their parents, that passes by the sum of its masses."""
+    # Of a leaf, whose own target may be unknown, this is the chance of its path.
+    passed = passes(uniforms, judged.totals[1:])
+    none, count = jnp.int32(-1), parents.size
+
+    def step(number: Array, best: Array) -> Array:
+        node = count - number
+        own = jnp.where(passed[node - 1], node, none)
+        found = jnp.where(best[node] >= 0, best[node], own)
+        # Elder siblings come later in this loop, and have priority.
+        at = parents[node - 1]
+        return best.at[at].set(jnp.where(found >= 0, found, best[at]))
+
+    best = lax.fori_loop(0, count, step, jnp.full((count + 1,), none))
+    return _path_to(jnp.maximum(best[0], 0), parents, judged, targets)
+
+
+def descend(uniforms: Array, parents: Array, judged: JudgedTree, targets: Array) -> Path:
     """From node 0 to the first accepted child, and so on."""
     passed = passes(uniforms, judged.chances[1:])
 
@@ -259,15 +264,15 @@ def _descend(uniforms: Array, parents: Array, judged: _Judged, targets: Array) -
     return _path_to(last, parents, judged, targets)
 
 
-def _path_to(last: Array, parents: Array, judged: _Judged, targets: Array) -> Path:
+def _path_to(last: Array, parents: Array, judged: JudgedTree, targets: Array) -> Path:
     """The path to a node, and the masses there."""
     count = parents.size
 
-    def climb(step: Array, on_path: Array) -> Array:
+    def rise(step: Array, on_path: Array) -> Array:
         node = count - step
         return on_path.at[parents[node - 1]].max(on_path[node])
 
-    on_path = lax.fori_loop(0, count, climb, jnp.arange(count + 1) == last)[1:]
+    on_path = lax.fori_loop(0, count, rise, jnp.arange(count + 1) == last)[1:]
     # Parents come before their children, so the numbers rise along the path.
     index = jnp.arange(1, count + 1, dtype=jnp.int32)
     nodes = jnp.sort(jnp.where(on_path, index, count + 1))

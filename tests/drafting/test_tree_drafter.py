@@ -12,7 +12,7 @@ from specjax import decoding, drafting, processors, rules, testing, types, verif
 from specjax.drafting.trees import CHILDREN
 from specjax.sampling import Sampling, distribution
 from specjax.types import ChildLaw
-from specjax.verification import traversal
+from specjax.verification import multi_draft, traversal
 from specjax.verification.verify import accept
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
@@ -31,11 +31,19 @@ TREES = {
     "beam": drafting.Beam(2, 2, 1),
     "chain": drafting.k_ary(3, 1),
     "binary": drafting.k_ary(2, 2),
+    "paths": drafting.paths(2, 2),
+    "kept": drafting.Beam(2, 2, 2, keep=4),
 }
 JUDGES = {
     "Walk": verification.Walk(),
     "Traversal": verification.Traversal(),
     "TopDown": verification.TopDown(),
+}
+# Of independent children only.
+BASELINES = {
+    "KSeq": verification.KSeq(),
+    "KSeq, joint": verification.KSeq(joint=True),
+    "MultiPathBlock": verification.MultiPathBlock(),
 }
 RULES = {
     "Lossless": rules.Lossless(),
@@ -51,6 +59,10 @@ CASES = [
     *(("bush", *x, "TokenV3", 1.0, 3) for x in itertools.product(CHILDREN, JUDGES)),
 ]
 QUICK = [
+    ("pair", "independent", "KSeq", "Lossless", 1.0, None),
+    ("paths", "independent", "KSeq, joint", "OPT", 0.6, None),
+    ("paths", "independent", "MultiPathBlock", "TokenV3", 1.0, 3),
+    ("kept", "top", "Traversal", "Lossless", 1.0, None),
     ("beam", "without", "Traversal", "Lossless", 1.0, None),
     ("late", "top", "Walk", "Lossless", 1.0, None),
     ("bush", "top+1", "Traversal", "TokenV3", 0.6, None),
@@ -59,8 +71,20 @@ QUICK = [
     ("bush", "top+1", "Traversal", "TokenV3", 1.0, 3),
     ("bush", "top", "Traversal", "OPT", 0.0, None),
 ]
-# Those with too many combinations of draws.
+# Those with too many combinations of draws, or with drawn tokens that are left out.
 CASES = [x for x in CASES if x[0] != "binary" or x[1].startswith("top")]
+CASES = [x for x in CASES if x[0] != "kept" or x[1] == "top"]
+CASES += [
+    (tree, "independent", judge, rule, temperature, limit)
+    for tree, judge in itertools.product(("pair", "bush", "paths", "chain"), BASELINES)
+    for rule, temperature, limit in (
+        ("Lossless", 1.0, None),
+        ("OPT", 0.6, None),
+        ("TokenV3", 1.0, 3),
+        ("Lossless", 1.0, 1),
+    )
+    if not (tree == "bush" and judge == "MultiPathBlock")
+]
 
 
 def wanted(rule, temperature=1.0, tables=(P, Q)):
@@ -83,7 +107,7 @@ def given(rule, tables=(P, Q)):
 def test_the_law_of_trees(case):
     tree, children, judge, rule, temperature, limit = case
     drafter = drafting.TreeDrafter(MODEL, TREES[tree], children)
-    law = Law(decoding.Round(MODEL, drafter, JUDGES[judge]), limit=limit)
+    law = Law(decoding.Round(MODEL, drafter, (JUDGES | BASELINES)[judge]), limit=limit)
     found = law(given(RULES[rule]), PROMPT, N, temperature)
     assert testing.total_variation(found, wanted(RULES[rule], temperature)) < 1e-6
 
@@ -168,6 +192,18 @@ def from_the_target(monkeypatch):
     monkeypatch.setattr(traversal, "_path_to", wrong)
 
 
+class Reranked(drafting.TreeDrafter):
+    """Leaves out drawn tokens by their probabilities."""
+
+    def __post_init__(self):
+        pass
+
+
+def by_the_drafters_law(monkeypatch):
+    """The chosen path is judged as if it had been the only one."""
+    monkeypatch.setattr(multi_draft, "_powers", lambda high, *_: jnp.ones(jnp.shape(high)))
+
+
 # Name -> the drafter's class, its children, what else is changed, and the least distance.
 CONTROLS = {
     "drawn without replacement, verified with q": (Mislabelled, "without", None, 0.002),
@@ -178,6 +214,17 @@ CONTROLS = {
     "pruned": (Pruned, "without", None, 0.02),
     "no chance of the path": (drafting.TreeDrafter, "without", without_paths, 0.02),
     "next token from the target": (drafting.TreeDrafter, "without", from_the_target, 0.02),
+    "reranked": (Reranked, "without", None, 0.02),
+    "a chosen path, verified with q": (
+        drafting.TreeDrafter,
+        "independent",
+        by_the_drafters_law,
+        0.02,
+    ),
+}
+OTHERS = {
+    "reranked": ("kept", "Traversal"),
+    "a chosen path, verified with q": ("paths", "MultiPathBlock"),
 }
 
 
@@ -186,8 +233,9 @@ def test_a_wrong_tree_has_another_law(name, monkeypatch):
     kind, children, change, least = CONTROLS[name]
     if change is not None:
         change(monkeypatch)
-    drafter = kind(MODEL, TREES["bush"], children)
-    law = Law(decoding.Round(MODEL, drafter, verification.Traversal()))
+    tree, judge = OTHERS.get(name, ("bush", "Traversal"))
+    drafter = kind(MODEL, TREES[tree], children)
+    law = Law(decoding.Round(MODEL, drafter, (JUDGES | BASELINES)[judge]))
     tables = [jnp.asarray(testing.random_table(seed, V, 2, scale=1.5)) for seed in (3, 4)]
     found = law(given(rules.Lossless(), tables), PROMPT, N)
     assert testing.total_variation(found, wanted(rules.Lossless(), tables=tables)) > least
@@ -206,7 +254,8 @@ def test_greedy_trees_are_the_verifiers_own_text(shape):
     alone = decoding.Autoregressive(MODEL, eos_ids=(2,))
     params, rows = given(rules.Lossless()), ROWS | {"sampling": Sampling(0.0)}
     want = alone.run(params, begin(alone, params, INPUTS, LENGTHS, **rows), 100)
-    for judge, children in (("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without")):
+    kinds = (("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without"))
+    for judge, children in kinds[:1] if shape == "kept" else kinds:
         drafter = drafting.TreeDrafter(MODEL, tree, children)
         method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
         for limits in (None, np.array([0, 2, 3], np.int32)):
@@ -249,6 +298,29 @@ WRONG = [
     (lambda: drafting.Beam(0, 2, 1), ValueError, "depth must be a whole number of at least 1"),
     (lambda: drafting.k_ary(2, 0), ValueError, "width must be a whole number of at least 1"),
     (lambda: drafting.TreeDrafter(MODEL, (0, 0)), TypeError, "tree must be like"),
+    (lambda: drafting.Beam(2, 2, 2, keep=7), ValueError, "keep must be at most 6"),
+    (lambda: drafting.Beam(2, 2, 2, keep=1), ValueError, "keep must be at least 2"),
+    (
+        lambda: drafting.TreeDrafter(MODEL, TREES["kept"], "without"),
+        ValueError,
+        "needs children='top', got 'without': leaving out drawn tokens by their values would",
+    ),
+    (
+        lambda: decoding.Round(
+            MODEL, drafting.TreeDrafter(MODEL, TREES["paths"]), verification.KSeq()
+        ),
+        ValueError,
+        "KSeq needs a tree whose children are drawn independently",
+    ),
+    (
+        lambda: decoding.Round(
+            MODEL,
+            drafting.TreeDrafter(MODEL, TREES["bush"], "independent"),
+            verification.MultiPathBlock(),
+        ),
+        ValueError,
+        "MultiPathBlock needs independent paths of the same length",
+    ),
     (
         lambda: drafting.TreeDrafter(MODEL, drafting.k_ary(1, 4)),
         ValueError,
