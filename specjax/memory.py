@@ -168,6 +168,7 @@ def check_state_fits(
     max_new: int,
     max_length: int,
     remedy: str,
+    beside: int = 0,
     token_log_probs: bool = False,
     token_sources: bool = False,
 ) -> None:
@@ -180,6 +181,7 @@ def check_state_fits(
       max_new: N, the longest output.
       max_length: S, cache positions.
       remedy: what to do.
+      beside: the bytes per device of what else is kept, such as the caches of a prefix.
       token_log_probs: see `Method.init`.
       token_sources: likewise.
     """
@@ -191,13 +193,17 @@ def check_state_fits(
     inputs: Any = jax.ShapeDtypeStruct((rows, traced), np.int32)
     mesh = None if method.partitioner is None else method.partitioner.mesh
     devices = jax.devices()[:1] if mesh is None else mesh.devices.flatten().tolist()
-    needed = 4 * rows * (length - traced) // len(devices) + method.least_memory(
-        params,
-        prompts._replace(inputs=inputs),
-        max_new=min(max_new, MOST_POSITIONS),
-        max_length=min(max_length, MOST_POSITIONS),
-        token_log_probs=token_log_probs,
-        token_sources=token_sources,
+    needed = (
+        beside
+        + 4 * rows * (length - traced) // len(devices)
+        + method.least_memory(
+            params,
+            prompts._replace(inputs=inputs),
+            max_new=min(max_new, MOST_POSITIONS),
+            max_length=min(max_length, MOST_POSITIONS),
+            token_log_probs=token_log_probs,
+            token_sources=token_sources,
+        )
     )
     sizes = sizes_in_words(rows, length, method.max_draft, max_new)
     check_fits(sizes, needed, remedy, devices)

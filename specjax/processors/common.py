@@ -54,26 +54,24 @@ def checked_over(over: Any) -> str:
     return str(over)
 
 
-def checked_ids(name: str, ids: Any) -> tuple[int, ...]:
-    """Returns token ids as a tuple of whole numbers.
+def checked_ids(name: str, ids: Any, kind: str = "token id") -> tuple[int, ...]:
+    """Returns token ids, or other whole numbers named `kind`, as a tuple.
 
     Raises:
       TypeError: they are not a sequence of whole numbers.
       ValueError: there are none, or one is negative.
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise TypeError(f"{name} must be a list of token ids such as (13, 42), got {ids!r}")
+        raise TypeError(f"{name} must be a list of {kind}s such as (13, 42), got {ids!r}")
     given = tuple(ids)
     for value in given:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(
-                f"{name} must be token ids (whole numbers), got {value!r}: for a word write "
-                "tokenizer.encode(word)"
-            )
+            remedy = ": for a word write tokenizer.encode(word)" if kind == "token id" else ""
+            raise TypeError(f"{name} must be {kind}s (whole numbers), got {value!r}{remedy}")
         if value < 0:
-            raise ValueError(f"{name} must be token ids of at least 0, got {value}")
+            raise ValueError(f"{name} must be {kind}s of at least 0, got {value}")
     if not given:
-        raise ValueError(f"{name} must have at least one token id: leave the processor out")
+        raise ValueError(f"{name} must have at least one {kind}: leave the processor out")
     return tuple(map(int, given))
 
 

@@ -138,7 +138,7 @@ class ForcedTokens(_OverPositions):
 
     def __post_init__(self) -> None:
         pairs = _pairs("tokens", self.tokens, "{0: 42} (position: token id)")
-        positions = checked_ids("tokens (positions)", [position for position, _ in pairs])
+        positions = checked_ids("the keys of tokens", [key for key, _ in pairs], "position")
         ids = checked_ids("tokens", [token for _, token in pairs])
         object.__setattr__(self, "tokens", tuple(zip(positions, ids, strict=True)))
 

@@ -74,8 +74,8 @@ class Chat:
     def stream(self, text: str, *, every: int = 1, **options: Any) -> Iterator[str]:
         """Like a call, but yields the texts that the reply gets; see `Decoder.stream_tokens`.
 
-        The messages are added when the last text has been yielded; until then the conversation
-        stays as it was.
+        The messages are added when the reply is finished; until then the conversation stays as it
+        was.
 
         Args:
           text: the message.
@@ -88,6 +88,7 @@ class Chat:
         Raises:
           TypeError: as in a call, immediately.
           ValueError: likewise; or `every` is not a whole number of at least 1.
+          RuntimeError: another turn ended while this stream was read.
         """
         check_count("every", every, "give the number of rounds between two texts")
         turn = self._turn(text, every, options)

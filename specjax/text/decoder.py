@@ -22,6 +22,7 @@ from specjax import environment
 from specjax.checks import check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.roundless import PairMethod
+from specjax.memory import told_if_full
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
 from specjax.text.binding import bind_processors, check_forbidding
@@ -38,7 +39,13 @@ from specjax.text.groups import (
     split,
 )
 from specjax.text.options import Own, check_options
-from specjax.text.output_scores import OutputScores, checked_outputs, score
+from specjax.text.output_scores import (
+    OutputScores,
+    check_top,
+    checked_outputs,
+    score,
+    with_tops,
+)
 from specjax.text.prefixes import Prefix, common_of
 from specjax.text.prompts import Prompt
 from specjax.text.requests import (
@@ -175,6 +182,7 @@ class Decoder:
         *,
         progress: bool | None = None,
         best_of: int | None = None,
+        top_log_probs: int | None = None,
         **options: Any,
     ) -> Result:
         """Decodes all prompts.
@@ -185,6 +193,8 @@ class Decoder:
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
           best_of: k: keeps the k most probable samples of each prompt, the best first; see
             `Result.best`.
+          top_log_probs: k: the verifier reads the outputs once more, and `Row.top` has the k most
+            probable tokens at each position, as from `score`: under the model itself.
           **options: any of
 
             - seed: a number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
@@ -204,9 +214,9 @@ class Decoder:
               their last bits.
             - share_prefix: True finds the tokens with which most prompts begin, such as the
               examples of a few-shot prompt, and reads them once (decoder-only models).
-            - log_probs: True keeps the log-probability of each token, after temperature, top-k
-              and top-p: at temperature 0 all are 0.0 (see `Row`). They are NaN if a user's own
-              method does not write them.
+            - log_probs: True keeps the log-probability of each token, after temperature, top-k,
+              top-p and processors: at temperature 0 all are 0.0 (see `Row`). They are NaN if a
+              user's own method does not write them.
             - sources: True keeps where each token came from, for `Row.sources` and `Row.show`. It
               compiles a program of its own.
 
@@ -225,10 +235,16 @@ class Decoder:
                 f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
                 "larger num_samples"
             )
+        self._check_top(top_log_probs)
         rows = self._rows(call, frozenset(), progress, eager=False)
-        found = tuple(sorted(rows, key=lambda row: (row.index, row.sample)))
+        found = Result(tuple(sorted(rows, key=lambda row: (row.index, row.sample))))
+        if best_of is not None:
+            found = found.best(best_of)
+        if top_log_probs is not None:
+            prompts_of = [call.tokens[row.index] for row in found]
+            found = Result(with_tops(self._made.main, prompts_of, found.rows, top_log_probs))
         times = apart(time.perf_counter() - start, compile_seconds() - compiled)
-        return Result(found, **times) if best_of is None else Result(found, **times).best(best_of)
+        return Result(found.rows, **times)
 
     def stream(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
         """Decodes all prompts, and yields rows when they finish: (place of the prompt, text).
@@ -422,7 +438,8 @@ class Decoder:
         self._check_prefixes("give whole prompts instead of a prefix")
         tokens = self.encode(prompt, "the prefix")
         found = Prefix(tokens, prompt, self.method, self.params)
-        found.beginning  # noqa: B018  reads it
+        with told_if_full(f"a prefix of {len(found)} tokens", "give a shorter prefix"):
+            found.beginning  # noqa: B018  reads it
         return found
 
     def chat(self, system: str | None = None) -> Chat:
@@ -450,6 +467,14 @@ class Decoder:
         """Whether its mesh has devices of several processes."""
         mesh = self._made.main.mesh
         return mesh is not None and mesh.is_multi_process
+
+    def _check_top(self, top: Any) -> None:
+        check_top(self._made.main, top)
+        if top is not None and self.uses_processes:
+            raise ValueError(
+                "top_log_probs must be left out, because the mesh has several processes: score the "
+                "outputs with a decoder of one process"
+            )
 
     def _check_prefixes(self, remedy: str) -> None:
         if not self._made.main.continues_prompts:

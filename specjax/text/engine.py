@@ -122,11 +122,11 @@ class Engine:
         drawn = checked_sampling(sampling)
         self._border = Border(method, prompt_length, max_new_tokens, drawn, rule, num_samples)
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
+        self._prefix = prefix
         self._check_fits(set() if fitting is None else fitting)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
-        self._prefix = prefix
 
     @property
     def unfinished(self) -> int:
@@ -419,7 +419,7 @@ class Engine:
             entry.streamed = StreamedText(self._model, entry.tokens, self._stop)
         return entry.streamed.more(tokens) if row is None else entry.streamed.rest(row.text)
 
-    def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, float]) -> Row:
+    def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, Any]) -> Row:
         all_tokens, lengths, steps, all_info = rows
         # Copies: a view would keep the whole batch in memory.
         info: Any = jax.tree.map(lambda x: np.array(x[i]), all_info)
@@ -465,7 +465,8 @@ class Engine:
         _, length, most, *kinds, _ = self._border
         tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
         by_token = tuple(self._by_token.values())
-        key = (self._rows, length, most, by_token, jax.tree.structure(kinds), str(tables))
+        beside = 0 if self._prefix is None else self._prefix.nbytes
+        key = (self._rows, length, most, by_token, jax.tree.structure(kinds), str(tables), beside)
         if key not in fitting:
             # Only shapes, to allocate nothing.
             sizes = self._rows, length
@@ -479,6 +480,7 @@ class Engine:
                 max_new=most,
                 max_length=self._max_length,
                 remedy=_REMEDY,
+                beside=beside,
                 **self._by_token,
             )
         fitting.add(key)

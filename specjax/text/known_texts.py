@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.compilation import jit
 from specjax.sampling import confidence, distribution
+from specjax.text.results import TopTokens
 from specjax.text.text_models import TextModel
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
 
@@ -189,18 +190,6 @@ def check_read(finite: Any, *models: TextModel) -> None:
     if not np.all(finite):
         names = " or ".join(model.name for model in models)
         raise ValueError(f"{names} gives NaN: check the checkpoint")
-
-
-class TopTokens(NamedTuple):
-    """The most probable tokens at each position of an output, the most probable first.
-
-    Attributes:
-      tokens: `[m, k]` int32.
-      log_probs: `[m, k]` float32, -inf for impossible tokens.
-    """
-
-    tokens: np.ndarray  # [m, k]
-    log_probs: np.ndarray  # [m, k]
 
 
 def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[np.ndarray]:

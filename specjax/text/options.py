@@ -35,7 +35,8 @@ _INSTEAD = {
     "params": "method=Own(method, params)",
     "processor": "processors=(...,)",
     "num_samples": "decoder(prompts, num_samples=...)",
-    "top_log_probs": "decoder.score(prompts, decoder(prompts), top_log_probs=...)",
+    "top_log_probs": "decoder(prompts, top_log_probs=...)",
+    "progress": "decoder(prompts, progress=...)",
     "stream": "decoder.stream(prompts), or decoder.stream_tokens(prompts)",
     "best_of": "decoder(prompts, num_samples=..., best_of=...)",
 }

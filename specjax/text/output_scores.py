@@ -9,9 +9,9 @@ import numpy as np
 
 from specjax.checks import whole_number
 from specjax.text import prompts as prompts_lib
-from specjax.text.known_texts import KnownTexts, TopTokens, with_top
+from specjax.text.known_texts import KnownTexts, with_top
 from specjax.text.requests import checked_sampling
-from specjax.text.results import Row
+from specjax.text.results import Row, TopTokens
 from specjax.text.text_models import TextModel
 from specjax.types import Sampling
 
@@ -75,6 +75,37 @@ def _tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
     return prompts_lib.encode(ids, name, model.model.vocab_size)
 
 
+def check_top(model: TextModel, top: Any) -> None:
+    """Raises TypeError or ValueError unless `top` is None or a number of the model's tokens."""
+    size = model.model.vocab_size
+    if top is not None and whole_number("top_log_probs", top, low=1) > size:
+        raise ValueError(f"top_log_probs must be at most the vocabulary's size {size}, got {top}")
+
+
+def with_tops(
+    model: TextModel, prompts: Sequence[np.ndarray], rows: Sequence[Row], top: int
+) -> tuple[Row, ...]:
+    """Returns the rows with their `top`; a row in which a model gave NaN stays as it is.
+
+    Args:
+      model: the verifier, which reads the outputs once more.
+      prompts: the tokens of each row's prompt.
+      rows: the rows.
+      top: k.
+
+    Raises:
+      ValueError: the verifier gives NaN.
+    """
+    found = list(rows)
+    places = [i for i, row in enumerate(rows) if row.error is None]
+    if places:
+        outputs = [_tokens(model, rows[i], f"row {i}") for i in places]
+        scores = score(model, [prompts[i] for i in places], outputs, None, False, top)
+        for i, best in zip(places, scores.top or (), strict=True):
+            found[i] = dataclasses.replace(rows[i], top=best)
+    return tuple(found)
+
+
 def score(
     model: TextModel,
     prompts: Sequence[np.ndarray],
@@ -91,9 +122,7 @@ def score(
         )
     if any(np.ndim(leaf) for leaf in jax.tree.leaves(drawn)):
         raise ValueError(f"sampling must have a single value per field, got {drawn}")
-    size = model.model.vocab_size
-    if top is not None and whole_number("top_log_probs", top, low=1) > size:
-        raise ValueError(f"top_log_probs must be at most the vocabulary's size {size}, got {top}")
+    check_top(model, top)
     if of_prompts and not model.continues_prompts:
         raise ValueError(
             f"prompt_log_probs must be False, because {model.name} is an encoder-decoder, which "

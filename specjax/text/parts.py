@@ -99,7 +99,10 @@ class Part(NamedTuple):
             ) from None
 
     def canonical(self, known: Mapping[str, Any], what: str = "the part") -> "Part":
-        """Returns the part with standard names of classes, so that equal parts have equal texts."""
+        """Returns the part with standard names of classes, so that equal parts have equal texts.
+
+        Arguments without a default are given by position: `MinP(min_p=0.05)` is `MinP(0.05)`.
+        """
 
         def of(value: Any) -> Any:
             if isinstance(value, Part):
@@ -107,8 +110,15 @@ class Part(NamedTuple):
             return tuple(map(of, value)) if isinstance(value, tuple) else value
 
         name = self.name if "." in self.name else known_name(what, self.name, known)
-        named = tuple((key, of(value)) for key, value in self.named)
-        return Part(name, tuple(map(of, self.arguments)), named)
+        named = {key: of(value) for key, value in self.named}
+        arguments = list(map(of, self.arguments))
+        parameters = inspect.signature(self.kind(known, what)).parameters.values()
+        for one in list(parameters)[len(arguments) :]:
+            by_position = one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
+            if not by_position or one.name not in named:
+                break
+            arguments.append(named.pop(one.name))
+        return Part(name, tuple(arguments), tuple(named.items()))
 
     def bindings(self, known: Mapping[str, Callable[..., Any]], scope: str = "") -> dict[str, str]:
         """Returns the gin bindings with which a reference to the class, in a scope, is the part."""

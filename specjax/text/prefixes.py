@@ -8,9 +8,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.decoding import Method
+from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning
 from specjax.text.prompts import Prompt
 from specjax.types import Params
@@ -50,6 +52,16 @@ class Prefix:
             return None
         found = self.taken or self.method.begin(self.params, self.tokens)
         return found if found.caches else None
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """The least bytes of its caches on each device, from their shapes."""
+        if not len(self):
+            return 0
+        begin = self.method.begin
+        found = self.taken or jax.eval_shape(lambda now: begin(now, self.tokens), self.params)
+        where = self.method.partitioner
+        return nbytes(found.caches) // (1 if where is None else where.mesh.size)
 
     def join(self, prompt: Any, name: str) -> Prompt:
         """Returns the whole prompt.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax.checks import whole_number
 from specjax.text.draft_acceptance import DraftAcceptance, ratio
 from specjax.text.showing import Shown, Sourced, split
 from specjax.types.method import discarded
@@ -41,8 +42,8 @@ class RowInfo(NamedTuple):
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
       log_prob: float32, log-probability of the output under the verifier, in nats, after
-        temperature, top-k and top-p; NaN if the verifier has not read all of it, 0.0 if a user's
-        own method does not write it.
+        temperature, top-k, top-p and processors; NaN if the verifier has not read all of it, 0.0 if
+        a user's own method does not write it.
       log_prob_target: float32, the same under the rule's target distribution.
       deferrals: int32, see `specjax.types.DecodeInfo`.
       rollbacks: int32, likewise.
@@ -114,6 +115,18 @@ def _total(lengths: np.ndarray) -> np.ndarray:
     return lengths @ np.arange(lengths.shape[-1], dtype=lengths.dtype)
 
 
+class TopTokens(NamedTuple):
+    """The most probable tokens at each position of an output, the most probable first.
+
+    Attributes:
+      tokens: `[m, k]` int32.
+      log_probs: `[m, k]` float32, -inf for impossible tokens.
+    """
+
+    tokens: np.ndarray  # [m, k]
+    log_probs: np.ndarray  # [m, k]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
     """A finished row.
@@ -131,8 +144,8 @@ class Row:
       seconds: from entering the batch until the host saw its end, without compilation.
       compile_seconds: the time of compiling, or reading programs from the cache, meanwhile.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
-        end-of-sequence token) under the verifier, after temperature, top-k and top-p: at
-        temperature 0 all are 0.0, or -inf for a token that the verifier would not take. NaN if a
+        end-of-sequence token) under the verifier, after temperature, top-k, top-p and processors:
+        at temperature 0 all are 0.0, or -inf for a token that the verifier would not take. NaN if a
         user's own method does not write them. None without `log_probs=True`.
       log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
       error: the model that gave NaN and the step, or None.
@@ -144,6 +157,8 @@ class Row:
       text_of: the function that decodes its first tokens, for `show`; or None.
       prefilled: the number of tokens of its prompt that the models read for it. The others come
         from a prefix, or from the prompt's first sample.
+      top: the most probable tokens at each of its `[m]` positions, under the verifier itself at
+        temperature 1. None without `top_log_probs=k`, or with an `error`.
     """
 
     index: int
@@ -161,6 +176,7 @@ class Row:
     sources: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     text_of: Callable[[Sequence[int]], str] | None = dataclasses.field(default=None, repr=False)
     prefilled: int = 0
+    top: TopTokens | None = dataclasses.field(default=None, repr=False)
 
     @property
     def ended(self) -> bool:
@@ -173,13 +189,13 @@ class Row:
         Raises:
           ValueError: the row was decoded without `sources=True`.
         """
-        return Shown((self._sourced(),))
+        return Shown((self._sourced(self.sample > 0),))
 
-    def _sourced(self) -> tuple[str, Sourced]:
+    def _sourced(self, with_sample: bool) -> tuple[str, Sourced]:
         if self.sources is None:
             raise ValueError("the row has no sources: decode with decoder(prompts, sources=True)")
         parts = split(self.text, self.tokens.tolist(), self.text_of)
-        name = f"{self.index}.{self.sample}" if self.sample else str(self.index)
+        name = f"{self.index}.{self.sample}" if with_sample else str(self.index)
         return name, list(zip(parts, self.sources, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,6 +216,9 @@ class Row:
         if self.log_probs is not None and self.log_probs_target is not None:
             made["log_probs"] = [finite(x) for x in self.log_probs]
             made["log_probs_target"] = [finite(x) for x in self.log_probs_target]
+        if self.top is not None:
+            made["top_tokens"] = self.top.tokens.tolist()
+            made["top_log_probs"] = [[finite(x) for x in each] for each in self.top.log_probs]
         if self.sources is not None:
             made["sources"] = list(self.sources)
         return made if self.error is None else {**made, "error": self.error}
@@ -383,7 +402,15 @@ class Result(Sequence[Row]):
         The measure is `row.info.log_prob_target`: the sum of the log-probabilities of the row's
         tokens under the rule's target distribution. NaN is last; of equal rows the first sample is
         first.
+
+        Args:
+          count: at least 1; a prompt with fewer rows keeps all of them.
+
+        Raises:
+          TypeError: `count` is not a number.
+          ValueError: it is not a whole number of at least 1.
         """
+        count = whole_number("count", count, low=1)
 
         def cost(row: Row) -> tuple[bool, float]:
             value = float(row.info.log_prob_target)
@@ -406,9 +433,13 @@ class Result(Sequence[Row]):
         """Returns the first `count` texts, coloured by the sources of their tokens.
 
         Raises:
-          ValueError: the rows were decoded without `sources=True`.
+          TypeError: `count` is not a number.
+          ValueError: it is not a whole number of at least 0, or the rows were decoded without
+            `sources=True`.
         """
-        return Shown(tuple(row._sourced() for row in self.rows[:count]))
+        several = any(row.sample for row in self.rows)
+        shown = self.rows[: whole_number("count", count, low=0)]
+        return Shown(tuple(row._sourced(several) for row in shown))
 
     def plot(self) -> Any:
         """Draws the acceptance of drafts; see `DraftAcceptance.plot`."""

@@ -88,13 +88,15 @@ class Shown:
         """Returns the texts and a legend, with ANSI codes if `colours`."""
 
         def marked(text: str, style: _Style) -> str:
-            word = text.lstrip() or text
-            space, word = text[: -len(word)], f"{style.marks[:1]}{word}{style.marks[1:]}"
-            return (
-                f"{space}\x1b[{style.ansi}m{word}\x1b[0m"
-                if colours and style.ansi
-                else space + word
-            )
+            word = text.strip() or text
+            before, _, after = text.partition(word)
+            if style.marks and word.isspace() and "\n" in word:
+                # Marks around the end of a line would be on two lines.
+                word, after = word.replace("\n", "\\n"), "\n"
+            word = f"{style.marks[:1]}{word}{style.marks[1:]}"
+            if colours and style.ansi:
+                word = f"\x1b[{style.ansi}m{word}\x1b[0m"
+            return before + word + after
 
         return "\n".join([f"{name}: {line}" for name, line in self._lines(marked)])
 

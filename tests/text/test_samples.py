@@ -134,6 +134,9 @@ def test_results_have_the_samples_of_each_prompt(pair):
     for samples, kept in zip(found.by_prompt(), best.by_prompt(), strict=True):
         order = sorted(samples, key=lambda row: -row.info.log_prob_target)
         assert [row.sample for row in kept] == [row.sample for row in order[:2]]
+    assert best.best(3).texts == best.texts
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
+        found.best(0)
     assert sorted(decoder.stream(PROMPTS, num_samples=4)) == sorted(
         (row.index, row.text) for row in found
     )

@@ -1,11 +1,14 @@
 """Scores of given outputs are the log-probabilities that decoding gave them."""
 
+import json
+
 import numpy as np
 import pytest
 
 import specjax
 from specjax import processors
 from specjax.types import Sampling
+from tests import tiny_pair
 
 PROMPTS = ["Ann has 3 apples and buys 2.", "How many has she?", "3 + 4"]
 
@@ -77,12 +80,39 @@ def test_the_most_probable_tokens_are_there(decoder, of_prompts):
         np.testing.assert_allclose(found, chosen, atol=1e-6)
 
 
+def test_a_call_gives_the_most_probable_tokens_of_its_rows(decoder):
+    options = {"sampling": Sampling(1.5), "num_samples": 3, "best_of": 2}
+    result, plain = (decoder(PROMPTS, **options, **more) for more in ({"top_log_probs": 4}, {}))
+    assert result.texts == plain.texts and plain[0].top is None
+    repeated = [PROMPTS[row.index] for row in result]
+    # Under the model itself: at temperature 1, whatever the call's sampling.
+    for row, top in zip(result, decoder.score(repeated, plain, top_log_probs=4).top, strict=True):
+        np.testing.assert_array_equal(row.top.tokens, top.tokens)
+        np.testing.assert_array_equal(row.top.log_probs, top.log_probs)
+        assert len(top.tokens) == int(row.info.emitted)
+    (made, *_) = json.loads(json.dumps(result.to_dicts(), allow_nan=False))
+    assert made["top_tokens"] == result[0].top.tokens.tolist()
+    assert len(made["top_log_probs"][0]) == 4 and "top_tokens" not in plain[0].to_dict()
+
+
+def test_a_row_with_nan_has_no_most_probable_tokens():
+    good = tiny_pair.tabular(1)
+    broken = specjax.TextModel(good.model, good.params + np.float32(np.nan), good.tokenizer)
+    decoder = specjax.Decoder(specjax.Pair(drafter=broken, verifier=good), buckets=(16,))
+    with pytest.warns(UserWarning, match="drafter gave NaN"):
+        assert decoder(["hello"], top_log_probs=2)[0].top is None
+    alone = specjax.Decoder(good, max_new_tokens=4, buckets=(16,))
+    assert alone(["hello"], top_log_probs=2)[0].top.tokens.shape == (4, 2)
+
+
 def test_wrong_values_are_refused(decoder):
     for wrong in (0, 1.5, 10**6):
-        with pytest.raises(ValueError, match="top_log_probs must be .*got"):
-            decoder.score(PROMPTS[:1], ["a"], top_log_probs=wrong)
-    with pytest.raises(TypeError, match=r"no option top_log_probs: write decoder.score\("):
-        decoder(PROMPTS, top_log_probs=2)
+        for ask in (decoder.score, decoder):
+            given = (PROMPTS[:1], ["a"]) if ask == decoder.score else (PROMPTS[:1],)
+            with pytest.raises(ValueError, match="top_log_probs must be .*got"):
+                ask(*given, top_log_probs=wrong)
+    with pytest.raises(TypeError, match=r"no option top_log_probs: write decoder\(prompts, top_l"):
+        decoder.rows(PROMPTS, top_log_probs=2)
     with pytest.raises(ValueError, match="outputs has 2 entries, but there are 3 prompts: give"):
         decoder.score(PROMPTS, ["a", "b"])
     with pytest.raises(TypeError, match="outputs must be a list of texts, .* got 'text'"):

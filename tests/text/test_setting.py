@@ -39,6 +39,16 @@ def test_equal_parts_have_equal_texts(written, plain):
     assert Setting(rule=written).rule == plain
 
 
+def test_only_arguments_without_a_default_are_given_by_position():
+    written = "RepetitionPenalty(over='output', penalty=1.3)"
+    assert Setting(processors=(written,)).processors == ("RepetitionPenalty(1.3, over='output')",)
+    assert (
+        Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)").method == "TokenCascade(limit=4)"
+    )
+    with pytest.raises(TypeError, match="MinP: multiple values for argument 'min_p'"):
+        Setting(processors=("MinP(0.1, min_p=0.2)",))
+
+
 def test_a_setting_is_json_and_its_key_is_its_own():
     setting = Setting(
         rule="OPT(0.2)", stopping="Confidence(0.4)", drafting="Lookup(min_match=3)", top_p=0.9
@@ -58,6 +68,15 @@ def test_a_setting_is_json_and_its_key_is_its_own():
         ({"top_p": 1}, {"top_p": 1.0}),
         ({"top_k": np.int32(3)}, {"top_k": 3}),
         ({"drafting": "Lookup()", "drafter": "x"}, {"drafting": "Lookup()"}),
+        (
+            {"rule": "Budgeted(rule=OPT(strength=0.2), nats_per_token=1)"},
+            {"rule": "Budgeted(OPT(0.2), 1)"},
+        ),
+        ({"processors": ("min_p(min_p=0.05)",)}, {"processors": ("MinP(0.05)",)}),
+        (
+            {"processors": ("LinearTemperature(2.0, tokens=9, last=1.0)",)},
+            {"processors": ("LinearTemperature(2.0, 1.0, 9)",)},
+        ),
         (
             {"drafting": "Cascade(((2, 1), (0, 1)), ('a', 'b'))", "drafter": "x"},
             {"drafting": "Cascade(((2, 1), (0, 1)), ('a', 'b'))"},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, processors, rules, types
+from specjax import drafting, memory, processors, rules, types
 from specjax.partitioning import make_mesh
 from specjax.text.prefixes import common_of
 
@@ -157,6 +157,20 @@ def test_a_word_that_goes_on_after_the_prefix(decoder):
         assert 0 <= row.prefilled - (len(decoder.encode(whole)) - len(prefix)) < 4
     (row,) = decoder([""], prefix=decoder.prefix(whole))
     assert row.text == decoder([whole]).texts[0] and row.prefilled == 1
+
+
+def test_the_caches_of_a_prefix_count_as_memory(pair, monkeypatch):
+    needed = []
+    monkeypatch.setattr(memory, "check_fits", lambda _, size, *__: needed.append(size))
+    decoder = specjax.Decoder(pair, **SHAPE)
+    prefix = decoder.prefix(SHOTS)
+    for more in ({}, {"prefix": prefix}, {"prefix": prefix}):  # the sizes that fit are known
+        decoder.rows(RESTS[:1], **more)
+    kept = memory.nbytes(prefix.beginning.caches)
+    assert needed == [needed[0], needed[0] + kept] and kept > 1e5
+    # Before it is read, its bytes follow from its shapes.
+    unread = decoder._whole_prefix(decoder.encode(SHOTS * 2))
+    assert unread.nbytes == memory.nbytes(unread.beginning.caches) > kept
 
 
 def test_a_wrong_cache_changes_outputs(decoder):

@@ -68,6 +68,19 @@ def test_marks_are_legible_without_colours():
     assert Shown((("0", [("c", "verifier")]),)).text(False).startswith("0: c\n")
 
 
+def test_marks_stay_on_one_line():
+    row = [
+        ("a", "drafter"),
+        (".\n", "residual"),
+        ("\n\n", "bonus"),
+        ("\n", "drafter"),
+        ("b", "bonus"),
+    ]
+    shown = Shown((("0", row),))
+    assert shown.text(False).startswith("0: a[.]\n<\\n\\n>\n\n<b>\nsource of")
+    assert re.sub(r"\x1b\[[\d;]*m", "", shown.text(True)) == shown.text(False)
+
+
 def test_html_is_escaped():
     page = Shown((("<0>", [*ROW, ("<script>alert('x')</script>&", "drafter")]),))._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "&lt;0&gt;" in page
@@ -111,6 +124,12 @@ def test_rows_show_their_texts():
         assert [source for _, source in parts] == list(row.sources)
     assert result.show(2).rows == tuple(row.show().rows[0] for row in result[:2])
     assert len(result.show().rows) == 3 and len(result.show(9).rows) == 5
+    assert result.show(0).rows == ()
+    for wrong, error in ((-1, ValueError), ("a", TypeError), (None, TypeError)):
+        with pytest.raises(error, match="count must be"):
+            result.show(wrong)
+    samples = decoder(prompts[:2], num_samples=2, sources=True)
+    assert [name for name, _ in samples.show(4).rows] == ["0.0", "0.1", "1.0", "1.1"]
     with pytest.raises(ValueError, match=r"decode with decoder\(prompts, sources=True\)"):
         decoder(prompts).show()
 
