@@ -57,6 +57,7 @@ def register() -> None:
         types.Sampling,
         text.Cascade,
         text.Lookup,
+        text.Tree,
         text.load_pair,
         text.load_text_model,
         partitioning.make_mesh,

@@ -12,6 +12,7 @@ from specjax.text.setting import (
     VERIFIER_ALONE,
     Named,
     Setting,
+    made_part,
     named_method,
     named_stopping,
 )
@@ -61,7 +62,8 @@ class Grid:
       longest: the longest draft with a policy; None: each of `max_drafts`.
       drafting: how drafts are made, such as "Lookup(min_match=3)"; None: by the drafter.
       drafters: names of models; None is "drafter".
-      verifications: such as "Block".
+      verifications: such as "Block"; None: the default of each kind of drafts. Those that verify
+        trees are combined with trees only, the others with chains only.
       plans: more settings, at each temperature, top-k and top-p.
 
     Raises:
@@ -80,7 +82,7 @@ class Grid:
     longest: int | None = None
     drafting: Sequence[str | None] = (None,)
     drafters: Sequence[str | None] = (None,)
-    verifications: Sequence[str] = ("Block",)
+    verifications: Sequence[str | None] = (None,)
     plans: Sequence[Setting] = ()
 
     def __post_init__(self) -> None:
@@ -120,9 +122,9 @@ class Grid:
             for drafter in drafters:
                 found[Setting(method=DRAFTER_ALONE, drafter=drafter, **drawn)] = None
             combined = itertools.product(
-                self._methods(), drafters, self.drafting, self._drafts(), self.verifications
+                self._methods(), drafters, self._verified_drafting(), self._drafts()
             )
-            for (rule, method), drafter, drafting, draft, verification in combined:
+            for (rule, method), drafter, (drafting, verification), draft in combined:
                 setting = Setting(
                     rule=rule,
                     method=method,
@@ -146,6 +148,23 @@ class Grid:
                     "as in {'opt': (0.1, 0.2)}"
                 )
             yield named_method(name, strength)
+
+    def _verified_drafting(self) -> Iterator[tuple[str | None, str | None]]:
+        """Each kind of drafting with each verification that fits."""
+        walking = {
+            name: name is not None and made_part("verification", name).walks_trees
+            for name in self.verifications
+        }
+        for drafting in self.drafting:
+            trees = Setting(drafting=drafting).made("verification").walks_trees
+            fitting = [name for name, walks in walking.items() if name is None or walks == trees]
+            if not fitting:
+                kind = "the trees" if trees else "the chains"
+                raise ValueError(
+                    f"none of verifications={tuple(self.verifications)} can verify {kind} of "
+                    f"drafting={drafting!r}: add None, for the default of each kind of drafts"
+                )
+            yield from ((drafting, name) for name in fitting)
 
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""

@@ -15,10 +15,11 @@ from specjax.checks import check_part, one_number, whole_number
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.text.cascades import Cascade
 from specjax.text.decoder import Decoder
-from specjax.text.drafts import Lookup
+from specjax.text.drafts import Lookup, ModelDrafts
 from specjax.text.parts import PLACE, Part, known_name
 from specjax.text.text_models import Models, TextModel
-from specjax.types import Sampling
+from specjax.text.tree_drafts import Tree
+from specjax.types import DraftTraits, Sampling
 
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
 
@@ -37,7 +38,7 @@ _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "verification": _named(*verification.ALL_VERIFICATIONS),
         "stopping": _named(*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
         "processors": _named(*processors.ALL_PROCESSORS),
-        "drafting": {**_named(Lookup, Cascade, *verification.ALL_VERIFICATIONS), **_RULES},
+        "drafting": {**_named(Lookup, Cascade, Tree, *verification.ALL_VERIFICATIONS), **_RULES},
         "method": {
             **_named(*CASCADES),
             **dict.fromkeys((VERIFIER_ALONE, DRAFTER_ALONE), tuple),
@@ -96,7 +97,8 @@ class Setting:
       rule: a rule of `specjax.rules`, such as `OPT(0.2)`.
       method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, or a cascade in which
         a single model writes at a time, such as `TokenCascade(limit=10)`.
-      verification: an algorithm of `specjax.verification`; None if the method has none.
+      verification: an algorithm of `specjax.verification`; None: the default of `drafting`, or the
+        method has none.
       max_draft: G, the length of a draft, or the longest; None if the method or `drafting` sets it.
       min_draft: the fewest tokens of a draft, whatever `stopping` decides.
       stopping: the stopping policy, such as `Confidence(0.4)`, or None.
@@ -114,7 +116,7 @@ class Setting:
 
     rule: str = "Lossless"
     method: str | None = None
-    verification: str | None = "Block"
+    verification: str | None = None
     max_draft: int | None = 5
     min_draft: int = 0
     stopping: str | None = None
@@ -148,6 +150,7 @@ class Setting:
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
+        self._check_fit()
         span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         put("temperature", one_number("temperature", self.temperature, **span))
         if not isinstance(self.drafter, str):
@@ -162,10 +165,13 @@ class Setting:
 
     def _fill_in(self, put: Callable[[str, Any], None]) -> None:
         """Sets fields that are None although the setting needs them to their defaults."""
-        if self.method is None:
-            for name in ("verification", "max_draft"):
-                if getattr(self, name) is None and name not in self._plan_leaves_out():
-                    put(name, Setting.__dataclass_fields__[name].default)
+        if self.method is not None:
+            return
+        plan = self._plan()
+        if self.verification is None:
+            put("verification", str(Part(type(plan.verification).__name__)))
+        if self.max_draft is None and "max_draft" not in plan.left_out:
+            put("max_draft", Setting.__dataclass_fields__["max_draft"].default)
 
     def _leave_out(self, put: Callable[[str, Any], None]) -> None:
         """Sets unused fields to their defaults, so that equivalent settings are equal."""
@@ -179,9 +185,26 @@ class Setting:
         if "min_draft" in self._plan_leaves_out():
             put("min_draft", 0)
 
-    def _plan_leaves_out(self) -> Collection[str]:
+    def _check_fit(self) -> None:
+        """Raises ValueError if the verification cannot verify the drafts."""
+        judge = self.made("verification")
+        if judge is None:
+            return
+        trees = self._plan().verification.walks_trees
+        if trees and not judge.walks_trees:
+            raise ValueError(
+                f"verification={self.verification!r} cannot verify the trees of "
+                f"drafting={self.drafting!r}: give Traversal, TopDown or Walk, or leave it out"
+            )
+        if not trees:
+            judge.check(self.max_draft or 1, DraftTraits())
+
+    def _plan(self) -> Any:
         plan = self.made("drafting")
-        return () if plan is None else plan.left_out
+        return ModelDrafts() if plan is None else plan
+
+    def _plan_leaves_out(self) -> Collection[str]:
+        return self._plan().left_out
 
     @property
     def sampling(self) -> Sampling:
@@ -236,8 +259,7 @@ class Setting:
 
     def made(self, name: str) -> Any:
         """Makes the object of a field, such as the rule for "rule"; None if the field is None."""
-        text = getattr(self, name)
-        return None if text is None else Part.parse(text).make(_PARTS[name], name)
+        return made_part(name, getattr(self, name))
 
     def decoder(self, models: Mapping[str, TextModel], **options: Any) -> Decoder:
         """Makes a decoder.
@@ -357,6 +379,11 @@ class Setting:
         if not self.processors:
             del values["processors"]  # keys of settings without them stay what they were
         return values
+
+
+def made_part(name: str, text: str | None) -> Any:
+    """Makes the object of a field of `Setting` from its text; None for None."""
+    return None if text is None else Part.parse(text, name).make(_PARTS[name], name)
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from specjax.verification.verify import (
     verify,
 )
 
-ALL_VERIFICATIONS = (Token, Block, GreedyBlock)
+ALL_VERIFICATIONS = (Token, Block, GreedyBlock, Walk, TopDown, Traversal)
 
 __all__ = [
     "Block",

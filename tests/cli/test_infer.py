@@ -248,7 +248,8 @@ FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
 CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
 LOOKUPS = ["lookup", "lookup_first"]
 PLANS = [*LOOKUPS, "cascade"]
-OTHERS = [*CASCADES, *PLANS, "budgeted"]
+TREES = {"tree_k_ary": "Traversal", "tree_greedy": "Walk", "tree_beam": "Traversal"}
+OTHERS = [*CASCADES, *PLANS, *TREES, "budgeted"]
 METHODS = [n for n in FILES if not n.startswith("adaptive_") and n not in OTHERS]
 
 
@@ -363,6 +364,28 @@ def test_lookups_go_with_a_rule(paths, name, other):
     kind = drafting.LookupDrafter if name == "lookup" else drafting.LookupFirst
     assert type(decoder.method.drafter) is kind and decoder.method.max_draft == 10
     assert (type(decoder.rule) is rules.TokenV3) == (other == "token_v3")
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_trees_go_with_a_rule_before_or_after(paths, name):
+    for files in ([f"methods/{name}.gin", "methods/opt.gin"], [f"methods/{name}.gin"]):
+        decoder = cascading(paths, ["runs/infer.gin", *files])
+        method = decoder.method
+        assert type(method.drafter) is drafting.TreeDrafter
+        assert type(method.verification).__name__ == TREES[name]
+        assert (type(decoder.rule) is rules.OPT) == (len(files) == 2)
+    files = ["runs/infer.gin", "methods/adaptive_confidence.gin", f"methods/{name}.gin"]
+    assert type(cascading(paths, files).method.drafter) is drafting.TreeDrafter
+    with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter"):
+        cascading(paths, files, "VERIFICATION=@Block()")
+
+
+def test_a_tree_of_ones_own_shape(paths):
+    own = ["DEPTH=None", "WIDTH=None", "PARENTS=(0, 0, 1)"]
+    decoder = cascading(paths, ["runs/infer.gin", "methods/tree_k_ary.gin"], *own)
+    assert decoder.method.drafter.tree == drafting.Topology((0, 0, 1))
+    with pytest.raises(ValueError, match="Walk needs a drafter of trees"):
+        cascading(paths, ["runs/infer.gin"], "VERIFICATION=@Walk()")
 
 
 def cascading(paths, files, *settings):

@@ -78,6 +78,19 @@ def test_drafters_are_models_and_drafting_is_a_plan():
     assert cascades == ["drafter", "small"]
 
 
+def test_each_kind_of_drafts_has_the_verifications_that_fit():
+    axes = {"drafting": (None, "Tree(depth=2, width=2)"), "max_drafts": (2, 5)}
+    made = settings(("lossless",), **axes)[2:]
+    assert [(one.drafting, one.verification, one.max_draft) for one in made] == [
+        (None, "Block", 2),
+        (None, "Block", 5),
+        ("Tree(depth=2, width=2)", "Traversal", None),
+    ]
+    made = settings(("lossless",), verifications=("Token", "Walk", None), **axes)[2:]
+    found = {(one.drafting is None, one.verification) for one in made}
+    assert found == {(True, "Token"), (True, "Block"), (False, "Walk"), (False, "Traversal")}
+
+
 def test_plans_are_taken_at_each_temperature():
     plan = Setting(drafting="Cascade(((4, 0), (0, 3)), models=('drafter', 'small'))")
     made = settings({"lossless": None}, temperatures=(1.0, 0.0), top_k=9, plans=(plan,))
@@ -116,6 +129,11 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
         ({"max_drafts": (0,)}, "max_drafts must be a whole number of at least 1"),
         ({"longest": 0}, "longest must be a whole number of at least 1"),
         ({"verifications": ("Blok",)}, "verification must be one of Token, Block, GreedyBlock"),
+        (
+            {"verifications": ("Block",), "drafting": ("Tree(depth=2, width=2)",)},
+            r"none of verifications=\('Block',\) can verify the trees of drafting='Tree",
+        ),
+        ({"verifications": ("Walk",)}, "can verify the chains of drafting=None: add None"),
         ({"plans": ("Lookup()",)}, r"plans must be a tuple of settings.* got 'Lookup\(\)': write"),
         ({"plans": "Lookup()"}, r"plans must be a tuple of settings.* got 'Lookup\(\)'"),
         ({"plans": None}, "plans must be a tuple of settings.* got None"),

@@ -65,7 +65,12 @@ def test_a_setting_is_json_and_its_key_is_its_own():
     [
         ({"max_draft": None}, {}),
         ({"verification": None}, {}),
+        ({"verification": "Block"}, {}),
         ({"top_p": 1}, {"top_p": 1.0}),
+        (
+            {"drafting": "tree(depth=2, width=2)", "verification": "traversal", "max_draft": 7},
+            {"drafting": "Tree(depth=2, width=2)", "stopping": "Confidence(0.4)"},
+        ),
         ({"top_k": np.int32(3)}, {"top_k": 3}),
         ({"drafting": "Lookup()", "drafter": "x"}, {"drafting": "Lookup()"}),
         (
@@ -96,6 +101,7 @@ def test_one_way_to_decode_is_one_setting_with_one_key(one, other):
         ({"rule": "Chow(0.3)", "method": "TokenCascade(limit=4)"}, ("drafter",)),
         ({"drafting": "Lookup()"}, ()),
         ({"drafting": "Lookup(min_match=2)", "drafter": "x"}, ("x",)),
+        ({"drafting": "Tree(depth=2, width=2)", "drafter": "x"}, ("x",)),
         ({"drafting": "Cascade(((2, 1), (0, 1)), ('drafter', 'b'))", "drafter": "x"}, ("x", "b")),
     ],
 )
@@ -154,6 +160,13 @@ def test_named_policies_are_settings(name):
         (lambda: Setting(max_draft=0), "max_draft must be"),
         (lambda: Setting(stopping="OnlineEstimate"), "stopping must be like Confidence(0.4)"),
         (lambda: Setting(drafting="OPT(0.2)"), "drafting must be like Lookup(min_match=3)"),
+        (lambda: Setting(drafting="Tree(depth=0, width=2)"), "depth must be a whole number of at"),
+        (
+            lambda: Setting(drafting="Tree(depth=3, width=2)", verification="Block"),
+            "verification='Block' cannot verify the trees of drafting='Tree(depth=3, width=2)': "
+            "give Traversal, TopDown or Walk, or leave it out",
+        ),
+        (lambda: Setting(verification="Walk"), "Walk needs a drafter of trees"),
         (lambda: named_method("lossless", 0.3), "takes no number"),
         (lambda: named_method("token_cascade"), "needs a number"),
         (lambda: named_method("no_such"), "must be one of"),
@@ -172,6 +185,10 @@ SAME = {
         {"stopping": drafting.Confidence(0.4), "max_draft": 8},
     ),
     "lookup": (Setting(drafting="Lookup"), {"drafting": specjax.Lookup()}),
+    "tree": (
+        Setting(drafting="Tree(depth=2, width=2)"),
+        {"drafting": specjax.text.Tree(depth=2, width=2)},
+    ),
     "cascade": (
         Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)"),
         {"rule": rules.Chow(0.3), "method": specjax.TokenCascade(limit=4)},
@@ -205,6 +222,7 @@ def test_a_model_alone(pair, name):
         Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)"),
         Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
         Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(OPT(0.1),), last=Lookup(max_ngram=4))"),
+        Setting(drafting="Tree(parents=(0, 0, 1), children='top')", verification="Walk"),
         Setting(method="VerifierAlone"),
     ],
     ids=lambda setting: setting.described(),
