@@ -49,6 +49,10 @@ class Clock:
             return 0.0
         return passes * self._times.tables[VERIFIER, drafter].draft[0]
 
+    def wider(self, name: str, count: int) -> float:
+        """The extra time of a drafter's pass over `count` more tokens."""
+        return max(self.review(name, count + 1) - self.review(name, 1), 0.0)
+
     def last_token(self, whole: float) -> float:
         """The expected extra passes, if a row's whole draft is accepted with this probability."""
         return self.any(whole) * self._owes

@@ -1,6 +1,6 @@
-"""Drafting plans: a single model, copies from the text, and cascades of these.
+"""Drafting plans: a single model, copies from the text, cascades of these, and trees.
 
-All are lossless: outputs follow the verifier's distribution.
+All but trees are lossless: outputs follow the verifier's distribution.
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from specjax.checks import check_path, one_number, whole_number
 from specjax.study.clock import VERIFIER
-from specjax.text import Cascade, Lookup
+from specjax.study.tree_walks import cannot_walk
+from specjax.text import Cascade, Lookup, Tree
 from specjax.text.setting import Setting
 from specjax.verification import Block
 
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
         separate level.
       max_copy: the longest copy, with `min_match`.
       lenience: the lenience of the levels below the verifier.
+      tree: whether the drafts are trees.
     """
 
     models: tuple[str, ...]
@@ -41,6 +43,7 @@ class Plan(NamedTuple):
     min_match: int = 0
     max_copy: int = 0
     lenience: float = 1.0
+    tree: bool = False
 
     @classmethod
     def of(cls, setting: Setting) -> "Plan":
@@ -48,6 +51,8 @@ class Plan(NamedTuple):
         plan, count = setting.made("drafting"), setting.max_draft or 0
         if isinstance(plan, Cascade):
             return cls(setting.drafters, plan.lengths, plan.last, lenience=plan.lenience)
+        if isinstance(plan, Tree):
+            return cls((setting.drafter,), ((plan.shape.size,),), tree=True)
         if not isinstance(plan, Lookup):
             return cls((setting.drafter,), ((count,),))
         copies = dataclasses.replace(plan, min_match=None, max_copy=None)
@@ -59,7 +64,8 @@ class Plan(NamedTuple):
     @property
     def is_single(self) -> bool:
         """Whether a single model drafts, without copies."""
-        return len(self.models) == 1 and len(self.lengths) == 1 and not self.copies
+        alone = len(self.models) == 1 and len(self.lengths) == 1
+        return alone and not self.copies and not self.tree
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -93,8 +99,10 @@ class Plan(NamedTuple):
 def cannot_plan(setting: Setting) -> str | None:
     """Returns why a setting's plan cannot be estimated from texts, or None."""
     plan = setting.made("drafting")
+    if isinstance(plan, Tree):
+        return cannot_walk(plan, setting.made("verification"))
     if not isinstance(plan, Cascade | Lookup):
-        return f"drafting={setting.drafting} is neither a Cascade nor a Lookup"
+        return f"drafting={setting.drafting} is not a Cascade, a Lookup or a Tree"
     if not setting.is_lossless:
         return f"with drafting={setting.drafting} the rule must be Lossless"
     if setting.stopping is not None or setting.min_draft:

@@ -25,9 +25,10 @@ from specjax.study.clock import VERIFIER, Clock
 from specjax.study.drafting_plans import Plan, cannot_plan
 from specjax.study.known_rates import KnownRates, known_rates
 from specjax.study.measure import tell as _say
-from specjax.study.plan_rounds import plan_round
+from specjax.study.plan_rounds import plan_round, tree_seconds
 from specjax.study.positions import Laws, Positions, draft_lengths, laws_along, positions
-from specjax.study.walking import Walked, walk
+from specjax.study.tree_walks import TreeLaw, TreeWalks, tree_of
+from specjax.study.walking import Walked, follow, walk
 from specjax.text import TextModel
 from specjax.text.known_texts import (
     KnownRows,
@@ -213,7 +214,7 @@ def expect(
     found: dict[Setting, Expected] = {}
     groups: dict[tuple[SamplingKey, str | None], list[Setting]] = {}
     for setting in settings:
-        drafter = setting.drafter if setting.drafting is None else None
+        drafter = setting.drafter if setting.drafting is None or tree_of(setting) else None
         groups.setdefault((sampling_key(setting), drafter), []).append(setting)
     for (key, drafter), group in groups.items():
         own = texts[key]
@@ -290,8 +291,8 @@ def _of_group(
     seed: int,
 ) -> Iterator[tuple[Expected, float]]:
     """Yields estimates for settings of one drafter, or for plans, with the seconds of a text."""
-    plans = {setting: Plan.of(setting) for setting in settings if setting.drafting is not None}
-    if plans:
+    if settings[0].drafting is not None and tree_of(settings[0]) is None:
+        plans = {setting: Plan.of(setting) for setting in settings}
         sampling = settings[0].sampling
         known = known_rates(models, texts, sampling, list(plans.values()))
         for setting, plan in plans.items():
@@ -330,11 +331,13 @@ class _Read:
       real: `[n, N]` bool, which positions belong to a text.
       rules: rule -> fields `[M]` and `[S, M]`, these positions row by row.
       lengths: policy -> lengths of drafts.
+      trees: the rounds of each setting with trees.
     """
 
     real: np.ndarray  # [n, N]
     rules: Mapping[str, Positions]
     lengths: Mapping[_Ends, np.ndarray]  # [n, N]
+    trees: Mapping[Setting, TreeLaw]
 
 
 def _read(
@@ -351,8 +354,10 @@ def _read(
     stopped = [setting for setting in settings if setting.stopping is not None]
     bound = {_ends(setting): _policy(setting).bind(pair[0].head) for setting in stopped}
     longest = max((setting.max_draft or 0 for setting in stopped), default=0)
+    walks = TreeWalks(settings, draws)
     reads = (
-        any(rule.reads_draft_confidence for rule in rules.values())
+        walks.read_confidence
+        or any(rule.reads_draft_confidence for rule in rules.values())
         or any(policy.reads_confidence for policy, _ in bound.values()),
         any(rule.reads_verifier_confidence for rule in rules.values()),
     )
@@ -374,6 +379,7 @@ def _read(
         for ends, (policy, params) in bound.items():
             drafts = draft_lengths(policy, params, laws[0], tokens, longest=longest, least=ends[1])
             lengths[ends].append(np.asarray(drafts)[: len(of_texts)])
+        walks.read(laws, tokens, len(of_texts), jax.random.fold_in(own, 1))
     width = known[0][1].outputs.shape[1]
     ends_of = np.asarray([len(text) for text in texts.outputs])
     return _Read(
@@ -383,6 +389,7 @@ def _read(
             for name, found in parts.items()
         },
         lengths={key: np.concatenate(found) for key, found in lengths.items()},
+        trees=walks.laws(),
     )
 
 
@@ -419,10 +426,15 @@ def _walked(setting: Setting, read: _Read, clock: Clock, length: float) -> tuple
         # With a policy a draft ends after an end-of-sequence token.
         left = np.maximum(of_texts[:, None] - np.arange(real.shape[1])[None], 0)
         lengths = np.minimum(np.minimum(read.lengths[_ends(setting)], most), left)
-    ratios = np.ones((len(found.ratios), *real.shape))
-    ratios[:, real] = found.ratios
-    block = setting.made("verification").keeps_last_pass
-    walked = walk(ratios, of_texts, lengths, block=block)
+    if setting in read.trees:
+        law = read.trees[setting]
+        lengths[:] = Plan.of(setting).longest
+        walked = follow(law.accepted, of_texts, lengths, law.whole)
+    else:
+        ratios = np.ones((len(found.ratios), *real.shape))
+        ratios[:, real] = found.ratios
+        block = setting.made("verification").keeps_last_pass
+        walked = walk(ratios, of_texts, lengths, block=block)
     tokens = emitted / float(walked.rounds.sum())
     expected = Expected(
         setting=setting,
@@ -445,6 +457,8 @@ def _nats(found: Positions) -> float:
 
 def _round(setting: Setting, walked: Walked, clock: Clock) -> float:
     """The seconds of a batch's round."""
+    if tree := tree_of(setting):
+        return tree_seconds(tree, setting.drafter, walked.whole, clock)
     law, full, drafter = walked.drafted, (setting.max_draft or 0) + 1, setting.drafter
     widths = (full,) if setting.stopping is None else powers_of_two(full)
     law = np.pad(law, (0, max(full - len(law), 0)))

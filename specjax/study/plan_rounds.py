@@ -17,6 +17,7 @@ from specjax.decoding.scoring import powers_of_two
 from specjax.study.clock import VERIFIER, Clock
 from specjax.study.drafting_plans import Plan
 from specjax.study.known_rates import Copies, KnownRates, Law, law_of
+from specjax.text import Tree
 
 _ENOUGH = 1e-9
 
@@ -88,6 +89,23 @@ def plan_round(plan: Plan, known: KnownRates, clock: Clock) -> PlanRound:
     return PlanRound(tokens, _mean(block.lengths), seconds)
 
 
+def tree_seconds(tree: Tree, drafter: str, whole: float, clock: Clock) -> float:
+    """Returns the time of a batch's round with trees of a fixed shape.
+
+    Args:
+      tree: the trees.
+      drafter: the drafter's name.
+      whole: the probability that a leaf is accepted.
+      clock: the times of passes.
+    """
+    # The first pass reads the committed tokens, as does a pass after a leaf; each other a level.
+    levels = tree.shape.levels
+    first = clock.draft(drafter) + clock.wider(drafter, len(levels))
+    others = [clock.draft(drafter) + clock.wider(drafter, one.size - 1) for one in levels[:-1]]
+    drafting = first * (1.0 + clock.any(whole)) + sum(others)
+    return drafting + clock.review(VERIFIER, tree.shape.size + 1, drafter)
+
+
 class _Theory:
     """The computation for a plan; levels and rows of K count from 0."""
 
@@ -148,7 +166,7 @@ class _Theory:
             name, count = self._plan.models[level], self._plan.lengths[r][level]
             # Later drafters lack the tokens of this block, the first the tokens accepted before.
             lags = 1.0 if end > count else clock.any(float(accepted[end:].sum()))
-            spent += lags * _wider(clock, name, count)
+            spent += lags * clock.wider(name, count)
         return spent
 
 
@@ -198,11 +216,6 @@ def filled(accepted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.trim_zeros(lengths, "b"), np.asarray(rounds)
 
 
-def _wider(clock: Clock, name: str, count: int) -> float:
-    """The extra time of a drafter's pass over `count` more tokens."""
-    return max(clock.review(name, count + 1) - clock.review(name, 1), 0.0)
-
-
 def _copied(copies: Copies, stands: Any, count: int) -> Stage:
     """The stage of up to `count` copied tokens, averaged over the positions of the texts."""
     drafted = np.minimum(copies.drafted, count)
@@ -232,7 +245,7 @@ def _copies_first(plan: Plan, known: KnownRates, clock: Clock) -> PlanRound:
         whole = clock.last_token(drafts * float(accepted[-1]))
         seconds += clock.draft(name, count * clock.any(drafts) + whole)
         # After copies the drafter also reads the copied tokens.
-        seconds += _wider(clock, name, count) * clock.any(drafts * (1.0 - drafts))
+        seconds += clock.wider(name, count) * clock.any(drafts * (1.0 - drafts))
     return PlanRound(known.emitted / rounds, _mean(law), seconds)
 
 

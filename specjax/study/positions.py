@@ -98,7 +98,7 @@ def positions(
         if decides:
             ratios = jnp.where(defers > 0.0, _ratio(p, q, token), 1.0)[None]
         else:
-            ratios = _ratio(pi, q, _coupled(pi, p, token, uniform))
+            ratios = _ratio(pi, q, coupled(pi, p, token, uniform))
         return (
             accept_probability(q, pi),
             defers,
@@ -121,8 +121,8 @@ def positions(
     return Positions._make((*found[:-1], found[-1].T))
 
 
-def _coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:
-    """Tokens `[S]` that follow pi, coupled to the text's token."""
+def coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:
+    """Tokens `[S]` that follow pi, coupled to the text's token; uniforms `[S, U]`."""
     kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
     others = jax.vmap(draw, in_axes=(None, 0))(residual_weights(pi, p), uniforms[:, 1:])
     return jnp.where(uniforms[:, 0] < kept, token, others)

@@ -46,9 +46,24 @@ def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bo
     Returns:
       The expectations, averaged over the samples.
     """
-    longest = int(lengths.max(initial=0))
-    law = _accepted(ratios, lengths, longest, block=block)
-    samples, texts, width = ratios.shape
+    law = _accepted(ratios, lengths, int(lengths.max(initial=0)), block=block)
+    at_end = np.broadcast_to(lengths, ratios.shape)[..., None]
+    return follow(law, ends, lengths, np.take_along_axis(law, at_end, axis=3)[..., 0])
+
+
+def follow(law: np.ndarray, ends: np.ndarray, lengths: np.ndarray, whole: np.ndarray) -> Walked:
+    """Walks along texts by the law of the rounds that begin at each position.
+
+    Args:
+      law: `[S, n, N, D + 1]` the probabilities of 0, 1, ... accepted tokens.
+      ends: see `walk`.
+      lengths: `[n, N]` the number of drafted tokens.
+      whole: `[S, n, N]` the probability that the drafter must read the last accepted token.
+
+    Returns:
+      The expectations, averaged over the samples.
+    """
+    samples, texts, width, longest = *law.shape[:3], law.shape[3] - 1
     visits = np.zeros((samples, texts, width + longest + 1))
     visits[:, :, 0] = 1.0
     inside = np.arange(width)[None] < ends[:, None]
@@ -57,12 +72,11 @@ def walk(ratios: np.ndarray, ends: np.ndarray, lengths: np.ndarray, *, block: bo
         visits[:, :, t + 1 : t + 2 + longest] += visits[:, :, t, None] * law[:, :, t]
     visits = visits[:, :, :width]
     total = visits.sum()
-    drafted = np.bincount(lengths.ravel(), visits.mean(axis=0).ravel(), longest + 1)
-    whole = np.take_along_axis(law, np.broadcast_to(lengths, visits.shape)[..., None], axis=3)
+    drafted = np.bincount(lengths.ravel(), visits.mean(axis=0).ravel())
     return Walked(
         rounds=visits.sum(axis=2).mean(axis=0),
         drafted=drafted / drafted.sum(),
-        whole=float((visits * whole[..., 0]).sum() / total),
+        whole=float((visits * whole).sum() / total),
     )
 
 

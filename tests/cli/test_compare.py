@@ -314,6 +314,32 @@ def test_every_way_to_draft_with_further_models_is_estimated(data, tmp_path, cap
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["estimated"] == len(records)
 
 
+TREES = ("Tree(depth=2, width=2)", "Tree(depth=2, width=2, beam=1)")
+
+
+def of_trees(data, output, *flags):
+    asked = {"METHODS": "('lossless',)", "STOPPING": "(None,)", "DRAFTING": TREES}
+    asked |= {"ESTIMATE_LIMIT": 4, "TEMPERATURES": "(0.0,)", "WITH_TIMES": flags == ("--full",)}
+    assert run(data, output, *flags, **asked) == 0
+    return [next((x for x in lines(output) if x["drafting"] == tree), None) for tree in TREES]
+
+
+def test_trees_are_estimated(data, tmp_path, capsys):
+    fixed, beam = of_trees(data, tmp_path / "out", "--estimate")
+    assert fixed["verification"] == "Traversal" and fixed["max_draft"] is None
+    assert fixed["expected"]["drafted_per_call"] == 6
+    assert fixed["expected"]["tokens_per_call"] > 1.0 and beam is None
+    assert "the shape of a tree with a beam depends on" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_trees_are_measured(data, tmp_path):
+    for found in of_trees(data, tmp_path / "out", "--full"):
+        assert found["status"] == "done" and found["verification"] == "Traversal"
+        assert found["figures"]["tokens_per_verifier_call"]["value"] > 1.0
+        assert "@drafting/Tree()" in " ".join(found["infer"])
+
+
 @pytest.mark.parametrize(
     ("flags", "values", "told"),
     [

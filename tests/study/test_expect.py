@@ -1,5 +1,6 @@
 """Estimates: exact where they say so, approximate elsewhere, one program for each rule."""
 
+import dataclasses
 import json
 import math
 
@@ -163,6 +164,19 @@ def test_latency_is_that_of_the_passes(models, texts):
     assert batch.latency > found.latency  # a whole draft in any row costs a pass
 
 
+def test_a_tree_takes_a_pass_for_each_level(models, texts):
+    setting = Setting(drafting="Tree(depth=2, width=2, children='top')")
+    table = {("drafter", None): Costs((1,), (1, 8), (0.0,), ((1.5, 5.0),))}
+    own = times()
+    own = dataclasses.replace(own, tables={**own.tables, **table})
+    (found,) = of(models, texts, [setting], times=own)
+    seconds = (found.latency - 2.25) * found.tokens_per_call / TOKENS
+    # A level of two nodes takes 0.5 more than a token; the first pass and a leaf's read three.
+    first = 1.0 + 2 * 0.5
+    least = first + 1.0 + 0.5 + own.tables["verifier", "drafter"].at_widths((7,)).verifier[0][0]
+    assert least < seconds < least + first
+
+
 def test_prompts_take_their_time(models, texts):
     """Each model with a place in K reads the prompt: what is gained must make up for that."""
     setting = Setting(drafting="Cascade(((2, 2), (0, 2)), models=('drafter', 'small'))")
@@ -197,6 +211,10 @@ def test_greedy_estimates_are_what_decoding_counts(models):
         Setting(temperature=0.0, max_draft=3),
         Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)"),
         Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)", min_draft=2),
+        *(
+            Setting(temperature=0.0, drafting=f"Tree(parents=(0, 0, 1, 1, 2), children={kind!r})")
+            for kind in ("top+1", "without")
+        ),
     ]
     for setting, found in zip(settings, of(pair, texts, settings), strict=True):
         rows = setting.decoder(pair, **size)(list(prompts), progress=False).info.per_row
@@ -222,6 +240,7 @@ CANNOT = {
     "method": ({"method": "TokenCascade"}, "choice of the model depends on the text"),
     "rule": ({"rule": "OPT(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
     "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
+    "beam": ({"drafting": "Tree(depth=2, width=2, beam=1)"}, "depends on tokens that are not in"),
     "rules": (
         {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=OPT(0.1))"},
         "a Cascade may set only K, models, last and lenience",

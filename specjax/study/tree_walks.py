@@ -1,0 +1,310 @@
+"""Rounds with drafted trees along known texts, without decoding.
+
+An emitted text y follows pi. Where it reaches a node of the tree with weight P (see `Traversal`),
+the child of rank i has the next token y and is accepted with probability
+
+    f_i min(l_i(y), m_i(y)) / (P pi(y)),
+
+where l_i is the law of this child's token, m_i the mass that is left for it (m_1 = P pi), and f_i
+the probability that its elder siblings fail. The child's weight is then min(1, m_i(y) / l_i(y)).
+So the rounds are a Markov chain along the text, as those of chains are (see `walking`). If a law
+depends on the tokens of elder siblings (children without replacement), these are drawn.
+
+Only the emitted text is followed, so a tree whose shape depends on other tokens cannot be walked.
+
+Axes: B rows, N longest text, V vocabulary, D depth, K children of a node.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.compilation import jit
+from specjax.drafting import Topology
+from specjax.rules import Lossless
+from specjax.sampling import TINY, num_uniforms, total
+from specjax.study.positions import Laws, coupled
+from specjax.text import Tree
+from specjax.text.setting import Setting
+from specjax.types import Array, Rule, Verification
+from specjax.verification import TopDown, Traversal, Walk
+
+# Verification -> whether masses are those of whole paths; None: the target alone decides.
+_JUDGES: Mapping[type, bool | None] = MappingProxyType(
+    {Traversal: True, TopDown: False, Walk: None}
+)
+
+
+class Targets(NamedTuple):
+    """The target distributions along texts, and tokens that follow them.
+
+    Attributes:
+      probs: `[B, N, V]` float32, pi.
+      tokens: `[B, N]` int32.
+    """
+
+    probs: Array  # [B, N, V]
+    tokens: Array  # [B, N]
+
+
+class TreeLaw(NamedTuple):
+    """The rounds of a tree that begin at each position of the texts.
+
+    Attributes:
+      accepted: `[B, N, D + 1]` float64, the probabilities of 0, 1, ... accepted tokens.
+      whole: `[B, N]` float64, the probability that a leaf is accepted.
+    """
+
+    accepted: np.ndarray  # [B, N, D + 1]
+    whole: np.ndarray  # [B, N]
+
+
+class _Below(NamedTuple):
+    """The children of a node at each position.
+
+    Attributes:
+      accepted: `[K, B, N]` float32, the probability that the text goes on below each child.
+      weights: `[K, B, N]` float32, the weight of that child.
+      rates: `[K, B, N]` float32, the probability that each child is accepted, for any text.
+    """
+
+    accepted: Any  # [K, B, N]
+    weights: Any  # [K, B, N]
+    rates: Any  # [K, B, N]
+
+
+def cannot_walk(tree: Tree, judge: Verification) -> str | None:
+    """Returns why a tree cannot be walked along texts, or None."""
+    if not isinstance(tree.shape, Topology):
+        return "the shape of a tree with a beam depends on tokens that are not in the text"
+    if type(judge) not in _JUDGES:
+        return f"verification={type(judge).__name__} is not an algorithm of specjax"
+    return None
+
+
+@jit
+def targets_along(rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array) -> Targets:
+    """Returns the targets of a rule; see `positions.positions` for the tokens.
+
+    Args:
+      rule: the rule, with scalar strengths.
+      drafter: its distributions along the texts.
+      verifier: likewise.
+      tokens: `[B, N]` int32, the texts.
+      key: the key of the draws; it is consumed.
+    """
+    size = (*tokens.shape, 1, 1 + num_uniforms(verifier.probs.shape[-1]))
+    uniforms = jax.random.uniform(key, size, jnp.float32)
+    read = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
+    laws = (drafter, verifier)
+    confidences = [x.confidences if used else None for x, used in zip(laws, read, strict=True)]
+
+    def at(q: Any, p: Any, q_conf: Any, p_conf: Any, token: Any, u: Any) -> tuple[Array, Array]:
+        pi = rule(q, p, q_conf, p_conf)
+        return pi, coupled(pi, p, token, u)[0]
+
+    given = (drafter.probs, verifier.probs, *confidences, tokens, uniforms)
+    axes = tuple(None if x is None else 0 for x in given)
+    return Targets(*jax.vmap(jax.vmap(at, in_axes=axes), in_axes=axes)(*given))
+
+
+def walk_tree(
+    tree: Tree, judge: Verification, drafter: Laws, targets: Targets, key: Array
+) -> TreeLaw:
+    """Returns the rounds of a tree along texts.
+
+    Args:
+      tree: a tree for which `cannot_walk` returns None.
+      judge: likewise.
+      drafter: the drafter's distributions along the texts; confidences only if it is greedy, for
+        the order of its tokens.
+      targets: the rule's.
+      key: the key of the draws; it is consumed.
+    """
+    shape, joint = tree.shape, _JUDGES[type(judge)]
+    assert isinstance(shape, Topology)
+    depths, counts = (0, *shape.depths), np.bincount(shape.parents, minlength=shape.size + 1)
+    rows, width = targets.tokens.shape
+    weights: dict[int, Any] = {0: jnp.ones((rows, width), jnp.float32)}
+    reached = {0: np.ones((rows, width))}
+    stands = np.zeros((rows, width, max(depths) + 1))
+    whole = np.zeros((rows, width))
+    child = 1
+    for node, (depth, count) in enumerate(zip(depths, counts.tolist(), strict=True)):
+        own = reached.pop(node)
+        stands[..., depth] += own
+        if not count:
+            whole += own
+            continue
+        given = (weights.pop(node), drafter, targets, jax.random.fold_in(key, node))
+        below = _below(tree.children, count, joint, *given)
+        accepted = np.asarray(below.accepted, np.float64)
+        for rank in range(count):
+            # At the end of the texts nothing is accepted.
+            later = np.zeros((rows, width))
+            later[:, : max(width - depth, 0)] = accepted[rank][:, depth:]
+            reached[child] = own * later
+            weights[child] = jnp.pad(below.weights[rank, :, :-1], ((0, 0), (1, 0)))
+            child += 1
+    ends = np.pad(stands[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    # With drawn siblings the estimates of probabilities may be negative: only their mean counts.
+    return TreeLaw(stands - ends, whole)
+
+
+def tree_of(setting: Setting) -> Tree | None:
+    """Returns the trees that a setting drafts, or None."""
+    plan = setting.made("drafting")
+    return plan if isinstance(plan, Tree) else None
+
+
+class TreeWalks:
+    """The rounds of settings with trees, gathered over batches of texts.
+
+    Args:
+      settings: of one drafter and one sampling; those without trees are left out.
+      draws: the number of draws for rules whose pi is not p, and for children that are drawn
+        without replacement.
+    """
+
+    def __init__(self, settings: Sequence[Setting], draws: int):
+        self._trees = {one: tree for one in settings if (tree := tree_of(one)) is not None}
+        self._found: dict[Setting, list[TreeLaw]] = {setting: [] for setting in self._trees}
+        self._greedy = settings[0].temperature < TINY
+        self._draws = draws
+
+    @property
+    def read_confidence(self) -> bool:
+        """Whether the drafter's confidences are needed."""
+        return self._greedy and bool(self._trees)
+
+    def read(self, laws: Sequence[Laws], tokens: Array, rows: int, key: Array) -> None:
+        """Adds a batch.
+
+        Args:
+          laws: of the drafter and the verifier.
+          tokens: `[B, N]` int32, the texts.
+          rows: the number of texts; further rows only fill the batch.
+          key: the key of the draws; it is consumed.
+        """
+        drafter = laws[0] if self._greedy else laws[0]._replace(confidences=None)
+        for setting, tree in self._trees.items():
+            rule, judge = setting.made("rule"), setting.made("verification")
+            drawn = tree.children == "without" or not isinstance(rule, Lossless)
+            several = []
+            for own in jax.random.split(key, self._draws if drawn else 1):
+                targets = targets_along(rule, *laws, tokens, own)
+                several.append(walk_tree(tree, judge, drafter, targets, jax.random.fold_in(own, 1)))
+            stacked = (np.stack(x)[:, :rows] for x in zip(*several, strict=True))
+            self._found[setting].append(TreeLaw(*stacked))
+
+    def laws(self) -> dict[Setting, TreeLaw]:
+        """Returns `[S, n, N, D + 1]` and `[S, n, N]` for each tree; S draws."""
+        return {
+            setting: TreeLaw(*(np.concatenate(x, axis=1) for x in zip(*found, strict=True)))
+            for setting, found in self._found.items()
+        }
+
+
+def rates_of(children: str, most: int, drafter: Laws, targets: Targets, key: Array) -> np.ndarray:
+    """Returns how often children are accepted if their node is.
+
+    Args:
+      children: see `Tree`.
+      most: K.
+      drafter: see `walk_tree`.
+      targets: likewise.
+      key: the key of the draws; it is consumed.
+
+    Returns:
+      `[K, K, B, N]` float32: at [b - 1, i] the child of rank i, from 0, of b children; else 0.
+    """
+    one = jnp.ones(targets.tokens.shape, jnp.float32)
+    found = np.zeros((most, most, *one.shape), np.float32)
+    for count in range(1, most + 1):
+        found[count - 1, :count] = _below(children, count, False, one, drafter, targets, key).rates
+    return found
+
+
+@functools.partial(jit, static_argnums=(0, 1, 2))
+def _below(
+    kind: str,
+    count: int,
+    joint: bool | None,
+    weight: Array,
+    drafter: Laws,
+    targets: Targets,
+    key: Array,
+) -> _Below:
+    """The children of a node that has `weight [B, N]` where the text reaches it."""
+    q, order = drafter.probs, drafter.confidences
+    order = q if order is None else order
+    shape = q.shape if kind == "without" else (*q.shape[:2], 0)
+    noise = jax.random.gumbel(key, shape, jnp.float32)
+    one = functools.partial(_children, kind, count, joint)
+    found = jax.vmap(jax.vmap(one))(weight, q, order, noise, *targets)
+    return _Below(*(jnp.moveaxis(x, -1, 0) for x in found))
+
+
+def _children(
+    kind: str,
+    count: int,
+    joint: bool | None,
+    weight: Array,
+    q: Array,
+    order: Array,
+    noise: Array,
+    pi: Array,
+    token: Array,
+) -> tuple[Array, Array, Array]:
+    """See `_Below`, `[K]` each, at one position."""
+    mass, left, fails = weight * pi, 1.0 - weight, jnp.float32(1.0)
+    found: list[tuple[Array, Array, Array]] = []
+    for law, drawn in _laws(kind, count, q, order, noise):
+        through = jnp.minimum(law, mass) if joint is not None else law * pi
+        chance = jnp.minimum(1.0, mass / jnp.where(law > 0.0, law, 1.0))
+        after = chance[token] if joint else jnp.float32(1.0)
+        found.append((fails * through[token], after, fails * total(through)))
+        if joint is None:
+            # The target's token is drawn first, and an elder sibling may have it.
+            fails *= 1.0 - law[token] if drawn is None else (drawn != token).astype(jnp.float32)
+            continue
+        rest = jnp.maximum(mass - law, 0.0)
+        below = total(rest) + left
+        fails *= below if drawn is None else 1.0 - jnp.where(law[drawn] > 0.0, chance[drawn], 0.0)
+        scale = jnp.where(below > 0.0, 1.0 / jnp.where(below > 0.0, below, 1.0), 0.0)
+        mass, left = rest * scale, left * scale
+    own = weight * pi[token]
+    accepted, weights, rates = (jnp.stack(x) for x in zip(*found, strict=True))
+    return accepted / jnp.where(own > 0.0, own, 1.0), weights, rates
+
+
+def _laws(
+    kind: str, count: int, q: Array, order: Array, noise: Array
+) -> Iterator[tuple[Array, Array | None]]:
+    """The law `[V]` of each child, as `TreeDrafter` draws; and its token if later laws need it."""
+    hot = functools.partial(jax.nn.one_hot, num_classes=q.size, dtype=jnp.float32)
+    if kind == "independent":
+        yield from ((q, None) for _ in range(count))
+    elif kind == "without":
+        keys = jnp.log(q) + noise
+        for _ in range(count):
+            weight = total(q)
+            some = weight > 0.0
+            drawn = jnp.argmax(jnp.where(some, keys, order))
+            yield jnp.where(some, q / jnp.where(some, weight, 1.0), hot(drawn)), drawn
+            q = q.at[drawn].set(0.0)
+            keys, order = (x.at[drawn].set(-jnp.inf) for x in (keys, order))
+    else:
+        tops = jax.lax.top_k(order, count)[1]
+        if kind == "top+1":
+            rest = q.at[tops[:-1]].set(0.0)
+            weight = total(rest)
+            some = weight > 0.0
+            yield jnp.where(some, rest / jnp.where(some, weight, 1.0), hot(tops[-1])), None
+            tops = tops[:-1]
+        yield from ((hot(token), None) for token in tops)
