@@ -4,7 +4,9 @@ import pytest
 
 import specjax
 from specjax import verification
+from specjax.data.examples import read_examples
 from specjax.text import Tree
+from specjax.text.directories import built_in_pair
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -74,3 +76,38 @@ def test_options_that_do_not_fit_are_refused(pair):
         specjax.Decoder(pair, drafting=tree, max_draft=3, **SHAPE)
     with pytest.raises(ValueError, match="Walk needs a drafter of trees"):
         specjax.Decoder(pair, verification=verification.Walk(), **SHAPE)
+
+
+SIX = {
+    "binary": (Tree(depth=3, width=2), None),
+    "most probable": (Tree(depth=2, width=4, children="top"), verification.Walk()),
+    "beam": (Tree(depth=4, width=2, beam=2), None),
+    "kept": (Tree(depth=4, width=3, beam=3, keep=12, children="top"), verification.Walk()),
+    "own": (Tree(parents=(0, 0, 0, 1, 1, 2, 4), children="without"), None),
+    "independent": (Tree(depth=3, width=2, children="independent"), verification.KSeq()),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["multi30k_ende", "gsm8k"])
+def test_greedy_texts_of_the_built_in_pairs(name):
+    pair = specjax.load_pair(name)
+    (source,) = built_in_pair(name).glob("samples.*")
+    field = "en" if source.suffix == ".tsv" else "question"
+    samples = [example.inputs for example in read_examples(source, inputs_field=field)]
+    # A hundred: the samples, and their beginnings.
+    cut = [
+        " ".join(words[: size * len(words) // 4])
+        for size in (2, 3, 1)
+        for words in map(str.split, samples)
+    ]
+    prompts = [*samples, *cut][:100]
+    options = {"sampling": Sampling(0.0), "max_new_tokens": 24, "batch_size": 25}
+    want = specjax.Decoder(pair.verifier, **options)(prompts, progress=False)
+    for kind, (tree, judge) in SIX.items():
+        found = specjax.Decoder(pair, drafting=tree, verification=judge, **options)(
+            prompts, progress=False
+        )
+        wrong = [i for i in range(100) if found.texts[i] != want.texts[i]]
+        assert not wrong, (kind, wrong)
+        assert found.info.verifier_calls < want.info.verifier_calls
