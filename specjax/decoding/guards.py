@@ -200,6 +200,13 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
             f"rule must not have a budget in a round {where}, got {rule!r}: use a rule without one"
         )
     check_is_rule("rule", rule)
+    reads = rule.reads_draft or rule.reads_draft_confidence
+    if reads and not drafter.traits.has_distributions:
+        raise ValueError(
+            f"{type(rule).__name__} reads the drafter's distribution after each token, but the "
+            f"branches of {type(drafter).__name__} have different drafters: use a rule that reads "
+            "only the verifier, such as Lossless"
+        )
     if rule.reads_draft_confidence and not drafter.has_confidence:
         raise ValueError(
             f"{type(rule).__name__} reads the drafter's confidence, but "
@@ -267,9 +274,10 @@ def checked_block(
         "num_drafted": "[B]",
         **({"confidences": "[B, G + 1, V]"} if with_confidence else {}),
         **({"parents": "[B, G]"} if drafter.traits.drafts_trees else {}),
-        **({"laws": "[B, G]"} if getattr(block, "laws", None) is not None else {}),
-        **({"sources": "[B, G]"} if getattr(block, "sources", None) is not None else {}),
     }
+    for name in ("laws", "sources", "drawn_from"):
+        if getattr(block, name, None) is not None:
+            axes[name] = "[B, G]"
     _check_given(where, drafter, block, DraftBlock, axes, limits.size)
     if block.parents is not None and not drafter.traits.drafts_trees:
         raise TypeError(f"{where}: parents must be None, or the traits say drafts_trees=True")

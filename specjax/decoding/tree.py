@@ -80,8 +80,11 @@ def judge(
         of_chains = jax.vmap(functools.partial(accept, verification))
         acceptance, accepted = of_chains(*given, block.probs, targets, block.num_drafted, carry)
         return Judgement(accepted, acceptance, None)
-    walk = jax.vmap(verification.walk)
-    path = walk(*given, block.parents, block.laws, block.probs, targets, block.num_drafted)
+    tree = *given, block.parents, block.laws, block.probs, targets, block.num_drafted
+    # A user's own verification may not have this argument.
+    path = jax.vmap(verification.walk)(
+        *tree, *(() if block.drawn_from is None else (block.drawn_from,))
+    )
     return Judgement(path.length, None, path)
 
 
@@ -100,12 +103,14 @@ def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]
     has_child = (block.parents == last[:, None]) & (index < block.num_drafted[:, None])
     places = jnp.pad(nodes, ((0, 0), (1, 0)))
     pick = jax.vmap(lambda x, at: x[at])
+    of_nodes = lambda x: pick(jnp.pad(x, ((0, 0), (1, 0))), nodes)  # noqa: E731
     chain = block._replace(
-        tokens=pick(jnp.pad(block.tokens, ((0, 0), (1, 0))), nodes),
+        tokens=of_nodes(block.tokens),
         num_drafted=path.length + has_child.any(axis=1).astype(jnp.int32),
         parents=None,
         laws=None,
-        sources=None,
+        sources=None if block.sources is None else of_nodes(block.sources),
+        drawn_from=None,
     )
     every = (chain, *others)
     chain, *others = jax.tree.map(lambda x: pick(x, places) if jnp.ndim(x) == 3 else x, every)

@@ -1,6 +1,8 @@
 """Drafting: proposing blocks of tokens, and deciding when a proposal stops."""
 
 from specjax.drafting.bigram import Bigram
+from specjax.drafting.branches import BranchesDrafter
+from specjax.drafting.caterpillars import CaterpillarDrafter
 from specjax.drafting.cost_aware import CostAware
 from specjax.drafting.costs import Costs, read_costs
 from specjax.drafting.estimates import (
@@ -13,6 +15,7 @@ from specjax.drafting.hierarchy import cascade, cascade_params
 from specjax.drafting.horizontal import HorizontalCascade
 from specjax.drafting.lookup import LookupDrafter
 from specjax.drafting.lookup_first import LookupFirst
+from specjax.drafting.lookup_tree import LookupTreeDrafter
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.oracle import GreedyOracle
 from specjax.drafting.policies import Budget, Confidence, Entropy, FixedLength, Survival
@@ -26,7 +29,9 @@ ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
 __all__ = [
     "Beam",
     "Bigram",
+    "BranchesDrafter",
     "Budget",
+    "CaterpillarDrafter",
     "Confidence",
     "ConfidenceEstimate",
     "CostAware",
@@ -39,6 +44,7 @@ __all__ = [
     "HorizontalCascade",
     "LookupDrafter",
     "LookupFirst",
+    "LookupTreeDrafter",
     "NeuralDrafter",
     "NeuralDrafterParams",
     "OnlineEstimate",

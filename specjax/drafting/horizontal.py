@@ -69,13 +69,7 @@ class HorizontalCascade(SeveralDrafters):
             )
         self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
         _check_counts(self.counts, [drafter.max_draft for drafter in self.drafters])
-        names = [name for drafter in self.drafters for name in drafter.model_names]
-        for name in names:
-            if names.count(name) > 1 and name not in self.shared:
-                raise ValueError(
-                    f"two drafters of a cascade have the name {name!r}: give each its own name, "
-                    f"or, if they are one model, shared=({name!r},)"
-                )
+        self._check_names(self.shared)
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -141,6 +135,8 @@ class HorizontalCascade(SeveralDrafters):
             if i:
                 states[i] = committed(drafter, states[i], states[i], block.tokens, before)
             allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
+            # `CaterpillarDrafter` requests confidences of the drafters that have them.
+            wanted = with_confidence and drafter.has_confidence
             # The last drafter may have to give a bonus even if it drafts nothing.
             last = i + 1 == len(self.drafters)
             drafts = planned(drafter, params[i], states[i], allowed) > 0
@@ -152,10 +148,12 @@ class HorizontalCascade(SeveralDrafters):
                 parts[i],
                 advance(sampling, block.tokens, before),
                 active if last else drafts,
-                with_confidence=with_confidence,
+                with_confidence=wanted,
                 **wanted_of(drafter, with_sources),
             )
-            part, states[i] = checked_block(drafter, returned, allowed, with_confidence)
+            part, states[i] = checked_block(drafter, returned, allowed, wanted)
+            if wanted != with_confidence:
+                part = part._replace(confidences=jnp.zeros_like(part.probs))
             if with_sources:
                 part = part._replace(sources=drafted_sources(part) + named)
                 named += len(drafter.source_names)

@@ -149,7 +149,7 @@ class LookupDrafter(Drafter):
         with_confidence: bool,
     ) -> tuple[DraftBlock, LookupState]:
         """See `Drafter`."""
-        chain, known = self._chain(params, state, tokens)
+        chain, known = self.chain(params, state, tokens)
         # The bonus position's distribution is there, too: it costs nothing.
         probs = jax.nn.one_hot(chain, self.vocab_size, dtype=jnp.float32)
         drafted = jnp.minimum(known, jnp.where(active, limits, 0))
@@ -198,8 +198,12 @@ class LookupDrafter(Drafter):
         match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
         return LookupState(context, lengths, match, begins)
 
-    def _chain(self, params: Params, state: LookupState, tokens: Array) -> tuple[Array, Array]:
-        """G + 1 tokens `[B, G + 1]`, and the number of known tokens among the first G, `[B]`."""
+    def chain(self, params: Params, state: LookupState, tokens: Array) -> tuple[Array, Array]:
+        """The tokens of a draft and the token after it.
+
+        Returns:
+          `[B, G + 1]` int32, and the number of known tokens among the first G, `[B]` int32.
+        """
         place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
         left = jnp.maximum(state.lengths[:, None] - place, 1)
         follows = jnp.broadcast_to(self.matched(state)[:, None] > 0, (tokens.size, step.size))
@@ -270,10 +274,59 @@ def longest_match(
     Returns:
       The matches. An earlier occurrence ends before the last token, so a token follows it.
     """
+    real, found = _found(context, lengths, most)
+    return _longest(real, found, latest)
+
+
+def longest_matches(
+    context: Array,
+    lengths: Array,
+    count: int,
+    ahead: int,
+    *,
+    most: int | None = None,
+    latest: bool = False,
+) -> Match:
+    """Finds the longest endings that occur earlier, with different tokens after them.
+
+    Args:
+      context: `[B, C]` int32, of which `lengths [B]` tokens are real.
+      lengths: `[B]` int32, at least 1.
+      count: K, the number of matches (static).
+      ahead: the number of tokens that are compared (static).
+      most: longer matches count as this long; None for no limit.
+      latest: whether later ones are preferred of those that are equally long.
+
+    Returns:
+      The matches, each field `[B, K]`, the longest first; their length is 0 if there are fewer.
+    """
+    real, found = _found(context, lengths, most)
+    place = jnp.arange(context.shape[1], dtype=jnp.int32)[None]
+    matches = []
+    for _ in range(count):
+        best = _longest(real, jnp.where(real, found, 0), latest)
+        matches.append(best)
+        same = real
+        for i in range(ahead):
+            theirs, own = place + i, best.places[:, None] + i
+            token = jnp.take_along_axis(context, own, axis=1, mode="clip")
+            equal = (jnp.roll(context, -i, axis=1) == token) & (own < lengths[:, None])
+            same &= equal | (theirs >= lengths[:, None])
+        real &= ~same
+    return Match(*(jnp.stack(each, axis=1) for each in zip(*matches, strict=True)))
+
+
+def _found(context: Array, lengths: Array, most: int | None) -> tuple[Array, Array]:
+    """The places that a token can be copied from, and `_agreeing` there; both `[B, C]`."""
     width = context.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
     real = (place >= 1) & (place < lengths[:, None])
-    found = _agreeing(context, lengths, real, width if most is None else most)
+    return real, _agreeing(context, lengths, real, width if most is None else most)
+
+
+def _longest(real: Array, found: Array, latest: bool) -> Match:
+    width = real.shape[1]
+    place = jnp.arange(width, dtype=jnp.int32)[None]
     longest = jnp.max(found, axis=1)
     best = real & (found == longest[:, None])
     if latest:

@@ -39,6 +39,8 @@ class SeveralDrafters(Drafter):
     # Whether a drafter reads the drafts of earlier drafters as if they were committed. The commit
     # takes them back.
     _reads_drafts: ClassVar[bool] = False
+    # Whether the drafters may draft trees.
+    _takes_trees: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -60,12 +62,22 @@ class SeveralDrafters(Drafter):
         """Raises ValueError for a drafter whose blocks, or whose commits, cannot be combined."""
         where, traits = type(self).__name__, drafter.traits
         wrong = None
-        if traits.drafts_trees:
+        if traits.drafts_trees and not self._takes_trees:
             wrong = f"drafts trees, but the blocks of {where} are chains"
         elif self._reads_drafts and traits.reads_verifier_hidden:
             wrong = f"reads the verifier's hidden states, but drafts in {where} have none"
         if wrong is not None:
             raise ValueError(f"{type(drafter).__name__} {wrong}: use it without {where}")
+
+    def _check_names(self, shared: Sequence[str]) -> None:
+        """Raises ValueError if two models have the same name, unless it is in `shared`."""
+        names = [name for drafter in self.parts for name in drafter.model_names]
+        for name in names:
+            if names.count(name) > 1 and name not in shared:
+                raise ValueError(
+                    f"two drafters of {type(self).__name__} have the name {name!r}: give each its "
+                    f"own name, or, if they are one model, shared=({name!r},)"
+                )
 
     @property
     def vocab_size(self) -> int:

@@ -11,10 +11,11 @@ from specjax.text.requests import Request
 from specjax.text.results import Result
 from specjax.text.setting import Setting
 from specjax.text.text_models import Models, Pair, TextModel
-from specjax.text.tree_drafts import Tree
+from specjax.text.tree_drafts import Branches, Tree
 
 __all__ = [
     "BiLDCascade",
+    "Branches",
     "Cascade",
     "Decoder",
     "Engine",

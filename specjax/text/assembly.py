@@ -24,7 +24,7 @@ from specjax.drafting import (
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.policy_calls import check_own_params, check_policy
 from specjax.rules import Budgeted, Lossless, check_rule
-from specjax.text.drafts import DraftPlan, Ingredients, ModelDrafts, OwnDrafts, Planned
+from specjax.text.drafts import MOST_NODES, DraftPlan, Ingredients, ModelDrafts, OwnDrafts, Planned
 from specjax.text.options import Own
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel, digest
@@ -217,7 +217,7 @@ def _speculative(
     method = Speculative(
         main.model,
         planned.drafter,
-        plan.verification if parts.verification is None else parts.verification,
+        plan.default_verification if parts.verification is None else parts.verification,
         _given_widths(parts),
         parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
@@ -253,7 +253,14 @@ def _planned(
         # Placed now, so that the calls of the loop do not transfer them.
         return drafter, params._replace(stopping=place(params.stopping))
 
-    return plan.make(Ingredients({**named, "verifier": main}, parts.longest, neural, place))
+    planned = plan.make(Ingredients({**named, "verifier": main}, parts.longest, neural, place))
+    size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
+    if size > MOST_NODES and trees and not isinstance(plan, OwnDrafts):
+        raise ValueError(
+            f"drafting={plan!r} drafts trees of up to {size} tokens, and at most {MOST_NODES} are "
+            "allowed: draft fewer"
+        )
+    return planned
 
 
 def _neural(

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.checks import check_count
 from specjax.decoding.guards import check_rule
 from specjax.drafting import (
+    CaterpillarDrafter,
     HorizontalCascade,
     LookupDrafter,
     VerticalCascade,
@@ -25,7 +27,7 @@ from specjax.text.directories import load_text_model, real_path
 from specjax.text.drafts import DraftPlan, Ingredients, Lookup, Planned
 from specjax.text.text_models import Models, TextModel
 from specjax.types import Drafter, Params, Rule, Verification
-from specjax.verification import Block
+from specjax.verification import Block, Traversal
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +50,9 @@ class Cascade(DraftPlan):
         the lenience rule and for a model that reviews nothing.
       verification: the verification of all inner rounds.
       cumulative: the meaning of the counts in a row; see `drafting.HorizontalCascade`.
+      width: the number of tokens that the verifier reads at each place for which a model drafts:
+        the cascade's own, then the model's most probable others, without tokens after them. Drafts
+        are then trees; see `drafting.CaterpillarDrafter`. None: only the cascade's own.
       dtype: the dtype of models loaded from directories; by default that of each checkpoint.
       weights: the `weights` of models loaded from directories; see `load_text_model`. Of a mapping
         such as `load_pair` takes, they have the entry "drafter".
@@ -65,6 +70,7 @@ class Cascade(DraftPlan):
     rules: Any = None
     verification: Verification = Block()  # noqa: RUF009  immutable
     cumulative: bool = False
+    width: int | None = None
     dtype: Any = None
     weights: str | Mapping[str, str | None] | None = None
 
@@ -84,6 +90,8 @@ class Cascade(DraftPlan):
         _check_last(self.last)
         lenience(self.lenience)  # its checks
         form_of(self.weights, "drafter")
+        if self.width is not None:
+            check_count("width", self.width, "or None for no siblings", low=2)
         names = [_shown(model) for model in models]
         matrix = check_lengths(self.lengths, [*names, *(["last"] if self.last else [])])
         object.__setattr__(self, "lengths", tuple(map(tuple, matrix)))
@@ -94,6 +102,11 @@ class Cascade(DraftPlan):
     def left_out(self) -> Mapping[str, str]:
         """Only `max_draft`."""
         return {"max_draft": "K has the lengths of a cascade's drafts"}
+
+    @property
+    def default_verification(self) -> Verification:
+        """Traversal verification of trees, else that of the inner rounds."""
+        return self.verification if self.width is None else Traversal()
 
     def make(self, given: Ingredients) -> Planned:
         """See `DraftPlan`."""
@@ -121,7 +134,7 @@ class Cascade(DraftPlan):
         rules = given.place({name: rule for name, rule in rules.items() if name in reviewers})
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
-            drafter,
+            drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
             cascade_params(drafter, prepared, table, rules, stopping),
             own=(table, stopping, rules),
             # A rule without strengths has no parameters to hash.
@@ -245,6 +258,8 @@ def _check_last(last: Any) -> None:
         return
     if not isinstance(last, Lookup):
         raise TypeError(f"last must be Lookup(...) or None, got {last!r}")
+    if last.copies > 1:
+        raise ValueError(f"last must not set copies, because a cascade has one chain, got {last!r}")
     for name in ("min_match", "max_copy"):
         if getattr(last, name) is not None:
             raise ValueError(f"last must not set {name}, because K has the lengths, got {last!r}")

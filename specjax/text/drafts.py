@@ -14,13 +14,23 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_count, check_path
-from specjax.drafting import Bigram, LookupDrafter, LookupFirst, NeuralDrafter, NeuralDrafterParams
+from specjax.drafting import (
+    Bigram,
+    LookupDrafter,
+    LookupFirst,
+    LookupTreeDrafter,
+    NeuralDrafter,
+    NeuralDrafterParams,
+)
 from specjax.text.bigram_files import load_bigram
 from specjax.text.directories import built_in_table, real_path
 from specjax.text.options import Own
 from specjax.text.text_models import TextModel
 from specjax.types import Drafter, Params, Verification
-from specjax.verification import Block
+from specjax.verification import Block, Traversal
+
+# The most nodes of a tree: each is a token that the verifier reads, and a slot of its cache.
+MOST_NODES = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +93,7 @@ class DraftPlan(abc.ABC):
         return self.needs == ("drafter",)
 
     @property
-    def verification(self) -> Verification:
+    def default_verification(self) -> Verification:
         """The verification of a decoder that gives none."""
         return Block()
 
@@ -147,10 +157,12 @@ class Lookup(DraftPlan):
         `specjax train bigram`, "built-in" for the built-in pair's table, or None.
       min_match: at least 1; None: no model drafts.
       max_copy: the longest copied block; `max_draft` by default.
+      copies: the number of earlier occurrences that are copied. With several, drafts are trees; see
+        `drafting.LookupTreeDrafter`.
 
     Raises:
       TypeError: `bigram` has a wrong type.
-      ValueError: a number is out of range.
+      ValueError: a number is out of range, or several copies are given with `min_match`.
     """
 
     max_ngram: int | None = None
@@ -160,6 +172,7 @@ class Lookup(DraftPlan):
     bigram: Bigram | str | os.PathLike[str] | None = None
     min_match: int | None = None
     max_copy: int | None = None
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.bigram, Bigram | None):
@@ -168,6 +181,12 @@ class Lookup(DraftPlan):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), "give a number of tokens, or None")
         self.copier(1, 1)  # checks the other fields
+        check_count("copies", self.copies, "give the number of copies")
+        if self.copies > 1 and self.min_match is not None:
+            raise ValueError(
+                f"min_match must be left out with copies={self.copies}: use Branches to draft with "
+                "a model and with several copies"
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -182,9 +201,14 @@ class Lookup(DraftPlan):
         why = f"drafting={self!r} has no drafter model"
         return dict.fromkeys(("min_draft", "stopping"), why)
 
+    @property
+    def default_verification(self) -> Verification:
+        """Traversal verification of several copies."""
+        return Block() if self.copies == 1 else Traversal()
+
     def longest(self, max_draft: int) -> int:
         """See `DraftPlan`."""
-        copied = self.max_copy or max_draft
+        copied = (self.max_copy or max_draft) * self.copies
         return max(copied, max_draft) if self.needs else copied
 
     def make(self, given: Ingredients) -> Planned:
@@ -192,6 +216,8 @@ class Lookup(DraftPlan):
         vocab_size = given.models["verifier"].model.vocab_size
         lookup = self.copier(vocab_size, self.max_copy or given.max_draft)
         table = self.table(given)
+        if self.copies > 1:
+            return Planned(LookupTreeDrafter(lookup, self.copies), table, table)
         if self.min_match is None:
             return Planned(lookup, table, table)
         neural, params = given.neural("drafter")

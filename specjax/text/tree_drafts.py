@@ -1,17 +1,22 @@
-"""Drafts that are trees: `Decoder(drafting=Tree(depth=3, width=2))`."""
+"""Drafts that are trees: `Decoder(drafting=Tree(depth=3, width=2))`, `Branches(...)`."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from specjax.checks import check_count
-from specjax.drafting import Beam, NeuralDrafterParams, Topology, TreeDrafter, k_ary
+from specjax.drafting import (
+    Beam,
+    BranchesDrafter,
+    NeuralDrafterParams,
+    Topology,
+    TreeDrafter,
+    k_ary,
+)
 from specjax.drafting.trees import CHILDREN
-from specjax.text.drafts import DraftPlan, Ingredients, Planned
+from specjax.text.drafts import MOST_NODES, DraftPlan, Ingredients, Planned
+from specjax.text.text_models import TextModel
 from specjax.types import Verification
 from specjax.verification import Traversal
-
-# The most nodes of a tree: each is a token that the verifier reads, and a slot of its cache.
-_MOST = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,18 +63,18 @@ class Tree(DraftPlan):
                     "by their values would change the distribution of the output"
                 )
             inner = min(self.width or 0, self.beam or 2) ** min(self.depth or 0, 12)
-            if self.beam is None and inner > _MOST:
+            if self.beam is None and inner > MOST_NODES:
                 self._refuse("more than 512")
         if self.children not in CHILDREN:
             known = ", ".join(map(repr, CHILDREN))
             raise ValueError(f"children must be one of {known}, got {self.children!r}")
-        if self.shape.size > _MOST:
+        if self.shape.size > MOST_NODES:
             self._refuse(str(self.shape.size))
 
     def _refuse(self, size: str) -> None:
         raise ValueError(
-            f"{self!r} has {size} nodes, and at most {_MOST} are allowed: give a smaller depth, "
-            "width or beam"
+            f"{self!r} has {size} nodes, and at most {MOST_NODES} are allowed: give a smaller "
+            "depth, width or beam"
         )
 
     @property
@@ -99,7 +104,7 @@ class Tree(DraftPlan):
         return False
 
     @property
-    def verification(self) -> Verification:
+    def default_verification(self) -> Verification:
         """Traversal verification."""
         return Traversal()
 
@@ -112,3 +117,99 @@ class Tree(DraftPlan):
         chain, params = given.neural("drafter", 1)
         drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches(DraftPlan):
+    """Several drafters, each with its own branches of a tree; see `drafting.BranchesDrafter`.
+
+    Attributes:
+      parts: at least two: plans such as `Tree(...)`, `Lookup(copies=3)` and `Cascade(...)`, or
+        names of the decoder's models, which draft chains of `max_draft` tokens. Copies belong to
+        the end.
+
+    Raises:
+      TypeError: a part has a wrong type.
+      ValueError: there are fewer than two parts.
+    """
+
+    parts: tuple[str | DraftPlan, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, tuple | list) or len(self.parts) < 2:
+            raise (ValueError if isinstance(self.parts, tuple | list) else TypeError)(
+                'parts must be a tuple of at least two drafters, such as ("drafter", Lookup()), '
+                f"got {self.parts!r}"
+            )
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for i, part in enumerate(self.parts):
+            if not isinstance(part, str | DraftPlan):
+                raise TypeError(
+                    f"parts[{i}] must be the name of a model, or a plan such as Lookup(), got "
+                    f"{part!r}"
+                )
+
+    @property
+    def _plans(self) -> list[DraftPlan]:
+        return [_Chain(part) if isinstance(part, str) else part for part in self.parts]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The models of all parts."""
+        return tuple(dict.fromkeys(name for plan in self._plans for name in plan.needs))
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """The options that no part uses."""
+        first, *others = (plan.left_out for plan in self._plans)
+        return {name: why for name, why in first.items() if all(name in x for x in others)}
+
+    @property
+    def weighs_costs(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def default_verification(self) -> Verification:
+        """Traversal verification."""
+        return Traversal()
+
+    def longest(self, max_draft: int) -> int:
+        """See `DraftPlan`."""
+        return sum(plan.longest(max_draft) for plan in self._plans)
+
+    def make(self, given: Ingredients) -> Planned:
+        """See `DraftPlan`."""
+        made = [plan.make(given) for plan in self._plans]
+        models: dict[str, TextModel] = {}
+        for i, planned in enumerate(made):
+            for name, model in planned.models.items():
+                if models.setdefault(name, model) is not model:
+                    raise ValueError(
+                        f"parts[{i}] has a model that is named {name!r}, like another one: load "
+                        "the models with load_models, which names them"
+                    )
+        # Parts that use one model have one name for it.
+        shared = tuple(set(given.models) | set(models))
+        return Planned(
+            BranchesDrafter(tuple(planned.drafter for planned in made), tuple(sorted(shared))),
+            tuple(planned.params for planned in made),
+            own=tuple(planned.own for planned in made),
+            described=", ".join(filter(None, (planned.described for planned in made))),
+            models=models,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain(DraftPlan):
+    """A model of the decoder drafts, token by token."""
+
+    model: str
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.model,)
+
+    def make(self, given: Ingredients) -> Planned:
+        drafter, params = given.neural(self.model)
+        return Planned(dataclasses.replace(drafter, name=self.model), params, params.stopping)

@@ -16,9 +16,10 @@ class ChildLaw(enum.IntEnum):
 
     Attributes:
       TOP: not drawn: it follows from the text before it and from its elder siblings.
-      DRAWN: from the distribution after its parent; equal siblings may occur.
-      WITHOUT: the same without its elder siblings.
-      OFF: the same without all its siblings, which are known before the draw.
+      DRAWN: from the distribution after its parent; equal siblings may occur. Of several drafters,
+        from that of its own drafter (see `DraftBlock.drawn_from`).
+      WITHOUT: the same without its elder siblings of the same drafter.
+      OFF: the same without all its siblings of the same drafter, which are known before the draw.
 
     Source: Sequoia (arXiv 2402.12374) for WITHOUT. OFF, for a first child that is drawn beside the
     most probable tokens, has the largest acceptance of these.
@@ -48,8 +49,11 @@ class DraftBlock(NamedTuple):
         None for a chain.
       laws: `[B, G]` int32, the `ChildLaw` of each token of a tree; None for a chain, or if the
         verification does not read it. A draw without mass gives a token that is never accepted.
-      sources: `[B, G]` int32, for a chain the index into `Drafter.source_names` of each token's
-        part; None unless it is requested.
+      sources: `[B, G]` int32, the index into `Drafter.source_names` of each token's part; None
+        unless it is requested, or of a single part.
+      drawn_from: `[B, G]` int32, the row of `probs` that each token of a tree was drawn from, in
+        0 .. G. Tokens of one row are siblings for WITHOUT and OFF. None: the row of the parent.
+        With it, row i need not be the distribution after node i (`DraftTraits.has_distributions`).
     """
 
     tokens: Array  # [B, G]
@@ -60,6 +64,7 @@ class DraftBlock(NamedTuple):
     parents: Array | None = None  # [B, G]
     laws: Array | None = None  # [B, G]
     sources: Array | None = None  # [B, G]
+    drawn_from: Array | None = None  # [B, G]
 
 
 class Bonus(NamedTuple):
@@ -98,6 +103,8 @@ class DraftTraits(NamedTuple):
         otherwise.
       processes: whether its distributions are processed (see `specjax.types.Processor`), so that it
         drafts no token that a processor forbids. False is always safe.
+      has_distributions: whether row i of `DraftBlock.probs` is one drafter's distribution after
+        node i. False refuses rules that read the drafter.
     """
 
     prefix_only: bool = True
@@ -110,6 +117,7 @@ class DraftTraits(NamedTuple):
     independent_paths: bool = False
     reads_verifier_hidden: bool = False
     processes: bool = False
+    has_distributions: bool = True
 
 
 class Drafter(Protocol):

@@ -96,6 +96,7 @@ class Verification(Protocol):
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
+        drawn_from: Array | None = None,
     ) -> Path:
         """Verifies a row's tree; called if the drafter's traits set `drafts_trees`.
 
@@ -108,6 +109,7 @@ class Verification(Protocol):
           target_probs: `[G + 1, V]` float32, the rule's target distribution after each node;
             unknown at leaves if the rule reads the drafter.
           num_drafted: int32 scalar, the number of tokens.
+          drawn_from: `[G]` int32, see `DraftBlock`; given only if the block has it.
         """
         raise TypeError(f"{type(self).__name__} cannot verify trees")
 

@@ -56,8 +56,9 @@ class KSeq(Token):
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
+        drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`; `laws` is not read."""
+        """See `Verification`; `laws` and `drawn_from` are not read."""
         exists = jnp.arange(tokens.size) < num_drafted
         count = tokens.size + 1
 
@@ -111,8 +112,9 @@ class MultiPathBlock(Block):
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
+        drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`; `laws` is not read."""
+        """See `Verification`; `laws` and `drawn_from` are not read."""
         number = jnp.arange(tokens.size, dtype=jnp.int32)
         # Levels that the row's limit cuts are left out, as a shorter draft.
         count = jnp.minimum(jnp.sum(parents == 0, dtype=jnp.int32), num_drafted)

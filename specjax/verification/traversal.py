@@ -44,6 +44,7 @@ class TreeBlock(NamedTuple):
     tokens: Array  # [G]
     parents: Array  # [G]
     laws: Array  # [G]
+    drawn_from: Array  # [G]
     num_drafted: Array
 
 
@@ -76,9 +77,11 @@ class Walk(Token):
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
+        drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`; `laws` and `draft_probs` are not read."""
-        tree = TreeBlock(tokens, parents, jnp.full_like(tokens, ChildLaw.TOP), num_drafted)
+        """See `Verification`; `laws`, `draft_probs` and `drawn_from` are not read."""
+        laws = jnp.full_like(tokens, ChildLaw.TOP)
+        tree = TreeBlock(tokens, parents, laws, parents, num_drafted)
         judged = _judge(tree, None, target_probs, joint=False)
         return descend(uniforms, parents, judged, target_probs)
 
@@ -105,9 +108,11 @@ class TopDown(Token):
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
+        drawn_from: Array | None = None,
     ) -> Path:
         """See `Verification`."""
-        tree = TreeBlock(tokens, parents, _known(self, laws), num_drafted)
+        rows = parents if drawn_from is None else drawn_from
+        tree = TreeBlock(tokens, parents, _known(self, laws), rows, num_drafted)
         judged = _judge(tree, draft_probs, target_probs, joint=False)
         return descend(uniforms, parents, judged, target_probs)
 
@@ -130,9 +135,11 @@ class Traversal(Block):
         draft_probs: Array,
         target_probs: Array,
         num_drafted: Array,
+        drawn_from: Array | None = None,
     ) -> Path:
         """See `Verification`."""
-        tree = TreeBlock(tokens, parents, _known(self, laws), num_drafted)
+        rows = parents if drawn_from is None else drawn_from
+        tree = TreeBlock(tokens, parents, _known(self, laws), rows, num_drafted)
         judged = _judge(tree, draft_probs, target_probs, joint=True)
         return climb(uniforms, parents, judged, target_probs)
 
@@ -175,7 +182,7 @@ def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bo
         )
         if draft_probs is not None:
             left = jnp.maximum(1.0 - state.totals[at], 0.0)
-            draft = _law_of(tree, node, row(draft_probs, at))
+            draft = _law_of(tree, node, row(draft_probs, tree.drawn_from[node - 1]))
             drawn = _after_draw(scale * masses, token, draft, left)
             fixed = law == ChildLaw.TOP
             chance = jnp.where(fixed, share, drawn[0])
@@ -201,9 +208,9 @@ def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bo
 
 
 def _law_of(tree: TreeBlock, node: Array, draft: Array) -> Array:
-    """The weights that a node's token was drawn by, from the `draft [V]` after its parent."""
+    """The weights that a node's token was drawn by, from its drafter's distribution `[V]`."""
     law, index = tree.laws[node - 1], jnp.arange(1, tree.tokens.size + 1, dtype=jnp.int32)
-    siblings = (tree.parents == tree.parents[node - 1]) & (index != node)
+    siblings = (tree.drawn_from == tree.drawn_from[node - 1]) & (index != node)
     # Siblings that the row's limit cuts off count too: the draw did not know of the limit.
     gone = siblings & jnp.where(index < node, law >= ChildLaw.WITHOUT, law == ChildLaw.OFF)
     return draft.at[jnp.where(gone, tree.tokens, draft.size)].set(0.0, mode="drop")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.drafting import CaterpillarDrafter
 from specjax.processing import advance, begun, bound
 from specjax.sampling import Sampling, distribution
 from specjax.types import PromptBatch
@@ -110,6 +111,8 @@ def slots(drafter):
         return inner * (drafter.num_uniforms // len(inner))
     if hasattr(drafter, "drafters"):
         return [n for each in drafter.drafters for n in slots(each)]
+    if isinstance(drafter, CaterpillarDrafter):
+        return slots(drafter.drafter)
     if drafter.traits.drafts_trees:
         return [vocab] * drafter.num_uniforms
     return [vocab] * longest if drafter.num_uniforms else []

@@ -495,7 +495,7 @@ def test_bad_parts_of_cascades_are_refused():
             drafting.HorizontalCascade(pair, counts)
     with pytest.raises(ValueError, match=r"have the same vocabulary, got sizes \[2, 3\]"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))
-    with pytest.raises(ValueError, match="two drafters of a cascade have the name 'd0': give each"):
+    with pytest.raises(ValueError, match="HorizontalCascade have the name 'd0': give each"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(0, 2, 2)))
     both = drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
     with pytest.raises(ValueError, match="GreedyBlock is not exact with a drafter whose dist"):

@@ -1,0 +1,251 @@
+"""Several drafters at once: each drafts its own chain or tree after the last committed token.
+
+Axes: B rows, G nodes without the root, n nodes of a part, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax.decoding.guards import checked_block, planned
+from specjax.decoding.token_sources import drafted_sources, wanted_of
+from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.platforms import entry, row
+from specjax.types import (
+    Array,
+    Bonus,
+    ChildLaw,
+    DraftBlock,
+    Drafter,
+    DraftTraits,
+    Params,
+    Sampling,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchesDrafter(SeveralDrafters):
+    """Drafters side by side. Its parameters: a tuple of theirs.
+
+    The block is the union of their chains and trees. A token that a drafter was certain to draw, as
+    at temperature 0 or by copying, is joined with an equal token of an earlier drafter, so that the
+    longest path that is right is found. Other tokens are never joined: that would change their law.
+
+    A node has no single draft distribution, so rules that read the drafter are refused.
+
+    Source: SpecInfer (arXiv 2305.09781), merge-based construction of trees from several models.
+
+    Attributes:
+      drafters: at least two, of chains or trees; earlier ones are verified first, and copies belong
+        to the end.
+      shared: names of models that several drafters use; see `HorizontalCascade`.
+
+    Raises:
+      TypeError: if a part is of a wrong type.
+      ValueError: if there are fewer than two drafters, the vocabularies differ, or two models share
+        a name.
+    """
+
+    drafters: tuple[Drafter, ...]
+    shared: tuple[str, ...] = ()
+
+    _takes_trees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafters, tuple):
+            raise TypeError(f"drafters must be a tuple of drafters, got {self.drafters!r}")
+        if len(self.drafters) < 2:
+            raise ValueError(
+                f"drafters must be at least two, got {len(self.drafters)}: use a single drafter "
+                "without BranchesDrafter"
+            )
+        self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
+        self._check_names(self.shared)
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """See `SeveralDrafters`."""
+        return self.drafters
+
+    @property
+    def max_draft(self) -> int:
+        """G, the sum over all drafters."""
+        return sum(drafter.max_draft for drafter in self.drafters)
+
+    @property
+    def has_confidence(self) -> bool:
+        """False: a node has no single drafter."""
+        return False
+
+    @property
+    def traits(self) -> DraftTraits:
+        """The number of nodes depends on the tokens, because equal tokens are joined."""
+        each = [drafter.traits for drafter in self.drafters]
+        return DraftTraits(
+            prefix_only=False,
+            random_stops=any(traits.random_stops for traits in each),
+            # A drafter reads the accepted tokens of others in its next pass.
+            catches_up=True,
+            drafts_trees=True,
+            reads_verifier_hidden=any(traits.reads_verifier_hidden for traits in each),
+            processes=all(traits.processes for traits in each),
+            has_distributions=False,
+        )
+
+    def propose(
+        self,
+        params: Sequence[Params],
+        state: SeveralState,
+        tokens: Array,
+        limits: Array,
+        uniforms: Array,
+        sampling: Sampling,
+        active: Array,
+        *,
+        with_confidence: bool,
+        with_sources: bool = False,
+    ) -> tuple[DraftBlock, SeveralState]:
+        """See `Drafter`."""
+        limits = jnp.where(active, limits, 0)
+        ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
+        apart = jnp.split(uniforms, ends, axis=1)
+        calls = dict.fromkeys(self.model_names, jnp.int32(0))
+        states, blocks, named = list(state.drafters), [], 0
+        for i, drafter in enumerate(self.drafters):
+            allowed = jnp.minimum(limits, drafter.max_draft)
+            drafts = planned(drafter, params[i], states[i], allowed) > 0
+            returned = drafter.propose(
+                params[i], states[i], tokens, allowed, apart[i], sampling, drafts,
+                with_confidence=False, **wanted_of(drafter, with_sources),
+            )  # fmt: skip
+            block, states[i] = checked_block(drafter, returned, allowed, False)
+            if with_sources:
+                block = block._replace(sources=drafted_sources(block) + named)
+                named += len(drafter.source_names)
+            blocks.append(block)
+            for name in block.calls:
+                calls[name] += block.calls[name]
+        union = united(blocks)._replace(calls=calls)
+        return union, state._replace(drafters=tuple(states))
+
+    def bonus(
+        self,
+        params: Sequence[Params],
+        state: SeveralState,
+        tokens: Array,
+        block: DraftBlock,
+        sampling: Sampling,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, SeveralState]:
+        """See `Drafter`; never called, because rules that read the drafter are refused."""
+        raise TypeError("BranchesDrafter has no distribution after its block")
+
+
+class _Part(NamedTuple):
+    """A part of a union.
+
+    Attributes:
+      tokens: `[n]` int32.
+      parents: `[n]` int32, in the part.
+      laws: `[n]` int32.
+      drawn_from: `[n]` int32, rows of the union's `probs`.
+      sources: `[n]` int32.
+      length: int32 scalar, the number of nodes.
+    """
+
+    tokens: Array  # [n]
+    parents: Array  # [n]
+    laws: Array  # [n]
+    drawn_from: Array  # [n]
+    sources: Array  # [n]
+    length: Array
+
+
+def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
+    """The union of blocks after the same committed token, in their order.
+
+    A token that was not drawn, or that has all of its draft distribution, is joined with an equal
+    earlier token after the same text. It leaves the block, unless the law of a sibling needs it.
+
+    Args:
+      blocks: chains and trees; `sources` of all or of none.
+
+    Returns:
+      A tree of up to the sum of their lengths, with `drawn_from` and without calls.
+    """
+    parts, probs, start = [], [], 0
+    for block in blocks:
+        parts.append(_part(block, start))
+        size = block.tokens.shape[1]
+        # The last node is a leaf: no token is drawn from its row. Other rows may be arbitrary.
+        used = jnp.arange(size, dtype=jnp.int32)[None] < block.num_drafted[:, None]
+        probs.append(jnp.where(used[..., None], block.probs[:, :size], 0.0))
+        start += size
+    none = jnp.zeros((blocks[0].num_drafted.size, start), jnp.int32)
+    # Places without a node are siblings of none: nothing is drawn from the last row.
+    tree = _Part(none, none, none, jnp.full_like(none, start), none, none[:, 0])
+    for part in parts:
+        tree = jax.vmap(_joined)(tree, part)
+    return DraftBlock(
+        tokens=tree.tokens,
+        probs=jnp.pad(jnp.concatenate(probs, axis=1), ((0, 0), (0, 1), (0, 0))),
+        confidences=None,
+        num_drafted=tree.length,
+        calls={},
+        parents=tree.parents,
+        laws=tree.laws,
+        sources=None if blocks[0].sources is None else tree.sources,
+        drawn_from=tree.drawn_from,
+    )
+
+
+def _part(block: DraftBlock, start: int) -> _Part:
+    """A block whose `probs` begin at row `start` of the union's."""
+    size = block.tokens.shape[1]
+    parents, laws = block.parents, block.laws
+    if parents is None:
+        parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], block.tokens.shape)
+        laws = jnp.full_like(block.tokens, ChildLaw.DRAWN)
+    if laws is None:
+        raise TypeError("the trees of BranchesDrafter need DraftBlock.laws, how tokens were drawn")
+    rows = parents if block.drawn_from is None else block.drawn_from
+    drawn_by = block.probs[:, :size]
+    if block.parents is not None:
+        drawn_by = jax.vmap(jax.vmap(row, (None, 0)))(block.probs, rows)
+    chances = jax.vmap(jax.vmap(entry))(drawn_by, block.tokens)
+    # A token that was certain is a function of the text.
+    laws = jnp.where(chances >= 1.0, ChildLaw.TOP, laws)
+    sources = drafted_sources(block)
+    return _Part(block.tokens, parents, laws, rows + start, sources, block.num_drafted)
+
+
+def _joined(tree: _Part, part: _Part) -> _Part:
+    """A row's tree with one more part."""
+    size, longest = part.tokens.size, tree.tokens.size
+    numbers = jnp.arange(1, longest + 1, dtype=jnp.int32)
+    fixed = part.laws == ChildLaw.TOP
+    drawn = ~fixed & (jnp.arange(size) < part.length)
+    beside = part.drawn_from[:, None] == part.drawn_from[None]
+    needed = jnp.any(beside & drawn[None], axis=1)  # by the law of a sibling
+
+    def step(i: Array, carry: tuple[_Part, Array]) -> tuple[_Part, Array]:
+        tree, places = carry  # places [n + 1]: where the nodes of the part are in the tree
+        new = jax.tree.map(lambda x: x[i] if x.ndim else x, part)
+        new = new._replace(parents=places[new.parents])
+        equal = (tree.parents == new.parents) & (tree.tokens == new.tokens)
+        equal &= numbers <= tree.length
+        joins = fixed[i] & jnp.any(equal)
+        adds = (i < part.length) & (needed[i] | ~joins)
+        at = jnp.where(adds, tree.length, longest)
+        put = lambda x, y: x.at[at].set(y, mode="drop") if x.ndim else x + adds.astype(jnp.int32)  # noqa: E731
+        place = jnp.where(joins, numbers[jnp.argmax(equal)], tree.length + 1)
+        return jax.tree.map(put, tree, new), places.at[i + 1].set(place)
+
+    start = tree, jnp.zeros((size + 1,), jnp.int32)
+    return lax.fori_loop(0, size, step, start)[0]
