@@ -103,6 +103,8 @@ def cannot_plan(setting: Setting) -> str | None:
         return cannot_walk(plan, setting.made("verification"))
     if not isinstance(plan, Cascade | Lookup):
         return f"drafting={setting.drafting} is not a Cascade, a Lookup or a Tree"
+    if plan.default_verification.walks_trees:
+        return f"drafting={setting.drafting} drafts branches of several drafters"
     if not setting.is_lossless:
         return f"with drafting={setting.drafting} the rule must be Lossless"
     if setting.stopping is not None or setting.min_draft:

@@ -169,7 +169,7 @@ class Setting:
             return
         plan = self._plan()
         if self.verification is None:
-            put("verification", str(Part(type(plan.verification).__name__)))
+            put("verification", str(Part(type(plan.default_verification).__name__)))
         if self.max_draft is None and "max_draft" not in plan.left_out:
             put("max_draft", Setting.__dataclass_fields__["max_draft"].default)
 
@@ -190,7 +190,7 @@ class Setting:
         judge = self.made("verification")
         if judge is None:
             return
-        trees = self._plan().verification.walks_trees
+        trees = self._plan().default_verification.walks_trees
         if trees and not judge.walks_trees:
             raise ValueError(
                 f"verification={self.verification!r} cannot verify the trees of "
