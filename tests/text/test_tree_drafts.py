@@ -5,7 +5,7 @@ import pytest
 import specjax
 from specjax import verification
 from specjax.data.examples import read_examples
-from specjax.text import Tree
+from specjax.text import Branches, Cascade, Lookup, Tree
 from specjax.text.directories import built_in_pair
 from specjax.types import Sampling
 from tests import tiny_pair
@@ -78,13 +78,16 @@ def test_options_that_do_not_fit_are_refused(pair):
         specjax.Decoder(pair, verification=verification.Walk(), **SHAPE)
 
 
-SIX = {
+PLANS = {
     "binary": (Tree(depth=3, width=2), None),
     "most probable": (Tree(depth=2, width=4, children="top"), verification.Walk()),
     "beam": (Tree(depth=4, width=2, beam=2), None),
     "kept": (Tree(depth=4, width=3, beam=3, keep=12, children="top"), verification.Walk()),
     "own": (Tree(parents=(0, 0, 0, 1, 1, 2, 4), children="without"), None),
     "independent": (Tree(depth=3, width=2, children="independent"), verification.KSeq()),
+    "copies": (Lookup(copies=3), None),
+    "siblings": (Cascade([[1, 3], [0, 1]], last=Lookup(), width=8), None),
+    "branches": (Branches((Tree(depth=3, width=2), "drafter", Lookup(copies=2))), None),
 }
 
 
@@ -104,7 +107,7 @@ def test_greedy_texts_of_the_built_in_pairs(name):
     prompts = [*samples, *cut][:100]
     options = {"sampling": Sampling(0.0), "max_new_tokens": 24, "batch_size": 25}
     want = specjax.Decoder(pair.verifier, **options)(prompts, progress=False)
-    for kind, (tree, judge) in SIX.items():
+    for kind, (tree, judge) in PLANS.items():
         found = specjax.Decoder(pair, drafting=tree, verification=judge, **options)(
             prompts, progress=False
         )
