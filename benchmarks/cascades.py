@@ -42,8 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the models, the prompts and the sizes."""
     workload.add_pair(parser)
     parser.add_argument("--drafters", nargs="*", default=[], help="directories of further drafters")
-    parser.add_argument(
-        "--choose", required=True, help="a text file of other prompts, to choose settings"
+    some = parser.add_mutually_exclusive_group(required=True)
+    some.add_argument("--choose", help="a text file of other prompts, to choose settings")
+    some.add_argument(
+        "--drafts",
+        nargs="+",
+        help="measure these instead: numbers of tokens of one drafter, at least one, and texts "
+        "such as 'Cascade(((1, 3), (0, 1)), last=Lookup(), width=8)'",
     )
     parser.add_argument("--bigram", help="directory of a bigram table for copies, or built-in")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts of --inputs")
@@ -105,24 +110,31 @@ def run(args: argparse.Namespace) -> Report:
     For each kind of drafting the theory ranks all lengths, K and leniences, by measured times and
     by parameters (see docs/compare.md); the first `--candidates` of each ranking are measured on
     prompts of `--choose`; the fastest, and the setting with the highest ms, are measured on
-    `--inputs`. ms and pw: standardised walltime improvement (Cascade Speculative Drafting, section
-    4.1), the emitted tokens over all passes in passes of the verifier, by numbers of parameters and
-    by times of a pass. wall: seconds of the whole call. gain: over the best single drafter by the
-    same measure, minus 1. Intervals: 95 %, bootstrap over prompts.
+    `--inputs`. `--drafts` names the settings instead; pw then needs `--costs`.
+
+    ms and pw: standardised walltime improvement (Cascade Speculative Drafting, section 4.1), the
+    emitted tokens over all passes in passes of the verifier, by numbers of parameters and by times
+    of a pass. wall: seconds of the whole call. gain: over the best single drafter by the same
+    measure, minus 1. Intervals: 95 %, bootstrap over prompts.
     """
     workload.check_positive(
         args, "prompts", "screened", "chosen", "candidates", "max_draft", "max_new", "repeats"
     )
     asked = workload.read_texts(args)
-    others = [e.inputs for e in workload.read_examples(args.choose)]
+    others = [] if args.drafts else [e.inputs for e in workload.read_examples(args.choose)]
     if len(asked) < 2:
         raise ValueError(f"{args.inputs} has {len(asked)} prompts, but intervals need 2: add more")
-    if len(others) < args.screened + args.chosen:
+    if not args.drafts and len(others) < args.screened + args.chosen:
         raise ValueError(
             f"{args.choose} has {len(others)} prompts, but --screened and --chosen need "
             f"{args.screened + args.chosen}: add lines or lower these numbers"
         )
     plans(leniences=args.leniences, max_draft=1, levels=2)  # checks the arguments
+    if args.drafts and not any(text.isdigit() for text in args.drafts):
+        raise ValueError(
+            f"--drafts must have a number of tokens of one drafter, to compare with, got "
+            f"{args.drafts}"
+        )
     models = _load(args)
     rows = []
     for temperature in args.temperatures:
@@ -132,9 +144,11 @@ def run(args: argparse.Namespace) -> Report:
             print(json.dumps(row), flush=True)
         rows += found
     sizes = {name: _size(model) for name, model in models.items()}
+    chosen = (
+        "of each, the fastest setting and, if it differs, the highest ms, chosen on other prompts"
+    )
     notes = [
-        "kind: of each, the fastest setting and, if it differs, the highest ms, chosen on other "
-        "prompts.",
+        f"kind: {'as given by --drafts' if args.drafts else chosen}.",
         "ms, pw: tokens over passes of all models, by parameters and by times of a pass; wall: "
         "calls, with prompts.",
         "gain: over the best single drafter by the same measure, minus 1; its interval is that of "
@@ -169,8 +183,11 @@ def kind_of(setting: Setting) -> str:
     if setting.is_alone:
         return _ALONE
     plan = Plan.of(setting)
+    made = setting.made("drafting")
+    trees = made is not None and made.default_verification.walks_trees
     models = {0: "", 1: _SINGLE, 2: "two drafters"}[len(plan.models)]
-    return " and ".join(filter(None, (models, "copies" if plan.copies else "")))
+    drafters = " and ".join(filter(None, (models, "copies" if plan.copies else "")))
+    return f"{drafters}, trees" if trees else drafters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,19 +213,45 @@ class _Bench:
         args, alone = self.args, self.decoder(self.alone)
         other = [alone.encode(text, f"prompt {i}") for i, text in enumerate(others)]
         prompts = [alone.encode(text, f"prompt {i}") for i, text in enumerate(asked)]
-        by_kind, costs = self._candidates(alone, other[: args.screened])
+        chosen, costs = self._given() if args.drafts else self._chosen(alone, other)
+        spare_maps()
+        found = self._measure([self.alone, *chosen], prompts)
+        singles = [one for one in chosen if kind_of(one) == _SINGLE and Plan.of(one).is_single]
+        return [self._row(one, found, singles, costs) for one in [self.alone, *chosen]]
+
+    def _given(self) -> tuple[list[Setting], dict[str, dict[str, float]]]:
+        """The settings of `--drafts`, and the costs of passes."""
+        settings = [
+            Setting(max_draft=int(text), temperature=self.temperature)
+            if text.isdigit()
+            else Setting(drafting=text, temperature=self.temperature)
+            for text in self.args.drafts
+        ]
+        costs = {"ms": self._sizes}
+        if self.args.costs is not None:
+            costs["pw"] = dict(zip(self.models, [1.0, *self.args.costs], strict=True))
+        return settings, costs
+
+    @property
+    def _sizes(self) -> dict[str, float]:
+        """The parameters of each model, in verifiers."""
+        largest = _size(self.models["verifier"])
+        return {name: _size(model) / largest for name, model in self.models.items()}
+
+    def _chosen(
+        self, alone: Decoder, other: Sequence[np.ndarray]
+    ) -> tuple[list[Setting], dict[str, dict[str, float]]]:
+        """The best settings of each kind on other prompts, and the costs of passes."""
+        by_kind, costs = self._candidates(alone, other[: self.args.screened])
         candidates = [one for group in by_kind.values() for one in group]
-        part = other[args.screened :][: args.chosen]
+        part = other[self.args.screened :][: self.args.chosen]
         tried = self._measure([self.alone, *candidates], part)
         chosen: list[Setting] = []
         for group in by_kind.values():
             fastest = max(group, key=lambda one: tried[one].speed.value)
             most = max(group, key=lambda one: self._improvement(one, tried, costs["ms"]).value)
             chosen += dict.fromkeys((fastest, most))
-        spare_maps()
-        found = self._measure([self.alone, *chosen], prompts)
-        singles = [one for one in chosen if kind_of(one) == _SINGLE and Plan.of(one).is_single]
-        return [self._row(one, found, singles, costs) for one in [self.alone, *chosen]]
+        return chosen, costs
 
     def _candidates(
         self, alone: Decoder, prompts: Sequence[np.ndarray]
@@ -235,8 +278,7 @@ class _Bench:
             prompt_length=max(1, round(float(np.mean([len(prompt) for prompt in prompts])))),
             call=lambda: alone(first, max_new_tokens=1, progress=False),
         )
-        largest = _size(self.models["verifier"])
-        sizes = {name: _size(model) / largest for name, model in self.models.items()}
+        sizes = self._sizes
         steps = {name: time / times.steps["verifier"] for name, time in times.steps.items()}
         if args.costs is not None:
             steps = dict(zip(self.models, [1.0, *args.costs], strict=True))
