@@ -254,6 +254,7 @@ def _promising(
     rows = bench.measuring.latency_batch_size
     how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
     about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
+    about |= {"shared": bench.shared.size} if bench.shared.size else {}
     about["models"] = {name: model.fingerprint for name, model in bench.models.items()}
     points.estimate(
         about,
@@ -262,6 +263,7 @@ def _promising(
             known,
             read,
             options=bench.options,
+            shared=bench.shared,
             with_times=with_times,
             tell=tell,
             **how,

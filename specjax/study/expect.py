@@ -106,6 +106,7 @@ def estimate(
     prompts: Sequence[np.ndarray],
     *,
     options: Mapping[str, Any] | None = None,
+    shared: np.ndarray | None = None,
     batch_size: int = 1,
     draws: int = 4,
     seed: int = 0,
@@ -119,6 +120,8 @@ def estimate(
       settings: the settings to estimate.
       prompts: the tokens of each prompt, at least one prompt.
       options: more options of every decoder, such as `max_new_tokens`.
+      shared: `[L]` tokens with which most prompts begin and which every decoder has read before, as
+        in `Bench`; None for whole prompts.
       batch_size: B, for measuring passes.
       draws: see `expect`.
       seed: the seed of all draws.
@@ -149,7 +152,7 @@ def estimate(
         texts[key] = written(decoder, prompts, seed=seed)
         if times is None and with_times:
             say("measuring the time of each pass ...")
-            times = _measured_times(models, settings, decoder, prompts)
+            times = _measured_times(models, settings, decoder, prompts, shared)
     spare_maps(0.1)  # few of these programs are needed again
     found = expect(models, texts, settings, times=times, draws=draws, seed=seed, tell=say)
     return found, None if times is None else times.to_dict()
@@ -160,18 +163,23 @@ def _measured_times(
     settings: Sequence[Setting],
     decoder: Any,
     prompts: Sequence[np.ndarray],
+    shared: np.ndarray | None,
 ) -> PassTimes:
     plans = [Plan.of(setting) for setting in settings if setting.method is None]
     tables = sorted({table for plan in plans for table in plan.tables}, key=str)
     longest = max((plan.longest for plan in plans), default=1)
     given: list[Any] = list(prompts[: decoder.batch_size])
+    prefix = decoder._whole_prefix(shared) if shared is not None and shared.size else None
+    tokens = sum(map(len, prompts))
+    left = tokens if prefix is None else tokens - sum(map(prefix.common, prompts))
     return measure_times(
         models,
         tables,
         powers_of_two(longest + 1),
         rows=decoder.batch_size,
         prompt_length=max(1, round(float(np.mean([len(prompt) for prompt in prompts])))),
-        call=lambda: decoder(given, max_new_tokens=1, progress=False),
+        call=lambda: decoder(given, max_new_tokens=1, progress=False, prefix=prefix),
+        read=left / tokens,
     )
 
 

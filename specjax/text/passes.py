@@ -230,6 +230,7 @@ def measure_times(
     rows: int,
     prompt_length: int,
     call: Callable[[], Any],
+    read: float = 1.0,
     seconds: float = 1.0,
     progress: bool | None = None,
 ) -> PassTimes:
@@ -242,6 +243,8 @@ def measure_times(
       rows: B.
       prompt_length: P, the tokens of artificial prompts.
       call: makes the verifier alone emit a token for each of B prompts.
+      read: the share of a prompt's tokens that a call reads, if the others come from a prefix. The
+        time of a drafter for its prompts is taken to be proportional.
       seconds: see `measure_costs`, for each table and each model.
       progress: likewise.
 
@@ -267,7 +270,7 @@ def measure_times(
     return PassTimes(
         rows=rows,
         steps=steps,
-        prompts={name: found[name][1] for name in models},
+        prompts={name: read * found[name][1] for name in models},
         call=max(_least_seconds(call) - steps["verifier"], 0.0),
         tables={key: as_costs([found[key][0]], (rows,), tuple(widths), "") for key in tables},
     )

@@ -173,17 +173,22 @@ def test_times_are_those_of_steps_calls_and_all_tables(pair, monkeypatch):
             now[0] += 5.0
             return state
 
+        def began(self, *args, init=kind.init, **sizes):
+            now[0] += 8.0
+            return init(self, *args, **sizes)
+
         monkeypatch.setattr(kind, "run", timed)
+        monkeypatch.setattr(kind, "init", began)
     monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
 
     def call():
         now[0] += 3.0
 
     tables = [("verifier", "drafter"), ("drafter", None)]
-    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0}
+    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0, "read": 0.25}
     found = passes.measure_times(pair.named, tables, (1, 2, 4), call=call, **sizes)
     assert found.steps == pytest.approx({"drafter": 1.0, "verifier": 1.0})
-    assert found.call == pytest.approx(2.0) and found.prompts == {"drafter": 0.0, "verifier": 0.0}
+    assert found.call == pytest.approx(2.0) and found.prompts == {"drafter": 2.0, "verifier": 2.0}
     reviewed, copied = (found.tables[key] for key in tables)
     np.testing.assert_allclose([reviewed.verifier[0], copied.verifier[0]], [[1, 2, 4]] * 2)
     assert reviewed.draft == pytest.approx((DRAFT,)) and copied.draft == (0.0,)
