@@ -16,6 +16,7 @@ from specjax.data.files import read_lines
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
+from specjax.study.plots import MARKS
 from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair
 from specjax.text.setting import Setting
@@ -288,7 +289,9 @@ def _read_objects(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
-    require("matplotlib", "eval").use("Agg")
+    matplotlib: Any = require("matplotlib", "eval")
+    matplotlib.use("Agg")
+    colours = matplotlib.colormaps["cividis"]
     pyplot = require("matplotlib.pyplot", "eval")
     table = output.write(_TABLE_NAME, (json.dumps(results, indent=1) + "\n").encode())
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
@@ -296,18 +299,19 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
         rows = [row for row in results if row["temperature"] == temperature]
         rules = [row for row in rows if row["setting"].startswith("OPT")]
         axis.plot([row["speedup"] for row in rules], [row["bleu"] for row in rules], c="0.7")
-        for row in rows:
+        for i, row in enumerate(rows):
             low, high = row["bleu_interval"]
             errors = [[row["bleu"] - low], [high - row["bleu"]]]
-            style: dict[str, Any] = {"fmt": "o", "ms": 7, "alpha": 0.8, "lw": 1, "capsize": 3}
-            axis.errorbar(row["speedup"], row["bleu"], errors, **style)
-            place: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
-            axis.annotate(row["setting"], (row["speedup"], row["bleu"]), fontsize=8, **place)
+            style: dict[str, Any] = {"ls": "", "ms": 7, "alpha": 0.8, "lw": 1, "capsize": 3}
+            # The marks differ without colours too; names beside them would cover each other.
+            style |= {"marker": MARKS[i % len(MARKS)], "c": colours(0.85 * i / len(rows))}
+            axis.errorbar(row["speedup"], row["bleu"], errors, label=row["setting"], **style)
         axis.axhline(rows[0]["bleu"], c="0.8", ls="--", lw=1)
         axis.set(title=f"temperature {temperature:g}", xlabel="speed-up over the verifier")
         axis.set(ylabel="BLEU", xscale="log")
         axis.margins(0.2)
         axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=130)
     pyplot.close(figure)

@@ -24,7 +24,7 @@ PLOTS: Mapping[str, tuple[str, str]] = {
 KINDS = ("png", "pdf")
 FILES = tuple(f"{name}.{kind}" for name in PLOTS for kind in KINDS)
 # Coprime numbers of marks and lines: 52 different curves.
-_MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
+MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
 _DPI = 130
 
 
@@ -106,7 +106,7 @@ class _Labels:
         self.styles: dict[str, dict[str, Any]] = {
             name: {
                 "label": name,
-                "marker": _MARKS[i % len(_MARKS)],
+                "marker": MARKS[i % len(MARKS)],
                 "linestyle": _LINES[i % len(_LINES)],
                 "color": colours(0.85 * i / max(1, len(names) - 1)),
             }

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,24 @@ def test_results_and_plot(arguments, tmp_path, capsys, monkeypatch, left_out):
     assert re.search(r"\n0: .*\n1: .*\nsource of \d+ tokens: .*\nmean acceptance length", printed)
     plot = tmp_path / "quality_speed.png"
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in printed
+
+
+def test_the_settings_of_the_plot_differ_without_colours(monkeypatch):
+    names, figures = [f"OPT({i / 10})" for i in range(8)], []
+    rows = [
+        {"temperature": t, "setting": name, "speedup": 2.0, "bleu": 30.0, "bleu_interval": [29, 31]}
+        for t in (0.0, 1.0)
+        for name in names
+    ]
+    from matplotlib import pyplot
+
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    demo._write(SimpleNamespace(write=lambda name, _: name), rows)
+    (drawn,) = figures
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == names
+    for axis in drawn.axes:
+        lines = [each.lines[0] for each in axis.containers]
+        assert len({line.get_marker() for line in lines}) == len(names)
 
 
 @pytest.mark.parametrize(
