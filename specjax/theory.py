@@ -1,7 +1,8 @@
 """Expected lengths and walltime factors of drafting, from acceptance rates.
 
 All formulas except `tokens_of_models` suppose that each drafted token is accepted independently of
-the others, at one rate for each pair of drafter and reviewer. An EWIF (expected walltime
+the others, at one rate for each pair of drafter and reviewer; in a tree, at one rate for each rank
+among siblings. An EWIF (expected walltime
 improvement factor) is the expected number of tokens per pass of the verifier, over the time of
 these tokens in passes of the verifier: the speed-up over the verifier alone. Costs are times of a
 pass, in passes of the verifier.
@@ -9,11 +10,12 @@ pass, in passes of the verifier.
 Functions take Python floats, and work on the host.
 
 Sources: Leviathan et al. (arXiv 2211.17192); Cascade Speculative Drafting (arXiv 2312.11462); Block
-Verification (arXiv 2403.10444).
+Verification (arXiv 2403.10444); Sequoia (arXiv 2402.12374).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +23,10 @@ from numpy.typing import ArrayLike
 from specjax.checks import check_count, one_number
 
 __all__ = [
+    "BestTree",
+    "best_tree",
     "expected_tokens",
+    "expected_tree_tokens",
     "horizontal_ewif",
     "optimal_draft",
     "speculative_ewif",
@@ -216,6 +221,172 @@ def standardised_improvement(
     if not spent > 0.0:
         raise ValueError(f"calls and costs must add up to more than 0, got {spent:g}")
     return _cost("tokens", tokens) * costs[verifier] / spent
+
+
+def expected_tree_tokens(parents: Sequence[int], rates: ArrayLike) -> float:
+    """The expected number of tokens of a round with a tree: over nodes, the sum of path products.
+
+    It is exact with `TopDown` verification, if the rates depend on nothing but ranks; of a tree
+    whose tokens are not drawn, with every exact verification. `Traversal` emits at least as many.
+
+    Args:
+      parents: the parent of each node from 1 on; see `drafting.Topology`.
+      rates: `[K, K]`; at [b - 1, i] the probability that the child of rank i, from 0, of a node
+        with b children is accepted, if the node is.
+
+    Raises:
+      ValueError: if a node has more than K children, or the rates are no probabilities.
+
+    Source: arXiv 2402.12374, section 4.
+    """
+    rates = _rates(rates)
+    counts = np.bincount(np.asarray(parents, int), minlength=1)
+    if counts.max() > len(rates):
+        raise ValueError(
+            f"parents has a node with {counts.max()} children, but rates has rows for at most "
+            f"{len(rates)}: give more rates, or a narrower tree"
+        )
+    reached, seen = [1.0], np.zeros(len(counts), int)
+    for parent in parents:
+        reached.append(reached[parent] * rates[counts[parent] - 1, seen[parent]])
+        seen[parent] += 1
+    return float(sum(reached))
+
+
+class BestTree(NamedTuple):
+    """A tree that `best_tree` has chosen.
+
+    Attributes:
+      parents: for `drafting.Topology`; empty if drafting does not pay.
+      tokens: its expected tokens; see `expected_tree_tokens`.
+      time: the time of a round.
+    """
+
+    parents: tuple[int, ...]
+    tokens: float
+    time: float
+
+
+def best_tree(
+    rates: ArrayLike,
+    verifier: Callable[[int], float],
+    drafter: Callable[[int], float],
+    *,
+    sizes: Sequence[int] = range(65),
+    depth: int = 8,
+) -> BestTree:
+    """The tree with the most expected tokens per time.
+
+    For each number of nodes and each depth it finds the tree with the most tokens, by dynamic
+    programming over subtrees; of these it takes the best. This is the best of all trees if a pass
+    of the drafter costs the same for every width.
+
+    Args:
+      rates: see `expected_tree_tokens`; K is the most children of a node.
+      verifier: the number of tokens -> the time of a pass; it reads the nodes and one more token.
+      drafter: the number of tokens -> the time of a pass; each pass reads the nodes of a level, the
+        first the last committed token.
+      sizes: the numbers of nodes to consider, the root left out.
+      depth: the most levels.
+
+    Returns:
+      The tree. Of equal ones it is the smallest.
+
+    Raises:
+      ValueError: if `sizes` is empty, a number is out of range, or no tree has one of the sizes.
+
+    Source: arXiv 2402.12374, section 4, generalised to rates that depend on the number of siblings.
+    """
+    rates, depth = _rates(rates), _count("depth", depth)
+    wanted = sorted({_count("sizes", size) for size in sizes})
+    if not wanted:
+        raise ValueError("sizes is empty: give at least one number of nodes")
+    found = _Subtrees(rates, wanted[-1] + 1, depth)
+    best = None
+    for size in wanted:
+        for levels in range(depth + 1):
+            tokens = float(found.tokens[levels][size + 1])
+            if not math.isfinite(tokens):
+                continue
+            parents, widths = found.tree(size + 1, levels)
+            drafts = sum(_cost("drafter", drafter(width)) for width in widths[:-1])
+            spent = _cost("verifier", verifier(size + 1)) + drafts
+            if best is None or tokens * best.time > best.tokens * spent * (1.0 + 1e-12):
+                best = BestTree(parents, tokens, spent)
+    if best is None:
+        raise ValueError(
+            f"no tree of {depth} levels and nodes of at most {len(rates)} children has a size in "
+            f"{wanted}: give another depth"
+        )
+    return best
+
+
+class _Subtrees:
+    """The most expected tokens of subtrees with n nodes, their root included, and d levels below.
+
+    Attributes:
+      tokens: for each d an array `[n + 1]` of float64, -inf if there is no such tree.
+    """
+
+    def __init__(self, rates: np.ndarray, most: int, depth: int):
+        none = np.full(most + 1, -np.inf)
+        leaf = none.copy()
+        leaf[1] = 1.0
+        self.tokens = [leaf]
+        # (d, n) -> the sizes of the children's subtrees.
+        self._sizes: dict[tuple[int, int], tuple[int, ...]] = {(0, 1): ()}
+        for d in range(1, depth + 1):
+            below, best = self.tokens[-1], leaf.copy()
+            self._sizes[d, 1] = ()
+            for count in range(1, len(rates) + 1):
+                # The best sum over the first children that have m nodes together.
+                sums, chosen = np.where(np.arange(most + 1) == 0, 0.0, -np.inf), []
+                for rate in rates[count - 1, :count]:
+                    # [m, s]: s of m nodes are below this child.
+                    each = none + np.zeros((most + 1, 1))
+                    for s in range(1, most + 1):
+                        if np.isfinite(below[s]):
+                            each[s:, s] = sums[: most + 1 - s] + rate * below[s]
+                    sums, own = each.max(axis=1), each.argmax(axis=1)
+                    chosen.append(own)
+                for n in np.flatnonzero(np.isfinite(sums[:-1]) & (1.0 + sums[:-1] > best[1:])):
+                    best[n + 1] = 1.0 + sums[n]
+                    self._sizes[d, int(n) + 1] = _split(chosen, int(n))
+            self.tokens.append(best)
+
+    def tree(self, nodes: int, levels: int) -> tuple[tuple[int, ...], list[int]]:
+        """The parents of the best tree, level by level, and the numbers of nodes of its levels."""
+        parents: list[int] = []
+        widths, level, first = [], [nodes], 0
+        for d in range(levels, -1, -1):
+            if not level:
+                break
+            widths.append(len(level))
+            below = [self._sizes[d, size] for size in level]
+            parents += [first + i for i, sizes in enumerate(below) for _ in sizes]
+            first += len(level)
+            level = [size for sizes in below for size in sizes]
+        return tuple(parents), widths
+
+
+def _split(chosen: Sequence[np.ndarray], left: int) -> tuple[int, ...]:
+    """The sizes of the children's subtrees, the first child's first."""
+    sizes: list[int] = []
+    for own in reversed(chosen):
+        sizes.append(int(own[left]))
+        left -= sizes[-1]
+    return tuple(reversed(sizes))
+
+
+def _rates(values: ArrayLike) -> np.ndarray:
+    found = np.asarray(values, np.float64)
+    square = found.ndim == 2 and found.shape[0] == found.shape[1] and found.size
+    if not square or not ((found >= 0.0) & (found <= 1.0)).all():
+        raise ValueError(
+            f"rates must be a square table of probabilities [K, K], got an array {found.shape} "
+            f"with values in [{found.min(initial=0.0):g}, {found.max(initial=0.0):g}]"
+        )
+    return found
 
 
 def _series(rates: Sequence[float]) -> float:

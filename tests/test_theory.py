@@ -7,6 +7,8 @@ import pytest
 from scipy import optimize
 
 from specjax import theory, verification
+from specjax.drafting import Topology
+from tests.study.tree_rounds import laws_of, outcomes
 
 TRIALS = 400_000
 
@@ -160,3 +162,97 @@ def test_models_that_agree_emit_all_and_others_one():
         theory.tokens_of_models(lambda _: same, lambda _: [0.5, 0.2], 1)
     with pytest.raises(ValueError, match="must share V, got 2 and 1"):
         theory.tokens_of_models(lambda _: same, lambda _: [1.0], 1)
+
+
+def rates_of(q, pi, kind, most):
+    """Of models that read nothing: with recursive rejection, by the definition."""
+    rates = np.zeros((most, most))
+    for count in range(1, most + 1):
+        for tokens, laws, chance in laws_of(kind, count, q):
+            mass, fails = pi.copy(), chance
+            for rank, (token, law) in enumerate(zip(tokens, laws, strict=True)):
+                share = min(1.0, mass[token] / law[token])
+                rates[count - 1, rank] += fails * share
+                fails *= 1.0 - share
+                rest = np.maximum(mass - law, 0.0)
+                mass = rest / max(rest.sum(), 1e-12)
+    return rates
+
+
+PAIR = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45])
+SHAPES = [(0, 0), (0, 0, 1, 1), (0, 0, 2, 3), (0, 1, 1, 2), (0, 0, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("kind", ["top", "top+1", "independent", "without"])
+def test_tokens_of_a_tree_are_those_of_its_enumeration(kind):
+    q, pi = (np.tile(x, (3, 1)) for x in PAIR)
+    rates = rates_of(*PAIR, kind, 2)
+    for parents in SHAPES:
+        found = theory.expected_tree_tokens(parents, rates)
+        law = {x: outcomes(parents, kind, x, q, pi, 0).sum(1) for x in ("TopDown", "Traversal")}
+        tokens = {x: (1 + np.arange(len(y))) @ y for x, y in law.items()}
+        assert found == pytest.approx(tokens["TopDown"], abs=1e-9)
+        assert found < tokens["Traversal"] + 1e-9
+
+
+def trees(size):
+    """All trees of this size, by their parents."""
+    found = [()]
+    for node in range(size):
+        found = [(*x, p) for x in found for p in range(x[-1] if x else 0, node + 1)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_tree_is_the_best_of_all(seed):
+    rng = np.random.default_rng(seed)
+    rates = np.tril(rng.dirichlet(np.ones(4), 3)[:, :3])
+    passes = np.cumsum(rng.uniform(0.0, 0.1, 8)) + 1.0
+    level = float(rng.uniform(0.0, 0.3))
+
+    def value(parents):
+        depth, most = [0], np.bincount(parents, minlength=1).max() if parents else 0
+        for parent in parents:
+            depth.append(depth[parent] + 1)
+        if most > 3 or max(depth) > 3:
+            return 0.0
+        tokens = theory.expected_tree_tokens(parents, rates) if parents else 1.0
+        return tokens / (passes[len(parents) + 1] + level * max(depth))
+
+    given = {"verifier": lambda n: passes[n], "drafter": lambda _: level, "depth": 3}
+    for sizes in (range(7), (4,), (6,)):
+        best = theory.best_tree(rates, sizes=sizes, **given)
+        want = max(value(tree) for size in sizes for tree in trees(size))
+        assert best.tokens / best.time == pytest.approx(want) and len(best.parents) in sizes
+        assert value(best.parents) == pytest.approx(want)
+        if best.parents:
+            assert Topology(best.parents).parents == best.parents
+            tokens = theory.expected_tree_tokens(best.parents, rates)
+            assert best.tokens == pytest.approx(tokens)
+
+
+def test_the_best_tree_follows_the_costs():
+    rates = np.array([[0.8, 0.0], [0.8, 0.1]])
+    flat = {"verifier": lambda n: 1.0, "sizes": range(9)}
+    # Where depth costs nothing, a chain; where it costs all, the children of the root; or none.
+    assert theory.best_tree(rates, drafter=lambda n: 0.0, **flat).parents == tuple(range(8))
+    assert theory.best_tree(rates, drafter=lambda n: 0.85, **flat).parents == (0, 0)
+    assert theory.best_tree(rates, drafter=lambda n: 2.0, **flat).parents == ()
+    # The first pass reads a token, the second the first level.
+    wide = theory.best_tree(rates, lambda n: 1.0, lambda n: n / 8, sizes=(6,), depth=2)
+    assert wide.parents == (0, 0, 1, 1, 2, 2) and wide.time == pytest.approx(1.0 + 3 / 8)
+
+
+WRONG_TREES = [
+    (lambda: theory.expected_tree_tokens((0, 0), [[0.5]]), "a node with 2 children, but rates has"),
+    (lambda: theory.expected_tree_tokens((0,), [[1.5]]), "rates must be a square table of prob"),
+    (lambda: theory.best_tree([[0.5]], float, float, sizes=()), "sizes is empty"),
+    (lambda: theory.best_tree([[0.5]], float, float, sizes=(3,), depth=2), "no tree of 2 levels"),
+    (lambda: theory.best_tree([[0.5]], lambda n: -1.0, float), "verifier must be finite and at"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_TREES)
+def test_wrong_numbers_of_trees_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
