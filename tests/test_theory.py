@@ -8,7 +8,7 @@ from scipy import optimize
 
 from specjax import theory, verification
 from specjax.drafting import Topology
-from tests.study.tree_rounds import laws_of, outcomes
+from tests.study.tree_rounds import outcomes, rates_of
 
 TRIALS = 400_000
 
@@ -162,21 +162,6 @@ def test_models_that_agree_emit_all_and_others_one():
         theory.tokens_of_models(lambda _: same, lambda _: [0.5, 0.2], 1)
     with pytest.raises(ValueError, match="must share V, got 2 and 1"):
         theory.tokens_of_models(lambda _: same, lambda _: [1.0], 1)
-
-
-def rates_of(q, pi, kind, most):
-    """Of models that read nothing: with recursive rejection, by the definition."""
-    rates = np.zeros((most, most))
-    for count in range(1, most + 1):
-        for tokens, laws, chance in laws_of(kind, count, q):
-            mass, fails = pi.copy(), chance
-            for rank, (token, law) in enumerate(zip(tokens, laws, strict=True)):
-                share = min(1.0, mass[token] / law[token])
-                rates[count - 1, rank] += fails * share
-                fails *= 1.0 - share
-                rest = np.maximum(mass - law, 0.0)
-                mass = rest / max(rest.sum(), 1e-12)
-    return rates
 
 
 PAIR = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45])

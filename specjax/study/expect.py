@@ -26,15 +26,13 @@ from specjax.study.drafting_plans import Plan, cannot_plan
 from specjax.study.known_rates import KnownRates, known_rates
 from specjax.study.measure import tell as _say
 from specjax.study.plan_rounds import plan_round, tree_seconds
-from specjax.study.positions import Laws, Positions, draft_lengths, laws_along, positions
+from specjax.study.positions import Laws, Positions, draft_lengths, laws_of_models, positions
 from specjax.study.tree_walks import TreeLaw, TreeWalks, tree_of
 from specjax.study.walking import Walked, follow, walk
 from specjax.text import TextModel
 from specjax.text.known_texts import (
-    KnownRows,
     KnownTexts,
     batches,
-    check_read,
     rows_at_once,
     written,
 )
@@ -192,6 +190,7 @@ def expect(
     draws: int = 4,
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
+    catches_up: bool | None = None,
 ) -> list[Expected]:
     """Estimates settings on known texts.
 
@@ -209,6 +208,8 @@ def expect(
       draws: S, the number of tokens to draw at each position for rules whose pi is not p or q.
       seed: the seed of these draws.
       tell: called with messages about the progress.
+      catches_up: whether a drafter of chains reads the last token of an accepted draft together
+        with the next; None: as on the verifier's device.
 
     Returns:
       An estimate for each setting, in order.
@@ -218,7 +219,9 @@ def expect(
     """
     check_settings(settings, models)
     draws, seed = whole_number("draws", draws, low=1), whole_number("seed", seed, low=0)
-    clock = Clock(times, owes=not catches_up_on(models[VERIFIER].platform))
+    if catches_up is None:
+        catches_up = catches_up_on(models[VERIFIER].platform)
+    clock = Clock(times, owes=not catches_up)
     found: dict[Setting, Expected] = {}
     groups: dict[tuple[SamplingKey, str | None], list[Setting]] = {}
     for setting in settings:
@@ -375,7 +378,7 @@ def _read(
     known = list(batches(texts, rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)))
     size = _rounded(max(int(rows.ends.sum()) for _, rows in known))
     for i, (of_texts, rows) in enumerate(known):
-        laws = list(_laws(pair, rows, settings[0], reads))
+        laws = list(laws_of_models(pair, rows, settings[0].sampling, reads))
         tokens, own = jnp.asarray(rows.outputs), jax.random.fold_in(key, i)
         # Rules read only real positions, with the same size for all batches.
         count, at = int(rows.ends.sum()), np.resize(np.flatnonzero(rows.real), size)
@@ -408,17 +411,6 @@ def _picked(laws: Laws, places: tuple[Any, ...]) -> Laws:
 
 def _rounded(count: int) -> int:
     return -(-count // 128) * 128
-
-
-def _laws(
-    pair: Sequence[TextModel], rows: KnownRows, setting: Setting, reads: Sequence[bool]
-) -> Iterator[Laws]:
-    for model, with_confidence in zip(pair, reads, strict=True):
-        laws = laws_along(
-            model.model, model.prepared, rows, setting.sampling, with_confidence=with_confidence
-        )
-        check_read(np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[rows.real]), model)
-        yield laws
 
 
 def _ends(setting: Setting) -> _Ends:

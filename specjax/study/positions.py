@@ -4,15 +4,18 @@ Axes: B rows, N longest text, M positions, V vocabulary, S samples, G longest dr
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.compilation import jit
 from specjax.rules import Deferral, Lossless, accept_probability
 from specjax.sampling import draw, num_uniforms, residual_weights, total
-from specjax.text.known_texts import KnownRows, read
+from specjax.text.known_texts import KnownRows, check_read, read
+from specjax.text.text_models import TextModel
 from specjax.types import Array, LanguageModel, Params, Rule, Sampling, Stopping
 from specjax.types.drafting import Drawn
 
@@ -63,6 +66,19 @@ def laws_along(
     found = read(model, params, rows)
     confidences = found.confidences() if with_confidence else None
     return Laws(found.probs(sampling), confidences, found.hidden)
+
+
+def laws_of_models(
+    models: Sequence[TextModel],
+    rows: KnownRows,
+    sampling: Sampling,
+    with_confidence: Sequence[bool],
+) -> Iterator[Laws]:
+    """Yields `laws_along` of each model; raises ValueError if one gives NaN."""
+    for model, wanted in zip(models, with_confidence, strict=True):
+        laws = laws_along(model.model, model.prepared, rows, sampling, with_confidence=wanted)
+        check_read(np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[rows.real]), model)
+        yield laws
 
 
 @functools.partial(jit, static_argnames="samples")

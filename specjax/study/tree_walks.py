@@ -28,8 +28,9 @@ from specjax.compilation import jit
 from specjax.drafting import Topology
 from specjax.rules import Lossless
 from specjax.sampling import TINY, num_uniforms, total
-from specjax.study.positions import Laws, coupled
-from specjax.text import Tree
+from specjax.study.positions import Laws, coupled, laws_of_models
+from specjax.text import TextModel, Tree
+from specjax.text.known_texts import KnownTexts, batches, rows_at_once
 from specjax.text.setting import Setting
 from specjax.types import Array, Rule, Verification
 from specjax.verification import TopDown, Traversal, Walk
@@ -38,6 +39,9 @@ from specjax.verification import TopDown, Traversal, Walk
 _JUDGES: Mapping[type, bool | None] = MappingProxyType(
     {Traversal: True, TopDown: False, Walk: None}
 )
+
+# The number of arrays over the vocabulary that a batch needs.
+_ARRAYS = 16
 
 
 class Targets(NamedTuple):
@@ -210,24 +214,55 @@ class TreeWalks:
         }
 
 
-def rates_of(children: str, most: int, drafter: Laws, targets: Targets, key: Array) -> np.ndarray:
-    """Returns how often children are accepted if their node is.
+def tree_rates(
+    models: Mapping[str, TextModel],
+    texts: KnownTexts,
+    setting: Setting,
+    most: int,
+    *,
+    draws: int = 4,
+    seed: int = 0,
+) -> np.ndarray:
+    """Returns how often the children of a node are accepted, for `theory.best_tree`.
+
+    Both models read the texts once. The rates are means over the positions of the texts, by
+    recursive rejection at one node: with `Traversal` verification they are a little higher.
 
     Args:
-      children: see `Tree`.
-      most: K.
-      drafter: see `walk_tree`.
-      targets: likewise.
-      key: the key of the draws; it is consumed.
+      models: by name: "verifier", and the drafter of the setting.
+      texts: the verifier's outputs.
+      setting: its drafting is a `Tree`, of which only `children` matters.
+      most: K, at least 1 and at most V.
+      draws: see `TreeWalks`.
+      seed: the seed of these draws.
 
     Returns:
-      `[K, K, B, N]` float32: at [b - 1, i] the child of rank i, from 0, of b children; else 0.
+      `[K, K]` float64: at [b - 1, i] the child of rank i, from 0, of a node with b children.
+
+    Raises:
+      ValueError: the setting has no trees, or a model gives NaN.
     """
-    one = jnp.ones(targets.tokens.shape, jnp.float32)
-    found = np.zeros((most, most, *one.shape), np.float32)
-    for count in range(1, most + 1):
-        found[count - 1, :count] = _below(children, count, False, one, drafter, targets, key).rates
-    return found
+    tree, rule = tree_of(setting), setting.made("rule")
+    if tree is None:
+        raise ValueError(f"setting must draft trees, got drafting={setting.drafting!r}")
+    pair = models[setting.drafter], models["verifier"]
+    greedy = setting.temperature < TINY
+    reads = greedy or rule.reads_draft_confidence, rule.reads_verifier_confidence
+    sums, seen = np.zeros((most, most)), 0
+    one = jax.random.key(seed)
+    rows_of = rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)
+    for i, (_, rows) in enumerate(batches(texts, rows_of)):
+        laws = list(laws_of_models(pair, rows, setting.sampling, reads))
+        seen += int(rows.real.sum())
+        for own in jax.random.split(jax.random.fold_in(one, i), draws):
+            targets = targets_along(rule, *laws, jnp.asarray(rows.outputs), own)
+            drafter = laws[0] if greedy else laws[0]._replace(confidences=None)
+            whole = jnp.ones(rows.outputs.shape, jnp.float32)
+            for count in range(1, most + 1):
+                below = _below(tree.children, count, False, whole, drafter, targets, own)
+                found = np.asarray(below.rates, np.float64)[:, rows.real]
+                sums[count - 1, :count] += found.sum(axis=1) / draws
+    return np.clip(sums / seen, 0.0, 1.0)
 
 
 @functools.partial(jit, static_argnums=(0, 1, 2))

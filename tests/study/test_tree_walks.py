@@ -10,7 +10,7 @@ from specjax.study import tree_walks
 from specjax.study.expect import expect, sampling_key
 from specjax.text.setting import Setting
 from tests.study.test_expect import FIRST_ID, PROMPT, TOKENS, P, Q, models, texts  # noqa: F401
-from tests.study.tree_rounds import outcomes
+from tests.study.tree_rounds import outcomes, rates_of
 from tests.variants import variants
 
 V = len(P)
@@ -89,3 +89,15 @@ def test_a_tree_without_branches_is_a_chain(models, texts, rule):  # noqa: F811
         error = 1e-6 if rule == "Lossless" else 0.04
         assert found.tokens_per_call == pytest.approx(want.tokens_per_call, abs=error)
         assert found.nats_per_token == want.nats_per_token
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rates_are_means_over_the_texts(models, texts, kind):  # noqa: F811
+    setting = setting_of("pair", kind, "Traversal")
+    few = texts._replace(prompts=texts.prompts[::4], outputs=texts.outputs[::4])
+    rates = tree_walks.tree_rates(models, few, setting, 2, draws=8)
+    before = np.concatenate([[PROMPT, *(text[:-1] - FIRST_ID)] for text in few.outputs])
+    want = np.mean([rates_of(Q[x], P[x], kind, 2) for x in before], axis=0)
+    np.testing.assert_allclose(rates, want, atol=0.03 if kind == "without" else 1e-6)
+    with pytest.raises(ValueError, match="setting must draft trees, got drafting=None"):
+        tree_walks.tree_rates(models, few, Setting(), 2)

@@ -30,6 +30,21 @@ def laws_of(kind, count, q):
                 yield tokens, laws, chance
 
 
+def rates_of(q, pi, kind, most):
+    """How often each child of 1 .. K children is accepted, by recursive rejection: `[K, K]`."""
+    rates = np.zeros((most, most))
+    for count in range(1, most + 1):
+        for tokens, laws, chance in laws_of(kind, count, q):
+            mass, fails = pi.copy(), chance
+            for rank, (token, law) in enumerate(zip(tokens, laws, strict=True)):
+                share = min(1.0, mass[token] / law[token])
+                rates[count - 1, rank] += fails * share
+                fails *= 1.0 - share
+                rest = np.maximum(mass - law, 0.0)
+                mass = rest / max(rest.sum(), 1e-12)
+    return rates
+
+
 def outcomes(parents, kind, judge, q, pi, last):
     """`[D + 1, V]`: the law of the number of accepted tokens and the next token.
 
