@@ -134,6 +134,7 @@ def walk_tree(
     assert isinstance(shape, Topology)
     depths, counts = (0, *shape.depths), np.bincount(shape.parents, minlength=shape.size + 1)
     rows, width = targets.tokens.shape
+    orders = _orders(tree.children, shape.widest, drafter)
     weights: dict[int, Any] = {0: jnp.ones((rows, width), jnp.float32)}
     reached = {0: np.ones((rows, width))}
     stands = np.zeros((rows, width, max(depths) + 1))
@@ -145,7 +146,7 @@ def walk_tree(
         if not count:
             whole += own
             continue
-        given = (weights.pop(node), drafter, targets, jax.random.fold_in(key, node))
+        given = (weights.pop(node), drafter.probs, orders, targets, jax.random.fold_in(key, node))
         below = _below(tree.children, count, joint, *given)
         accepted = np.asarray(below.accepted, np.float64)
         for rank in range(count):
@@ -198,9 +199,8 @@ class TreeWalks:
         drafter = laws[0] if self._greedy else laws[0]._replace(confidences=None)
         for setting, tree in self._trees.items():
             rule, judge = setting.made("rule"), setting.made("verification")
-            drawn = tree.children == "without" or not isinstance(rule, Lossless)
             several = []
-            for own in jax.random.split(key, self._draws if drawn else 1):
+            for own in jax.random.split(key, _draws_of(tree, rule, self._draws)):
                 targets = targets_along(rule, *laws, tokens, own)
                 several.append(walk_tree(tree, judge, drafter, targets, jax.random.fold_in(own, 1)))
             stacked = (np.stack(x)[:, :rows] for x in zip(*several, strict=True))
@@ -249,7 +249,7 @@ def tree_rates(
     greedy = setting.temperature < TINY
     reads = greedy or rule.reads_draft_confidence, rule.reads_verifier_confidence
     sums, seen = np.zeros((most, most)), 0
-    one = jax.random.key(seed)
+    one, draws = jax.random.key(seed), _draws_of(tree, rule, draws)
     rows_of = rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)
     for i, (_, rows) in enumerate(batches(texts, rows_of)):
         laws = list(laws_of_models(pair, rows, setting.sampling, reads))
@@ -257,12 +257,31 @@ def tree_rates(
         for own in jax.random.split(jax.random.fold_in(one, i), draws):
             targets = targets_along(rule, *laws, jnp.asarray(rows.outputs), own)
             drafter = laws[0] if greedy else laws[0]._replace(confidences=None)
+            orders = _orders(tree.children, most, drafter)
             whole = jnp.ones(rows.outputs.shape, jnp.float32)
             for count in range(1, most + 1):
-                below = _below(tree.children, count, False, whole, drafter, targets, own)
+                given = whole, drafter.probs, orders, targets, own
+                below = _below(tree.children, count, False, *given)
                 found = np.asarray(below.rates, np.float64)[:, rows.real]
                 sums[count - 1, :count] += found.sum(axis=1) / draws
     return np.clip(sums / seen, 0.0, 1.0)
+
+
+def _draws_of(tree: Tree, rule: Rule, draws: int) -> int:
+    """The draws that a tree needs, at most `draws`."""
+    drawn = tree.children == "without" or not isinstance(rule, Lossless)
+    return draws if drawn else 1
+
+
+def _orders(kind: str, most: int, drafter: Laws) -> Array:
+    """Larger for better tokens, `[B, N, V]`; for "top" and "top+1" the best tokens, `[B, N, K]`."""
+    order = drafter.probs if drafter.confidences is None else drafter.confidences
+    return _tops(most, order) if kind.startswith("top") else order
+
+
+@functools.partial(jit, static_argnums=0)
+def _tops(most: int, order: Array) -> Array:
+    return jax.lax.top_k(order, most)[1]
 
 
 @functools.partial(jit, static_argnums=(0, 1, 2))
@@ -271,17 +290,16 @@ def _below(
     count: int,
     joint: bool | None,
     weight: Array,
-    drafter: Laws,
+    q: Array,
+    orders: Array,
     targets: Targets,
     key: Array,
 ) -> _Below:
     """The children of a node that has `weight [B, N]` where the text reaches it."""
-    q, order = drafter.probs, drafter.confidences
-    order = q if order is None else order
     shape = q.shape if kind == "without" else (*q.shape[:2], 0)
     noise = jax.random.gumbel(key, shape, jnp.float32)
     one = functools.partial(_children, kind, count, joint)
-    found = jax.vmap(jax.vmap(one))(weight, q, order, noise, *targets)
+    found = jax.vmap(jax.vmap(one))(weight, q, orders, noise, *targets)
     return _Below(*(jnp.moveaxis(x, -1, 0) for x in found))
 
 
@@ -335,7 +353,7 @@ def _laws(
             q = q.at[drawn].set(0.0)
             keys, order = (x.at[drawn].set(-jnp.inf) for x in (keys, order))
     else:
-        tops = jax.lax.top_k(order, count)[1]
+        tops = order[:count]
         if kind == "top+1":
             rest = q.at[tops[:-1]].set(0.0)
             weight = total(rest)

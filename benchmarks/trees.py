@@ -1,0 +1,363 @@
+"""Which tree, and is it faster than a chain: tokens per call and predicted and measured times."""
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import specjax
+from benchmarks import command
+from benchmarks.predicted import CHIPS, Network, pass_seconds
+from specjax.checks import one_number
+from specjax.cli.bench import workload
+from specjax.cli.bench.report import Report
+from specjax.data.examples import read_examples
+from specjax.decoding.scoring import powers_of_two
+from specjax.drafting import Costs
+from specjax.memory import spare_maps
+from specjax.models import preset
+from specjax.study.clock import VERIFIER, Clock
+from specjax.study.expect import Expected, expect, sampling_key
+from specjax.study.tree_walks import tree_rates
+from specjax.study.turns import in_turns, timed
+from specjax.text import TextModel
+from specjax.text.directories import built_in_pair
+from specjax.text.known_texts import KnownTexts, written
+from specjax.text.passes import PassTimes, measure_times
+from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.theory import BestTree, best_tree
+
+HELP = (
+    "trees against chains: tokens per call at equal drafted tokens, and times of the best of each"
+)
+
+LAWS = ("top", "top+1", "without", "independent")
+CHAIN = "chain"
+_HERE = "here"
+# The tokens of the longest outputs of the built-in pairs' samples.
+_OUTPUTS = {"multi30k_ende": 64, "gsm8k": 128}
+_DRAFTER = "drafter"
+_COLUMNS = (
+    *("pair", "temperature", "machine", "drafted", "children", "levels", "table_tokens"),
+    *("tokens_per_call", "error", "ms_per_token", "speedup", "measured_tokens", "measured_speedup"),
+)
+_NOTES = (
+    "machine: -: the best tree of that many tokens, whatever its time; else the best at most that",
+    "large by the times of passes. table_tokens: by the table of rates; tokens_per_call: along the",
+    "texts, with its standard error. speedup: over the verifier alone, without prompts; measured",
+    "with prompts. The JSON has each tree's parents, for specjax.text.Tree(parents=...).",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the pairs, the sizes of trees and the machines."""
+    parser.add_argument("--pairs", nargs="+", default=list(_OUTPUTS), choices=list(_OUTPUTS))
+    parser.add_argument("--prompts", type=int, default=32, help="number of the pair's samples")
+    parser.add_argument("--drafted", type=int, nargs="+", default=[8, 16, 32], help="tokens")
+    parser.add_argument("--depth", type=int, default=8, help="the most levels of a tree")
+    parser.add_argument("--widest", type=int, default=6, help="the most children of a node")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.6, 1.0])
+    parser.add_argument("--children", nargs="+", default=list(LAWS), choices=LAWS)
+    parser.add_argument(
+        "--like",
+        nargs="*",
+        default=["llama3_8b+llama3.2_1b", "t5_v1_1_xxl+t5_v1_1_small"],
+        help="VERIFIER+DRAFTER: networks whose sizes give the times of passes on --chips",
+    )
+    parser.add_argument("--chips", nargs="+", default=["v5e", "h100"], choices=list(CHIPS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="B, on --chips")
+    parser.add_argument("--cached", type=int, default=1024, help="S, on --chips")
+    parser.add_argument("--draws", type=int, default=4, help="see `study.expect`")
+    parser.add_argument(
+        "--decode", action="store_true", help="decode with the best chain and tree on this machine"
+    )
+    parser.add_argument("--grown", action="store_true", help=workload.GROWN_HELP)
+    parser.add_argument("--repeats", type=int, default=3, help="measurements with --decode")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Texts:
+    """A pair, and the verifier's texts at a temperature.
+
+    Attributes:
+      name: the pair's.
+      models: by name.
+      temperature: of both models.
+      texts: the verifier's outputs.
+      prompts: the texts of the prompts.
+      options: of decoders.
+      args: the command's.
+    """
+
+    name: str
+    models: Mapping[str, TextModel]
+    temperature: float
+    texts: KnownTexts
+    prompts: Sequence[str]
+    options: Mapping[str, Any]
+    args: argparse.Namespace
+
+    def chain(self, length: int) -> Setting:
+        """A chain of this length with `Block` verification."""
+        return Setting(max_draft=length, temperature=self.temperature)
+
+    def tree(self, children: str, parents: tuple[int, ...]) -> Setting:
+        """A tree with `Traversal` verification."""
+        text = f"Tree(parents={parents}, children={children!r})"
+        return Setting(drafting=text, temperature=self.temperature)
+
+    def rates(self, children: str) -> np.ndarray:
+        """See `tree_rates`."""
+        setting, most = self.tree(children, (0,)), self.args.widest
+        return tree_rates(self.models, self.texts, setting, most, draws=self.args.draws)
+
+    def expect(
+        self, settings: Sequence[Setting], times: PassTimes | None = None, **more: Any
+    ) -> list[Expected]:
+        """Estimates of settings."""
+        known = {sampling_key(settings[0]): self.texts}
+        draws = self.args.draws
+        return expect(self.models, known, settings, times=times, draws=draws, **more)
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Compares trees with chains along the verifier's texts of the samples of the pairs.
+
+    For each kind of children the table of rates gives the best trees (`theory.best_tree`): of a
+    number of nodes, and by the times of passes of a machine. The estimates of `specjax compare`
+    then give their tokens per call and their speed-up. The chains are all lengths up to the
+    largest number of nodes.
+    """
+    _check(args)
+    rows = []
+    for name in args.pairs:
+        for given in _texts(name, args):
+            rates = {kind: given.rates(kind) for kind in args.children}
+            rows += _equal(given, rates)
+            for machine, times in _machines(given):
+                rows += _fastest(given, rates, machine, times)
+            spare_maps()
+    columns = [name for name in _COLUMNS if any(row.get(name) is not None for row in rows)]
+    return Report(rows, columns, _NOTES)
+
+
+def _check(args: argparse.Namespace) -> None:
+    sizes = ("prompts", "drafted", "depth", "widest", "rows", "cached", "draws", "repeats")
+    workload.check_positive(args, *sizes)
+    for temperature in args.temperatures:
+        one_number("--temperatures", temperature, low=0.0, open_high=True)
+    for text in args.like:
+        if len(text.split("+")) != 2:
+            raise ValueError(f"--like must be VERIFIER+DRAFTER, got {text!r}")
+        for name in text.split("+"):
+            preset(name)
+
+
+def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
+    """The verifier's texts of a pair at each temperature."""
+    (source,) = built_in_pair(name).glob("samples.*")
+    field = "en" if source.suffix == ".tsv" else "question"
+    asked = [example.inputs for example in read_examples(source, inputs_field=field)]
+    prompts = asked[: args.prompts]
+    pair = specjax.load_pair(name)
+    options: dict[str, Any] = {"max_new_tokens": _OUTPUTS[name]}
+    found = []
+    for temperature in args.temperatures:
+        print(f"{name}: the verifier's texts at temperature {temperature:g} ...", flush=True)
+        alone = Setting(method=VERIFIER_ALONE, temperature=temperature)
+        decoder = alone.decoder(pair.named, batch_size=min(16, len(prompts)), **options)
+        texts = written(decoder, [decoder.encode(text) for text in prompts], seed=0)
+        given = name, pair.named, temperature, texts, prompts, options, args
+        found.append(_Texts(*given))
+    return found
+
+
+def _equal(given: _Texts, rates: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Chains and trees of equal numbers of drafted tokens, whatever their time."""
+    args = given.args
+    settings: list[tuple[str, Setting, BestTree | None]] = []
+    for size in args.drafted:
+        settings.append((CHAIN, given.chain(size), None))
+        for kind, table in rates.items():
+            best = _best(table, args, lambda _: 1.0, lambda _: 0.0, (size,))
+            settings.append((kind, given.tree(kind, best.parents), best))
+    return _lines(given, settings, given.expect([setting for _, setting, _ in settings]))
+
+
+def _best(
+    rates: np.ndarray,
+    args: argparse.Namespace,
+    verifier: Callable[[int], float],
+    drafter: Callable[[int], float],
+    sizes: Sequence[int],
+) -> BestTree:
+    return best_tree(rates, verifier, drafter, sizes=sizes, depth=args.depth)
+
+
+def _fastest(
+    given: _Texts, rates: Mapping[str, np.ndarray], machine: str, times: PassTimes
+) -> list[dict[str, Any]]:
+    """The fastest chain and trees by the times of a machine."""
+    clock, most = Clock(times), max(given.args.drafted)
+    on_chip = machine != _HERE
+    more = {"catches_up": True} if on_chip else {}
+    chains = [given.chain(length) for length in range(1, most + 1)]
+    best = max(given.expect(chains, times, **more), key=lambda one: one.speedup)
+    settings: list[tuple[str, Setting, BestTree | None]] = [(CHAIN, best.setting, None)]
+    for kind, table in rates.items():
+        found = _best(
+            table,
+            given.args,
+            lambda n: clock.review(VERIFIER, n, _DRAFTER),
+            lambda n: clock.draft(_DRAFTER) + clock.wider(_DRAFTER, n - 1),
+            range(1, most + 1),
+        )
+        settings.append((kind, given.tree(kind, found.parents), found))
+    only = [setting for _, setting, _ in settings]
+    rows = _lines(given, settings, given.expect(only, times, **more))
+    for row in rows:
+        row["machine"] = machine
+    if not on_chip:
+        for row, decoded in zip(rows, _decoded(given, only), strict=True):
+            row |= decoded
+    return rows
+
+
+def _lines(
+    given: _Texts,
+    settings: Sequence[tuple[str, Setting, BestTree | None]],
+    found: Sequence[Expected],
+) -> list[dict[str, Any]]:
+    """Lines of the table."""
+    rows, length = [], float(np.mean([len(text) for text in given.texts.outputs]))
+    for (kind, setting, tree), one in zip(settings, found, strict=True):
+        shape = None if tree is None else specjax.drafting.Topology(tree.parents)
+        rows.append(
+            {
+                "pair": given.name,
+                "temperature": given.temperature,
+                "machine": "-",
+                "drafted": setting.max_draft if shape is None else shape.size,
+                "children": kind,
+                "levels": setting.max_draft if shape is None else len(shape.levels),
+                "table_tokens": None if tree is None else tree.tokens,
+                "tokens_per_call": one.tokens_per_call,
+                "error": one.error,
+                "ms_per_token": _known(1e3 * one.latency / length),
+                "speedup": _known(one.speedup),
+                "parents": None if tree is None else tree.parents,
+            }
+        )
+    return rows
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _machines(given: _Texts) -> list[tuple[str, PassTimes]]:
+    """The times of passes, by the machine's name: estimated, and with --decode measured here."""
+    args = given.args
+    found = [
+        (f"{like} on {chip}, B={rows}", roofline(like, chip, rows, args))
+        for like in args.like
+        for chip in args.chips
+        for rows in args.rows
+    ]
+    if args.decode:
+        found.append((_HERE, _measured(given)))
+    return found
+
+
+def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassTimes:
+    """The least times of passes of two networks, on one chip or as many as hold the verifier.
+
+    Args:
+      like: VERIFIER+DRAFTER, two presets.
+      chip: a name of `CHIPS`.
+      rows: B.
+      args: with `cached` and `drafted`.
+    """
+    networks = [Network.of(preset(name)) for name in like.split("+")]
+    widths = tuple(range(1, max(args.drafted) + 2))
+    sizes = {"rows": rows, "cached": args.cached, "prompt": args.cached, "latency": 5e-6}
+
+    def seconds(network: Network, tokens: int) -> float:
+        ways = 1
+        while network.stored * 2 / ways > 0.9 * CHIPS[chip].memory:
+            ways *= 2
+        return pass_seconds(network, CHIPS[chip], tokens=tokens, ways=ways, **sizes).total
+
+    large, small = (tuple(seconds(x, width) for width in widths) for x in networks)
+    tables = {
+        (VERIFIER, _DRAFTER): Costs((rows,), widths, (small[0],), (large,)),
+        (_DRAFTER, None): Costs((rows,), widths, (0.0,), (small,)),
+    }
+    steps = {VERIFIER: large[0], _DRAFTER: small[0]}
+    return PassTimes(rows, steps, dict.fromkeys(steps, 0.0), 0.0, tables)
+
+
+def _sized(given: _Texts) -> dict[str, TextModel]:
+    """The models that are timed here."""
+    models = dict(given.models)
+    if given.args.grown:
+        models[VERIFIER] = workload.grown(models[VERIFIER])
+    return models
+
+
+def _measured(given: _Texts) -> PassTimes:
+    """The times of passes here, without prompts."""
+    widths = powers_of_two(max(given.args.drafted) + 1)
+    tables = [(VERIFIER, _DRAFTER), (_DRAFTER, None)]
+    length = max(map(len, given.texts.prompts))
+    times = measure_times(
+        _sized(given), tables, widths, rows=1, prompt_length=length, call=lambda: None
+    )
+    return dataclasses.replace(times, call=0.0, prompts=dict.fromkeys(times.prompts, 0.0))
+
+
+def _decoded(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Decodes each prompt with each setting, in turns with the verifier alone."""
+    alone = Setting(method=VERIFIER_ALONE, temperature=given.temperature)
+    models, sides, spent = _sized(given), {}, {}
+    counts: dict[Setting, dict[int, tuple[int, int]]] = {}
+    for setting in (alone, *settings):
+        print(f"decoding: {setting.described()} ...", flush=True)
+        decoder = setting.decoder(models, batch_size=1, **given.options)
+
+        def decode(i: int, decoder: Any = decoder) -> tuple[float, Any]:
+            text: list[Any] = [given.texts.prompts[i]]
+            return timed(lambda: decoder(text, ids=[i], progress=False))
+
+        for i in range(len(given.prompts)):
+            decode(i)  # compiles
+        sides[setting], counts[setting] = decode, {}
+        spent[setting] = np.full(len(given.prompts), np.inf)
+    turns = in_turns(sides, range(len(given.prompts)), given.args.repeats)
+    for setting, _, i, (seconds, result) in turns:
+        spent[setting][i] = min(spent[setting][i], seconds)
+        info = result.info.per_row
+        counts[setting][i] = int(info.emitted.sum()), int(info.verifier_calls.sum())
+
+    def figures(setting: Setting) -> tuple[float, float]:
+        emitted, calls = np.asarray(list(counts[setting].values())).sum(axis=0)
+        return emitted / calls, emitted / spent[setting].sum()
+
+    base = figures(alone)[1]
+    return [
+        {"measured_tokens": tokens, "measured_speedup": speed / base}
+        for tokens, speed in map(figures, settings)
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
