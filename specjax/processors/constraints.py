@@ -198,7 +198,10 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
             f"{source} needs a tokenizer with an end-of-sequence token, because a text that is "
             "complete must end: give the tokenizer eos_ids"
         )
-    made = _compiled(patterns, Identity(tokenizer), vocab_size, model.continues_prompts)
+    try:
+        made = _compiled(patterns, Identity(tokenizer), vocab_size, model.continues_prompts)
+    except ValueError as error:
+        raise ValueError(f"{source[:80]}: {error}") from None
     shortest = tuple(int(x) for x in made.distances[made.starts])
     return Constraint(which, source, shortest), made
 

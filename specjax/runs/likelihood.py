@@ -30,6 +30,7 @@ class Likelihood:
         # Imported here, because other scores need no models.
         from specjax.checks import check_flag
         from specjax.text import TextModel, load_text_model
+        from specjax.text.directories import check_model_path, real_path
 
         check_flag("chat", chat)
         for run in runs:
@@ -38,7 +39,10 @@ class Likelihood:
                     f"score needs the input of each row, and {run.path} has none in row "
                     f"{run.inputs.index(None)}: leave out score"
                 )
-        self.model = model if isinstance(model, TextModel) else load_text_model(model)
+        if not isinstance(model, TextModel):
+            check_model_path("score", real_path(model))
+            model = load_text_model(model)
+        self.model = model
         self._chat = chat
 
     def perplexity(self, run: Predictions) -> Sums:

@@ -129,7 +129,7 @@ def load_text_model(
     from specjax.checkpoints import has_head, load_head, load_model, read_config
 
     path = real_path(path)
-    _check_path("path", path)
+    check_model_path("path", path)
     _check_mesh(mesh)
     words = _tokenizer(path, tokenizer)
     if mesh is not None and not replicate:
@@ -274,7 +274,7 @@ def _loaded(
     forms = _forms(weights, paths)
     paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
-        _check_path(name, path)
+        check_model_path(name, path)
     _check_mesh(options["mesh"])
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
@@ -335,11 +335,12 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
     if tokenizer is None:
         return load_tokenizer(path)
     if tokenizer != "bytes":
-        _check_path("tokenizer", tokenizer)
+        check_model_path("tokenizer", tokenizer)
     return load_tokenizer(tokenizer)
 
 
-def _check_path(name: str, path: Any) -> None:
+def check_model_path(name: str, path: Any) -> None:
+    """Raises TypeError or FileNotFoundError unless the path, a value of `name`, is there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
         raise FileNotFoundError(

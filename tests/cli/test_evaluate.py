@@ -172,7 +172,7 @@ def test_the_perplexity_under_a_model(paths, tmp_path, capsys):
     file = write(tmp_path / "bare.jsonl", [{"prediction": "a"}])
     assert "score needs the input of each row" in refused(capsys, **given | {"PREDICTIONS": file})
     given["SCORE"] = f"'{tmp_path / 'nowhere'}'"
-    assert "nowhere" in refused(capsys, **given)
+    assert f"SCORE='{tmp_path / 'nowhere'}': no such file" in refused(capsys, **given)
 
 
 def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):

@@ -130,6 +130,11 @@ WRONG = [
         r"at most one Regex or JsonSchema, got Regex\('a\+'\), JsonSchema\(",
     ),
     (
+        {"processors": (processors.Regex(r"[^\s\S]"),)},
+        ValueError,
+        r"Regex\('\[\^\\\\s\\\\S\]'\): language 0 has no text that the tokenizer's tokens",
+    ),
+    (
         {"processors": STACK, "sampling": types.Sampling(processors=STACK)},
         ValueError,
         "processors must be given once",
