@@ -7,6 +7,7 @@ from specjax import rules, verification
 from specjax.text import Branches, Cascade, Lookup, Tree
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.variants import variants
 
 SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (32,)}
 PROMPTS = tiny_pair.sentences(6, seed=3)
@@ -30,7 +31,7 @@ def alone(pair):
     return specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", variants(PLANS, "chain and copies", "siblings"))
 def test_greedy_texts_are_the_verifiers_own(pair, alone, name):
     decoder = specjax.Decoder(pair, drafting=PLANS[name], sampling=Sampling(0.0), **SHAPE)
     assert decoder.method.verification == verification.Traversal()
@@ -56,6 +57,7 @@ def test_branches_accept_no_less_than_each_drafter(pair):
     assert calls[2].verifier_calls <= min(x.verifier_calls for x in calls[:2])
 
 
+@pytest.mark.exhaustive
 def test_two_models_draft(pair):
     models = specjax.Models(verifier=pair.verifier, drafter=pair.drafter, copy=pair.verifier)
     options = {"sampling": Sampling(0.0), "max_draft": 3, **SHAPE}
