@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
 from specjax.memory import spare_maps
 from specjax.models import preset
+from specjax.sampling import TINY
 from specjax.study.clock import VERIFIER, Clock
 from specjax.study.expect import Expected, expect, sampling_key
 from specjax.study.tree_walks import tree_rates
@@ -38,8 +40,8 @@ HELP = (
 LAWS = ("top", "top+1", "without", "independent")
 CHAIN = "chain"
 _HERE = "here"
-# The tokens of the longest outputs of the built-in pairs' samples.
-_OUTPUTS = {"multi30k_ende": 64, "gsm8k": 128}
+# The built-in pairs, and the field of the prompts in their samples.
+_FIELDS = {"multi30k_ende": "en", "gsm8k": "question"}
 _DRAFTER = "drafter"
 _COLUMNS = (
     *("pair", "temperature", "machine", "drafted", "children", "levels", "table_tokens"),
@@ -49,14 +51,20 @@ _NOTES = (
     "machine: -: the best tree of that many tokens, whatever its time; else the best at most that",
     "large by the times of passes. table_tokens: by the table of rates; tokens_per_call: along the",
     "texts, with its standard error. speedup: over the verifier alone, without prompts; measured",
-    "with prompts. The JSON has each tree's parents, for specjax.text.Tree(parents=...).",
+    "with prompts. Greedy children are the same tokens for every kind. The JSON has the parents of",
+    "each tree, for specjax.text.Tree(parents=...).",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pairs, the sizes of trees and the machines."""
-    parser.add_argument("--pairs", nargs="+", default=list(_OUTPUTS), choices=list(_OUTPUTS))
-    parser.add_argument("--prompts", type=int, default=32, help="number of the pair's samples")
+    parser.add_argument(
+        "--pairs", nargs="+", default=list(_FIELDS), choices=list(_FIELDS),
+        help="built-in pairs, with their samples as prompts; unused with --inputs",
+    )  # fmt: skip
+    workload.add_pair(parser, required=False)
+    parser.add_argument("--prompts", type=workload.number, default=32, help="number of prompts")
+    parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
     parser.add_argument("--drafted", type=int, nargs="+", default=[8, 16, 32], help="tokens")
     parser.add_argument("--depth", type=int, default=8, help="the most levels of a tree")
     parser.add_argument("--widest", type=int, default=6, help="the most children of a node")
@@ -134,19 +142,36 @@ def run(args: argparse.Namespace) -> Report:
     """
     _check(args)
     rows = []
-    for name in args.pairs:
+    for name in args.pairs if args.inputs is None else ["given"]:
         for given in _texts(name, args):
-            rates = {kind: given.rates(kind) for kind in args.children}
-            rows += _equal(given, rates)
+            # Greedy children are the most probable tokens, whatever their kind.
+            kinds = args.children if given.temperature >= TINY else args.children[:1]
+            rates = {kind: given.rates(kind) for kind in kinds}
+            found = _equal(given, rates)
             for machine, times in _machines(given):
-                rows += _fastest(given, rates, machine, times)
+                found += _fastest(given, rates, machine, times)
+            for row in found:  # these take long: an interruption must not lose them
+                print(json.dumps(row), flush=True)
+            rows += found
             spare_maps()
     columns = [name for name in _COLUMNS if any(row.get(name) is not None for row in rows)]
     return Report(rows, columns, _NOTES)
 
 
 def _check(args: argparse.Namespace) -> None:
-    sizes = ("prompts", "drafted", "depth", "widest", "rows", "cached", "draws", "repeats")
+    if args.inputs is None and (args.drafter or args.verifier):
+        raise ValueError("--drafter and --verifier need --inputs, a file of prompts")
+    sizes = (
+        "prompts",
+        "max_new",
+        "drafted",
+        "depth",
+        "widest",
+        "rows",
+        "cached",
+        "draws",
+        "repeats",
+    )
     workload.check_positive(args, *sizes)
     for temperature in args.temperatures:
         one_number("--temperatures", temperature, low=0.0, open_high=True)
@@ -159,12 +184,15 @@ def _check(args: argparse.Namespace) -> None:
 
 def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
     """The verifier's texts of a pair at each temperature."""
-    (source,) = built_in_pair(name).glob("samples.*")
-    field = "en" if source.suffix == ".tsv" else "question"
-    asked = [example.inputs for example in read_examples(source, inputs_field=field)]
-    prompts = asked[: args.prompts]
-    pair = specjax.load_pair(name)
-    options: dict[str, Any] = {"max_new_tokens": _OUTPUTS[name]}
+    if args.inputs is not None:
+        prompts = workload.read_texts(args)
+        pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
+    else:
+        (source,) = built_in_pair(name).glob("samples.*")
+        asked = read_examples(source, inputs_field=_FIELDS[name])
+        prompts = [example.inputs for example in asked][: args.prompts]
+        pair = specjax.load_pair(name)
+    options: dict[str, Any] = {"max_new_tokens": args.max_new}
     found = []
     for temperature in args.temperatures:
         print(f"{name}: the verifier's texts at temperature {temperature:g} ...", flush=True)

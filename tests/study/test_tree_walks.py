@@ -6,8 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
+import specjax
 from specjax.study import tree_walks
 from specjax.study.expect import expect, sampling_key
+from specjax.text.known_texts import written
 from specjax.text.setting import Setting
 from tests.study.test_expect import FIRST_ID, PROMPT, TOKENS, P, Q, models, texts  # noqa: F401
 from tests.study.tree_rounds import outcomes, rates_of
@@ -101,3 +103,31 @@ def test_rates_are_means_over_the_texts(models, texts, kind):  # noqa: F811
     np.testing.assert_allclose(rates, want, atol=0.03 if kind == "without" else 1e-6)
     with pytest.raises(ValueError, match="setting must draft trees, got drafting=None"):
         tree_walks.tree_rates(models, few, Setting(), 2)
+
+
+CAPTIONS = ["A man rides a bicycle.", "Two dogs play in the snow.", "A child eats an apple."]
+PARENTS = (0, 0, 0, 1, 1, 2, 4)
+
+
+def of_built_in_pair(temperature, prompts, seed):
+    """The estimate of a tree on texts, and its tokens per call on others of the same prompts."""
+    pair, shape = specjax.load_pair(), {"max_new_tokens": 48, "batch_size": 8}
+    alone = Setting(method="VerifierAlone", temperature=temperature)
+    setting = Setting(drafting=f"Tree(parents={PARENTS})", temperature=temperature)
+    decoder = alone.decoder(pair.named, **shape)
+    known = written(decoder, [decoder.encode(text) for text in prompts], seed=seed)
+    (found,) = estimated(pair.named, known, [setting])
+    rows = setting.decoder(pair.named, **shape)(list(prompts), seed=seed + 1).info.per_row
+    return found, rows.emitted.sum() / rows.verifier_calls.sum()
+
+
+def test_greedy_estimates_are_what_decoding_counts():
+    found, measured = of_built_in_pair(0.0, CAPTIONS, 0)
+    assert found.tokens_per_call == pytest.approx(measured, rel=1e-9) and measured > 1.5
+
+
+@pytest.mark.exhaustive
+def test_drawn_estimates_are_what_decoding_counts():
+    """The estimate and the measurement have other texts: four errors of their difference."""
+    found, measured = of_built_in_pair(1.0, CAPTIONS * 40, 0)
+    assert abs(found.tokens_per_call - measured) < 4 * 2**0.5 * found.error < 0.4
