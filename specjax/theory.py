@@ -284,8 +284,8 @@ def best_tree(
     Args:
       rates: see `expected_tree_tokens`; K is the most children of a node.
       verifier: the number of tokens -> the time of a pass; it reads the nodes and one more token.
-      drafter: the number of tokens -> the time of a pass; each pass reads the nodes of a level, the
-        first the last committed token.
+      drafter: the number of tokens -> the time of a pass; each pass reads the nodes of a level that
+        have children, the first the last committed token.
       sizes: the numbers of nodes to consider, the root left out.
       depth: the most levels.
 
@@ -309,7 +309,7 @@ def best_tree(
             if not math.isfinite(tokens):
                 continue
             parents, widths = found.tree(size + 1, levels)
-            drafts = sum(_cost("drafter", drafter(width)) for width in widths[:-1])
+            drafts = sum(_cost("drafter", drafter(width)) for width in widths)
             spent = _cost("verifier", verifier(size + 1)) + drafts
             if best is None or tokens * best.time > best.tokens * spent * (1.0 + 1e-12):
                 best = BestTree(parents, tokens, spent)
@@ -355,14 +355,14 @@ class _Subtrees:
             self.tokens.append(best)
 
     def tree(self, nodes: int, levels: int) -> tuple[tuple[int, ...], list[int]]:
-        """The parents of the best tree, level by level, and the numbers of nodes of its levels."""
+        """The parents of the best tree, and for each level the number of nodes with children."""
         parents: list[int] = []
         widths, level, first = [], [nodes], 0
         for d in range(levels, -1, -1):
             if not level:
                 break
-            widths.append(len(level))
             below = [self._sizes[d, size] for size in level]
+            widths += [inner] if (inner := sum(map(bool, below))) else []
             parents += [first + i for i, sizes in enumerate(below) for _ in sizes]
             first += len(level)
             level = [size for sizes in below for size in sizes]

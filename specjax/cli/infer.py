@@ -58,6 +58,7 @@ def register() -> None:
         text.Cascade,
         text.Lookup,
         text.Tree,
+        text.Branches,
         text.load_pair,
         text.load_text_model,
         partitioning.make_mesh,

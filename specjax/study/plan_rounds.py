@@ -98,10 +98,12 @@ def tree_seconds(tree: Tree, drafter: str, whole: float, clock: Clock) -> float:
       whole: the probability that a leaf is accepted.
       clock: the times of passes.
     """
-    # The first pass reads the committed tokens, as does a pass after a leaf; each other a level.
+    # The first pass reads the committed tokens, as does a pass after a leaf; each other the nodes
+    # of a level that have children.
     levels = tree.shape.levels
     first = clock.draft(drafter) + clock.wider(drafter, len(levels))
-    others = [clock.draft(drafter) + clock.wider(drafter, one.size - 1) for one in levels[:-1]]
+    inner = [len(level.counts) for level in levels[1:]]
+    others = [clock.draft(drafter) + clock.wider(drafter, count - 1) for count in inner]
     drafting = first * (1.0 + clock.any(whole)) + sum(others)
     return drafting + clock.review(VERIFIER, tree.shape.size + 1, drafter)
 

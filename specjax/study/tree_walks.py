@@ -87,7 +87,7 @@ def cannot_walk(tree: Tree, judge: Verification) -> str | None:
     if not isinstance(tree.shape, Topology):
         return "the shape of a tree with a beam depends on tokens that are not in the text"
     if type(judge) not in _JUDGES:
-        return f"verification={type(judge).__name__} is not an algorithm of specjax"
+        return f"of trees, {type(judge).__name__} verification has no estimate"
     return None
 
 

@@ -18,7 +18,7 @@ from specjax.text.decoder import Decoder
 from specjax.text.drafts import Lookup, ModelDrafts
 from specjax.text.parts import PLACE, Part, known_name
 from specjax.text.text_models import Models, TextModel
-from specjax.text.tree_drafts import Tree
+from specjax.text.tree_drafts import Branches, Tree
 from specjax.types import DraftTraits, Sampling
 
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
@@ -38,7 +38,10 @@ _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "verification": _named(*verification.ALL_VERIFICATIONS),
         "stopping": _named(*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
         "processors": _named(*processors.ALL_PROCESSORS),
-        "drafting": {**_named(Lookup, Cascade, Tree, *verification.ALL_VERIFICATIONS), **_RULES},
+        "drafting": {
+            **_named(Lookup, Cascade, Tree, Branches, *verification.ALL_VERIFICATIONS),
+            **_RULES,
+        },
         "method": {
             **_named(*CASCADES),
             **dict.fromkeys((VERIFIER_ALONE, DRAFTER_ALONE), tuple),

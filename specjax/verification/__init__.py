@@ -15,7 +15,10 @@ from specjax.verification.verify import (
     verify,
 )
 
-ALL_VERIFICATIONS = (Token, Block, GreedyBlock, Walk, TopDown, Traversal)
+ALL_VERIFICATIONS = (
+    *(Token, Block, GreedyBlock),
+    *(Walk, TopDown, Traversal, KSeq, MultiPathBlock),
+)
 
 __all__ = [
     "Block",

@@ -171,7 +171,7 @@ def test_a_tree_takes_a_pass_for_each_level(models, texts):
     own = dataclasses.replace(own, tables={**own.tables, **table})
     (found,) = of(models, texts, [setting], times=own)
     seconds = (found.latency - 2.25) * found.tokens_per_call / TOKENS
-    # A level of two nodes takes 0.5 more than a token; the first pass and a leaf's read three.
+    # A pass over two nodes takes 0.5 more than over one; the first and a leaf's read three tokens.
     first = 1.0 + 2 * 0.5
     least = first + 1.0 + 0.5 + own.tables["verifier", "drafter"].at_widths((7,)).verifier[0][0]
     assert least < seconds < least + first
@@ -241,6 +241,12 @@ CANNOT = {
     "rule": ({"rule": "OPT(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
     "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
     "beam": ({"drafting": "Tree(depth=2, width=2, beam=1)"}, "depends on tokens that are not in"),
+    "judge": (
+        {"drafting": "Tree(parents=(0, 0), children='independent')", "verification": "KSeq"},
+        "KSeq verification has no estimate",
+    ),
+    "copies": ({"drafting": "Lookup(copies=3)"}, "drafts branches of several drafters"),
+    "branches": ({"drafting": "Branches(('drafter', Lookup()))"}, "drafts branches of"),
     "rules": (
         {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=OPT(0.1))"},
         "a Cascade may set only K, models, last and lenience",
@@ -260,7 +266,7 @@ def test_prompts_are_decoded_and_passes_measured(models, texts, monkeypatch):
     """Of settings of every kind, at two temperatures, in one call."""
     asked = []
 
-    def measured(models, tables, widths, *, rows, prompt_length, call):
+    def measured(models, tables, widths, *, rows, prompt_length, call, read):
         call()
         asked.append((sorted(tables, key=str), widths, rows, prompt_length))
         one = Costs((rows,), (1, 8), (0.5,), ((1.0, 1.0),))

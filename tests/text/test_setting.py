@@ -223,6 +223,7 @@ def test_a_model_alone(pair, name):
         Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
         Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(OPT(0.1),), last=Lookup(max_ngram=4))"),
         Setting(drafting="Tree(parents=(0, 0, 1), children='top')", verification="Walk"),
+        Setting(drafting="Branches(('drafter', Lookup(copies=2)))"),
         Setting(method="VerifierAlone"),
     ],
     ids=lambda setting: setting.described(),
