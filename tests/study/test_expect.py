@@ -246,7 +246,10 @@ CANNOT = {
         "KSeq verification has no estimate",
     ),
     "copies": ({"drafting": "Lookup(copies=3)"}, "drafts branches of several drafters"),
-    "branches": ({"drafting": "Branches(('drafter', Lookup()))"}, "drafts branches of"),
+    "branches": (
+        {"drafting": "Branches(('drafter', Lookup()))"},
+        "is not a Cascade, a Lookup or a Tree",
+    ),
     "rules": (
         {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=OPT(0.1))"},
         "a Cascade may set only K, models, last and lenience",
