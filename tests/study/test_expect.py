@@ -177,6 +177,19 @@ def test_a_tree_takes_a_pass_for_each_level(models, texts):
     assert least < seconds < least + first
 
 
+@pytest.mark.parametrize(("wide", "best"), [(5.0, "tree"), (9.0, "chain")])
+def test_a_tree_is_faster_where_wide_passes_are_cheap(models, texts, wide, best):
+    tree = Setting(drafting="Tree(parents=(0, 0, 1, 2))")
+    tables = {
+        ("verifier", "drafter"): Costs((1,), (1, 3, 5), (1.0,), ((5.0, 5.0, wide),)),
+        ("drafter", None): Costs((1,), (1, 8), (0.0,), ((1.0, 1.0),)),
+    }
+    own = dataclasses.replace(times(), tables=tables)
+    found = of(models, texts, [Setting(max_draft=2), tree], times=own)
+    assert found[1].tokens_per_call > found[0].tokens_per_call
+    assert found[("chain", "tree").index(best)] is max(found, key=lambda one: one.speedup)
+
+
 def test_prompts_take_their_time(models, texts):
     """Each model with a place in K reads the prompt: what is gained must make up for that."""
     setting = Setting(drafting="Cascade(((2, 2), (0, 2)), models=('drafter', 'small'))")
