@@ -254,8 +254,10 @@ def _planned(
         return drafter, params._replace(stopping=place(params.stopping))
 
     planned = plan.make(Ingredients({**named, "verifier": main}, parts.longest, neural, place))
+    if isinstance(plan, OwnDrafts):  # checked with the method
+        return planned
     size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
-    if size > MOST_NODES and trees and not isinstance(plan, OwnDrafts):
+    if size > MOST_NODES and trees:
         raise ValueError(
             f"drafting={plan!r} drafts trees of up to {size} tokens, and at most {MOST_NODES} are "
             "allowed: draft fewer"

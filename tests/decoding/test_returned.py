@@ -174,7 +174,7 @@ WRONG = {
     ),
     "block alone": (
         _draft(lambda block, state: block),
-        r"Mine.propose must return \(block, state\), got a DraftBlock of 8",
+        r"Mine.propose must return \(block, state\), got a DraftBlock of 9",
     ),
 }
 
