@@ -87,16 +87,16 @@ CASES += [
 ]
 
 
-def wanted(rule, temperature=1.0, tables=(P, Q)):
-    """The law of the first N tokens."""
+def wanted(rule, temperature=1.0, tables=(P, Q), prompt=PROMPT, count=N):
+    """The law of the first `count` tokens."""
 
     def after(table, temperature):
         probs = lambda x: distribution(x, Sampling(temperature))  # noqa: E731
-        return testing.prefix_distributions(MODEL, table, PROMPT, N, probs)
+        return testing.prefix_distributions(MODEL, table, prompt, count, probs)
 
     p, q = (after(table, temperature) for table in tables)
     p_conf, q_conf = (after(table, 1.0) for table in tables)
-    return testing.target_law(targets(rule, (q, p, q_conf, p_conf)), N)
+    return testing.target_law(targets(rule, (q, p, q_conf, p_conf)), count)
 
 
 def given(rule, tables=(P, Q)):
