@@ -18,7 +18,8 @@ from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.drafting import test_branches as branches
 from tests.drafting.choices import Choices, round_slots
-from tests.drafting.test_tree_drafter import BASELINES, JUDGES, RULES, TREES, Mislabelled, wanted
+from tests.drafting.test_tree_controls import Changed, mislabelled
+from tests.drafting.test_tree_drafter import BASELINES, JUDGES, RULES, TREES, wanted
 from tests.models.tiny import quick_jit
 from tests.variants import variants
 
@@ -165,7 +166,7 @@ def test_the_law_of_whole_texts_of_branches(name):
 
 
 def test_a_wrong_tree_writes_other_texts():
-    drafter = Mislabelled(MODEL, TREES["pair"], "top+1")
+    drafter = Changed(MODEL, TREES["pair"], "top+1", change=mislabelled)
     method = method_of(drafter, verification.Traversal())
     params = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), rules.Lossless())
     assert worst(method, params, "Lossless", (1.0,)) > 0.02

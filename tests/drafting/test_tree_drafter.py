@@ -12,7 +12,6 @@ from specjax import decoding, drafting, processors, rules, testing, types, verif
 from specjax.drafting.trees import CHILDREN
 from specjax.sampling import Sampling, distribution
 from specjax.types import ChildLaw
-from specjax.verification import multi_draft, traversal
 from specjax.verification.verify import accept
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
@@ -137,108 +136,6 @@ def test_a_tree_without_branches_is_a_chain(judge):
             np.testing.assert_allclose(
                 path.weights / path.weights.sum(), rest / rest.sum(), atol=2e-6
             )
-
-
-class Mislabelled(drafting.TreeDrafter):
-    """Says of every token that it was drawn from the whole distribution."""
-
-    def propose(self, *args, **options):
-        block, state = super().propose(*args, **options)
-        return block._replace(laws=jnp.full_like(block.laws, ChildLaw.DRAWN)), state
-
-
-class Reordered(drafting.TreeDrafter):
-    """Puts two children of the root in the order of their probabilities."""
-
-    def propose(self, *args, **options):
-        block, state = super().propose(*args, **options)
-        pair = block.tokens[:, :2]
-        chances = jnp.take_along_axis(block.probs[:, 0], pair, axis=1)
-        order = jnp.argsort(-chances, axis=1)
-        tokens = block.tokens.at[:, :2].set(jnp.take_along_axis(pair, order, axis=1))
-        return block._replace(tokens=tokens), state
-
-
-class Pruned(drafting.TreeDrafter):
-    """Leaves out children that are improbable."""
-
-    def propose(self, *args, **options):
-        block, state = super().propose(*args, **options)
-        chances = jnp.take_along_axis(block.probs[:, 0], block.tokens[:, :2], axis=1)
-        unlikely = jnp.pad(chances < 0.25, ((0, 0), (0, self.max_draft - 2)))
-        # No node follows itself: it is the child of no other.
-        own = jnp.arange(1, self.max_draft + 1, dtype=jnp.int32)[None]
-        return block._replace(parents=jnp.where(unlikely, own, block.parents)), state
-
-
-def without_paths(monkeypatch):
-    """The masses of a node do not count the chance of its path."""
-    judge = traversal._judge
-
-    def wrong(tree, draft_probs, targets, joint):
-        found = judge(tree, draft_probs, targets, False)
-        return found._replace(totals=found.chances)
-
-    monkeypatch.setattr(traversal, "_judge", wrong)
-
-
-def from_the_target(monkeypatch):
-    """After failed children the next token is drawn from the whole target."""
-    path_to = traversal._path_to
-
-    def wrong(last, parents, judged, targets):
-        return path_to(last, parents, judged, targets)._replace(weights=targets[last])
-
-    monkeypatch.setattr(traversal, "_path_to", wrong)
-
-
-class Reranked(drafting.TreeDrafter):
-    """Leaves out drawn tokens by their probabilities."""
-
-    def __post_init__(self):
-        pass
-
-
-def by_the_drafters_law(monkeypatch):
-    """The chosen path is judged as if it had been the only one."""
-    monkeypatch.setattr(multi_draft, "_powers", lambda high, *_: jnp.ones(jnp.shape(high)))
-
-
-# Name -> the drafter's class, its children, what else is changed, and the least distance.
-CONTROLS = {
-    "drawn without replacement, verified with q": (Mislabelled, "without", None, 0.002),
-    "top, verified with q": (Mislabelled, "top", None, 0.05),
-    "top+1, verified with q": (Mislabelled, "top+1", None, 0.1),
-    "reordered, independent": (Reordered, "independent", None, 0.02),
-    "reordered, without replacement": (Reordered, "without", None, 0.02),
-    "pruned": (Pruned, "without", None, 0.02),
-    "no chance of the path": (drafting.TreeDrafter, "without", without_paths, 0.02),
-    "next token from the target": (drafting.TreeDrafter, "without", from_the_target, 0.02),
-    "reranked": (Reranked, "without", None, 0.02),
-    "a chosen path, verified with q": (
-        drafting.TreeDrafter,
-        "independent",
-        by_the_drafters_law,
-        0.02,
-    ),
-}
-OTHERS = {
-    "reranked": ("kept", "Traversal"),
-    "a chosen path, verified with q": ("paths", "MultiPathBlock"),
-}
-
-
-@pytest.mark.parametrize("name", CONTROLS)
-def test_a_wrong_tree_has_another_law(name, monkeypatch):
-    kind, children, change, least = CONTROLS[name]
-    if change is not None:
-        change(monkeypatch)
-    tree, judge = OTHERS.get(name, ("bush", "Traversal"))
-    drafter = kind(MODEL, TREES[tree], children)
-    law = Law(decoding.Round(MODEL, drafter, (JUDGES | BASELINES)[judge]))
-    tables = [jnp.asarray(testing.random_table(seed, V, 2, scale=1.5)) for seed in (3, 4)]
-    found = law(given(rules.Lossless(), tables), PROMPT, N)
-    assert testing.total_variation(found, wanted(rules.Lossless(), tables=tables)) > least
 
 
 INPUTS = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32)

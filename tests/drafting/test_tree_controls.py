@@ -1,0 +1,288 @@
+"""What wrong trees and wrong verifications would emit: each has another law, by a known distance.
+
+The distances are total variations over three tokens. The references are means over six other random
+pairs of three tokens, which were enumerated apart from this code.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, testing, types, verification
+from specjax.decoding import round as rounds
+from specjax.types import ChildLaw
+from specjax.verification import multi_draft, traversal
+from tests.drafting.choices import Law
+from tests.drafting.test_tree_drafter import (
+    MODEL,
+    PROMPT,
+    RULES,
+    TREES,
+    N,
+    given,
+    wanted,
+)
+from tests.variants import variants
+
+PAIRS = 6
+BUSH, TRAVERSAL = TREES["bush"], verification.Traversal()
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed(drafting.TreeDrafter):
+    """Changes its blocks: `change` takes and returns a `DraftBlock`."""
+
+    change: Any = lambda block: block
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        return self.change(block), state
+
+    def __post_init__(self):
+        """Nothing is refused."""
+
+
+def chances(block):
+    """The drafter's probability of each token, `[B, G]`."""
+    rows = jnp.take_along_axis(block.probs, block.parents[..., None], axis=1)
+    return jnp.take_along_axis(rows, block.tokens[..., None], axis=2)[..., 0]
+
+
+def left_out(block, wrong):
+    """Without the nodes `wrong [B, G]`: a node that follows itself is the child of no other."""
+    own = jnp.arange(1, wrong.shape[1] + 1, dtype=jnp.int32)[None]
+    return block._replace(parents=jnp.where(wrong, own, block.parents))
+
+
+def mislabelled(block):
+    """Says of every token that it was drawn from the whole distribution."""
+    return block._replace(laws=jnp.full_like(block.laws, ChildLaw.DRAWN))
+
+
+def improbable(block):
+    return left_out(block, chances(block) < 0.25)
+
+
+def improbable_draws(block):
+    return left_out(block, (block.laws == ChildLaw.OFF) & (chances(block) < 0.25))
+
+
+def top_after_a_look(block):
+    """The most probable child of `BUSH` stands first, and leaves if the drawn one is probable."""
+    likely = jnp.roll(chances(block), 1, axis=1) >= 0.25
+    turned = jnp.array([1, 0, 3, 2])
+    laws = jnp.where(block.laws == ChildLaw.OFF, ChildLaw.WITHOUT, block.laws)[:, turned]
+    block = block._replace(
+        tokens=block.tokens[:, turned],
+        parents=jnp.where(block.parents == 1, 2, block.parents),
+        probs=block.probs[:, jnp.array([0, 2, 1, 3, 4])],
+        laws=laws,
+    )
+    return left_out(block, likely[:, turned] & (laws == ChildLaw.TOP))
+
+
+def without_equal(block):
+    """The second of two equal tokens leaves; the law of the other stays that of a first draw."""
+    equal = block.tokens[:, 1] == block.tokens[:, 0]
+    return left_out(block, jnp.stack([equal & False, equal], axis=1))
+
+
+def second_after_a_look(block):
+    """The second child is there if the first is improbable."""
+    likely = chances(block)[:, 0] >= 0.25
+    return left_out(block, jnp.stack([likely & False, likely], axis=1))
+
+
+def own_law_as_q(block):
+    """The rule reads the distribution that the first child was drawn from."""
+    tops = jnp.where(block.laws == ChildLaw.TOP, block.tokens, -1)
+    probs = block.probs
+    for node in range(probs.shape[1]):
+        of_node = jnp.where(block.parents == node, tops, -1)
+        gone = jnp.any(of_node[:, :, None] == jnp.arange(probs.shape[2])[None, None], axis=1)
+        probs = probs.at[:, node].set(jnp.where(gone, 0.0, probs[:, node]))
+    sums = probs.sum(axis=2, keepdims=True)
+    return block._replace(probs=probs / jnp.where(sums > 0, sums, 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reordered(verification.Traversal):
+    """Judges the children of `BUSH` by their q, or by pi / q, with the laws of another order."""
+
+    by_ratio: bool = False
+
+    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
+        q, p = draft_probs[parents, tokens], target_probs[parents, tokens]
+        key = p / q if self.by_ratio else q
+        first = jnp.where(key[1] > key[0], jnp.array([2, 1]), jnp.array([1, 2]))
+        last = jnp.where(key[3] > key[2], jnp.array([4, 3]), jnp.array([3, 4]))
+        old = jnp.concatenate([jnp.array([0]), first, last]).astype(jnp.int32)  # new number -> old
+        new = jnp.argsort(old).astype(jnp.int32)
+        order = old[1:] - 1
+        path = super().walk(
+            uniforms[order],
+            tokens[order],
+            new[parents[order]],
+            laws[order],
+            draft_probs[old],
+            target_probs[old],
+            num_drafted,
+        )
+        return path._replace(nodes=old[jnp.minimum(path.nodes, 4)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Longest(verification.Traversal):
+    """Verifies two independent paths of two tokens apart, and takes the longer result."""
+
+    alone: Any = None
+
+    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
+        paths = [np.array([0, 1, 3]), np.array([0, 2, 4])]
+        found = []
+        for path in paths:
+            own, q, p = tokens[path[1:] - 1], draft_probs[path], target_probs[path]
+            judged = self.alone.acceptance(own, q, p, jnp.int32(2))
+            passed = traversal.passes(uniforms[path[1:] - 1], judged.thresholds)
+            steps = jnp.where(passed, jnp.arange(1, 3), 0)
+            length = jnp.cumprod(passed.astype(jnp.int32)).sum()
+            length = jnp.max(steps) if self.alone.keeps_last_pass else length
+            rest = jnp.maximum(judged.scales[length] * judged.targets[length] - q[length], 0.0)
+            weights = jnp.where(length < 2, rest, p[2])
+            weights = jnp.where(weights.sum() > 0, weights, p[length])
+            found.append((length, jnp.array([*path[1:], 0, 0], jnp.int32), weights))
+        (one, *first), (two, *second) = found
+        nodes, weights = (jnp.where(one >= two, x, y) for x, y in zip(first, second, strict=True))
+        return types.Path(nodes, jnp.maximum(one, two).astype(jnp.int32), weights)
+
+
+def without_paths(patch):
+    """What failed children take does not change the chance of their parent."""
+    judge = traversal._judge
+
+    def wrong(*given, **options):
+        found = judge(*given, **options)
+        return found._replace(totals=found.chances)
+
+    patch.setattr(traversal, "_judge", wrong)
+
+
+def from_the_target(patch):
+    """After failed children the next token is drawn from the whole target."""
+    path_to = traversal._path_to
+
+    def wrong(last, parents, judged, targets):
+        return path_to(last, parents, judged, targets)._replace(weights=targets[last])
+
+    patch.setattr(traversal, "_path_to", wrong)
+
+
+def without_residuals(patch):
+    """Each sibling is judged by the whole target."""
+    judge = traversal._judge
+
+    def wrong(tree, draft_probs, targets, joint):
+        found = judge(tree, draft_probs, targets, joint)
+        own = targets[tree.parents, tree.tokens]
+        law = jnp.where(tree.laws == ChildLaw.TOP, 1.0, draft_probs[tree.parents, tree.tokens])
+        chance = jnp.minimum(own / jnp.where(law > 0, law, 1.0), 1.0)
+        return found._replace(chances=found.chances.at[1:].set(chance))
+
+    patch.setattr(traversal, "_judge", wrong)
+
+
+def by_the_drafters_law(patch):
+    """The chosen path is judged as if it had been the only one."""
+    patch.setattr(multi_draft, "_powers", lambda high, *_: jnp.ones(jnp.shape(high)))
+
+
+def bonus_of_the_verifier(patch):
+    """The token after a leaf is drawn from p, whatever the rule."""
+    patch.setattr(rounds, "next_target", lambda rule, credit, q, p, *_: (p, credit))
+
+
+class Control(NamedTuple):
+    """A wrong drafter or verification.
+
+    Attributes:
+      children: of the drafter.
+      reference: the mean distance of other pairs.
+      tree: the shape.
+      judge: the verification.
+      change: of blocks.
+      patch: takes a monkeypatch.
+      rule: the name of the rule.
+    """
+
+    children: str
+    reference: float
+    tree: Any = BUSH
+    judge: Any = TRAVERSAL
+    change: Any = lambda block: block
+    patch: Any = lambda monkeypatch: None
+    rule: str = "Lossless"
+
+
+PAIR, PATHS = TREES["pair"], TREES["paths"]
+CONTROLS = {
+    "independent, reordered by q": Control("independent", 0.116, judge=Reordered()),
+    "without replacement, reordered by q": Control("without", 0.158, judge=Reordered()),
+    "reordered by pi / q": Control("without", 0.491, judge=Reordered(by_ratio=True)),
+    "without replacement, verified with q": Control("without", 0.036, change=mislabelled),
+    "equal draws left out": Control("independent", 0.002, PAIR, change=without_equal),
+    "top, verified with q": Control("top", 0.265, change=mislabelled),
+    "top+1, verified with q": Control("top+1", 0.531, change=mislabelled),
+    "reranked, TopDown": Control("without", 0.039, TREES["kept"], verification.TopDown()),
+    "reranked": Control("without", 0.072, TREES["kept"]),
+    "improbable draws left out": Control("without", 0.127, change=improbable),
+    "top+1, an improbable draw left out": Control("top+1", 0.056, change=improbable_draws),
+    "tops first, one left out after the draw": Control("top+1", 0.051, change=top_after_a_look),
+    "siblings judged by the whole target": Control(
+        "without", 0.186, judge=verification.TopDown(), patch=without_residuals
+    ),
+    "next token from the target": Control("without", 0.099, patch=from_the_target),
+    "the chance of a parent stays": Control("without", 0.168, patch=without_paths),
+    "the longer of two paths, Token": Control(
+        "independent", 0.163, PATHS, Longest(alone=verification.Token())
+    ),
+    "the longer of two paths, Block": Control(
+        "independent", 0.169, PATHS, Longest(alone=verification.Block())
+    ),
+    "a chosen path, verified with q": Control(
+        "independent", 0.082, PATHS, verification.MultiPathBlock(), patch=by_the_drafters_law
+    ),
+    "KSeq, a second child after a look": Control(
+        "independent", 0.012, PAIR, verification.KSeq(), second_after_a_look
+    ),
+    "the verifier's own bonus": Control(
+        "without", 0.184, patch=bonus_of_the_verifier, rule="TokenV3"
+    ),
+    "a rule of the law instead of q": Control("top+1", 0.599, change=own_law_as_q, rule="TokenV3"),
+}
+
+
+QUICK = [
+    "without replacement, verified with q",
+    "top+1, verified with q",
+    "equal draws left out",
+    "KSeq, a second child after a look",
+    "the longer of two paths, Block",
+    "the verifier's own bonus",
+]
+
+
+@pytest.mark.parametrize("name", variants(CONTROLS, *QUICK))
+def test_a_wrong_tree_has_another_law(name, monkeypatch):
+    control, far = CONTROLS[name], []
+    control.patch(monkeypatch)
+    drafter = Changed(MODEL, control.tree, control.children, change=control.change)
+    law, rule = Law(decoding.Round(MODEL, drafter, control.judge)), RULES[control.rule]
+    for seed in range(PAIRS):
+        tables = [jnp.asarray(testing.random_table(10 * seed + i, 3, 2, scale=1.5)) for i in (3, 4)]
+        found = law(given(rule, tables), PROMPT, N)
+        far.append(testing.total_variation(found, wanted(rule, tables=tables)))
+    print(f"{name}: mean {np.mean(far):.3f}, largest {max(far):.3f}")
+    assert np.mean(far) > control.reference / 3
