@@ -13,7 +13,7 @@ import numpy as np
 import specjax
 from benchmarks import command
 from benchmarks.predicted import CHIPS, Network, pass_seconds
-from specjax.checks import one_number
+from specjax.checks import check_count, one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.data.examples import read_examples
@@ -64,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     workload.add_pair(parser, required=False)
     parser.add_argument("--prompts", type=workload.number, default=32, help="number of prompts")
+    parser.add_argument(
+        "--apart", type=int, default=0,
+        help="number of further prompts by which trees and chains are chosen; 0: the same prompts",
+    )  # fmt: skip
     parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
     parser.add_argument("--drafted", type=int, nargs="+", default=[8, 16, 32], help="tokens")
     parser.add_argument("--depth", type=int, default=8, help="the most levels of a tree")
@@ -96,6 +100,7 @@ class _Texts:
       models: by name.
       temperature: of both models.
       texts: the verifier's outputs.
+      apart: likewise, of the prompts by which trees and chains are chosen.
       prompts: the texts of the prompts.
       options: of decoders.
       args: the command's.
@@ -105,6 +110,7 @@ class _Texts:
     models: Mapping[str, TextModel]
     temperature: float
     texts: KnownTexts
+    apart: KnownTexts
     prompts: Sequence[str]
     options: Mapping[str, Any]
     args: argparse.Namespace
@@ -121,13 +127,18 @@ class _Texts:
     def rates(self, children: str) -> np.ndarray:
         """See `tree_rates`."""
         setting, most = self.tree(children, (0,)), self.args.widest
-        return tree_rates(self.models, self.texts, setting, most, draws=self.args.draws)
+        return tree_rates(self.models, self.apart, setting, most, draws=self.args.draws)
 
     def expect(
-        self, settings: Sequence[Setting], times: PassTimes | None = None, **more: Any
+        self,
+        settings: Sequence[Setting],
+        times: PassTimes | None = None,
+        *,
+        apart: bool = False,
+        **more: Any,
     ) -> list[Expected]:
         """Estimates of settings."""
-        known = {sampling_key(settings[0]): self.texts}
+        known = {sampling_key(settings[0]): self.apart if apart else self.texts}
         draws = self.args.draws
         return expect(self.models, known, settings, times=times, draws=draws, **more)
 
@@ -173,6 +184,7 @@ def _check(args: argparse.Namespace) -> None:
         "repeats",
     )
     workload.check_positive(args, *sizes)
+    check_count("--apart", args.apart, "give a number of prompts", low=0)
     for temperature in args.temperatures:
         one_number("--temperatures", temperature, low=0.0, open_high=True)
     for text in args.like:
@@ -185,21 +197,33 @@ def _check(args: argparse.Namespace) -> None:
 def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
     """The verifier's texts of a pair at each temperature."""
     if args.inputs is not None:
-        prompts = workload.read_texts(args)
+        source, field = args.inputs, "inputs"
         pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     else:
         (source,) = built_in_pair(name).glob("samples.*")
-        asked = read_examples(source, inputs_field=_FIELDS[name])
-        prompts = [example.inputs for example in asked][: args.prompts]
-        pair = specjax.load_pair(name)
+        field, pair = _FIELDS[name], specjax.load_pair(name)
+    asked = [example.inputs for example in read_examples(source, inputs_field=field)]
+    if isinstance(args.prompts, workload.Given):
+        workload.report_all(len(asked), str(source), "--prompts", args.prompts)
+    if args.apart and len(asked) < args.prompts + args.apart:
+        raise ValueError(
+            f"--prompts {args.prompts} and --apart {args.apart} need "
+            f"{args.prompts + args.apart} prompts, but {source} has {len(asked)}: give fewer"
+        )
+    prompts = asked[: args.prompts]
+    others = asked[args.prompts :][: args.apart]
     options: dict[str, Any] = {"max_new_tokens": args.max_new}
     found = []
     for temperature in args.temperatures:
         print(f"{name}: the verifier's texts at temperature {temperature:g} ...", flush=True)
         alone = Setting(method=VERIFIER_ALONE, temperature=temperature)
         decoder = alone.decoder(pair.named, batch_size=min(16, len(prompts)), **options)
-        texts = written(decoder, [decoder.encode(text) for text in prompts], seed=0)
-        given = name, pair.named, temperature, texts, prompts, options, args
+        texts, *more = (
+            written(decoder, [decoder.encode(text) for text in some], seed=0)
+            for some in (prompts, others)
+            if some
+        )
+        given = name, pair.named, temperature, texts, (more or [texts])[0], prompts, options, args
         found.append(_Texts(*given))
     return found
 
@@ -234,7 +258,7 @@ def _fastest(
     on_chip = machine != _HERE
     more = {"catches_up": True} if on_chip else {}
     chains = [given.chain(length) for length in range(1, most + 1)]
-    best = max(given.expect(chains, times, **more), key=lambda one: one.speedup)
+    best = max(given.expect(chains, times, apart=True, **more), key=lambda one: one.speedup)
     settings: list[tuple[str, Setting, BestTree | None]] = [(CHAIN, best.setting, None)]
     for kind, table in rates.items():
         found = _best(

@@ -168,6 +168,11 @@ def _misfit(
 ) -> str | None:
     """A message about parts that do not fit, or None."""
     judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
+    if traits.drafts_trees and not verification.walks_trees:
+        return (
+            f"{judge} cannot verify the trees of {drafts}: use Traversal, or another verification "
+            "with `walk`"
+        )
     if verification.has_carry and not traits.fixed_length:
         # Carry-overs would need the stopping state of each earlier block; see `still_drafting`.
         return (
@@ -179,10 +184,11 @@ def _misfit(
         return (
             f"{judge} is not exact in an inner round of a cascade: use Block or Token verification"
         )
-    if traits.drafts_trees and not verification.walks_trees:
-        return f"{judge} cannot verify the trees of {drafts}: give a verification with `walk`"
     if traits.drafts_trees and not verifier.reads_trees:
-        return f"{drafts} drafts trees, which {type(verifier).__name__} cannot read"
+        return (
+            f"{drafts} drafts trees, which {type(verifier).__name__} cannot read: use a drafter of "
+            "chains"
+        )
     if nested and (traits.drafts_trees or traits.reads_verifier_hidden):
         what = "drafts trees" if traits.drafts_trees else "reads the verifier's hidden states"
         return f"{drafts} {what}: it cannot draft for an inner round of a cascade"

@@ -52,6 +52,7 @@ class Tree(DraftPlan):
             for name, value in sizes.items():
                 if value is not None:
                     raise ValueError(f"{name} must be left out, because parents gives the shape")
+            object.__setattr__(self, "parents", Topology(self.parents).parents)
         else:
             for name in ("depth", "width"):
                 check_count(name, sizes[name], "such as Tree(depth=3, width=2)")
@@ -62,8 +63,10 @@ class Tree(DraftPlan):
                     f"keep={self.keep!r} needs beam and children='top': leaving out drawn tokens "
                     "by their values would change the distribution of the output"
                 )
-            inner = min(self.width or 0, self.beam or 2) ** min(self.depth or 0, 12)
-            if self.beam is None and inner > MOST_NODES:
+            depth, width = self.depth or 0, self.width or 0
+            # Each level has a node; counted before the tree is built, which would take long.
+            least = max(depth, width, 0 if self.beam else min(width, 2) ** min(depth, 12))
+            if least > MOST_NODES:
                 self._refuse("more than 512")
         if self.children not in CHILDREN:
             known = ", ".join(map(repr, CHILDREN))
@@ -72,10 +75,10 @@ class Tree(DraftPlan):
             self._refuse(str(self.shape.size))
 
     def _refuse(self, size: str) -> None:
-        raise ValueError(
-            f"{self!r} has {size} nodes, and at most {MOST_NODES} are allowed: give a smaller "
-            "depth, width or beam"
-        )
+        which, remedy = f"{self!r} has", "give a smaller depth, width or beam"
+        if self.parents is not None:
+            which, remedy = "a tree has len(parents) =", "leave out some"
+        raise ValueError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
 
     @property
     def shape(self) -> Topology | Beam:

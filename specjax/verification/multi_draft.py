@@ -43,8 +43,8 @@ class KSeq(Token):
         """See `Verification`; children must be independent."""
         if not traits.independent_children:
             raise ValueError(
-                "KSeq needs a tree whose children are drawn independently: use "
-                "TreeDrafter(children='independent'), or Traversal verification"
+                "KSeq needs a tree whose children are drawn independently: give the tree "
+                "children='independent', or use Traversal verification"
             )
 
     def walk(
@@ -99,8 +99,9 @@ class MultiPathBlock(Block):
         """See `Verification`; the tree must consist of independent paths."""
         if not traits.independent_paths:
             raise ValueError(
-                "MultiPathBlock needs independent paths of the same length: use "
-                "TreeDrafter(tree=drafting.paths(2, 3), children='independent')"
+                "MultiPathBlock needs independent paths of the same length: give the tree "
+                "children='independent' and a shape such as parents=(0, 0, 1, 2), or use Traversal "
+                "verification"
             )
 
     def walk(

@@ -21,7 +21,7 @@ def rows_of(capsys):
 
 
 def test_trees_and_chains_are_compared(capsys):
-    assert main([*SIZES, "--children", "top"]) == 0
+    assert main([*SIZES, "--children", "top", "--apart=4"]) == 0
     rows = rows_of(capsys)
     chip = "llama3_8b+llama3.2_1b on v5e, B=1"
     assert set(rows) == {(machine, kind) for machine in ("-", chip) for kind in ("chain", "top")}
@@ -66,6 +66,8 @@ def test_the_best_are_decoded(capsys):
     ("argument", "told"),
     [
         ("--drafted=0", "--drafted must be at least 1"),
+        ("--apart=64", "--prompts 4 and --apart 64 need 68 prompts, but"),
+        ("--apart=-1", "--apart"),
         ("--like=llama3_8b", "--like must be VERIFIER+DRAFTER, got 'llama3_8b'"),
         ("--drafter=small", "--drafter and --verifier need --inputs"),
         ("--temperatures=-1", "--temperatures must be"),

@@ -56,6 +56,9 @@ WRONG = [
     (lambda: Tree(depth=3, width=0), ValueError, "width must be a whole number of at least 1"),
     (lambda: Tree(depth=40, width=3), ValueError, "more than 512 nodes, and at most 512"),
     (lambda: Tree(depth=60, width=4, beam=4), ValueError, "has 948 nodes, and at most 512"),
+    (lambda: Tree(depth=10**9, width=2, beam=2), ValueError, "more than 512 nodes"),
+    (lambda: Tree(depth=10**9, width=1), ValueError, "more than 512 nodes"),
+    (lambda: Tree(parents=(0,) * 513), ValueError, r"a tree has len\(parents\) = 513 nodes, and"),
     (lambda: Tree(depth=2, width=2, children="all"), ValueError, "children must be one of 'top'"),
     (lambda: Tree(depth=2, parents=(0, 0)), ValueError, "depth must be left out, because parents"),
     (lambda: Tree(parents=(0, 2)), ValueError, r"parents\[1\] must be at most 1"),
@@ -68,9 +71,14 @@ def test_a_wrong_tree_is_refused(make, kind, message):
         make()
 
 
+def test_parents_may_be_a_list():
+    tree = Tree(parents=[0, 0, 1])
+    assert hash(tree) == hash(Tree(parents=(0, 0, 1))) and tree.shape.size == 3
+
+
 def test_options_that_do_not_fit_are_refused(pair):
     tree = Tree(depth=2, width=2)
-    with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter"):
+    with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter: use Trav"):
         specjax.Decoder(pair, drafting=tree, verification=verification.Block(), **SHAPE)
     with pytest.raises(ValueError, match="max_draft must be left out: drafting=Tree"):
         specjax.Decoder(pair, drafting=tree, max_draft=3, **SHAPE)
