@@ -44,7 +44,7 @@ class _Growing(NamedTuple):
       tokens: `[B, n - 1]` int32.
       parents: `[B, n - 1]` int32.
       laws: `[B, n - 1]` int32.
-      scores: `[B, n]` float32, the drafter's probability of the path to each node.
+      scores: `[B, n]` float32, the drafter's probability of the path to each node (see `_ranks`).
       read: `[B, m]` int32, the nodes that have been read, in this order.
       follows: `[B, m - 1]` int32, the place in `read` of the parent of each but the root.
       shape: of the read nodes.
@@ -239,7 +239,8 @@ class TreeDrafter(ModelDrafter):
                 tree = self._read(params, tree, state.positions, level, size)
             with jax.named_scope("draw"):
                 probs.append(_distributions(tree, sampling, len(level.counts)))
-                tree = self._grow(tree, level, probs[-1], sampling, uniforms, used)
+                ranks = _ranks(tree, sampling, probs[-1])
+                tree = self._grow(tree, level, probs[-1], ranks, uniforms, used)
             used += sum(min(count, self._drawn) for count in level.counts)
             size = level.size
         tree = self._best(tree)
@@ -295,7 +296,7 @@ class TreeDrafter(ModelDrafter):
         tree: _Growing,
         level: Level,
         q: Array,
-        sampling: Sampling,
+        ranks: Array,
         uniforms: Array,
         used: int,
     ) -> _Growing:
@@ -305,23 +306,20 @@ class TreeDrafter(ModelDrafter):
           tree: the tree so far.
           level: the new level, of W nodes with children.
           q: `[B, W, V]`, the distributions after these nodes.
-          sampling: fields `[B]`.
+          ranks: `[B, W, V]`, see `_ranks`.
           uniforms: `[B, draws, U]`.
           used: the number of draws before.
         """
         width, most = len(level.counts), max(level.counts)
         pick = jax.vmap(lambda x, at: x[at])
-        greedy = jnp.asarray(sampling.temperature)[:, None, None] < TINY
-        # A greedy distribution has no second token.
-        order = jnp.where(greedy, tree.logits[:, -width:], q)
         counts = jnp.asarray(level.counts, jnp.int32)
         some = lambda *at: _children(self.children, most, *at)  # noqa: E731
         below = jax.vmap(jax.vmap(some), in_axes=(0, 0, 0, None))
-        tokens, laws = below(q, order, self._uniforms_of(level, uniforms, used), counts)
+        tokens, laws = below(q, ranks, self._uniforms_of(level, uniforms, used), counts)
         place, rank = np.nonzero(np.arange(most)[None] < np.asarray(level.counts)[:, None])
         tokens, laws = tokens[:, place, rank], laws[:, place, rank]
         parents = tree.read[:, -width:][:, place]
-        chances = jax.vmap(lambda x, token: x[place, token])(q, tokens)
+        chances = jax.vmap(lambda x, token: x[place, token])(ranks, tokens)
         return tree._replace(
             tokens=jnp.concatenate([tree.tokens, tokens], axis=1),
             parents=jnp.concatenate([tree.parents, parents], axis=1),
@@ -360,6 +358,17 @@ def _distributions(tree: _Growing, sampling: Sampling, width: int) -> Array:
         return distributions_along(tree.logits[:, -width:], sampling, tree.follows)
     tokens = jax.vmap(lambda x, at: x[at - 1])(tree.tokens, tree.read[:, 1:])
     return distributions_along(tree.logits, sampling, tokens, tree.follows)[:, -width:]
+
+
+def _ranks(tree: _Growing, sampling: Sampling, q: Array) -> Array:
+    """The probabilities by which tokens and paths are ranked, `[B, W, V]`: those of q.
+
+    A greedy q has no second token. There they are those at temperature 1.
+    """
+    rows = jnp.asarray(sampling.temperature)
+    ones = jnp.ones(rows.shape, jnp.float32)
+    plain = dataclasses.replace(sampling, temperature=ones, top_k=None, top_p=None)
+    return jnp.where(rows[:, None, None] < TINY, _distributions(tree, plain, q.shape[1]), q)
 
 
 def _children(

@@ -162,6 +162,31 @@ def test_greedy_trees_are_the_verifiers_own_text(shape):
             np.testing.assert_array_equal(state.lengths, want.lengths)
 
 
+@pytest.mark.parametrize("children", ["top", "without"])
+def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
+    """As it does when sampling, where the most probable tokens are the children."""
+    beam = drafting.Beam(3, 2, 2, keep=6 if children == "top" else None)
+
+    def blocks(children, temperature):
+        drafter = drafting.TreeDrafter(MODEL, beam, children)
+        params = drafting.NeuralDrafterParams(Q)
+        state = drafter.prefill(params, INPUTS, LENGTHS, 20)
+        given = (
+            jnp.array([2, 2, 1]),
+            jnp.full(3, drafter.max_draft),
+            jnp.zeros((3, drafter.num_uniforms)),
+        )
+        rows = Sampling(jnp.full(3, temperature)), jnp.ones(3, bool)
+        return drafter.propose(params, state, *given, *rows, with_confidence=False)[0]
+
+    drawn, greedy = blocks("top", 1.0), blocks(children, 0.0)
+    np.testing.assert_array_equal(greedy.tokens, drawn.tokens)
+    np.testing.assert_array_equal(greedy.parents, drawn.parents)
+    # The control: ranked by a greedy distribution, paths of the first child would win ties.
+    first = jnp.array([[0, 0, 1, 1, 3, 3]])
+    assert (np.asarray(drawn.parents)[:, :2] == 0).all() and (drawn.parents[:, :6] != first).any()
+
+
 def test_processors_follow_the_paths_of_trees():
     """The law of a penalised verifier, whose state differs from sibling to sibling."""
     penalty = processors.FrequencyPenalty(1.2)
