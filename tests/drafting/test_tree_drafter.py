@@ -151,10 +151,11 @@ def test_greedy_trees_are_the_verifiers_own_text(shape):
     alone = decoding.Autoregressive(MODEL, eos_ids=(2,))
     params, rows = given(rules.Lossless()), ROWS | {"sampling": Sampling(0.0)}
     want = alone.run(params, begin(alone, params, INPUTS, LENGTHS, **rows), 100)
-    kinds = (("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without"))
+    kinds = [("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without")]
+    kinds += [(judge, "independent") for judge in BASELINES] if shape == "paths" else []
     for judge, children in kinds[:1] if shape == "kept" else kinds:
         drafter = drafting.TreeDrafter(MODEL, tree, children)
-        method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
+        method = decoding.Speculative(MODEL, drafter, (JUDGES | BASELINES)[judge], eos_ids=(2,))
         for limits in (None, np.array([0, 2, 3], np.int32)):
             start = begin(method, params, INPUTS, LENGTHS, draft_limits=limits, **rows)
             state = method.run(params, start, 100)
