@@ -211,6 +211,19 @@ def test_processors_follow_the_paths_of_trees():
     assert testing.total_variation(found, target) < 1e-5
 
 
+def test_greedy_trees_propose_what_processors_leave():
+    """A verifier that drafts for itself accepts all."""
+    drafter = drafting.TreeDrafter(MODEL, drafting.k_ary(2, 1), "top")
+    method = decoding.Speculative(MODEL, drafter, verification.Walk())
+    penalised = Sampling(0.0, processors=(processors.FrequencyPenalty(1.2),))
+    params = given(rules.Lossless(), (P, P))._replace(processors=((),))
+    start = begin(method, params, INPUTS, LENGTHS, **ROWS, sampling=penalised)
+    state = method.run(params, start, 100)
+    np.testing.assert_array_equal(state.lengths, ROWS["limits"])
+    np.testing.assert_array_equal(state.steps, [3, 3, 3])
+    assert (np.asarray(state.tokens)[:, :3] != np.asarray(state.tokens)[:, 3:6]).any()
+
+
 WRONG = [
     (lambda: drafting.Topology(()), ValueError, "parents must have at least one entry"),
     (lambda: drafting.Topology("00"), TypeError, "parents must be a tuple such as"),
