@@ -179,10 +179,17 @@ class NoRepeatNgram(Processor):
         rows, width = tokens.shape
         places = jnp.arange(width, dtype=jnp.int32)[None]
         repeats = places < lengths[:, None]
-        for back in range(1, self.size):
-            # Whether the token `back` places earlier is the one `back` places before the next.
+
+        def compare(back: int | Array, so_far: tuple[Array, Array]) -> tuple[Array, Array]:
+            """Whether the token `back` places earlier is the one `back` before the next."""
+            earlier, repeats = so_far
+            earlier = jnp.roll(earlier, 1, axis=1)
             last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
-            repeats &= (jnp.roll(tokens, back, axis=1) == last) & (places >= back)
+            return earlier, repeats & (earlier == last) & (places >= back)
+
+        # A loop, because a long n-gram would make a long program.
+        most = min(self.size, width + 1)
+        _, repeats = lax.fori_loop(1, most, compare, (tokens, repeats), unroll=8)
         # Also if the text is shorter than n - 1.
         repeats &= (lengths >= self.size - 1)[:, None]
         banned = jnp.zeros(logits.shape, bool)

@@ -120,6 +120,27 @@ class Part(NamedTuple):
             arguments.append(named.pop(one.name))
         return Part(name, tuple(arguments), tuple(named.items()))
 
+    def without_defaults(self, known: Mapping[str, Any], what: str = "the part") -> "Part":
+        """Returns the part without arguments that are their defaults.
+
+        Arguments with a default are given by name: `f(1, "both")` is `f(1)` if "both" is the
+        default, and `f(1, "prompt")` is `f(1, over="prompt")`.
+
+        Raises:
+          TypeError: the class does not take these arguments.
+        """
+        bound = inspect.signature(self.kind(known, what)).bind(*self.arguments, **dict(self.named))
+        parameters, positions, named = bound.signature.parameters, [], []
+        for name, value in bound.arguments.items():
+            one = parameters[name]
+            if one.kind is not one.POSITIONAL_OR_KEYWORD and one.kind is not one.KEYWORD_ONLY:
+                return self
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD:
+                positions.append(value)
+            elif type(value) is not type(one.default) or value != one.default:
+                named.append((name, value))
+        return self._replace(arguments=tuple(positions), named=tuple(named))
+
     def bindings(self, known: Mapping[str, Callable[..., Any]], scope: str = "") -> dict[str, str]:
         """Returns the gin bindings with which a reference to the class, in a scope, is the part."""
         kind = self.kind(known, "the part")

@@ -398,6 +398,7 @@ def _canonical(processors: Any) -> tuple[str, ...]:
     what, known = "processors", _PARTS["processors"]
     parts = [Part.parse(text, what).canonical(known, what) for text in processors]
     made = [part.make(known, what) for part in parts]
+    parts = [part.without_defaults(known, what) for part in parts]
     for part, one in zip(parts, made, strict=True):
         check_part(f"{what}={str(part)!r}", one, ("process", "order"), "MinP(0.05)")
         if any(map(np.ndim, jax.tree.leaves(one))):

@@ -105,6 +105,19 @@ def test_logits_equal_those_of_transformers(name):
     assert changed > ROWS / 2
 
 
+def test_a_long_ngram_makes_a_short_program():
+    """Also one that is longer than the text, which forbids nothing."""
+    batch = PromptBatch(jnp.zeros((1, 9), jnp.int32), jnp.array([9]), ids=None, limits=None)
+    logits = jnp.zeros((1, V))
+    for size, forbidden in ((8, 1), (9, 1), (11, 0), (10_000, 0)):
+        one = processors.NoRepeatNgram(size)
+        state = one.advance((), one.init((), batch, V, 2), jnp.zeros(1, jnp.int32))
+        program = jax.make_jaxpr(lambda state, x, one=one: one.process((), state, x))(state, logits)
+        assert len(str(program).splitlines()) < 300
+        found = jax.core.eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves((state, logits)))
+        assert int(jnp.sum(found[0] == -jnp.inf)) == forbidden, size
+
+
 @pytest.mark.parametrize(("name", "over"), [("both", "both"), ("output", "output")])
 def test_counts_are_those_of_the_openai_penalties(name, over):
     """transformers has neither: the formula of OpenAI's documentation."""

@@ -83,6 +83,10 @@ def test_a_setting_is_json_and_its_key_is_its_own():
             {"processors": ("LinearTemperature(2.0, 1.0, 9)",)},
         ),
         (
+            {"processors": ("NoRepeatNgram(2, 'both')", "PresencePenalty(0.5, 'both')")},
+            {"processors": ("PresencePenalty(over='both', penalty=0.5)", "NoRepeatNgram(2)")},
+        ),
+        (
             {"drafting": "Cascade(((2, 1), (0, 1)), ('a', 'b'))", "drafter": "x"},
             {"drafting": "Cascade(((2, 1), (0, 1)), ('a', 'b'))"},
         ),
