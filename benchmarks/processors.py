@@ -19,6 +19,13 @@ from specjax.text.directories import built_in_pair
 HELP = "time of a round with each processor, over that without"
 
 _NONE = "none"
+# Its outputs have about as many tokens as they may: an output that ends early has few rounds, and
+# then its prefill counts for more.
+_LONG_TEXT = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 80}, "number": {"type": "integer"}},
+    "required": ["text", "number"],
+}
 _CASES: dict[str, tuple[Any, ...] | None] = {
     _NONE: None,
     "LogitBias": (processors.LogitBias({5: 1.0, 9: -1.0}),),
@@ -35,6 +42,7 @@ _CASES: dict[str, tuple[Any, ...] | None] = {
     "EpsilonCutoff": (processors.EpsilonCutoff(0.001),),
     "EtaCutoff": (processors.EtaCutoff(0.001),),
     "Regex": (processors.Regex(r"(?s).*"),),
+    "JsonSchema": (processors.JsonSchema(_LONG_TEXT),),
     "penalty and cut-off": (processors.RepetitionPenalty(1.2), processors.MinP(0.05)),
 }
 
@@ -42,6 +50,7 @@ _CASES: dict[str, tuple[Any, ...] | None] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair and the sizes."""
     parser.add_argument("--pair", default="multi30k_ende", help="a built-in pair")
+    parser.add_argument("--cases", nargs="+", default=[*_CASES], help="processors", metavar="CASE")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     parser.add_argument("--max-draft", type=int, default=5, help="draft length G")
     parser.add_argument("--max-new", type=int, default=32, help="tokens of each output")
@@ -51,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Decodes the pair's samples; rounds differ in number, so the time of one is compared."""
     check_positive(args, "rows", "max_draft", "max_new", "repeats")
+    unknown = [name for name in args.cases if name not in _CASES]
+    if unknown:
+        raise ValueError(f"--cases must be of {', '.join(_CASES)}, got {unknown[0]}")
+    cases = {name: _CASES[name] for name in dict.fromkeys((_NONE, *args.cases))}
     pair = load_pair(args.pair)
     (source,) = built_in_pair(args.pair).glob("samples.*")
     field = "en" if source.suffix == ".tsv" else "question"
@@ -67,12 +80,12 @@ def run(args: argparse.Namespace) -> Report:
                 max_new_tokens=args.max_new,
                 batch_size=rows,
             )
-            for name, case in _CASES.items()
+            for name, case in cases.items()
         }
         rounds = {name: _steps(decoder, prompts) for name, decoder in decoders.items()}
         calls = {name: functools.partial(x, prompts) for name, x in decoders.items()}
         seconds = time_interleaved(calls, repeats=args.repeats)
-        each = {name: seconds[name] / rounds[name] for name in _CASES}
+        each = {name: seconds[name] / rounds[name] for name in cases}
         table += [
             {
                 "rows": rows,
@@ -80,7 +93,7 @@ def run(args: argparse.Namespace) -> Report:
                 "round_us": 1e6 * each[name],
                 "ratio": each[name] / each[_NONE],
             }
-            for name in _CASES
+            for name in cases
         ]
     return Report(table, ("rows", "processors", "round_us", "ratio"))
 

@@ -309,6 +309,8 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
         axis.axhline(rows[0]["bleu"], c="0.8", ls="--", lw=1)
         axis.set(title=f"temperature {temperature:g}", xlabel="speed-up over the verifier")
         axis.set(ylabel="BLEU", xscale="log")
+        for which in ("major", "minor"):  # 2, not 2 x 10^0
+            getattr(axis.xaxis, f"set_{which}_formatter")("{x:g}")
         axis.margins(0.2)
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.checks import checked, whole_number
 from specjax.processors.common import check_known, checked_ids, column, marked, without
@@ -64,6 +65,12 @@ class LogitBias(Processor):
     def __post_init__(self) -> None:
         pairs = _pairs("bias", self.bias, "{42: -2.5} (token id: number)")
         ids = checked_ids("bias", [i for i, _ in pairs])
+        for i, value in pairs:
+            if np.ndim(value) == 0 and value == -np.inf:
+                raise ValueError(
+                    f"bias[{i}] must be finite, got -inf: to forbid tokens write "
+                    f"SuppressTokens(({i},))"
+                )
         values = [checked(f"bias[{i}]", value, open_low=True, open_high=True) for i, value in pairs]
         object.__setattr__(self, "bias", dict(zip(ids, values, strict=True)))
 
@@ -92,7 +99,7 @@ class SuppressTokens(_OverPositions):
 
     Raises:
       TypeError: if `ids` are not token ids.
-      ValueError: if the tokenizer lacks an id, or `first` is out of range.
+      ValueError: if the tokenizer lacks an id, `ids` has every token, or `first` is out of range.
     """
 
     ids: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -108,6 +115,10 @@ class SuppressTokens(_OverPositions):
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
         check_known("ids", self.ids, model)
+        if len(set(self.ids)) == (size := model.model.vocab_size):
+            raise ValueError(
+                f"ids has all {size} tokens of the verifier, so none could follow: leave some out"
+            )
         return self, ()
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:

@@ -8,6 +8,9 @@ import numpy as np
 
 from specjax.checks import require
 
+# More numbers over bars would stand over each other.
+_MOST_LABELS = 11
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DraftAcceptance:
@@ -120,9 +123,14 @@ class DraftAcceptance:
             (rates, self.per_position_acceptance_rate, 1),
             (lengths, shares, 0),
         ):
-            bars = axis.bar(range(first, first + len(heights)), heights, **style)
-            axis.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize="small")
-            axis.set_xticks(range(first, first + len(heights)))
+            places = range(first, first + len(heights))
+            bars = axis.bar(places, heights, **style)
+            if len(heights) <= _MOST_LABELS:
+                size = "small" if len(heights) < 8 else "x-small"
+                axis.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=size)
+                axis.set_xticks(places)
+            else:  # at 0 or 1, then at multiples of 5
+                axis.set_xticks([first, *range(5, places[-1] + 1, -(-len(heights) // 50) * 5)])
         rates.set(xlabel="position in the draft", ylabel="acceptance rate", ylim=(0, 1.1))
         lengths.set(xlabel="accepted tokens of a draft", ylabel="share of drafts")
         rates.set_title(f"draft acceptance rate {self.draft_acceptance_rate:.2f}", size="medium")

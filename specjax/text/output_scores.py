@@ -72,6 +72,10 @@ def _tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
     elif isinstance(output, str):
         prompts_lib.check_unicode(output, name)
         ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
+    elif not isinstance(output, Sequence | np.ndarray):
+        raise TypeError(
+            f"{name} must be a text, a list of token ids or a row of a result, got {output!r:.60}"
+        )
     return prompts_lib.encode(ids, name, model.model.vocab_size)
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import processors
-from specjax.types import PromptBatch
+from specjax import processing, processors
+from specjax.types import PromptBatch, Sampling
 from tests.models.tiny import quick_jit
 
 torch = pytest.importorskip("torch")
@@ -105,6 +105,52 @@ def test_logits_equal_those_of_transformers(name):
     assert changed > ROWS / 2
 
 
+def test_all_together_run_in_the_order_of_transformers():
+    """With temperature, top-k and top-p between them, given in another order."""
+    given = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
+    given |= {"suppress_tokens": [2], "begin_suppress_tokens": [5], "sequence_bias": [[[3], 2.5]]}
+    given |= {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.03, "typical_p": 0.8}
+    given |= {"epsilon_cutoff": 0.04, "eta_cutoff": 0.3, "eos_token_id": [1, 4], "do_sample": True}
+    config = transformers.GenerationConfig(**given)
+    config._eos_token_tensor = torch.tensor([1, 4])
+
+    class Model(transformers.GenerationMixin):
+        config = transformers.PretrainedConfig()
+
+    def peers(length):
+        return Model()._get_logits_processor(config, length, None, None, [], "cpu", {})
+
+    ours = [
+        *(processors.EtaCutoff(0.3), processors.EpsilonCutoff(0.04), processors.TypicalP(0.8)),
+        *(processors.MinP(0.03), processors.SuppressTokens((5,), first=1)),
+        *(processors.SuppressTokens((2,)), processors.MinNewTokens(3, eos_ids=(1, 4))),
+        *(processors.NoRepeatNgram(2), processors.RepetitionPenalty(1.7)),
+        processors.LogitBias({3: 2.5}),
+    ]
+    drawn = Sampling(0.7, 12, 0.9, ours)
+    rng, none = np.random.default_rng(0), ((),) * len(ours)
+    prompts = rng.integers(0, 6, (ROWS, PROMPT)).astype(np.int32)
+    outputs = rng.integers(0, 6, (ROWS, 4)).astype(np.int32)
+    batch = PromptBatch(prompts, LENGTHS, np.arange(ROWS), np.full(ROWS, 4), sampling=drawn)
+    state = processing.begun(batch, V, 5, none)
+    drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, ROWS), drawn)
+    drawn = processing.bound(processing.with_processing(drawn, state), none)
+    kept = []
+    for emitted in range(5):
+        logits = rng.standard_normal((ROWS, V)).astype(np.float32)
+        found = np.asarray(processing.distributions(jnp.asarray(logits), drawn))
+        for row in range(ROWS):
+            ids = torch.tensor([[*prompts[row, : LENGTHS[row]], *outputs[row, :emitted]]])
+            theirs = peers(int(LENGTHS[row]))(ids.long(), torch.tensor(logits[row : row + 1]))[0]
+            want = torch.softmax(theirs, 0).numpy()
+            np.testing.assert_allclose(found[row], want, atol=1e-6, err_msg=f"{emitted} {row}")
+            kept.append((want > 0).sum())
+        if emitted < 4:
+            token = jnp.asarray(outputs[:, emitted : emitted + 1])
+            drawn = processing.advance(drawn, token, jnp.ones(ROWS))
+    assert min(kept) >= 1 and len(set(kept)) > 3
+
+
 def test_a_long_ngram_makes_a_short_program():
     """Also one that is longer than the text, which forbids nothing."""
     batch = PromptBatch(jnp.zeros((1, 9), jnp.int32), jnp.array([9]), ids=None, limits=None)
@@ -162,6 +208,7 @@ WRONG = [
     (lambda: processors.LogitBias({}), "leave the processor out"),
     (lambda: processors.LogitBias({-1: 2.0}), "token ids of at least 0, got -1"),
     (lambda: processors.LogitBias({3: float("nan")}), "NaN|nan"),
+    (lambda: processors.LogitBias({3: -np.inf}), r"to forbid tokens write SuppressTokens\(\(3,\)\)"),
     (lambda: processors.SuppressTokens(["the"]), r"token ids \(whole numbers\), got 'the'"),
     (lambda: processors.SuppressTokens("the"), "a list of token ids"),
     (lambda: processors.ForcedTokens({-1: 3}), "positions"),

@@ -1,6 +1,7 @@
 """The acceptance of drafts, with the names and definitions of vLLM's metrics."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -85,3 +86,16 @@ def test_the_plot_has_both():
     assert [bar.get_height() for bar in lengths.patches] == pytest.approx([0.5, 0.25, 0.25])
     # Legible without colours.
     assert all(len(set(bar.get_facecolor()[:3])) == 1 for bar in lengths.patches)
+
+
+@pytest.mark.parametrize("longest", [10, 24])
+def test_no_number_of_the_plot_stands_over_another(longest):
+    figure = DraftAcceptance((1,) * longest, (1,) * (longest + 1)).plot()
+    figure.canvas.draw()
+    for axis in figure.axes:
+        for texts in (axis.texts, axis.get_xticklabels()):
+            boxes = sorted(text.get_window_extent().extents.tolist() for text in texts)
+            # All stand at one height, or their bars have other heights.
+            for (_, low, right, top), (left, other, _, _) in itertools.pairwise(boxes):
+                assert right < left or not low <= other < top
+        assert len(axis.get_xticks()) > 3

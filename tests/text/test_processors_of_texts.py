@@ -160,6 +160,12 @@ def test_a_wrong_option_is_refused(pair, options, kind, message):
         specjax.Decoder(pair, **options, **SHAPE)
 
 
+def test_some_token_must_be_left(pair):
+    size = pair.verifier.model.vocab_size
+    with pytest.raises(ValueError, match=f"ids has all {size} tokens of the verifier"):
+        specjax.Decoder(pair, processors=(processors.SuppressTokens(range(size)),))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
