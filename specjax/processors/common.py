@@ -9,9 +9,21 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Array, PromptBatch
+from specjax.checks import checked
+from specjax.types import Array, Processor, PromptBatch
 
 OVER = ("both", "prompt", "output")
+
+
+def check_strength(of: Processor, name: str, **span: Any) -> None:
+    """Fixes the dtype of a strength, see `checks.checked`; its name in messages is gin's.
+
+    Raises:
+      TypeError: it is not a number, or a number per row.
+      ValueError: it is out of range.
+    """
+    value = checked(f"{type(of).__name__}.{name}", getattr(of, name), **span)
+    object.__setattr__(of, name, value)
 
 
 def column(strength: Any, logits: Array) -> Array:
@@ -47,11 +59,11 @@ def counted(counts: Array, tokens: Array) -> Array:
     return counts + (place == tokens[:, None]).astype(jnp.int32)
 
 
-def checked_over(over: Any) -> str:
-    """Raises ValueError unless `over` says which tokens count."""
-    if over not in OVER:
-        raise ValueError(f"over must be one of {', '.join(map(repr, OVER))}, got {over!r}")
-    return str(over)
+def check_over(of: Any, known: tuple[str, ...] = OVER) -> None:
+    """Raises ValueError unless the processor's `over` says which tokens count."""
+    if of.over not in known:
+        words = ", ".join(map(repr, known))
+        raise ValueError(f"{type(of).__name__}.over must be one of {words}, got {of.over!r}")
 
 
 def checked_ids(name: str, ids: Any, kind: str = "token id") -> tuple[int, ...]:
@@ -75,12 +87,12 @@ def checked_ids(name: str, ids: Any, kind: str = "token id") -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
-def check_known(name: str, ids: tuple[int, ...], model: Any) -> None:
+def check_known(of: Processor, name: str, ids: tuple[int, ...], model: Any) -> None:
     """Raises ValueError for an id that is not a token of the model's tokenizer."""
     size = model.model.vocab_size
     for value in ids:
         if value >= size:
             raise ValueError(
-                f"{name} has the token id {value}, but the verifier has {size} tokens: "
-                f"give ids in 0 .. {size - 1}"
+                f"{type(of).__name__}.{name} has the token id {value}, but the verifier has {size} "
+                f"tokens: give ids in 0 .. {size - 1}"
             )

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import checked
-from specjax.processors.common import column, without
+from specjax.processors.common import check_strength, column, without
 from specjax.sampling.filters import descending_bits, keep_top_p
 from specjax.types import Array, Params, Processor, traced_dataclass
 
@@ -40,7 +39,7 @@ class MinP(Processor):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "min_p", checked("min_p", self.min_p, low=0.0, high=1.0))
+        check_strength(self, "min_p", low=0.0, high=1.0)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """See `types.Processor`."""
@@ -69,8 +68,7 @@ class TypicalP(Processor):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        value = checked("typical_p", self.typical_p, low=0.0, high=1.0, open_low=True)
-        object.__setattr__(self, "typical_p", value)
+        check_strength(self, "typical_p", low=0.0, high=1.0, open_low=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """See `types.Processor`."""
@@ -100,8 +98,7 @@ class EpsilonCutoff(Processor):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        value = checked("epsilon", self.epsilon, low=0.0, high=1.0, open_high=True)
-        object.__setattr__(self, "epsilon", value)
+        check_strength(self, "epsilon", low=0.0, high=1.0, open_high=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """See `types.Processor`."""
@@ -127,8 +124,7 @@ class EtaCutoff(Processor):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        value = checked("epsilon", self.epsilon, low=0.0, high=1.0, open_high=True)
-        object.__setattr__(self, "epsilon", value)
+        check_strength(self, "epsilon", low=0.0, high=1.0, open_high=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """See `types.Processor`."""

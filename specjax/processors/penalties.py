@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import checked, whole_number
+from specjax.checks import whole_number
 from specjax.processors.common import (
-    checked_over,
+    check_over,
+    check_strength,
     column,
     counted,
     prompt_counts,
@@ -64,9 +65,8 @@ class RepetitionPenalty(_OverTokens):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        value = checked("penalty", self.penalty, low=0.0, open_low=True, open_high=True)
-        object.__setattr__(self, "penalty", value)
-        checked_over(self.over)
+        check_strength(self, "penalty", low=0.0, open_low=True, open_high=True)
+        check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""
@@ -96,8 +96,8 @@ class PresencePenalty(_OverTokens):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "penalty", _finite(self.penalty))
-        checked_over(self.over)
+        check_strength(self, "penalty", open_low=True, open_high=True)
+        check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""
@@ -125,16 +125,12 @@ class FrequencyPenalty(_OverTokens):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "penalty", _finite(self.penalty))
-        checked_over(self.over)
+        check_strength(self, "penalty", open_low=True, open_high=True)
+        check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""
         return logits - column(self.penalty, logits) * state.astype(jnp.float32)
-
-
-def _finite(penalty: Any) -> Any:
-    return checked("penalty", penalty, open_low=True, open_high=True)
 
 
 class _Text(NamedTuple):
@@ -162,9 +158,8 @@ class NoRepeatNgram(Processor):
     order: ClassVar[int] = 13
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", whole_number("size", self.size, low=1))
-        if checked_over(self.over) == "prompt":
-            raise ValueError("over must be 'both' or 'output', got 'prompt'")
+        object.__setattr__(self, "size", whole_number("NoRepeatNgram.size", self.size, low=1))
+        check_over(self, ("both", "output"))
 
     def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> _Text:
         """See `types.Processor`."""

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import checked, whole_number
-from specjax.processors.common import check_known, checked_ids, column, marked, without
+from specjax.processors.common import (
+    check_known,
+    check_strength,
+    checked_ids,
+    column,
+    marked,
+    without,
+)
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
 
 
@@ -63,20 +70,23 @@ class LogitBias(Processor):
     forbids: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        pairs = _pairs("bias", self.bias, "{42: -2.5} (token id: number)")
-        ids = checked_ids("bias", [i for i, _ in pairs])
+        pairs = _pairs("LogitBias.bias", self.bias, "{42: -2.5} (token id: number)")
+        ids = checked_ids("LogitBias.bias", [i for i, _ in pairs])
         for i, value in pairs:
             if np.ndim(value) == 0 and value == -np.inf:
                 raise ValueError(
-                    f"bias[{i}] must be finite, got -inf: to forbid tokens write "
+                    f"LogitBias.bias[{i}] must be finite, got -inf: to forbid tokens write "
                     f"SuppressTokens(({i},))"
                 )
-        values = [checked(f"bias[{i}]", value, open_low=True, open_high=True) for i, value in pairs]
+        values = [
+            checked(f"LogitBias.bias[{i}]", value, open_low=True, open_high=True)
+            for i, value in pairs
+        ]
         object.__setattr__(self, "bias", dict(zip(ids, values, strict=True)))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        check_known("bias", tuple(self.bias), model)
+        check_known(self, "bias", tuple(self.bias), model)
         return self, ()
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
@@ -108,16 +118,19 @@ class SuppressTokens(_OverPositions):
     order: ClassVar[int] = 17
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", checked_ids("ids", self.ids))
+        object.__setattr__(self, "ids", checked_ids("SuppressTokens.ids", self.ids))
         if self.first is not None:
-            object.__setattr__(self, "first", whole_number("first", self.first, low=1))
+            object.__setattr__(
+                self, "first", whole_number("SuppressTokens.first", self.first, low=1)
+            )
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        check_known("ids", self.ids, model)
+        check_known(self, "ids", self.ids, model)
         if len(set(self.ids)) == (size := model.model.vocab_size):
             raise ValueError(
-                f"ids has all {size} tokens of the verifier, so none could follow: leave some out"
+                f"SuppressTokens.ids has all {size} tokens of the verifier, so none could follow: "
+                "leave some out"
             )
         return self, ()
 
@@ -148,14 +161,16 @@ class ForcedTokens(_OverPositions):
     order: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        pairs = _pairs("tokens", self.tokens, "{0: 42} (position: token id)")
-        positions = checked_ids("the keys of tokens", [key for key, _ in pairs], "position")
-        ids = checked_ids("tokens", [token for _, token in pairs])
+        pairs = _pairs("ForcedTokens.tokens", self.tokens, "{0: 42} (position: token id)")
+        positions = checked_ids(
+            "the keys of ForcedTokens.tokens", [key for key, _ in pairs], "position"
+        )
+        ids = checked_ids("ForcedTokens.tokens", [token for _, token in pairs])
         object.__setattr__(self, "tokens", tuple(zip(positions, ids, strict=True)))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        check_known("tokens", tuple(token for _, token in self.tokens), model)
+        check_known(self, "tokens", tuple(token for _, token in self.tokens), model)
         return self, ()
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
@@ -190,15 +205,14 @@ class MinNewTokens(_OverPositions):
     order: ClassVar[int] = 14
 
     def __post_init__(self) -> None:
-        value = checked("tokens", self.tokens, low=0, dtype=jnp.int32)
-        object.__setattr__(self, "tokens", value)
+        check_strength(self, "tokens", low=0, dtype=jnp.int32)
         if self.eos_ids != ():
-            object.__setattr__(self, "eos_ids", checked_ids("eos_ids", self.eos_ids))
+            object.__setattr__(self, "eos_ids", checked_ids("MinNewTokens.eos_ids", self.eos_ids))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
         found = self.eos_ids or tuple(model.tokenizer.eos_ids)
-        check_known("eos_ids", found, model)
+        check_known(self, "eos_ids", found, model)
         return dataclasses.replace(self, eos_ids=found), ()
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
@@ -231,10 +245,8 @@ class LinearTemperature(_OverPositions):
 
     def __post_init__(self) -> None:
         for name in ("first", "last"):
-            value = checked(name, getattr(self, name), low=0.0, open_low=True, open_high=True)
-            object.__setattr__(self, name, value)
-        value = checked("tokens", self.tokens, low=1, dtype=jnp.int32)
-        object.__setattr__(self, "tokens", value)
+            check_strength(self, name, low=0.0, open_low=True, open_high=True)
+        check_strength(self, "tokens", low=1, dtype=jnp.int32)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""

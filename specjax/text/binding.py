@@ -36,7 +36,8 @@ def bind_processors(given: Any, model: TextModel) -> BoundProcessors:
         return BoundProcessors()
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(
-            f"processors must be a tuple such as (processors.MinP(0.05),), got {given!r}"
+            "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
+            f"(@MinP(),), got {given!r}"
         )
     where = model.partitioner
     place = jax.device_put if where is None else where.replicate

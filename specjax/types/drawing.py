@@ -141,7 +141,8 @@ def _in_order(given: Any) -> tuple[Any, ...] | None:
     """The processors in the order in which they run; None if there are none."""
     if not isinstance(given, tuple | list):
         raise TypeError(
-            f"processors must be a tuple such as (processors.MinP(0.05),), got {given!r}"
+            "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
+            f"(@MinP(),), got {given!r}"
         )
     for i, one in enumerate(given):
         check_part(f"processors[{i}]", one, ("process", "init", "order"), "processors.MinP(0.05)")

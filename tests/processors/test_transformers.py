@@ -160,7 +160,9 @@ def test_a_long_ngram_makes_a_short_program():
         state = one.advance((), one.init((), batch, V, 2), jnp.zeros(1, jnp.int32))
         program = jax.make_jaxpr(lambda state, x, one=one: one.process((), state, x))(state, logits)
         assert len(str(program).splitlines()) < 300
-        found = jax.core.eval_jaxpr(program.jaxpr, program.consts, *jax.tree.leaves((state, logits)))
+        found = jax.core.eval_jaxpr(
+            program.jaxpr, program.consts, *jax.tree.leaves((state, logits))
+        )
         assert int(jnp.sum(found[0] == -jnp.inf)) == forbidden, size
 
 
@@ -196,7 +198,7 @@ def test_strengths_are_leaves_and_the_rest_is_structure():
 
 
 WRONG = [
-    (lambda: processors.MinP(1.5), r"min_p must lie in \[0, 1\], got 1.5"),
+    (lambda: processors.MinP(1.5), r"^MinP.min_p must lie in \[0, 1\], got 1.5"),
     (lambda: processors.TypicalP(0.0), "typical_p"),
     (lambda: processors.EpsilonCutoff(1.0), "epsilon"),
     (lambda: processors.EtaCutoff(-0.1), "epsilon"),
@@ -204,11 +206,17 @@ WRONG = [
     (lambda: processors.RepetitionPenalty(1.1, over="all"), "over must be one of 'both'"),
     (lambda: processors.FrequencyPenalty(float("inf")), "penalty"),
     (lambda: processors.NoRepeatNgram(0), "size"),
-    (lambda: processors.NoRepeatNgram(2, over="prompt"), "over must be 'both' or 'output'"),
+    (
+        lambda: processors.NoRepeatNgram(2, over="prompt"),
+        "one of 'both', 'output', got 'prompt'",
+    ),
     (lambda: processors.LogitBias({}), "leave the processor out"),
     (lambda: processors.LogitBias({-1: 2.0}), "token ids of at least 0, got -1"),
     (lambda: processors.LogitBias({3: float("nan")}), "NaN|nan"),
-    (lambda: processors.LogitBias({3: -np.inf}), r"to forbid tokens write SuppressTokens\(\(3,\)\)"),
+    (
+        lambda: processors.LogitBias({3: -np.inf}),
+        r"to forbid tokens write SuppressTokens\(\(3,\)\)",
+    ),
     (lambda: processors.SuppressTokens(["the"]), r"token ids \(whole numbers\), got 'the'"),
     (lambda: processors.SuppressTokens("the"), "a list of token ids"),
     (lambda: processors.ForcedTokens({-1: 3}), "positions"),
