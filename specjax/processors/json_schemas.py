@@ -24,11 +24,18 @@ def schema_text(schema: Any) -> Any:
     """Returns the JSON of a mapping; other objects as they are.
 
     Raises:
-      TypeError: it contains an object that JSON does not have.
+      TypeError: it is neither a mapping nor a text, or contains what JSON does not have.
       ValueError: it contains itself, or a number that JSON does not have, or is too long.
     """
-    if not isinstance(schema, Mapping):
+    if isinstance(schema, str):
         return schema
+    if not isinstance(schema, Mapping):
+        made = f"{getattr(schema, '__name__', '...')}.model_json_schema()"
+        remedy = f": write {made}" if hasattr(schema, "model_json_schema") else ""
+        raise TypeError(
+            f"schema must be like {{'type': 'integer'}}, a text, or a tuple of such, got "
+            f"{shortened(repr(schema))}{remedy}"
+        )
     parts: list[str] = []
     length = 0
     try:

@@ -232,13 +232,21 @@ def test_past_its_limit_a_draft_may_go_on():
         one.init(made, prompts._replace(prefix=ones[None]), 3, 8)
 
 
+class Person:
+    """Like a model of pydantic."""
+
+    def model_json_schema(self):
+        return {}
+
+
 WRONG = [
     (lambda: processors.Regex(3), "pattern must be like"),
     (lambda: processors.Regex(()), "leave the processor out"),
     (lambda: processors.Regex("("), "is not a regular expression"),
     (lambda: processors.Regex("a", which=1), r"which must be a whole number in"),
     (lambda: processors.JsonSchema("{"), "is not JSON"),
-    (lambda: processors.JsonSchema(True), "schema must be like"),
+    (lambda: processors.JsonSchema(True), "schema must be like .*, got True"),
+    (lambda: processors.JsonSchema(({}, Person)), r"write Person.model_json_schema\(\)"),
     (lambda: processors.JsonSchema("true"), "schema must be an object, got true"),
     (lambda: processors.JsonSchema({"type": "integer", "minimum": 3}), "schema.minimum is not"),
     (lambda: processors.JsonSchema({"oneOf": []}), "schema.oneOf is not supported: write anyOf"),
