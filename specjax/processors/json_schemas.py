@@ -20,8 +20,8 @@ _TOO_LONG = f"more than {MOST_TEXT} characters"
 _SPACES = frozenset(b" \t\n\r")
 
 
-def schema_text(schema: Any) -> Any:
-    """Returns the JSON of a mapping; other objects as they are.
+def schema_text(schema: Any) -> str:
+    """Returns the JSON of a mapping; a text as it is.
 
     Raises:
       TypeError: it is neither a mapping nor a text, or contains what JSON does not have.

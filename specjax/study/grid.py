@@ -116,7 +116,7 @@ class Grid:
                 "temperature": temperature,
                 "top_k": self.top_k,
                 "top_p": self.top_p,
-                "processors": tuple(self.processors),
+                "processors": self.processors,
             }
             found[Setting(method=VERIFIER_ALONE, **drawn)] = None
             for drafter in drafters:

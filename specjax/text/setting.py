@@ -391,7 +391,8 @@ def made_part(name: str, text: str | None) -> Any:
 
 def _canonical(processors: Any) -> tuple[str, ...]:
     """The processors' texts with standard names."""
-    if isinstance(processors, str) or not isinstance(processors, list | tuple):
+    given = processors if isinstance(processors, list | tuple) else [None]
+    if not all(isinstance(text, str) for text in given):
         raise TypeError(
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
