@@ -4,6 +4,7 @@
 them to decide. `Budgeted` limits a rule's divergence while decoding.
 """
 
+from specjax.rules.accept_functions import AcceptThreshold, Cactus, Mixture
 from specjax.rules.budgeted import Budgeted
 from specjax.rules.checking import check_rule
 from specjax.rules.deferral import (
@@ -17,7 +18,7 @@ from specjax.rules.deferral import (
     Lossless,
     OPTLog,
 )
-from specjax.rules.lossy import Lossy, LossyTuned, Mentored
+from specjax.rules.lossy import KLBall, Lossy, LossyTuned, Mentored
 from specjax.rules.sequential import (
     FallbackRollback,
     Mean,
@@ -27,7 +28,7 @@ from specjax.rules.sequential import (
     Sum,
 )
 from specjax.rules.target import accept_probability
-from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3
+from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3, Typical
 
 ALL_RULES = (
     Lossless,
@@ -40,29 +41,38 @@ ALL_RULES = (
     TokenV1,
     TokenV2,
     TokenV3,
+    Typical,
     BiLD,
     Lossy,
     LossyTuned,
     Mentored,
+    KLBall,
+    Mixture,
+    AcceptThreshold,
+    Cactus,
 )
 SEQUENTIAL_RULES = (FallbackRollback, SequenceChow, SequenceChowLog)
 ALL_AGGREGATIONS = (Sum, Mean, Quantile)
 
 __all__ = [
     "OPT",
+    "AcceptThreshold",
     "BiLD",
     "Budgeted",
+    "Cactus",
     "Chow",
     "ChowLog",
     "Deferral",
     "Diff",
     "DiffLog",
     "FallbackRollback",
+    "KLBall",
     "Lossless",
     "Lossy",
     "LossyTuned",
     "Mean",
     "Mentored",
+    "Mixture",
     "OPTLog",
     "Quantile",
     "SequenceChow",
@@ -71,6 +81,7 @@ __all__ = [
     "TokenV1",
     "TokenV2",
     "TokenV3",
+    "Typical",
     "accept_probability",
     "check_rule",
 ]

@@ -4,8 +4,13 @@ Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3 a
 for Mentored: Tran-Thien, An optimal lossy variant of speculative decoding (2023). The paper's T for
 lossy decoding is not a distribution at beta = 1, so `Lossy` is the output distribution of the
 procedure.
+
+Of all targets with a given acceptance, that of `LossyTuned` has the smallest KL(pi || p), KL(p ||
+pi) and every other f-divergence: the optimal pi / q has one value where it is above p / q, one
+where it is below, and pi = q between (the conditions of Karush, Kuhn and Tucker).
 """
 
+from collections.abc import Callable
 from types import MappingProxyType
 
 import jax.numpy as jnp
@@ -21,6 +26,7 @@ from specjax.types import Array, traced_dataclass
 _MAX_NEWTON = 64
 _MAX_HALVINGS = 60
 _BUDGET_TOLERANCE = 2e-6
+_ROUNDING = 2e-5
 
 
 @traced_dataclass
@@ -83,6 +89,37 @@ class LossyTuned(Strength, TargetRule):
 
 
 @traced_dataclass
+class KLBall(TargetRule):
+    """The highest acceptance such that KL(pi || p) <= nats.
+
+    Of all targets at most so far from the verifier, none accepts more: the best ones are those of
+    `LossyTuned`, and at each position the largest strength within the bound is found. pi = q if
+    KL(q || p) <= nats. Below infinity, pi has no token that p cannot draw. The mirror image of
+    `Mentored`. At temperature 0 it is lossless.
+
+    The divergence of a text's law is at most `nats` times its length. It is bounded at each
+    position, also in float32: the end of the search that is within the bound is taken.
+
+    Attributes:
+      nats: at least 0; 0 is lossless.
+    """
+
+    nats: Array | float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nats", checked("nats", self.nats, low=0.0))
+
+    def _target(self, q, p, q_conf, p_conf):
+        nats = jnp.asarray(self.nats, jnp.float32)
+        # What float32 may add to a divergence: a share of it, and of its root for close p and pi.
+        finite = jnp.where(jnp.isfinite(nats), nats, 0.0)
+        budget = jnp.maximum(nats - _ROUNDING * (finite + jnp.sqrt(finite)), 0.0)
+        ball = _tuned(q, p, *_within_budget(q, p, budget, _to_verifier))
+        within = jnp.where(kl_divergence(q, p) <= budget, q, ball)
+        return jnp.where(budget > 0.0, within, p)
+
+
+@traced_dataclass
 class Mentored(Strength, TargetRule):
     """The highest acceptance such that KL(p || pi) <= strength, with tuned beta.
 
@@ -95,35 +132,50 @@ class Mentored(Strength, TargetRule):
     _span = MappingProxyType({"low": 0.0})
 
     def _target(self, q, p, q_conf, p_conf):
-        keep, inverse = _within_budget(q, p, jnp.asarray(self.strength, jnp.float32))
-        mentored = _tuned(q, p, keep, inverse)
+        budget = jnp.asarray(self.strength, jnp.float32)
+        mentored = _tuned(q, p, *_within_budget(q, p, budget, _from_verifier))
         within = jnp.where(kl_divergence(p, q) <= self.strength, q, mentored)
         # Divergences of nearly equal p and q round to 0.
         return jnp.where(self.strength > 0.0, within, p)
 
 
-def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
-    """The smallest keep = 1 - strength with KL(p || pi) <= budget, and its 1 / beta.
+def _to_verifier(mass: Array, ratio: Array) -> Array:
+    """The part of KL(pi || p), plus p - pi, where p has the mass and pi = ratio p."""
+    return mass * ratio * jnp.log(jnp.maximum(ratio, TINY)) - mass * (ratio - 1.0)
+
+
+def _from_verifier(mass: Array, ratio: Array) -> Array:
+    """The part of KL(p || pi), plus pi - p; see `_to_verifier`."""
+    return jnp.where(mass > 0.0, mass * (ratio - 1.0) - mass * jnp.log(ratio), 0.0)
+
+
+def _within_budget(
+    q: Array, p: Array, budget: Array, divergence: Callable[[Array, Array], Array]
+) -> tuple[Array, Array]:
+    """The smallest keep = 1 - strength with a divergence within the budget, and its 1 / beta.
 
     The divergence falls as keep grows; it is zero at keep = 1 and constant below min p / q. The
     root is bracketed in log(keep), alternately by false position (Illinois) and by halving. The
     result is the end of the bracket that is within the budget.
+
+    Args:
+      q: `[V]` float32.
+      p: `[V]` float32.
+      budget: a scalar, in nats.
+      divergence: the part of the divergence where p has a given mass and pi = ratio p. No part is
+        negative, and each is zero at ratio 1.
     """
     both = (p > 0.0) & (q > 0.0)
-    log_ratio = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
-    kept_cost = jnp.where(both, p * log_ratio, 0.0)
+    ratio = q / jnp.where(p > 0.0, p, 1.0)
+    kept_cost = divergence(p, ratio)
 
-    def divergence(log_keep, inverse):
+    def excess_at(log_keep, inverse):
         # pi is p / keep where capped, p * inverse where raised, q elsewhere: no logarithms of [V].
         capped = q * jnp.exp(log_keep) > p
         raised = inverse * p > q
-        change = log_keep * total(jnp.where(capped, p, 0.0))
-        lifted = total(jnp.where(raised, p, 0.0))
-        change -= jnp.where(lifted > 0.0, lifted * jnp.log(jnp.maximum(inverse, TINY)), 0.0)
+        cut, lifted = (total(jnp.where(part, p, 0.0)) for part in (capped, raised))
         rest = total(jnp.where(capped | raised, 0.0, kept_cost))
-        # If p has mass that neither q nor the raised part covers, the divergence is infinite.
-        uncovered = jnp.any((p > 0.0) & (q <= 0.0) & ~raised)
-        return jnp.where(uncovered, jnp.inf, change + rest)
+        return divergence(cut, jnp.exp(-log_keep)) + divergence(lifted, inverse) + rest - budget
 
     def narrow(state):
         low, high, low_excess, high_excess, inverse, count = state
@@ -134,7 +186,7 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
         middle = jnp.where(inside & jnp.isfinite(between), between, halved)
         # The tuned 1 / beta grows with keep, so the upper end's is a valid start from above.
         trial = inverse_beta(q, p, jnp.exp(middle), start=inverse)
-        excess = divergence(middle, trial) - budget
+        excess = excess_at(middle, trial)
         within = excess <= 0.0
         return (
             jnp.where(within, low, middle),
@@ -151,9 +203,11 @@ def _within_budget(q: Array, p: Array, budget: Array) -> tuple[Array, Array]:
         return (high - low > 3e-7) & (high_excess < -slack) & (count < _MAX_HALVINGS)
 
     slack = jnp.minimum(_BUDGET_TOLERANCE, 1e-4 * budget)
-    lowest = jnp.minimum(jnp.min(jnp.where(both, log_ratio, 0.0)), 0.0)
+    # Not below float32's range, for 1 / keep.
+    largest = jnp.max(jnp.where(both, ratio, 1.0))
+    lowest = -jnp.log(jnp.minimum(jnp.maximum(largest, 1.0), 1.0 / TINY))
     least = inverse_beta(q, p, jnp.exp(lowest))
-    least_excess = divergence(lowest, least) - budget
+    least_excess = excess_at(lowest, least)
     # If the smallest keep is within the budget, the bracket is that single point.
     affordable = least_excess <= 0.0
     state = (

@@ -112,8 +112,9 @@ def kl_divergence(x: Array, y: Array) -> Array:
     """KL(x || y), in nats; infinite if y = 0 < x anywhere; `[V]`, `[V]` -> scalar."""
     both = (x > 0.0) & (y > 0.0)
     ratio = jnp.where(both, x, 1.0) / jnp.where(both, y, 1.0)
-    # No term is negative, so that nothing cancels if the two are close.
-    terms = jnp.where(both, x * jnp.log(ratio), 0.0) - x + y
+    # x log r - y (r - 1) is never negative, and its derivative at r = 1 is zero: so if the two are
+    # close, nothing cancels, and the rounding of r hardly matters.
+    terms = jnp.where(both, x * jnp.log(ratio) - y * (ratio - 1.0), y - x)
     return jnp.where(jnp.any((x > 0.0) & (y <= 0.0)), jnp.inf, total(terms))
 
 

@@ -7,22 +7,15 @@ import pytest
 
 from specjax import rules, sampling
 from specjax.rules.lossy import inverse_beta
+from tests.rules.exact import apply, exact_tuned, pairs
 from tests.tables import RULES, random_distributions
 
 INF = float("inf")
-
-
-def apply(rule, q, p, q_conf=None, p_conf=None):
-    q_conf, p_conf = (q if q_conf is None else q_conf), (p if p_conf is None else p_conf)
-    return np.asarray(jax.jit(lambda r, *a: jax.vmap(r)(*a))(rule, q, p, q_conf, p_conf))
-
-
-def pairs(vocab, count=60):
-    q, p = (random_distributions(s, count, vocab, zeros=0.3) for s in (0, 1))
-    q[:5] = p[:5]  # identical
-    q[5:9] = np.eye(vocab, dtype=np.float32)[0]  # one-hot
-    p[7:11] = np.eye(vocab, dtype=np.float32)[-1]
-    return q, p
+# Their pi has no token that p cannot draw.
+NEVER_IMPOSSIBLE = [
+    *("Lossy", "LossyTuned", "Mentored", "KLBall", "AcceptThreshold", "Cactus"),
+    *("Typical", "TypicalArgmax"),
+]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
@@ -124,11 +117,21 @@ def test_opt_is_diff_at_temperature_zero():
     assert (apply(rules.Diff(0.05), q, p, q_conf, p_conf) != np.asarray(q)).any()
 
 
-@pytest.mark.parametrize("name", ["Lossy", "LossyTuned", "Mentored"])
+@pytest.mark.parametrize("name", NEVER_IMPOSSIBLE)
 def test_lossy_rules_are_lossless_at_temperature_zero(name):
     q = np.eye(5, dtype=np.float32)[[0, 1, 2, 2]]
     p = np.eye(5, dtype=np.float32)[[0, 3, 2, 4]]
     np.testing.assert_array_equal(apply(RULES[name], q, p), p)
+
+
+@pytest.mark.parametrize("name", NEVER_IMPOSSIBLE)
+def test_these_rules_emit_nothing_that_the_verifier_cannot(name):
+    q, p = pairs(6)
+    assert (apply(RULES[name], q, p)[p == 0.0] == 0.0).all()
+    # The control: a mixture does, whatever its weight, with the drafter's share of it.
+    impossible = apply(rules.Mixture(0.7), q, p)[p == 0.0]
+    assert impossible.max() > 0.0
+    np.testing.assert_allclose(impossible, 0.3 * q[p == 0.0], atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +148,10 @@ def test_lossy_rules_are_lossless_at_temperature_zero(name):
         (rules.ChowLog(INF), "q"),
         (rules.BiLD(INF), "q"),
         (rules.Mentored(INF), "q"),
+        (rules.KLBall(INF), "q"),
+        (rules.Mixture(0.0), "q"),
+        (rules.AcceptThreshold(0.0), "q"),
+        (rules.TokenV2(INF, top_k=8), "q"),
         (rules.Diff(-INF), "p"),
         (rules.OPT(-INF), "p"),
         (rules.TokenV1(-INF), "p"),
@@ -154,6 +161,10 @@ def test_lossy_rules_are_lossless_at_temperature_zero(name):
         (rules.Lossy(0.0), "p"),
         (rules.LossyTuned(0.0), "p"),
         (rules.Mentored(0.0), "p"),
+        (rules.KLBall(0.0), "p"),
+        (rules.Mixture(1.0), "p"),
+        (rules.AcceptThreshold(), "p"),
+        (rules.Cactus(0.0), "p"),
     ],
     ids=repr,
 )
@@ -161,24 +172,6 @@ def test_strengths_at_the_ends_of_their_ranges(rule, which):
     q, p = pairs(8)
     want = {"q": q, "p": p}[which]
     np.testing.assert_allclose(apply(rule, q, p), want, atol=3e-6)
-
-
-def exact_inverse_beta(q, p, keep):
-    """Bisection in float64."""
-    q, p = q.astype(np.float64), p.astype(np.float64)
-    excess = np.maximum(q - p / keep, 0).sum(1, keepdims=True)
-    low, high = np.zeros_like(excess), np.ones_like(excess)
-    for _ in range(60):
-        middle = (low + high) / 2
-        enough = np.maximum(middle * p - q, 0).sum(1, keepdims=True) >= excess
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return high
-
-
-def exact_tuned(q, p, keep):
-    b = exact_inverse_beta(q, p, keep)
-    raised = np.maximum(np.minimum(q.astype(np.float64), p / keep), p * b)
-    return raised / raised.sum(1, keepdims=True)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.01, 0.3, 0.9, 0.9999])
@@ -211,48 +204,10 @@ def test_lossy_is_the_distribution_of_its_procedure():
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
-def divergence(p, pi):
-    p, pi = p.astype(np.float64), pi.astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(p > 0, p * (np.log(p) - np.log(pi)), 0.0).sum(1)
-
-
-def exact_mentored(q, p, budget):
-    """Bisection in float64 for the smallest keep within the budget."""
-    low, high = np.full((len(q), 1), -60.0), np.zeros((len(q), 1))
-    for _ in range(60):
-        middle = (low + high) / 2
-        within = (divergence(p, exact_tuned(q, p, np.exp(middle))) <= budget)[:, None]
-        low, high = np.where(within, low, middle), np.where(within, middle, high)
-    within = (divergence(p, q) <= budget)[:, None]
-    return np.where(within, q, exact_tuned(q, p, np.exp(high)))
-
-
-@pytest.mark.parametrize("budget", [0.0, 1e-3, 0.05, 3.0])
-@pytest.mark.parametrize("vocab", [2, 5, 100])
-def test_mentored_uses_its_whole_budget(budget, vocab):
-    q, p = pairs(vocab)
-    pi = apply(rules.Mentored(budget), q, p)
-    spent = divergence(p, pi)
-    assert (spent <= budget + 1e-5).all()
-    want = exact_mentored(q, p, budget) if budget else p
-    np.testing.assert_allclose(pi, want, atol=1e-5)
-    if budget == 0.05:
-        assert (np.abs(spent - budget) < 1e-5).sum() > 10
-
-
-def test_mentored_without_a_budget_is_lossless_also_for_nearly_equal_models():
-    q, _ = pairs(8)
-    noise = np.random.default_rng(0).standard_normal(q.shape)
-    p = (q * (1.0 + 1e-4 * noise)).astype(np.float32)
-    p /= p.sum(axis=1, keepdims=True)
-    np.testing.assert_array_equal(apply(rules.Mentored(0.0), q, p), p)
-
-
 def test_strengths_are_traced():
     q, p = pairs(16)
     compiled = jax.jit(lambda r, *a: jax.vmap(r)(*a))
-    for rule_type, low, high in ((rules.OPT, 0.0, 1.0), (rules.Mentored, 0.0, 1.0)):
+    for rule_type, low, high in ((rules.OPT, 0.0, 1.0), (rules.KLBall, 0.0, 1.0)):
         before = compiled._cache_size()
         for strength in np.linspace(low, high, 50):
             compiled(rule_type(strength), q, p, q, p)
@@ -292,6 +247,13 @@ def test_transformations_work(rule):
         (lambda: rules.Lossy(0.5, 1.5), "beta"),
         (lambda: rules.LossyTuned(1.0), "strength"),
         (lambda: rules.Mentored(-1.0), "strength"),
+        (lambda: rules.KLBall(-1.0), "nats"),
+        (lambda: rules.Mixture(1.1), "weight"),
+        (lambda: rules.AcceptThreshold(-0.1), "single"),
+        (lambda: rules.AcceptThreshold(1.0, 1.1), "acc"),
+        (lambda: rules.Cactus(-1), "delta"),
+        (lambda: rules.Typical(0.3, 1.1), "alpha"),
+        (lambda: rules.Typical(-0.3, 0.1), "epsilon"),
     ],
 )
 def test_strengths_out_of_range_are_named(make, name):
