@@ -30,6 +30,7 @@ RULES = {
     "LossyTuned": rules.LossyTuned(0.4),
     "Mentored": rules.Mentored(0.05),
     "KLBall": rules.KLBall(0.05),
+    "KLPrice": rules.KLPrice(1.0),
     "Mixture": rules.Mixture(0.7),
     "AcceptThreshold": rules.AcceptThreshold(0.7, 0.8),
     "Cactus": rules.Cactus(0.1),

@@ -18,7 +18,7 @@ from specjax.rules.deferral import (
     Lossless,
     OPTLog,
 )
-from specjax.rules.lossy import KLBall, Lossy, LossyTuned, Mentored
+from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
 from specjax.rules.sequential import (
     FallbackRollback,
     Mean,
@@ -47,6 +47,7 @@ ALL_RULES = (
     LossyTuned,
     Mentored,
     KLBall,
+    KLPrice,
     Mixture,
     AcceptThreshold,
     Cactus,
@@ -67,6 +68,7 @@ __all__ = [
     "DiffLog",
     "FallbackRollback",
     "KLBall",
+    "KLPrice",
     "Lossless",
     "Lossy",
     "LossyTuned",

@@ -120,6 +120,31 @@ class KLBall(TargetRule):
 
 
 @traced_dataclass
+class KLPrice(Strength, TargetRule):
+    """Accepts more wherever the last bit of acceptance costs at most `strength` nats of KL(pi || p).
+
+    Acceptance is bought at one price at all positions. So among all rules, none has a smaller mean
+    of KL(pi || p) at its mean acceptance, over the positions of any texts: it is the frontier of
+    the averages, as `LossyTuned` is that of each position. pi is that of `LossyTuned` with log(beta
+    / keep) = strength at each position, because d KL(pi || p) / d acceptance = log(beta / keep).
+
+    Attributes:
+      strength: the price, at least 0, in nats per accepted token; 0 is lossless.
+    """
+
+    _span = MappingProxyType({"low": 0.0})
+
+    def _target(self, q, p, q_conf, p_conf):
+        price = jnp.asarray(self.strength, jnp.float32)
+
+        def slope(log_keep, inverse):
+            return -log_keep - jnp.log(jnp.maximum(inverse, TINY))
+
+        bought = _tuned(q, p, *_smallest_keep(q, p, slope, price))
+        return jnp.where(price > 0.0, bought, p)
+
+
+@traced_dataclass
 class Mentored(Strength, TargetRule):
     """The highest acceptance such that KL(p || pi) <= strength, with tuned beta.
 
@@ -154,10 +179,6 @@ def _within_budget(
 ) -> tuple[Array, Array]:
     """The smallest keep = 1 - strength with a divergence within the budget, and its 1 / beta.
 
-    The divergence falls as keep grows; it is zero at keep = 1 and constant below min p / q. The
-    root is bracketed in log(keep), alternately by false position (Illinois) and by halving. The
-    result is the end of the bracket that is within the budget.
-
     Args:
       q: `[V]` float32.
       p: `[V]` float32.
@@ -165,17 +186,28 @@ def _within_budget(
       divergence: the part of the divergence where p has a given mass and pi = ratio p. No part is
         negative, and each is zero at ratio 1.
     """
-    both = (p > 0.0) & (q > 0.0)
-    ratio = q / jnp.where(p > 0.0, p, 1.0)
-    kept_cost = divergence(p, ratio)
+    kept_cost = divergence(p, q / jnp.where(p > 0.0, p, 1.0))
 
-    def excess_at(log_keep, inverse):
+    def spent(log_keep, inverse):
         # pi is p / keep where capped, p * inverse where raised, q elsewhere: no logarithms of [V].
         capped = q * jnp.exp(log_keep) > p
         raised = inverse * p > q
         cut, lifted = (total(jnp.where(part, p, 0.0)) for part in (capped, raised))
         rest = total(jnp.where(capped | raised, 0.0, kept_cost))
-        return divergence(cut, jnp.exp(-log_keep)) + divergence(lifted, inverse) + rest - budget
+        return divergence(cut, jnp.exp(-log_keep)) + divergence(lifted, inverse) + rest
+
+    return _smallest_keep(q, p, spent, budget)
+
+
+def _smallest_keep(
+    q: Array, p: Array, spent: Callable[[Array, Array], Array], budget: Array
+) -> tuple[Array, Array]:
+    """The smallest keep at which `spent(log(keep), 1 / beta)` is within the budget; its 1 / beta.
+
+    `spent` falls as keep grows; it is zero at keep = 1 and constant below min p / q. The root is
+    bracketed in log(keep), alternately by false position (Illinois) and by halving. The result is
+    the end of the bracket that is within the budget.
+    """
 
     def narrow(state):
         low, high, low_excess, high_excess, inverse, count = state
@@ -186,7 +218,7 @@ def _within_budget(
         middle = jnp.where(inside & jnp.isfinite(between), between, halved)
         # The tuned 1 / beta grows with keep, so the upper end's is a valid start from above.
         trial = inverse_beta(q, p, jnp.exp(middle), start=inverse)
-        excess = excess_at(middle, trial)
+        excess = spent(middle, trial) - budget
         within = excess <= 0.0
         return (
             jnp.where(within, low, middle),
@@ -203,11 +235,11 @@ def _within_budget(
         return (high - low > 3e-7) & (high_excess < -slack) & (count < _MAX_HALVINGS)
 
     slack = jnp.minimum(_BUDGET_TOLERANCE, 1e-4 * budget)
+    largest = jnp.max(jnp.where((p > 0.0) & (q > 0.0), q / jnp.where(p > 0.0, p, 1.0), 1.0))
     # Not below float32's range, for 1 / keep.
-    largest = jnp.max(jnp.where(both, ratio, 1.0))
     lowest = -jnp.log(jnp.minimum(jnp.maximum(largest, 1.0), 1.0 / TINY))
     least = inverse_beta(q, p, jnp.exp(lowest))
-    least_excess = excess_at(lowest, least)
+    least_excess = spent(lowest, least) - budget
     # If the smallest keep is within the budget, the bracket is that single point.
     affordable = least_excess <= 0.0
     state = (

@@ -38,6 +38,13 @@ USUAL_METHODS: Mapping[str, Sequence[float] | None] = MappingProxyType(
         "lossy": _TENTHS,
         "lossy_tuned": _TENTHS,
         "mentored": (0.01, 0.05, 0.1, 0.3),
+        "kl_ball": (0.01, 0.03, 0.1, 0.3),
+        "kl_price": (0.1, 0.3, 1.0, 2.0),
+        "mixture": (0.9, 0.7, 0.5, 0.3),
+        "typical": (0.9, 0.3, 0.09),
+        "relaxed": (0.3, 0.6),
+        "accept_threshold": (0.9, 0.7, 0.5),
+        "cactus": (0.001, 0.01, 0.1),
     }
 )
 

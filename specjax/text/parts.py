@@ -58,7 +58,10 @@ class Part(NamedTuple):
 
     @property
     def number(self) -> float | None:
-        """A rule's strength, a policy's threshold: its last number, otherwise that of its parts."""
+        """A rule's strength, a policy's threshold: its last number, otherwise that of its parts.
+
+        A number by position counts before one by name: 0.3 of `TokenV2(0.3, top_k=10)`.
+        """
         return _cut(self)[1]
 
     @property
@@ -219,8 +222,11 @@ def _cut(value: Any) -> tuple[Any, float | None]:
     named = value.named if isinstance(value, Part) else ()
     inner = value.arguments if isinstance(value, Part) else value
     given = [*inner, *(each for _, each in named)]
-    # From the last; the numbers of parts come after its own.
-    for i in sorted(range(len(given)), key=lambda i: (_is_number(given[i]), i), reverse=True):
+    # From the last by position; numbers by name come after these, and those of parts last.
+    def order(i: int) -> tuple[bool, bool, int]:
+        return _is_number(given[i]), i < len(inner), i
+
+    for i in sorted(range(len(given)), key=order, reverse=True):
         given[i], number = _cut(given[i])
         if number is not None:
             break

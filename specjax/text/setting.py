@@ -67,6 +67,8 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "sequence_cascade_log": "SequenceCascade(rule=SequenceChowLog({}))",
         "bild_original": "BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))",
         "budgeted": "Budgeted(OPT(0.5), {})",
+        "typical": "Typical(0.3, {})",
+        "relaxed": "TokenV2({}, top_k=10, replacement='argmax')",
     }
 )
 # Stopping policies, likewise; `{}` is replaced by the threshold.

@@ -167,12 +167,33 @@ def test_no_rule_has_fewer_nats_than_lossy_tuned_at_its_acceptance(vocab):
     assert above > 100  # most rules are above it
 
 
-# How the acceptance, and the divergence, change as the strength grows: 1 up, -1 down, 0 either.
+def test_no_rule_has_a_smaller_mean_divergence_than_a_price_at_its_mean_acceptance():
+    q, p = pairs(5)
+    found = [apply(rules.KLPrice(float(price)), q, p) for price in np.geomspace(1e-3, 12, 60)]
+    accepted = np.array([np.minimum(pi, q).sum(1).mean() for pi in found])
+    nats = np.array([divergence(pi, p).mean() for pi in found])
+    assert (np.diff(accepted) > -1e-6).all() and (np.diff(nats) > -1e-6).all()
+    # The tangents of the frontier, by the price, bound every rule from below.
+    prices, above = np.geomspace(1e-3, 12, 60), 0
+    for rule in {**RULES, **{repr(rule): rule for rule, *_ in FUNCTIONS}}.values():
+        pi = apply(rule, q, p)
+        bill = divergence(pi, p).mean() - nats - prices * (np.minimum(pi, q).sum(1).mean() - accepted)
+        assert (bill > -1e-4).all(), rule
+        above += (bill > 1e-3).all()
+    assert above > 15
+    # Equal strengths at all positions are not on it.
+    tuned = apply(rules.LossyTuned(0.5), q, p)
+    at = np.interp(np.minimum(tuned, q).sum(1).mean(), accepted, nats)
+    assert divergence(tuned, p).mean() > at + 1e-3
+
+
+# How the acceptance, and total variation, change as the strength grows: 1 up, -1 down, 0 either.
 KNOBS = {
     "Mixture": (rules.Mixture, np.linspace(0, 1, 9), -1, -1),
     "Lossy": (rules.Lossy, np.linspace(0, 0.95, 9), 1, 1),
     "LossyTuned": (rules.LossyTuned, np.linspace(0, 0.95, 9), 1, 1),
     "KLBall": (rules.KLBall, np.geomspace(1e-3, 3, 9), 1, 1),
+    "KLPrice": (rules.KLPrice, np.geomspace(1e-2, 5, 9), 1, 1),
     "Cactus": (rules.Cactus, np.geomspace(1e-3, 3, 9), 1, 1),
     "TokenV3Residual": (
         lambda strength: rules.TokenV3(strength, replacement="residual"),
@@ -180,14 +201,14 @@ KNOBS = {
         1,
         1,
     ),
-    "Typical": (lambda alpha: rules.Typical(1.0, alpha), np.linspace(0.05, 1, 9), -1, 0),
+    "Typical": (lambda alpha: rules.Typical(1.0, alpha), np.linspace(0.05, 1, 9), 0, 0),
     "TypicalArgmax": (
         lambda alpha: rules.Typical(1.0, alpha, replacement="argmax"),
         np.linspace(0.05, 1, 9),
         -1,
         0,
     ),
-    "AcceptThreshold": (lambda acc: rules.AcceptThreshold(1.0, acc), np.linspace(0.1, 1, 9), -1, 0),
+    "AcceptThreshold": (lambda acc: rules.AcceptThreshold(1.0, acc), np.linspace(0.1, 1, 9), 0, 0),
     "Relaxed": (
         lambda delta: rules.TokenV2(delta, top_k=3, replacement="argmax"),
         np.linspace(0.05, 0.9, 9),
@@ -196,6 +217,18 @@ KNOBS = {
     ),
     "TokenV3": (rules.TokenV3, np.linspace(0, 0.95, 9), 0, 0),
 }
+
+
+def test_all_accept_functions_are_monotone_in_their_own_acceptance():
+    # So for these the rule's, the most that the same law allows, is what is not monotone.
+    q, p = pairs(5)
+    cases = [
+        (typical, [{"epsilon": 1.0, "alpha": x, "after": repeated} for x in KNOBS["Typical"][1]]),
+        (threshold, [{"single": 1.0, "acc": x} for x in KNOBS["AcceptThreshold"][1]]),
+    ]
+    for accept, numbers in cases:
+        own = [[law_of(accept, *pair, each)[1] for pair in zip(q, p)] for each in numbers]
+        assert (np.diff(own, axis=0) <= 1e-12).all()
 
 
 @pytest.mark.parametrize("name", KNOBS)
@@ -217,7 +250,8 @@ def test_overshoot_is_bounded_where_it_is_said_to_be():
     q, p = (np.concatenate(x) for x in zip(*(pairs(6, seed=s) for s in range(4)), strict=True))
 
     def overshoot(rule):
-        return np.max(ratio(apply(rule, q, p).astype(np.float64), p) * (p > 0), axis=1, initial=0.0)
+        pi = apply(rule, q, p)
+        return np.divide(pi, p, out=np.zeros_like(p), where=p > 0).max(axis=1)
 
     for rule in (rules.Lossy(0.4), rules.LossyTuned(0.4)):
         assert overshoot(rule).max() <= 1 / 0.6 + 1e-4

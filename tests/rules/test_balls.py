@@ -95,9 +95,10 @@ def test_nothing_within_the_bound_accepts_more():
         if not rows.any():
             continue
         # A little more than that, for what float32 leaves of a bound.
-        bounds = nats[rows] * (1.0 + 2e-4) + 1e-4 * np.sqrt(nats[rows])
-        ball = np.asarray(_each_row(rules.KLBall(bounds), q[rows], p[rows]))
-        gain = np.minimum(ball, q[rows]).sum(1) - accepted[rows]
+        nats = np.where(rows, nats, 1.0)
+        bounds = nats * (1.0 + 2e-4) + 1e-4 * np.sqrt(nats)
+        ball = np.asarray(_each_row(rules.KLBall(bounds), q, p))
+        gain = (np.minimum(ball, q).sum(1) - accepted)[rows]
         assert (gain > -1e-5).all(), rule
         closer += (gain > 1e-3).sum()
     assert closer > 100

@@ -13,7 +13,8 @@ from tests.tables import RULES, random_distributions
 INF = float("inf")
 # Their pi has no token that p cannot draw.
 NEVER_IMPOSSIBLE = [
-    *("Lossy", "LossyTuned", "Mentored", "KLBall", "AcceptThreshold", "Cactus"),
+    *("Lossy", "LossyTuned", "Mentored", "KLBall", "KLPrice"),
+    *("AcceptThreshold", "Cactus"),
     *("Typical", "TypicalArgmax"),
 ]
 
@@ -162,6 +163,7 @@ def test_these_rules_emit_nothing_that_the_verifier_cannot(name):
         (rules.LossyTuned(0.0), "p"),
         (rules.Mentored(0.0), "p"),
         (rules.KLBall(0.0), "p"),
+        (rules.KLPrice(0.0), "p"),
         (rules.Mixture(1.0), "p"),
         (rules.AcceptThreshold(), "p"),
         (rules.Cactus(0.0), "p"),
@@ -248,6 +250,7 @@ def test_transformations_work(rule):
         (lambda: rules.LossyTuned(1.0), "strength"),
         (lambda: rules.Mentored(-1.0), "strength"),
         (lambda: rules.KLBall(-1.0), "nats"),
+        (lambda: rules.KLPrice(-1.0), "strength"),
         (lambda: rules.Mixture(1.1), "weight"),
         (lambda: rules.AcceptThreshold(-0.1), "single"),
         (lambda: rules.AcceptThreshold(1.0, 1.1), "acc"),
