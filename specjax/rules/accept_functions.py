@@ -74,10 +74,10 @@ class Cactus(TargetRule):
     """Accepts x with probability min(1, h / q), h = min(1, p + sqrt(2 delta p (1 - p))) at x.
 
     Else a draw from norm((h^x - q)_+), where h^x is h at x, and p (1 - h) / (1 - p(x)) elsewhere.
-    A baseline. It intends KL(h^x || p) <= delta, by a second-order term: it reaches 2 delta. And h^x
-    differs for each x, so that no multiple of delta bounds KL(pi || p): if p is uniform on V tokens
-    and q on ceil(1 / h) of them, then pi = q, at log(V h) nats. `KLBall` is the exact solution. At
-    temperature 0 it is lossless.
+    A baseline. It intends KL(h^x || p) <= delta, by a second-order term: it reaches 2 delta. And
+    h^x differs for each x, so that no multiple of delta bounds KL(pi || p): if p is uniform on V
+    tokens and q on ceil(1 / h) of them, then pi = q, at log(V h) nats. `KLBall` is the exact
+    solution. At temperature 0 it is lossless.
 
     Attributes:
       delta: at least 0; 0 is lossless.

@@ -121,7 +121,7 @@ class KLBall(TargetRule):
 
 @traced_dataclass
 class KLPrice(Strength, TargetRule):
-    """Accepts more wherever the last bit of acceptance costs at most `strength` nats of KL(pi || p).
+    """Accepts more at each position while this costs at most so many nats per accepted token.
 
     Acceptance is bought at one price at all positions. So among all rules, none has a smaller mean
     of KL(pi || p) at its mean acceptance, over the positions of any texts: it is the frontier of

@@ -132,7 +132,7 @@ class Typical(Replacing):
     epsilon: Array | float
     alpha: Array | float
 
-    _spans = MappingProxyType(dict.fromkeys(("epsilon", "alpha"), {"low": 0.0, "high": 1.0}))
+    _spans = MappingProxyType({x: {"low": 0.0, "high": 1.0} for x in ("epsilon", "alpha")})
 
     def _replaced(self, p, q_conf, p_conf):
         return p <= jnp.minimum(self.epsilon, self.alpha * jnp.exp(-entropy(p)))

@@ -25,6 +25,7 @@ from specjax.study.answer import answer, parts_of
 from specjax.study.choose import Search, promising
 from specjax.study.demand import Choice, Demand
 from specjax.study.expect import cannot_estimate, estimate, sampling_key
+from specjax.study.frontier import frontier_of, with_balls
 from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
@@ -127,6 +128,7 @@ def compare(
         texts = in_random_order(texts, search.seed)
         parts = parts_of(search, len(texts.examples), measuring)
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
+    grid = with_balls(grid, demand)
     _check_settings(grid, demand, measuring.quality, measured)
     settings = grid
     if process is not None:
@@ -254,13 +256,15 @@ def _promising(
     rows = bench.measuring.latency_batch_size
     how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
     about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
+    line = [setting for setting in frontier_of(known) if setting not in known]
     about |= {"shared": bench.shared.size} if bench.shared.size else {}
+    about |= {"frontier": _values(line)} if line else {}
     about["models"] = {name: model.fingerprint for name, model in bench.models.items()}
     points.estimate(
         about,
         lambda: estimate(
             bench.models,
-            known,
+            [*known, *line],
             read,
             options=bench.options,
             shared=bench.shared,
@@ -268,6 +272,7 @@ def _promising(
             tell=tell,
             **how,
         ),
+        line,
     )
     taken = [setting for setting in settings if setting.is_alone] + left
     for group in drawn_alike(known):

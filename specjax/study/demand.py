@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.evaluation import Bootstrap
+from specjax.rules import KLBall
 from specjax.runs.evaluation import as_json
 from specjax.study.expect import Expected
 from specjax.study.scores import RELATIVE, Scores
@@ -97,7 +98,11 @@ class Clause(NamedTuple):
         }[self.figure]
 
     def holds_by_law(self, setting: Setting) -> bool:
-        """Whether a setting certainly meets it, because it is lossless."""
+        """Whether a setting certainly meets it: it is lossless, or its rule has such a bound."""
+        if self.figure == NATS and setting.method is None:
+            rule = setting.made("rule")
+            if isinstance(rule, KLBall) and setting.strength is not None:
+                return setting.strength <= self.bound
         return self.figure in (DIFFERENCE, NATS) and setting.is_lossless
 
     def slack(self, scores: Scores, verifier: Scores, quality: str | None) -> Slack:
@@ -230,7 +235,7 @@ class Judged(NamedTuple):
 
     Attributes:
       clause: this clause.
-      slack: the distance of its figure from the bound; infinite if it is met by a lossless setting.
+      slack: the distance of its figure from the bound; infinite if it certainly meets it.
       error: the standard error of `slack`.
       margin: the required slack in the last round.
       chance: the probability of at least that slack in the last round.
@@ -472,7 +477,7 @@ def verdict(
 
     Returns:
       For each clause: `demand`; `slack` with `low` and `high`, the distance from the bound;
-      `by_law`, whether a lossless setting certainly meets it; `met`, whether `by_law` or the slack
+      `by_law`, whether the setting certainly meets it; `met`, whether `by_law` or the slack
       is at least 0.
     """
     verdicts = []

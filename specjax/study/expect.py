@@ -64,6 +64,7 @@ class Expected:
       error: the standard error of `tokens_per_call`, over texts.
       drafted_per_call: drafted tokens per pass of the verifier.
       nats_per_token: KL(pi || p), infinite if pi has tokens that p cannot draw.
+      overshoot: the largest pi(v) / p(v) of any token at any position; infinite likewise.
       latency: seconds of a text in a batch, prompt included.
       speedup: over the verifier alone, prompt included.
     """
@@ -75,6 +76,7 @@ class Expected:
     error: float = math.nan
     drafted_per_call: float = 0.0
     nats_per_token: float = 0.0
+    overshoot: float = 1.0
     latency: float = math.nan
     speedup: float = math.nan
 
@@ -92,7 +94,7 @@ class Expected:
     @classmethod
     def of(cls, setting: Setting, values: Mapping[str, Any]) -> "Expected":
         """Returns the estimate of a `to_dict`."""
-        infinite = ("nats_per_token", "tokens_per_call")
+        infinite = ("nats_per_token", "tokens_per_call", "overshoot")
         absent = {name: math.inf if name in infinite else math.nan for name in values}
         found = {name: absent[name] if x is None else x for name, x in values.items()}
         return cls(setting=setting, **found)
@@ -316,9 +318,9 @@ def _of_group(
             spent = clock.start() + clock.step(VERIFIER) * length
             yield Expected(setting=setting, error=0.0), spent
         elif setting.is_alone and read is not None:
-            nats = _nats(read.rules[_KEEPS.rule])
+            figures = _apart(read.rules[_KEEPS.rule])
             spent = clock.start_alone(setting.drafter) + clock.step(setting.drafter) * length
-            yield Expected(setting=setting, tokens_per_call=math.inf, nats_per_token=nats), spent
+            yield Expected(setting=setting, tokens_per_call=math.inf, **figures), spent
         elif read is not None:
             yield _walked(setting, read, clock, length)
 
@@ -443,16 +445,21 @@ def _walked(setting: Setting, read: _Read, clock: Clock, length: float) -> tuple
         tokens_per_call=tokens,
         error=_error(of_texts, walked.rounds),
         drafted_per_call=float(np.arange(len(walked.drafted)) @ walked.drafted),
-        nats_per_token=_nats(found),
+        **_apart(found),
     )
     spent = clock.start([setting.drafter]) + _round(setting, walked, clock) * length / tokens
     return expected, spent
 
 
-def _nats(found: Positions) -> float:
+def _apart(found: Positions) -> dict[str, float]:
+    """How far a rule is from the verifier: `nats_per_token` and `overshoot`."""
     if float(found.impossible.mean(dtype=np.float64)) > _ROUNDING:
-        return math.inf
-    return max(float(found.nats.mean(dtype=np.float64)), 0.0)
+        return {"nats_per_token": math.inf, "overshoot": math.inf}
+    finite = found.overshoot[np.isfinite(found.overshoot)]
+    return {
+        "nats_per_token": max(float(found.nats.mean(dtype=np.float64)), 0.0),
+        "overshoot": max(float(finite.max(initial=1.0)), 1.0),
+    }
 
 
 def _round(setting: Setting, walked: Walked, clock: Clock) -> float:

@@ -1,14 +1,17 @@
-"""Figures 1 to 3 of Faster Cascades, and quality against divergence, as PNG and PDF."""
+"""Figures 1 to 3 of Faster Cascades, quality and acceptance against divergence; PNG and PDF."""
 
 import io
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from specjax.checks import require
 from specjax.evaluation import Bootstrap
+from specjax.study.expect import Expected
+from specjax.study.frontier import drawn_points
 from specjax.study.scores import DEFERRALS, NATS, RELATIVE, Scores
 from specjax.study.tables import common, curves, front
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting
@@ -21,8 +24,9 @@ PLOTS: Mapping[str, tuple[str, str]] = {
     "quality_cost": ("cost_per_token", "cost of all passes per token"),
     "quality_nats": (NATS, "nats per token from the verifier"),
 }
+ACCEPTANCE = "acceptance_nats"
 KINDS = ("png", "pdf")
-FILES = tuple(f"{name}.{kind}" for name in PLOTS for kind in KINDS)
+FILES = tuple(f"{name}.{kind}" for name in (*PLOTS, ACCEPTANCE) for kind in KINDS)
 # Coprime numbers of marks and lines: 52 different curves.
 MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
 _DPI = 130
@@ -50,14 +54,69 @@ def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -
     """
     made = {}
     for name in PLOTS:
-        drawn = figure(scored, name, quality, bootstrap)
-        for kind in KINDS if drawn is not None else ():
-            image = io.BytesIO()
-            # No date, so that equal plots are equal files.
-            about = {"CreationDate": None} if kind == "pdf" else {}
-            drawn.savefig(image, format=kind, dpi=_DPI, metadata=about)
-            made[f"{name}.{kind}"] = image.getvalue()
+        made |= _files(name, figure(scored, name, quality, bootstrap))
     return made
+
+
+def _files(name: str, drawn: Any) -> dict[str, bytes]:
+    """The files of a figure; none without a figure."""
+    made = {}
+    for kind in KINDS if drawn is not None else ():
+        image = io.BytesIO()
+        # No date, so that equal plots are equal files.
+        about = {"CreationDate": None} if kind == "pdf" else {}
+        drawn.savefig(image, format=kind, dpi=_DPI, metadata=about)
+        made[f"{name}.{kind}"] = image.getvalue()
+    return made
+
+
+def draw_acceptance(
+    estimates: Mapping[Setting, Expected], frontier: Mapping[Setting, Expected]
+) -> dict[str, bytes]:
+    """Draws acceptance against nats per token, with a panel for each temperature.
+
+    Args:
+      estimates: the estimates of settings; those without a finite divergence are left out.
+      frontier: the estimates of the frontier, the line that no rule is above.
+
+    Returns:
+      File name -> content; none without lossy settings or without a frontier.
+    """
+    line = {**frontier, **{x: e for x, e in estimates.items() if x.rule.startswith("KLPrice(")}}
+    points = {x.setting: x for x in drawn_points(estimates) if _is_placed(x)}
+    temperatures = sorted({x.temperature for x in line if _is_placed(line[x])})
+    if not temperatures:
+        return {}
+    figures: Any = require("matplotlib.figure", "eval")
+    made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = made.subplots(1, len(temperatures), squeeze=False)[0]
+    labels = _Labels(points)
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        best = [e for x, e in line.items() if x.temperature == temperature and _is_placed(e)]
+        nats, accepted = np.asarray(sorted((e.nats_per_token, e.acceptance) for e in best)).T
+        axis.plot(nats, accepted, color="black", linewidth=2.4, alpha=0.5, label="frontier")
+        here = {x: e for x, e in points.items() if x.temperature == temperature}
+        for curve in curves(here):
+            found = [(here[x].nats_per_token, here[x].acceptance) for x in curve]
+            axis.plot(*np.asarray(found).T, markersize=5, **labels.styles[labels.of(curve[0])])
+        axis.set_xlim(-0.02 * nats.max(), 1.05 * nats.max())
+        axis.set(title=f"temperature {temperature:g}", ylabel="acceptance of drafted tokens")
+        axis.set_xlabel("nats per token from the verifier")
+        axis.grid(alpha=0.3)
+    _legend(made, axes, ["frontier", *labels.styles])
+    return _files(ACCEPTANCE, made)
+
+
+def _is_placed(estimate: Expected) -> bool:
+    return math.isfinite(estimate.nats_per_token) and math.isfinite(estimate.acceptance)
+
+
+def _legend(made: Any, axes: Any, first: Iterable[str]) -> None:
+    handles = {label: handle for axis in axes for handle, label in _handles(axis)}
+    order = [label for label in dict.fromkeys((*first, *handles)) if label in handles]
+    made.legend(
+        [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
+    )
 
 
 def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap: Bootstrap) -> Any:
@@ -88,18 +147,14 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
         axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
         axis.margins(0.08)
         axis.grid(alpha=0.3)
-    handles = {label: handle for axis in axes for handle, label in _handles(axis)}
-    order = [label for label in dict.fromkeys((*labels.styles, *handles)) if label in handles]
-    made.legend(
-        [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
-    )
+    _legend(made, axes, labels.styles)
     return made
 
 
 class _Labels:
     """The label and the style of each curve, the same in all panels and plots."""
 
-    def __init__(self, scored: Mapping[Setting, Scores]):
+    def __init__(self, scored: Iterable[Setting]):
         self._shared = common(scored) | {"strength", "temperature"}
         colours: Any = require("matplotlib", "eval").colormaps["cividis"]
         names = [*dict.fromkeys(self.of(points[0]) for points in curves(scored))]

@@ -7,6 +7,7 @@ settings.csv    the same, a number in each column
 best.csv, .tex  the front, the models alone and the fastest lossless settings
 table_2.csv, .tex   table 2 of Faster Cascades
 quality_*.png, .pdf the figures
+acceptance_nats.png, .pdf   acceptance against nats per token, with the frontier, by estimates
 results.json    the tables, and how many settings are done
 """
 
@@ -15,7 +16,7 @@ import hashlib
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,14 @@ class Points:
       bootstrap: likewise.
       store: the records.
       estimates: setting -> its estimate.
+      frontier: the estimates of the settings on the frontier; see `frontier`.
     """
 
     def __init__(self, run: RunDirectory, quality: str | None, bootstrap: Bootstrap):
         self._run, self.quality, self.bootstrap = run, quality, bootstrap
         self.store = Store(run, RECORDS)
         self.estimates: dict[Setting, Expected] = {}
+        self.frontier: dict[Setting, Expected] = {}
         self._found: dict[str, dict[Setting, Point]] = {}
 
     def read(self, models: Mapping[str, TextModel] | None = None) -> None:
@@ -152,7 +155,12 @@ class Points:
         assert record is not None
         return Measured.of_record(record.value, record.arrays)
 
-    def estimate(self, about: Any, make: Callable[[], tuple[list[Expected], Any]]) -> None:
+    def estimate(
+        self,
+        about: Any,
+        make: Callable[[], tuple[list[Expected], Any]],
+        frontier: Collection[Setting] = (),
+    ) -> None:
         """Estimates settings, or reads the estimates of an earlier start.
 
         New times of passes would differ, and a resumed run must measure the same settings.
@@ -160,6 +168,7 @@ class Points:
         Args:
           about: JSON values that identify these estimates.
           make: makes the estimates, and the times of passes as JSON values.
+          frontier: the settings that are estimated for the frontier.
         """
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         key = f"estimates {digest}"
@@ -172,7 +181,8 @@ class Points:
         assert record is not None
         for values, figures in record.value["estimates"]:
             setting = Setting(**values)
-            self.estimates[setting] = Expected.of(setting, figures)
+            kept = self.frontier if setting in frontier else self.estimates
+            kept[setting] = Expected.of(setting, figures)
 
     def put(
         self,
@@ -268,6 +278,8 @@ class Points:
                 self._run.write(name, data)
             rows = tables.table_2_rows(made, self.quality)
             self._write_tables("table_2", rows)
+        for name, data in plots.draw_acceptance(self.estimates, self.frontier).items():
+            self._run.write(name, data)
         self._write_tables("best", best)
         flat = tables.flat_rows(scored, self.estimates)
         self._run.write("settings.csv", tables.csv_text(flat).encode())

@@ -42,6 +42,7 @@ class Positions(NamedTuple):
       defers: `[M]` float32, delta of a deferral rule; NaN for other rules.
       nats: `[M]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
       impossible: `[M]` float32, the probability under pi of tokens that p cannot draw.
+      overshoot: `[M]` float32, max_v pi(v) / p(v); infinite if pi has tokens that p cannot draw.
       ratios: `[S, M]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
         without draws.
     """
@@ -50,6 +51,7 @@ class Positions(NamedTuple):
     defers: Any  # [M]
     nats: Any  # [M]
     impossible: Any  # [M]
+    overshoot: Any  # [M]
     ratios: Any  # [S, M]
 
 
@@ -120,6 +122,7 @@ def positions(
             defers,
             total(jnp.where(possible, pi * logs, 0.0)),
             total(jnp.where(possible, 0.0, pi)),
+            jnp.max(jnp.where(pi > 0.0, pi / p, 0.0)),
             ratios,
         )
 

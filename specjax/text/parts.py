@@ -222,6 +222,7 @@ def _cut(value: Any) -> tuple[Any, float | None]:
     named = value.named if isinstance(value, Part) else ()
     inner = value.arguments if isinstance(value, Part) else value
     given = [*inner, *(each for _, each in named)]
+
     # From the last by position; numbers by name come after these, and those of parts last.
     def order(i: int) -> tuple[bool, bool, int]:
         return _is_number(given[i]), i < len(inner), i

@@ -177,7 +177,8 @@ def test_no_rule_has_a_smaller_mean_divergence_than_a_price_at_its_mean_acceptan
     prices, above = np.geomspace(1e-3, 12, 60), 0
     for rule in {**RULES, **{repr(rule): rule for rule, *_ in FUNCTIONS}}.values():
         pi = apply(rule, q, p)
-        bill = divergence(pi, p).mean() - nats - prices * (np.minimum(pi, q).sum(1).mean() - accepted)
+        more = np.minimum(pi, q).sum(1).mean() - accepted
+        bill = divergence(pi, p).mean() - nats - prices * more
         assert (bill > -1e-4).all(), rule
         above += (bill > 1e-3).all()
     assert above > 15
@@ -227,7 +228,9 @@ def test_all_accept_functions_are_monotone_in_their_own_acceptance():
         (threshold, [{"single": 1.0, "acc": x} for x in KNOBS["AcceptThreshold"][1]]),
     ]
     for accept, numbers in cases:
-        own = [[law_of(accept, *pair, each)[1] for pair in zip(q, p)] for each in numbers]
+        own = [
+            [law_of(accept, *pair, each)[1] for pair in zip(q, p, strict=True)] for each in numbers
+        ]
         assert (np.diff(own, axis=0) <= 1e-12).all()
 
 
