@@ -73,6 +73,13 @@ def _files(name: str, drawn: Any) -> dict[str, bytes]:
 def draw_acceptance(
     estimates: Mapping[Setting, Expected], frontier: Mapping[Setting, Expected]
 ) -> dict[str, bytes]:
+    """Returns the files of `acceptance_figure`: name -> content, none without a figure."""
+    return _files(ACCEPTANCE, acceptance_figure(estimates, frontier))
+
+
+def acceptance_figure(
+    estimates: Mapping[Setting, Expected], frontier: Mapping[Setting, Expected]
+) -> Any:
     """Draws acceptance against nats per token, with a panel for each temperature.
 
     Args:
@@ -80,13 +87,13 @@ def draw_acceptance(
       frontier: the estimates of the frontier, the line that no rule is above.
 
     Returns:
-      File name -> content; none without lossy settings or without a frontier.
+      A matplotlib `Figure`, or None without a frontier.
     """
     line = {**frontier, **{x: e for x, e in estimates.items() if x.rule.startswith("KLPrice(")}}
     points = {x.setting: x for x in drawn_points(estimates) if _is_placed(x)}
     temperatures = sorted({x.temperature for x in line if _is_placed(line[x])})
     if not temperatures:
-        return {}
+        return None
     figures: Any = require("matplotlib.figure", "eval")
     made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
     axes = made.subplots(1, len(temperatures), squeeze=False)[0]
@@ -104,7 +111,7 @@ def draw_acceptance(
         axis.set_xlabel("nats per token from the verifier")
         axis.grid(alpha=0.3)
     _legend(made, axes, ["frontier", *labels.styles])
-    return _files(ACCEPTANCE, made)
+    return made
 
 
 def _is_placed(estimate: Expected) -> bool:

@@ -121,6 +121,10 @@ def test_strength_threshold_and_curve():
     assert Setting(rule="OPT(0.2)").curve == Setting(rule="OPT(0.3)").curve
     assert Setting(rule="OPT(0.2)").curve != Setting(rule="Diff(0.2)").curve
     assert Part.parse("Budgeted(OPT(0.1), 0.1)").template == "Budgeted(OPT(0.1), {})"
+    # A number by position counts before numbers by name.
+    relaxed = Setting(rule="TokenV2(0.3, top_k=10, replacement='argmax')")
+    assert relaxed.strength == 0.3
+    assert "TokenV2(top_k=10, replacement='argmax')" in relaxed.described(without={"strength"})
     # The strength is the rule's own number, not that of its aggregation.
     kinds = [
         Setting(rule=f"SequenceChow({x}, aggregation=Quantile(0.2))", method="SequenceCascade")
