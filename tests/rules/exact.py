@@ -44,3 +44,14 @@ def divergence(x, y):
     x, y = (one.astype(np.float64) / one.sum(1, keepdims=True, dtype=np.float64) for one in (x, y))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(x > 0, x * (np.log(x) - np.log(y)), 0.0).sum(1)
+
+
+def tuned_at(accepted, q, p):
+    """LossyTuned's target with a given acceptance, in float64; and the acceptance it has."""
+    low, high = np.full((len(q), 1), -60.0), np.zeros((len(q), 1))
+    for _ in range(70):
+        middle = (low + high) / 2
+        more = np.minimum(exact_tuned(q, p, np.exp(middle)), q).sum(1) >= accepted
+        low, high = np.where(more[:, None], middle, low), np.where(more[:, None], high, middle)
+    pi = exact_tuned(q, p, np.exp(low))
+    return pi, np.minimum(pi, q).sum(1)

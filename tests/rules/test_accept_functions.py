@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import rules
-from tests.rules.exact import apply, divergence, exact_tuned, pairs
+from tests.rules.exact import apply, divergence, pairs, tuned_at
 from tests.tables import RULES
 
 
@@ -137,17 +137,6 @@ def test_verifying_a_rule_accepts_more_than_its_own_function():
     q, p = pairs(5)
     found = [law_of(exact_match, *pair, {})[1] for pair in zip(q, p, strict=True)]
     assert (np.minimum(apply(rules.AcceptThreshold(), q, p), q).sum(1) - found).max() > 0.3
-
-
-def tuned_at(accepted, q, p):
-    """LossyTuned's target with a given acceptance, in float64; and the acceptance it has."""
-    low, high = np.full((len(q), 1), -60.0), np.zeros((len(q), 1))
-    for _ in range(70):
-        middle = (low + high) / 2
-        more = np.minimum(exact_tuned(q, p, np.exp(middle)), q).sum(1) >= accepted
-        low, high = np.where(more[:, None], middle, low), np.where(more[:, None], high, middle)
-    pi = exact_tuned(q, p, np.exp(low))
-    return pi, np.minimum(pi, q).sum(1)
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
