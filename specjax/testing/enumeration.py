@@ -206,7 +206,8 @@ def _outcome(
 
     vocab = jnp.arange(draft.shape[1])
     carries = jax.vmap(lambda n: jax.vmap(lambda v: carried(n, v))(vocab))(counts)
-    return accepted_probs(verification, acceptance.thresholds), following, carries
+    detail = () if verification.is_exact else (acceptance.detail,)
+    return accepted_probs(verification, acceptance.thresholds, *detail), following, carries
 
 
 def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):

@@ -69,11 +69,14 @@ class Verification(Protocol):
       has_carry: whether a round's carry changes the targets of later rounds. Then the drafter's
         distribution is needed at the bonus position whatever the rule.
       walks_trees: whether it has a `walk`.
+      is_exact: whether what it emits follows the target distributions. If not, results do not know
+        the distance from the verifier, and it cannot verify inside a cascade.
     """
 
     keeps_last_pass: ClassVar[bool] = False
     has_carry: ClassVar[bool] = False
     walks_trees: ClassVar[bool] = False
+    is_exact: ClassVar[bool] = True
 
     @abc.abstractmethod
     def acceptance(
@@ -86,6 +89,13 @@ class Verification(Protocol):
         still_drafting: Array | None = None,
     ) -> Acceptance:
         """Thresholds and scales for one block; arguments as in `specjax.verification.verify`."""
+
+    def stands(self, passes: Array, detail: Any) -> Array:
+        """Which tokens stand, given which passed their thresholds; by default these, `[G]` bool.
+
+        Only an algorithm that is not exact may let others stand. `detail` is that of `acceptance`.
+        """
+        return passes
 
     def walk(
         self,

@@ -2,6 +2,7 @@
 
 from specjax.types import Verification
 from specjax.verification.block import Block, block_acceptance_probs
+from specjax.verification.fly import FLy
 from specjax.verification.greedy_block import GreedyBlock, GreedyBlockCarry
 from specjax.verification.multi_draft import KSeq, MultiPathBlock
 from specjax.verification.token import Token, token_acceptance_probs
@@ -15,6 +16,7 @@ from specjax.verification.verify import (
     verify,
 )
 
+# Those that are exact.
 ALL_VERIFICATIONS = (
     *(Token, Block, GreedyBlock),
     *(Walk, TopDown, Traversal, KSeq, MultiPathBlock),
@@ -22,6 +24,7 @@ ALL_VERIFICATIONS = (
 
 __all__ = [
     "Block",
+    "FLy",
     "GreedyBlock",
     "KSeq",
     "MultiPathBlock",

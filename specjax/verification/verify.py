@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specjax.checks import check_array
@@ -100,7 +101,7 @@ def accept(
         tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
     )
     _check_acceptance(verification, acceptance, target_probs.shape)
-    return acceptance, _num_accepted(verification, uniforms, acceptance.thresholds)
+    return acceptance, _num_accepted(verification, uniforms, acceptance)
 
 
 def _check_acceptance(verification: Verification, given: Any, shape: tuple[int, ...]) -> None:
@@ -150,16 +151,25 @@ def next_token_probs(
     return jnp.where(num_accepted < num_drafted, residual(target, draft, scale), target)
 
 
-def num_accepted_probs(verification: Verification, thresholds: Array) -> Array:
+def num_accepted_probs(verification: Verification, thresholds: Array, detail: Any = None) -> Array:
     """The distribution of the number of accepted tokens, given the block.
 
     Args:
       verification: the algorithm.
       thresholds: `[G]` float32, from `acceptance`.
+      detail: likewise; needed by an algorithm that is not exact, whose law is summed over all 2^G
+        sets of tokens that pass.
 
     Returns:
       `[G + 1]` float32: the probabilities of 0 .. G.
+
+    Raises:
+      ValueError: (at trace time) an algorithm that is not exact gets no detail.
     """
+    if not verification.is_exact:
+        if detail is None:
+            raise ValueError(f"{type(verification).__name__} needs `detail` from its acceptance")
+        return _enumerated(verification, thresholds, detail)
     one = jnp.ones((1,), thresholds.dtype)
     if verification.keeps_last_pass:
         none_later = jnp.cumprod((1.0 - thresholds)[::-1])[::-1]
@@ -167,6 +177,15 @@ def num_accepted_probs(verification: Verification, thresholds: Array) -> Array:
     return jnp.concatenate([one, jnp.cumprod(thresholds)]) * jnp.concatenate(
         [1.0 - thresholds, one]
     )
+
+
+def _enumerated(verification: Verification, thresholds: Array, detail: Any) -> Array:
+    size = thresholds.size
+    passing = jnp.asarray(np.arange(2**size)[:, None] >> np.arange(size) & 1, bool)
+    chances = jnp.prod(jnp.where(passing, thresholds, 1.0 - thresholds), axis=1)
+    stand = jax.vmap(lambda passes: verification.stands(passes, detail))(passing)
+    counts = jnp.sum(jnp.cumprod(stand.astype(jnp.int32), axis=1), axis=1)
+    return jnp.zeros((size + 1,), chances.dtype).at[counts].add(chances)
 
 
 def expected_accepted(verification: Verification, thresholds: Array) -> Array:
@@ -215,10 +234,11 @@ def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_draf
         raise ValueError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
 
 
-def _num_accepted(verification: Verification, uniforms: Array, thresholds: Array) -> Array:
+def _num_accepted(verification: Verification, uniforms: Array, acceptance: Acceptance) -> Array:
+    thresholds = acceptance.thresholds
     # Nothing after a NaN is accepted.
     finite = jnp.cumprod(1 - jnp.isnan(thresholds).astype(jnp.int32)) > 0
-    passes = (uniforms < thresholds) & finite
+    passes = verification.stands((uniforms < thresholds) & finite, acceptance.detail)
     if verification.keeps_last_pass:
         index = jnp.arange(1, passes.size + 1, dtype=jnp.int32)
         return jnp.max(jnp.where(passes, index, 0), initial=0)
