@@ -95,7 +95,7 @@ class KLBall(TargetRule):
     Of all targets at most so far from the verifier, none accepts more: the best ones are those of
     `LossyTuned`, and at each position the largest strength within the bound is found. pi = q if
     KL(q || p) <= nats. Below infinity, pi has no token that p cannot draw. The mirror image of
-    `Mentored`. At temperature 0 it is lossless.
+    `Mentored`. At temperature 0 it is lossless. pi / p has no bound: where pi = q, it is q / p.
 
     The divergence of a text's law is at most `nats` times its length. It is bounded at each
     position, also in float32: the end of the search that is within the bound is taken.
@@ -126,7 +126,8 @@ class KLPrice(Strength, TargetRule):
     Acceptance is bought at one price at all positions. So among all rules, none has a smaller mean
     of KL(pi || p) at its mean acceptance, over the positions of any texts: it is the frontier of
     the averages, as `LossyTuned` is that of each position. pi is that of `LossyTuned` with log(beta
-    / keep) = strength at each position, because d KL(pi || p) / d acceptance = log(beta / keep).
+    / keep) = strength at each position, because d KL(pi || p) / d acceptance = log(beta / keep). So
+    pi / p is at most exp(strength), and KL(pi || p) at most the strength, at every position.
 
     Attributes:
       strength: the price, at least 0, in nats per accepted token; 0 is lossless.

@@ -455,7 +455,7 @@ def _apart(found: Positions) -> dict[str, float]:
     """How far a rule is from the verifier: `nats_per_token` and `overshoot`."""
     if float(found.impossible.mean(dtype=np.float64)) > _ROUNDING:
         return {"nats_per_token": math.inf, "overshoot": math.inf}
-    finite = found.overshoot[np.isfinite(found.overshoot)]
+    finite = found.overshoot[np.isfinite(found.overshoot)]  # infinite by rounding alone
     return {
         "nats_per_token": max(float(found.nats.mean(dtype=np.float64)), 0.0),
         "overshoot": max(float(finite.max(initial=1.0)), 1.0),

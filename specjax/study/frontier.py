@@ -13,7 +13,7 @@ from specjax.study.demand import NATS, Demand
 from specjax.study.expect import Expected, sampling_key
 from specjax.text.setting import Setting
 
-PRICES = (0.1, 0.3, 0.6, 1.0, 1.5, 2.5, 4.0, 8.0, 20.0)
+PRICES = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.5, 4.0, 8.0, 20.0)
 
 
 def frontier_of(settings: Iterable[Setting]) -> list[Setting]:

@@ -247,6 +247,8 @@ def test_overshoot_is_bounded_where_it_is_said_to_be():
 
     for rule in (rules.Lossy(0.4), rules.LossyTuned(0.4)):
         assert overshoot(rule).max() <= 1 / 0.6 + 1e-4
+    assert 0.9 * np.exp(0.7) < overshoot(rules.KLPrice(0.7)).max() <= np.exp(0.7) * (1 + 1e-5)
+    assert (divergence(apply(rules.KLPrice(0.7), q, p), p) <= 0.7).all()
     entropies = np.array([-(x[x > 0] * np.log(x[x > 0])).sum() for x in p])
     bound = 1 + 1 / np.minimum(0.3, 0.6 * np.exp(-entropies))
     assert (overshoot(rules.Typical(0.3, 0.6)) <= bound + 1e-4).all()
