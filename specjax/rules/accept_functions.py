@@ -9,16 +9,17 @@ None of these bounds its distance from the verifier, and at equal acceptance `Lo
 `KLBall` have a smaller one.
 """
 
+from types import MappingProxyType
+
 import jax.numpy as jnp
 
-from specjax.checks import checked
-from specjax.rules.target import TargetRule
+from specjax.rules.target import Spans, TargetRule
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
 
 
 @traced_dataclass
-class Mixture(TargetRule):
+class Mixture(Spans, TargetRule):
     """Mixes the two models: pi = weight p + (1 - weight) q.
 
     Accepts with probability min(1, 1 - weight + weight p / q). Total variation from the verifier:
@@ -33,15 +34,14 @@ class Mixture(TargetRule):
 
     weight: Array | float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", checked("weight", self.weight, low=0.0, high=1.0))
+    _spans = MappingProxyType({"weight": {"low": 0.0, "high": 1.0}})
 
     def _target(self, q, p, q_conf, p_conf):
         return self.weight * p + (1.0 - self.weight) * q
 
 
 @traced_dataclass
-class AcceptThreshold(TargetRule):
+class AcceptThreshold(Spans, TargetRule):
     """Accepts if p >= single, else with probability min(1, p / acc); else p without the token.
 
     SGLang's `speculative_accept_threshold_single` and `speculative_accept_threshold_acc`; (1, 1) is
@@ -55,10 +55,9 @@ class AcceptThreshold(TargetRule):
     single: Array | float = 1.0
     acc: Array | float = 1.0
 
-    def __post_init__(self) -> None:
-        for name in ("single", "acc"):
-            value = checked(name, getattr(self, name), low=0.0, high=1.0, open_low=name == "acc")
-            object.__setattr__(self, name, value)
+    _spans = MappingProxyType(
+        {"single": {"low": 0.0, "high": 1.0}, "acc": {"low": 0.0, "high": 1.0, "open_low": True}}
+    )
 
     def _target(self, q, p, q_conf, p_conf):
         refused = jnp.where(p >= self.single, 0.0, jnp.maximum(1.0 - p / self.acc, 0.0))
@@ -70,7 +69,7 @@ class AcceptThreshold(TargetRule):
 
 
 @traced_dataclass
-class Cactus(TargetRule):
+class Cactus(Spans, TargetRule):
     """Accepts x with probability min(1, h / q), h = min(1, p + sqrt(2 delta p (1 - p))) at x.
 
     Else a draw from norm((h^x - q)_+), where h^x is h at x, and p (1 - h) / (1 - p(x)) elsewhere.
@@ -85,8 +84,7 @@ class Cactus(TargetRule):
 
     delta: Array | float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", checked("delta", self.delta, low=0.0))
+    _spans = MappingProxyType({"delta": {"low": 0.0}})
 
     def _target(self, q, p, q_conf, p_conf):
         spread = 2.0 * jnp.asarray(self.delta, jnp.float32) * p * (1.0 - p)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import checked
-from specjax.rules.target import Strength, TargetRule, kl_divergence
+from specjax.rules.target import Spans, Strength, TargetRule, kl_divergence
 from specjax.sampling import TINY, normalise, residual_mass, total
 from specjax.types import Array, traced_dataclass
 
@@ -89,7 +89,7 @@ class LossyTuned(Strength, TargetRule):
 
 
 @traced_dataclass
-class KLBall(TargetRule):
+class KLBall(Spans, TargetRule):
     """The highest acceptance such that KL(pi || p) <= nats.
 
     Of all targets at most so far from the verifier, none accepts more: the best ones are those of
@@ -106,8 +106,7 @@ class KLBall(TargetRule):
 
     nats: Array | float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nats", checked("nats", self.nats, low=0.0))
+    _spans = MappingProxyType({"nats": {"low": 0.0}})
 
     def _target(self, q, p, q_conf, p_conf):
         nats = jnp.asarray(self.nats, jnp.float32)

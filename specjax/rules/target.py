@@ -39,6 +39,16 @@ class TargetRule(abc.ABC):
         """pi, for arguments with checked shapes; a confidence that is not read may be None."""
 
 
+class Spans:
+    """Checks the fields of a rule that are named in `_spans`, with the options of `checked`."""
+
+    _spans: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        for name, span in self._spans.items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), **span))
+
+
 @traced_dataclass
 class Strength:
     """A strength in the range `_span` of the class, the options of `checked`."""

@@ -8,15 +8,14 @@ Medusa (arXiv 2401.10774), section 3.1.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import check_count, checked
-from specjax.rules.target import TargetRule, entropy
+from specjax.checks import check_count
+from specjax.rules.target import Spans, TargetRule, entropy
 from specjax.sampling import normalise, residual_mass, residual_weights, total
 from specjax.types import Array, traced_dataclass
 
@@ -24,7 +23,7 @@ _REPLACEMENTS = ("verifier", "residual", "argmax")
 
 
 @traced_dataclass
-class Replacing(TargetRule):
+class Replacing(Spans, TargetRule):
     """A rule that keeps q where not `replaced`.
 
     Attributes:
@@ -39,15 +38,14 @@ class Replacing(TargetRule):
         default="verifier", kw_only=True, metadata={"static": True}
     )
 
-    _spans: ClassVar[Mapping[str, Mapping[str, float]]] = MappingProxyType({"strength": {}})
+    _spans = MappingProxyType({"strength": {}})
 
     def __post_init__(self) -> None:
         if self.replacement not in _REPLACEMENTS:
             raise ValueError(
                 f"replacement must be one of {', '.join(_REPLACEMENTS)}, got {self.replacement!r}"
             )
-        for name, span in self._spans.items():
-            object.__setattr__(self, name, checked(name, getattr(self, name), **span))
+        super().__post_init__()
 
     def _target(self, q, p, q_conf, p_conf):
         replaced = self._replaced(p, q_conf, p_conf)
