@@ -25,8 +25,13 @@ _STRENGTHS: dict[str, dict[str, float]] = {
     "ChowLog": {"strength": 5.0},
     "BiLD": {"strength": 8.0},
     "Mentored": {"strength": 0.1},
+    "KLBall": {"nats": 0.1},
+    "Mixture": {"weight": 0.7},
+    "Typical": {"epsilon": 0.3, "alpha": 0.09},
+    "AcceptThreshold": {"acc": 0.7},
+    "Cactus": {"delta": 0.01},
 }
-_TUNED = (rules.LossyTuned, rules.Mentored)
+_TUNED = (rules.LossyTuned, rules.Mentored, rules.KLBall, rules.KLPrice)
 _MAX_TUNED_BYTES = 1e8
 # The limit for the arrays of a case and their copies.
 _MAX_BYTES = 8e9
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> Report:
                     # information.
                     fitting = [r for r in chosen_rules if not isinstance(r, _TUNED)]
                     if len(fitting) < len(chosen_rules):
-                        skipped.append(f"{size}: skipped LossyTuned and Mentored (arrays > 100 MB)")
+                        skipped.append(f"{size}: skipped the tuned rules (arrays > 100 MB)")
                 table += _measure(rows, max_draft, vocab, fitting, algorithms, args.repeats)
     deferral = [r["ratio"] for r in table if r["rule"] in _DEFERRAL]
     summary = {"worst_deferral_ratio": max(deferral)} if deferral else {}

@@ -9,7 +9,7 @@ Medusa (arXiv 2401.10774), section 3.1.
 
 import dataclasses
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -22,7 +22,10 @@ from specjax.types import Array, traced_dataclass
 _REPLACEMENTS = ("verifier", "residual", "argmax")
 
 
-@traced_dataclass
+def _replacement() -> Any:
+    return dataclasses.field(default="verifier", kw_only=True, metadata={"static": True})
+
+
 class Replacing(Spans, TargetRule):
     """A rule that keeps q where not `replaced`.
 
@@ -34,9 +37,7 @@ class Replacing(Spans, TargetRule):
         probable token of p instead, as in Medusa.
     """
 
-    replacement: str = dataclasses.field(
-        default="verifier", kw_only=True, metadata={"static": True}
-    )
+    replacement: str
 
     _spans = MappingProxyType({"strength": {}})
 
@@ -69,6 +70,7 @@ class TokenV1(Replacing):
     reads_verifier_confidence: ClassVar[bool] = True
 
     strength: Array | float
+    replacement: str = _replacement()
 
     def _replaced(self, p, q_conf, p_conf):
         return q_conf < jnp.max(p_conf) - self.strength
@@ -86,6 +88,7 @@ class TokenV2(Replacing):
     reads_verifier_confidence: ClassVar[bool] = True
 
     strength: Array | float
+    replacement: str = _replacement()
     top_k: int | None = dataclasses.field(default=None, kw_only=True, metadata={"static": True})
 
     def __post_init__(self) -> None:
@@ -108,6 +111,7 @@ class TokenV3(Replacing):
     reads_verifier_confidence: ClassVar[bool] = True
 
     strength: Array | float
+    replacement: str = _replacement()
 
     def _replaced(self, p, q_conf, p_conf):
         return p_conf < (1.0 - self.strength) * jnp.max(p_conf)
@@ -117,8 +121,8 @@ class TokenV3(Replacing):
 class Typical(Replacing):
     """Typical acceptance: r(v) = 1 iff p(v) <= min(epsilon, alpha exp(-H(p))).
 
-    H(p) is the entropy of the distribution that the verifier draws from, in nats. Medusa has
-    epsilon = 0.3 and alpha = 0.09; as exp(-H) <= 1, epsilon matters only if it is below alpha. A
+    H(p) is the entropy of the distribution that the verifier draws from, in nats. The defaults are
+    Medusa's; as exp(-H) <= 1, epsilon matters only if it is below alpha. A
     larger number keeps less of the drafter. Even at (1, 1) it is not lossless: a token that p gives
     more than exp(-H) stands always. At temperature 0 it is lossless.
 
@@ -127,8 +131,9 @@ class Typical(Replacing):
       alpha: in [0, 1], likewise.
     """
 
-    epsilon: Array | float
-    alpha: Array | float
+    epsilon: Array | float = 0.3
+    alpha: Array | float = 0.09
+    replacement: str = _replacement()
 
     _spans = MappingProxyType({x: {"low": 0.0, "high": 1.0} for x in ("epsilon", "alpha")})
 
