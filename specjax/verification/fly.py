@@ -6,13 +6,11 @@ Source: FLy, training-free loosely speculative decoding, as proposed for vLLM (p
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count, one_number
-from specjax.rules.target import entropy
-from specjax.sampling import normalise
+from specjax.sampling import TINY
 from specjax.types import Acceptance, Array
 from specjax.verification.token import Token
 from specjax.verification.verify import ratios
@@ -65,7 +63,8 @@ class FLy(Token):
         """See `Verification`; `detail` says which tokens may stand although they fail."""
         found = super().acceptance(tokens, draft_probs, target_probs, num_drafted)
         highest, _ = lax.top_k(target_probs[:-1], min(3, target_probs.shape[-1]))
-        spread = jax.vmap(lambda few: entropy(normalise(few, fallback=few)))(highest)
+        few = highest / jnp.sum(highest, axis=1, keepdims=True)
+        spread = -jnp.sum(few * jnp.log(jnp.maximum(few, TINY)), axis=1)
         possible = ratios(tokens, draft_probs, target_probs) > 0.0
         return found._replace(detail=(spread >= self.threshold) & possible)
 
