@@ -52,7 +52,7 @@ def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -
     Returns:
       File name -> content; empty plots are left out.
     """
-    made = {}
+    made: dict[str, bytes] = {}
     for name in PLOTS:
         made |= _files(name, figure(scored, name, quality, bootstrap))
     return made
