@@ -103,12 +103,54 @@ def total_variation(logits: Array, teacher_logits: Array) -> Array:
     return 0.5 * jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(q)), axis=-1)
 
 
-# By the names that an `Objective` takes; "jsd" takes its β too.
+def negative_log_acceptance(logits: Array, teacher_logits: Array) -> Array:
+    """-log Σ min(p, q), in nats: minus the logarithm of the chance that a token is accepted.
+
+    Its gradient is that of `total_variation` divided by the acceptance, so that it does not vanish
+    where almost every token is rejected. It is taken from logarithms, and no entry exceeds 1.
+
+    Args:
+      logits: `[..., V]` float32, the student's.
+      teacher_logits: `[..., V]` float32.
+
+    Returns:
+      `[...]` float32.
+
+    Source: Samarin et al. 2026 (LK losses, arXiv 2602.23881), the likelihood-based loss.
+    """
+    p, q = _log_probabilities(logits, teacher_logits)
+    return -jax.nn.logsumexp(jnp.minimum(p, q), axis=-1)
+
+
+def lk_hybrid(logits: Array, teacher_logits: Array, eta: float = 3.0) -> Array:
+    """λ KL(p || q) + (1 - λ) Σ |p - q| / 2 with λ = exp(-η a), a the token's acceptance.
+
+    It is KL where almost every token is rejected, and tends to the total variation as the student
+    learns. No gradient flows through λ. The source averages a over the batch.
+
+    Args:
+      logits: `[..., V]` float32, the student's.
+      teacher_logits: `[..., V]` float32.
+      eta: η, at least 0; at 0 it is KL(p || q).
+
+    Returns:
+      `[...]` float32.
+
+    Source: Samarin et al. 2026 (LK losses, arXiv 2602.23881), the hybrid loss, with its η.
+    """
+    distance = total_variation(logits, teacher_logits)
+    weight = jnp.exp(-eta * jax.lax.stop_gradient(1.0 - distance))
+    return weight * forward_kl(logits, teacher_logits) + (1.0 - weight) * distance
+
+
+# By the names that an `Objective` takes; "jsd" takes its β too, "lk_hybrid" its η.
 DIVERGENCES: dict[str, Callable[..., Array]] = {
     "forward_kl": forward_kl,
     "reverse_kl": reverse_kl,
     "jsd": jensen_shannon,
     "total_variation": total_variation,
+    "lk": negative_log_acceptance,
+    "lk_hybrid": lk_hybrid,
 }
 
 
@@ -131,9 +173,10 @@ class Objective:
       label_smoothing: the uniform share of the target distribution, in [0, 1).
       distillation_weight: the weight of the divergence from the teacher, in [0, 1]; the cross
         entropy of the targets has the rest. A weight above 0 needs a teacher.
-      divergence: from the teacher's next-token distribution to the student's: "forward_kl",
-        "reverse_kl", "jsd" or "total_variation" (see the functions of these names).
+      divergence: from the teacher's next-token distribution to the student's: a name
+        of `DIVERGENCES` (see its functions).
       jsd_beta: β of "jsd", in (0, 1).
+      lk_eta: η of "lk_hybrid", at least 0.
 
     Raises:
       TypeError: for a value that is not a number.
@@ -144,6 +187,7 @@ class Objective:
     distillation_weight: float = 0.0
     divergence: str = "forward_kl"
     jsd_beta: float = 0.5
+    lk_eta: float = 3.0
 
     def __post_init__(self) -> None:
         for name in ("label_smoothing", "distillation_weight"):
@@ -152,6 +196,7 @@ class Objective:
             checked(f"Objective: {name}", value, low=0.0, high=1.0, open_high=not closed)
         ends = {"open_low": True, "open_high": True}
         checked("Objective: jsd_beta", self.jsd_beta, low=0.0, high=1.0, **ends)
+        checked("Objective: lk_eta", self.lk_eta, low=0.0, open_high=True)
         if self.divergence not in DIVERGENCES:
             raise ValueError(
                 f"Objective: divergence must be one of {', '.join(DIVERGENCES)}, got "
@@ -175,8 +220,9 @@ class Objective:
             loss = (1.0 - weight) * cross_entropy(logits, targets, self.label_smoothing)
         if weight > 0.0:
             assert teacher_logits is not None
-            options = {"beta": self.jsd_beta} if self.divergence == "jsd" else {}
-            divergence = DIVERGENCES[self.divergence](logits, teacher_logits, **options)
+            options = {"jsd": {"beta": self.jsd_beta}, "lk_hybrid": {"eta": self.lk_eta}}
+            own = options.get(self.divergence, {})
+            divergence = DIVERGENCES[self.divergence](logits, teacher_logits, **own)
             loss = loss + weight * divergence
         return loss
 

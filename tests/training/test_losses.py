@@ -1,3 +1,5 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,9 @@ from specjax.training.losses import (
     DIVERGENCES,
     cross_entropy,
     jensen_shannon,
+    lk_hybrid,
     masked_total,
+    negative_log_acceptance,
     token_totals,
 )
 
@@ -51,6 +55,9 @@ def test_unusable_divergences_are_refused():
     for beta in (0.0, 1.0):
         with pytest.raises(ValueError, match=r"jsd_beta must lie in \(0, 1\), got"):
             Objective(jsd_beta=beta)
+    for eta in (-1.0, math.inf):
+        with pytest.raises(ValueError, match="lk_eta must be finite and at least 0, got"):
+            Objective(lk_eta=eta)
 
 
 def test_masked_entries_count_for_nothing():
@@ -88,12 +95,23 @@ def jsd(p, q, beta=0.5):
     return beta * kl(p, m) + (1 - beta) * kl(q, m)
 
 
+def overlap(p, q):
+    return np.minimum(p, q).sum(-1)
+
+
+def hybrid(p, q, eta):
+    weight = np.exp(-eta * overlap(p, q))
+    return weight * kl(p, q) + (1 - weight) * (1 - overlap(p, q))
+
+
 # In float64, from the definitions.
 EXPECTED = {
     "forward_kl": kl,
     "reverse_kl": lambda p, q: kl(q, p),
     "jsd": jsd,
     "total_variation": lambda p, q: np.abs(p - q).sum(-1) / 2,
+    "lk": lambda p, q: -np.log(overlap(p, q)),
+    "lk_hybrid": lambda p, q: hybrid(p, q, 3.0),
 }
 
 
@@ -116,6 +134,56 @@ def test_the_ends_of_jensen_shannon_are_the_two_kls():
     for beta, end in ((1e-3, kl(p, q)), (1.0 - 1e-3, kl(q, p))):
         found = np.asarray(jensen_shannon(logits, teacher, beta)) / 1e-3
         np.testing.assert_allclose(found, end, rtol=0.1, atol=0.01)
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0, 30.0])
+def test_the_hybrid_of_other_etas(eta):
+    found = lk_hybrid(LOGITS, TEACHER, eta)
+    np.testing.assert_allclose(found, hybrid(softmax(TEACHER), softmax(LOGITS), eta), rtol=1e-4)
+    objective = Objective(distillation_weight=1.0, divergence="lk_hybrid", lk_eta=eta)
+    np.testing.assert_array_equal(objective.per_token(LOGITS, TARGETS, TEACHER), found)
+
+
+def test_lk_by_hand():
+    p, q = jnp.asarray([0.5, 0.3, 0.2]), jnp.asarray([0.2, 0.2, 0.6])
+    found, gradient = jax.value_and_grad(negative_log_acceptance)(jnp.log(q), jnp.log(p))
+    assert float(found) == pytest.approx(-math.log(0.6), rel=1e-6)
+    # Accepted are .2, .2 and .2; of the first two q is the smaller, and their logits rise.
+    expected = [-0.2 / 0.6 + 0.2 * 0.4 / 0.6] * 2 + [0.6 * 0.4 / 0.6]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+    # A teacher of one token: the cross entropy.
+    found = negative_log_acceptance(jnp.log(q), jnp.asarray([100.0, 0.0, 0.0]))
+    assert float(found) == pytest.approx(-math.log(0.2), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_gradients_are_those_of_finite_differences(name):
+    p, logits = softmax(TEACHER[0]), np.asarray(LOGITS[0], np.float64)
+    found = jax.grad(lambda x: jnp.sum(DIVERGENCES[name](x, TEACHER[0])))(LOGITS[0])
+    fixed = EXPECTED[name]
+    if name == "lk_hybrid":  # its weight is a constant
+        weight = np.exp(-3.0 * overlap(p, softmax(logits)))
+        fixed = lambda p, q: weight * kl(p, q) + (1 - weight) * (1 - overlap(p, q))  # noqa: E731
+    step = 1e-6
+    for token in range(7):
+        moved = [softmax(logits + sign * step * np.eye(7)[token]) for sign in (1, -1)]
+        slope = (fixed(p, moved[0]) - fixed(p, moved[1])) / (2 * step)
+        np.testing.assert_allclose(found[:, token], slope, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lk", "total_variation"])
+def test_only_lk_learns_where_almost_nothing_is_accepted(name):
+    # The overlap is e^-40: no sum of probabilities in float32 would show what raises it.
+    student, teacher = jnp.asarray([40.0, 0.0, 0.0]), jnp.asarray([-60.0, 0.0, -60.0])
+    gradient = jax.grad(DIVERGENCES[name])(student, teacher)
+    assert np.all(np.isfinite(gradient))
+    assert (float(gradient[1]) < -0.99) == (name == "lk")
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_gradients_vanish_where_the_distributions_are_equal(name):
+    gradient = jax.grad(lambda x: jnp.sum(DIVERGENCES[name](x, LOGITS)))(LOGITS)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
