@@ -37,7 +37,7 @@ from specjax.training.progress import say
 from specjax.training.samples import draw_pairs
 from specjax.training.step import TrainState, init_state, make_train_step
 from specjax.training.tasks import TextTask
-from specjax.training.teacher import TEXTS, AcceptedTokens
+from specjax.training.teacher import PREFIX, TEXTS, AcceptedTokens
 from specjax.types import Array, Params, Sampling
 
 HELP = "tokens per verifier call of a drafter that was trained further with each divergence"
@@ -191,6 +191,8 @@ class _Bench:
 def run(args: argparse.Namespace) -> Report:
     """Trains with every divergence and seed, validates, and decodes the test prompts.
 
+    The row "before" is the drafter as it is.
+
     `accepted` is the expected number of accepted tokens on the verifier's validation texts. A
     figure is the mean over the seeds, `_sd` the standard deviation between them. `_se` is the
     standard error over the prompts, of one seed; the prompts of all seeds are the same, so it is
@@ -198,34 +200,28 @@ def run(args: argparse.Namespace) -> Report:
     """
     check_positive(args, "steps", "seeds", "validation", "max_draft")
     bench = _Bench(args)
-    say(f"before: {bench.validate(bench.start.params)}")
-    students = []
+    drafters = {"before": [bench.start.params]}
     for seed in range(args.seeds):
-        students.append(bench.train(seed))
-        for name, params in students[-1].items():
-            say(f"seed {seed}, {name}: {bench.validate(params)}")
+        for name, params in bench.train(seed).items():
+            drafters.setdefault(name, []).append(params)
+    validated = {name: [bench.validate(x) for x in params] for name, params in drafters.items()}
+    say(f"validation: {validated}")
     rows = []
     for text, temperature in TEXTS.items():
-        drafters = {"before": [bench.start.params] * args.seeds}
-        drafters |= {name: [of[name] for of in students] for name in bench.names}
         first: list[Any] = [None] * args.seeds
         for name, params in drafters.items():
-            validated = [bench.validate(x)[f"validation_accepted_{text}"] for x in params]
-            row = {
-                "divergence": name,
-                "temperature": temperature,
-                "accepted": float(np.mean(validated)),
-            }
+            accepted = np.mean([x[f"validation_{PREFIX}{text}"] for x in validated[name]])
+            row = {"divergence": name, "temperature": temperature, "accepted": float(accepted)}
             if args.prompts:
                 infos = [bench.decode(x, temperature, seed) for seed, x in enumerate(params)]
-                row |= _means([figures(*pair) for pair in zip(infos, first, strict=True)])
+                row |= means([figures(*pair) for pair in zip(infos, first, strict=False)])
                 first = infos if name == bench.names[0] else first
                 say(f"{row}")
             rows.append(row)
     return Report(rows, list(rows[-1]))
 
 
-def _means(found: list[dict[str, Any]]) -> dict[str, float]:
+def means(found: list[dict[str, Any]]) -> dict[str, float]:
     """The figures of all seeds as one row."""
     row = {}
     for name, error in (("tokens_per_call", "standard_error"), ("difference", "difference_se")):
