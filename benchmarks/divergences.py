@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", default="multi30k_ende", help="a built-in pair of T5s")
     parser.add_argument("--drafter", default="drafter_small", help="its drafter to train further")
     parser.add_argument("--divergences", nargs="+", choices=DIVERGENCES, default=list(DIVERGENCES))
-    parser.add_argument("--steps", type=int, default=500, help="updates of each drafter")
-    parser.add_argument("--rate", type=float, default=0.03, help="learning rate (AdamW.relative)")
+    parser.add_argument("--steps", type=int, default=100, help="updates of each drafter")
+    parser.add_argument("--rate", type=float, default=0.01, help="learning rate (AdamW.relative)")
     parser.add_argument("--seeds", type=int, default=3, help="orders of the data")
-    parser.add_argument("--validation", type=int, default=512, help="inputs of val to measure on")
+    parser.add_argument("--validation", type=int, default=128, help="inputs of val to measure on")
     parser.add_argument("--test", default="test_2017_mscoco", help="the data set of the report")
     parser.add_argument("--prompts", type=int, default=461, help="its inputs; 0: only validate")
     parser.add_argument("--max-draft", type=int, default=5, help="draft length G")
@@ -207,7 +207,7 @@ def run(args: argparse.Namespace) -> Report:
     validated = {name: [bench.validate(x) for x in params] for name, params in drafters.items()}
     say(f"validation: {validated}")
     rows = []
-    for text, temperature in TEXTS.items():
+    for text, temperature in reversed(TEXTS.items()):
         first: list[Any] = [None] * args.seeds
         for name, params in drafters.items():
             accepted = np.mean([x[f"validation_{PREFIX}{text}"] for x in validated[name]])
