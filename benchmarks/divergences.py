@@ -85,11 +85,12 @@ class Student:
 def make_step(task: TextTask, divergences: tuple[str, ...], optimizer: AdamW) -> Any:
     """A step of all students, whose states are stacked, with one pass of the teacher."""
     # The step's seed is that of dropout, which these networks do not have.
+    config: Any = task.teacher
     step = make_train_step(Student(task, divergences), optimizer, seed=0, ema_decay=_EMA_DECAY)
 
     @functools.partial(jit, donate_argnums=0)
     def together(states: TrainState, teacher: Params, batch: Any) -> tuple[TrainState, Array]:
-        reference = task.logits(task.teacher, teacher, batch)
+        reference = task.logits(config, teacher, batch)
 
         def one(student: tuple[TrainState, Array]) -> tuple[TrainState, Array]:
             state, metrics = step(student[0], (reference, student[1]), batch)
@@ -139,7 +140,7 @@ class _Bench:
                 self.start.config,
                 text,
                 args.max_draft,
-                lambda temperature=temperature: self._texts(temperature),
+                functools.partial(self._texts, temperature),
                 self.verifier,
             )
             for text, temperature in TEXTS.items()
@@ -221,9 +222,9 @@ def run(args: argparse.Namespace) -> Report:
     return Report(rows, list(rows[-1]))
 
 
-def means(found: list[dict[str, Any]]) -> dict[str, float]:
+def means(found: list[dict[str, Any]]) -> dict[str, float | None]:
     """The figures of all seeds as one row."""
-    row = {}
+    row: dict[str, float | None] = {}
     for name, error in (("tokens_per_call", "standard_error"), ("difference", "difference_se")):
         values = [x[name] for x in found]
         if None not in values:
