@@ -201,25 +201,29 @@ def run(args: argparse.Namespace) -> Report:
     """
     check_positive(args, "steps", "seeds", "validation", "max_draft")
     bench = _Bench(args)
-    drafters = {"before": [bench.start.params]}
+    drafters: dict[str, list[Params]] = {name: [] for name in bench.names}
     for seed in range(args.seeds):
         for name, params in bench.train(seed).items():
-            drafters.setdefault(name, []).append(params)
-    validated = {name: [bench.validate(x) for x in params] for name, params in drafters.items()}
-    say(f"validation: {validated}")
+            drafters[name].append(params)
+    drafters["before"] = [bench.start.params]
     rows = []
-    for text, temperature in reversed(TEXTS.items()):
+    for temperature in (1.0, 0.0):
         first: list[Any] = [None] * args.seeds
         for name, params in drafters.items():
-            accepted = np.mean([x[f"validation_{PREFIX}{text}"] for x in validated[name]])
-            row = {"divergence": name, "temperature": temperature, "accepted": float(accepted)}
+            row: dict[str, Any] = {"divergence": name, "temperature": temperature}
             if args.prompts:
                 infos = [bench.decode(x, temperature, seed) for seed, x in enumerate(params)]
                 row |= means([figures(*pair) for pair in zip(infos, first, strict=False)])
                 first = infos if name == bench.names[0] else first
                 say(f"{row}")
             rows.append(row)
-    return Report(rows, list(rows[-1]))
+    for name, params in drafters.items():
+        found = [bench.validate(x) for x in params]
+        for row in rows:
+            if row["divergence"] == name:
+                text = "greedy" if row["temperature"] == 0 else "sampled"
+                row["accepted"] = float(np.mean([x[f"validation_{PREFIX}{text}"] for x in found]))
+    return Report(rows, list(max(rows, key=len)))
 
 
 def means(found: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -126,7 +126,7 @@ def lk_hybrid(logits: Array, teacher_logits: Array, eta: float = 3.0) -> Array:
     """λ KL(p || q) + (1 - λ) Σ |p - q| / 2 with λ = exp(-η a), a the token's acceptance.
 
     It is KL where almost every token is rejected, and tends to the total variation as the student
-    learns. No gradient flows through λ. The source averages a over the batch.
+    learns. No gradient flows through λ.
 
     Args:
       logits: `[..., V]` float32, the student's.
