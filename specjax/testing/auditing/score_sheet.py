@@ -1,0 +1,170 @@
+"""What an audit found: a row per case, and a verdict."""
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+
+class Verdict(enum.Enum):
+    """What an audit says, with the exit status of `specjax audit`."""
+
+    EXACT = "EXACT", 0
+    EDGE = "EXACT, EDGE", 10
+    LOSSY = "LOSSY as declared", 0
+    NO_BIAS_FOUND = "NO BIAS FOUND", 0
+    BIASED = "BIASED", 11
+    INVALID = "INVALID", 12
+    COUPLED = "ROWS COUPLED", 13
+    NOT_FINISHED = "NOT FINISHED", 14
+
+    @property
+    def text(self) -> str:
+        """As it is printed."""
+        return self.value[0]
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        return self.value[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class SheetRow:
+    """The scores of one case; None: not measured.
+
+    Attributes:
+      case: its name.
+      length: L, the number of drafted tokens.
+      variation: the total variation of the law of L + 1 tokens from the target's; an estimate if
+        there is an interval.
+      interval: of the total variation, at 99 %; None if it was computed.
+      divergence: KL in nats per token.
+      impossible: the mass of texts that the target cannot emit.
+      lost: the mass of outcomes that are NaN or out of range.
+      edge: the number of probed points with a uniform of 0 or of 1 - 2^-24 that emit an impossible
+        or an invalid token.
+      coupled: whether a row's outcome depends on the other rows; None for one row at a time.
+      accepted: E[number accepted].
+      token: what `Token` accepts for the emitted law; `block` likewise for `Block`.
+      first_wrong: the first token (from 1) with a wrong law; 0 if none.
+      evidence: of a black box: how often likelier other laws are, by the e-process.
+      problem: why the case has no scores, or what is wrong with the outcome.
+    """
+
+    case: str
+    length: int
+    variation: float | None = None
+    interval: tuple[float, float] | None = None
+    divergence: float | None = None
+    impossible: float | None = None
+    lost: float | None = None
+    edge: int | None = None
+    coupled: bool | None = None
+    accepted: float | None = None
+    token: float | None = None
+    block: float | None = None
+    first_wrong: int = 0
+    evidence: float | None = None
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditReport:
+    """The result of `specjax.testing.audit`.
+
+    Attributes:
+      verdict: in one word.
+      reason: why, in one line.
+      rows: the score sheet.
+      name: the audited function.
+      how: the mode, the form of the call, the arrays.
+      tolerance: the largest total variation that counts as exact.
+      nearest: the known bug whose law is nearest to the worst case's, and its distance; None if
+        there is no bias, or no known bug is near.
+      skipped: the cases that the function's interface leaves out, and why.
+      evaluations: how many rows it judged.
+      seconds: how long the audit took.
+    """
+
+    verdict: Verdict
+    reason: str
+    rows: tuple[SheetRow, ...]
+    name: str
+    how: str
+    tolerance: float
+    nearest: tuple[str, float] | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+    evaluations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def worst(self) -> SheetRow | None:
+        """The row with the largest total variation."""
+        measured = [row for row in self.rows if row.variation is not None]
+        return max(measured, key=_certain_variation, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; an infinite divergence is the text "inf"."""
+        values = dataclasses.asdict(self)
+        values["verdict"], values["status"] = self.verdict.text, self.verdict.status
+        values["rows"] = [
+            {k: "inf" if v == math.inf else v for k, v in row.items()} for row in values["rows"]
+        ]
+        return values
+
+    def __str__(self) -> str:
+        cells = [list(_HEAD), *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(_HEAD))]
+        lines = [f"{self.name}: {self.how}"]
+        for line in cells:
+            shown = [line[0].ljust(widths[0])]
+            shown += [x.rjust(w) for x, w in zip(line[1:], widths[1:], strict=True)]
+            lines.append("  ".join(shown).rstrip())
+        lines.insert(2, "  ".join("-" * w for w in widths))
+        lines += [f"{row.case}: {row.problem}" for row in self.rows if row.problem]
+        if self.skipped:
+            names = ", ".join(f"{case} ({why})" for case, why in self.skipped)
+            lines.append(f"left out: {names}")
+        lines.append(f"{self.evaluations:,} rows judged in {self.seconds:.1f} s")
+        lines.append(f"{self.verdict.text}: {self.reason}")
+        if self.nearest is not None:
+            lines.append(f"nearest known bug: {self.nearest[0]} (TV {self.nearest[1]:.2g} from it)")
+        return "\n".join(lines)
+
+    def show(self) -> None:
+        """Prints the score sheet and the verdict."""
+        print(self)
+
+
+_HEAD = ("case", "L", "TV", "KL/tok", "p=0", "lost", "edge", "rows", "E[acc]", "token", "block")
+
+
+def _certain_variation(row: SheetRow) -> float:
+    """The lower end of the interval first."""
+    assert row.variation is not None
+    return row.interval[0] + 1e-6 * row.variation if row.interval else row.variation
+
+
+def _cells(row: SheetRow) -> list[str]:
+    rows = {None: "-", True: "coupled", False: "alone"}[row.coupled]
+    variation = _number(row.variation)
+    if row.interval is not None:
+        variation += f" [{row.interval[0]:.2g}, {row.interval[1]:.2g}]"
+    return [
+        row.case,
+        str(row.length),
+        variation,
+        _number(row.divergence),
+        _number(row.impossible),
+        _number(row.lost),
+        "-" if row.edge is None else str(row.edge),
+        rows,
+        *("-" if x is None else f"{x:.3f}" for x in (row.accepted, row.token, row.block)),
+    ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0.0 else f"{value:.2g}"
