@@ -19,7 +19,7 @@ from specjax.testing.auditing.injected import (
 
 RESOLUTIONS = {"float64": 2.0**-44, "float32": 2.0**-30}
 _CHUNK_ENTRIES = 2_000_000
-_POINTS, _COUPLED_POINTS = 65_536, 2048
+_POINTS, _COUPLED_POINTS = 65_536, 1024
 _ALONE = 24
 
 

@@ -102,7 +102,7 @@ class HardCase:
             if i < length:
                 draft[:, i] = self.draft[i][index]
             target[:, i] = self.target[i][index]
-        uniforms = np.zeros((count, longest))
+        uniforms = np.full((count, longest), 0.5)
         uniforms[:, :length] = coordinates[:, :length]
         lengths = np.full(count, length, np.int32)
         return VerifyArguments(block, draft, target, uniforms, coordinates[:, length], lengths)
@@ -155,7 +155,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         same("q = p", equal, equal),
         same("q near p", equal, near),
         same("p zeros", zeros, tables(3, random)),
-        same("q zeros", tables(3, random), _without(tables(3, random), rng)),
+        same("q zeros", *_each_without(tables(3, random), tables(2, random), rng)),
         case("disjoint", 2, [0.6, 0.4, 0.0, 0.0], [0.0, 0.0, 0.7, 0.3]),
         same("T=0", greedy, other),
         same("T=0 equal", greedy, greedy),
@@ -210,6 +210,20 @@ def _without(tables: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.
         left = np.where(np.arange(table.shape[-1]) == gone[..., None], 0.0, table)
         found.append(left / left.sum(axis=-1, keepdims=True))
     return found
+
+
+def _each_without(
+    target: Sequence[np.ndarray], draft: Sequence[np.ndarray], rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Both without one token after each prefix: q lacks the one after p's."""
+    p = _without(target, rng)
+    gone = [np.argmin(x, axis=-1)[..., None] for x in p]
+    q = []
+    for table, lacked in zip(draft, gone, strict=False):
+        other = (lacked + 1) % table.shape[-1]
+        left = np.where(np.arange(table.shape[-1]) == other, 0.0, table)
+        q.append(left / left.sum(axis=-1, keepdims=True))
+    return p, q
 
 
 def _truncated(probs: np.ndarray, keep: int) -> np.ndarray:

@@ -1,2 +1,217 @@
-"""x"""
-def hooked_law(*a): raise NotImplementedError
+"""The law of a verifier whose random generators are replaced while it runs.
+
+Uniforms are coordinates, as in `injected`. In a cell of the coordinates the outcome is not one
+token but a law: the weights of its draws, which are noted, or of its races, which are measured.
+"""
+
+import numpy as np
+
+from specjax.testing.auditing.calling import BadOutcomeError, Calling
+from specjax.testing.auditing.case_laws import RESOLUTIONS, CaseLaw, Clock
+from specjax.testing.auditing.criterion import Outcomes
+from specjax.testing.auditing.generators import Script, replaced, scripted_argument
+from specjax.testing.auditing.hard_cases import HardCase
+from specjax.testing.auditing.injected import faces, is_single, outcomes_of, partition
+
+# More coordinates than these are not noise of single tests: too many corners to look from.
+_MOST_COORDINATES = 7
+_POINTS = 2048
+# Noise that surely wins or loses a race, also in float32.
+_AHEAD, _BEHIND = 1e-18, 1e18
+_HALVINGS = 45
+
+
+class _Runs:
+    """Runs a verifier on single rows by scripts."""
+
+    def __init__(self, calling: Calling, case: HardCase, blocks: np.ndarray, clock: Clock) -> None:
+        self.calling, self.case, self.blocks, self.clock = calling, case, blocks, clock
+        self.script = Script(np.zeros(0))
+        self.signatures: dict[tuple[object, ...], int] = {}
+        self.laws: list[dict[int, float]] = []
+
+    def run(self, draft: int, script: Script) -> int:
+        """The outcome's code of one draft."""
+        self.script = script
+        half = np.full((1, self.case.length + 1), 0.5)
+        taken = self.calling.takes
+        if "uniforms" in taken:  # it gets those and draws others
+            half[0, :-1] = script.uniforms((self.case.length,))
+        if "uniform_next" in taken:
+            half[0, -1] = script.uniforms(())
+        rows = self.case.rows(self.blocks[draft : draft + 1], half)
+        generator = scripted_argument(self.calling.arrays, script)
+        code = int(self.calling.outcomes(rows, generator)[0])
+        self.clock.count(1)
+        return code
+
+    def evaluate(self, draft: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
+        """Numbers of `laws`: what is known of each point; `[R]`."""
+        found = []
+        for each, point in zip(draft, coordinates, strict=True):
+            script = Script(point)
+            code = self.run(int(each), script)
+            weights = tuple(fork.round(12).tobytes() for fork in script.forks)
+            signature = int(each), code, weights, len(script.races)
+            if signature not in self.signatures:
+                self.signatures[signature] = len(self.laws)
+                self.laws.append(self.law(int(each), point))
+            found.append(self.signatures[signature])
+        return np.array(found, np.int64)
+
+    def law(self, draft: int, point: np.ndarray) -> dict[int, float]:
+        """The probability of each outcome's code at a point."""
+        found: dict[int, float] = {}
+        pending: list[tuple[dict[int, int], dict[int, np.ndarray], float, int, int]]
+        pending = [({}, {}, 1.0, 0, 0)]
+        while pending:
+            choices, noise, chance, fork, race = pending.pop()
+            script = Script(point, choices, noise)
+            code = self.run(draft, script)
+            if fork < len(script.forks):
+                weights = script.forks[fork]
+                pending += [
+                    ({**choices, fork: int(v)}, noise, chance * weights[v], fork + 1, race)
+                    for v in np.flatnonzero(weights)
+                ]
+            elif race < len(script.races):
+                for own, weight in self.race(draft, point, choices, noise, race, script.races[race]):
+                    more = noise if own is None else {**noise, race: own}
+                    pending.append((choices, more, chance * weight, fork, race + 1))
+            else:
+                found[code] = found.get(code, 0.0) + chance
+        return found
+
+    def race(self, draft, point, choices, noise, race, size):  # type: ignore[no-untyped-def]
+        """(noise that lets a token win, its probability) for each token of a race.
+
+        argmax(w / E) is v with probability w_v / sum(w). Of two tokens alone, the one with noise t
+        wins against noise 1 while t is below the ratio of their weights.
+        """
+
+        def outcome(own: np.ndarray) -> int:
+            return self.run(draft, Script(point, choices, {**noise, race: own}))
+
+        def only(ahead: dict[int, float]) -> np.ndarray:
+            own = np.full(size, _BEHIND)
+            for v, t in ahead.items():
+                own[v] = t
+            return own
+
+        alone = [outcome(only({v: _AHEAD})) for v in range(size)]
+        if len(set(alone)) == 1:
+            return [(None, 1.0)]
+        default = outcome(np.ones(size))
+        if default not in alone:
+            raise BadOutcomeError(
+                "exponential noise is not used as argmax(weights / noise): audit it as a black box"
+            )
+        first = alone.index(default)
+        weights = np.zeros(size)
+        weights[first] = 1.0
+        for v in range(size):
+            if alone[v] == alone[first]:
+                continue
+            low, high = np.log(1e-12), np.log(1e12)
+            if outcome(only({first: 1.0, v: float(np.exp(low))})) == alone[first]:
+                continue  # it has no weight
+            for _ in range(_HALVINGS):
+                middle = 0.5 * (low + high)
+                wins = outcome(only({first: 1.0, v: float(np.exp(middle))})) != alone[first]
+                low, high = (middle, high) if wins else (low, middle)
+            weights[v] = np.exp(0.5 * (low + high))
+        weights /= weights.sum()
+        return [(only({v: _AHEAD}), float(weights[v])) for v in np.flatnonzero(weights)]
+
+
+def hooked_law(
+    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: Clock
+) -> CaseLaw:
+    """The law of a verifier that draws its own numbers.
+
+    Raises:
+      BadOutcomeError: the function raises, its result cannot be read, or the hooks do not see all
+        of its random numbers.
+      OutOfTimeError: the time is spent.
+    """
+    blocks, weights = case.blocks(drafts)
+    runs = _Runs(calling, case, blocks, clock)
+    with replaced(lambda: runs.script):
+        dimensions = _asked(runs, len(blocks), rng)
+        _check_repeats(runs, len(blocks), dimensions, rng)
+        resolution = RESOLUTIONS[calling.dtype]
+        if dimensions > _MOST_COORDINATES:
+            return _at_points(runs, case, blocks, weights, dimensions, rng)
+        if not dimensions:
+            index = np.arange(len(blocks))
+            codes, volumes = runs.evaluate(index, np.zeros((len(blocks), 0))), np.ones(len(blocks))
+            return CaseLaw(_spread(runs, case, blocks, index, codes, weights * volumes))
+        found = partition(runs.evaluate, len(blocks), dimensions, rng, resolution)
+        if found.mismatches:
+            return _at_points(runs, case, blocks, weights, dimensions, rng)
+        drafted, points = faces(len(blocks), dimensions, rng)
+        codes = runs.evaluate(drafted, points)
+        edges = _spread(runs, case, blocks, drafted, codes, np.ones(len(codes)))
+    probability = weights[found.drafts] * found.volumes
+    outcomes = _spread(runs, case, blocks, found.drafts, found.codes, probability)
+    single = calling.dtype == "float64" and is_single(found.breaks, resolution)
+    return CaseLaw(outcomes, edges, None, None, single)
+
+
+def _asked(runs: _Runs, num_drafts: int, rng: np.random.Generator) -> int:
+    """The most uniforms that a run draws."""
+    most = 0
+    for draft in range(num_drafts):
+        for level in (1e-12, 1.0 - 1e-12, None):
+            for _ in range(1 if level is not None else 4):
+                size = 64
+                point = rng.random(size) if level is None else np.full(size, level)
+                script = Script(point)
+                runs.run(draft, script)
+                most = max(most, script.asked)
+    return most
+
+
+def _check_repeats(
+    runs: _Runs, num_drafts: int, dimensions: int, rng: np.random.Generator
+) -> None:
+    for draft in range(num_drafts):
+        point = rng.random(dimensions)
+        first, second = (runs.run(draft, Script(point)) for _ in range(2))
+        if first != second:
+            raise BadOutcomeError(
+                "the hooks do not see all of its random numbers: audit it as a black box"
+            )
+
+
+def _at_points(
+    runs: _Runs,
+    case: HardCase,
+    blocks: np.ndarray,
+    weights: np.ndarray,
+    dimensions: int,
+    rng: np.random.Generator,
+) -> CaseLaw:
+    draft = rng.choice(len(blocks), size=_POINTS, p=weights / weights.sum())
+    codes = runs.evaluate(draft, rng.random((_POINTS, dimensions)))
+    shares = np.full(_POINTS, 1.0 / _POINTS)
+    outcomes = _spread(runs, case, blocks, draft, codes, shares)
+    return CaseLaw(outcomes, None, None, _POINTS)
+
+
+def _spread(
+    runs: _Runs,
+    case: HardCase,
+    blocks: np.ndarray,
+    draft: np.ndarray,
+    numbers: np.ndarray,
+    weight: np.ndarray,
+) -> Outcomes:
+    """Each point's law as outcomes."""
+    entries = [
+        (d, code, w * chance)
+        for d, number, w in zip(draft, numbers, weight, strict=True)
+        for code, chance in runs.laws[number].items()
+    ]
+    index, codes, mass = (np.array(x) for x in zip(*entries, strict=True))
+    return outcomes_of(case, blocks, index, codes, mass)
