@@ -24,6 +24,7 @@ from specjax.testing.auditing.calling import (
     BadOutcomeError,
     Calling,
     found_calling,
+    one_thread,
 )
 from specjax.testing.auditing.case_laws import (
     CaseLaw,
@@ -159,7 +160,7 @@ class _Audit:
     def run(self, cases: Sequence[HardCase]) -> None:
         """Fills in the score sheet."""
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), one_thread():
                 self._find_calling(cases)
                 for number, case in enumerate(cases):
                     self._audit_case(case, np.random.default_rng((self.seed, number)))

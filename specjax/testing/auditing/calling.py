@@ -3,12 +3,14 @@
 Axes: B rows, G padded block, V vocabulary, N = the sum of the rows' lengths.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,6 +136,21 @@ class Calling:
         if self.names is None:
             return self.function(*(values[name] for name in _ORDER))
         return self.function(**{name: values[meaning] for name, meaning in self.names})
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps PyTorch, if it is imported, from sharing tiny arrays among threads."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def found_calling(
