@@ -68,13 +68,17 @@ COMMANDS = {
         "specjax.cli.bench",
         "measure a pair on this machine: speed-up, acceptance, the cost of a pass, other libraries",
     ),
+    "audit": (
+        "specjax.cli.audit",
+        "audit a verifier of any library: what distribution does it emit?",
+    ),
     "merge": (
         "specjax.cli.merge",
         "merge the results of several processes of one run",
     ),
 }
 # Commands that compile little.
-_WITHOUT_CACHE = ("convert", "inspect", "evaluate", "merge", "train bigram")
+_WITHOUT_CACHE = ("convert", "inspect", "evaluate", "merge", "train bigram", "audit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

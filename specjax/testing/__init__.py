@@ -1,6 +1,7 @@
 """Models with known distributions, and the exact law of the tokens that decoding emits."""
 
 from specjax.rules import check_rule
+from specjax.testing.auditing import AuditReport, SheetRow, Verdict, audit
 from specjax.testing.enumeration import (
     Stop,
     emitted_law,
@@ -13,8 +14,12 @@ from specjax.testing.grown import grow
 from specjax.testing.tabular import TabularModel, random_table
 
 __all__ = [
+    "AuditReport",
+    "SheetRow",
     "Stop",
     "TabularModel",
+    "Verdict",
+    "audit",
     "check_rule",
     "emitted_law",
     "fixed_length",

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -253,16 +252,13 @@ def _likely(function: Callable[..., Any], form: str) -> list[str]:
         scope = getattr(getattr(type(inner), "__call__", None), "__globals__", {})
     own = {str(getattr(x, "__name__", "")).split(".")[0] for x in scope.values() if _is_module(x)}
     likely = [kind for kind in ("torch", "jax") if kind in own]
-    rest = [kind for kind in ARRAYS if kind not in likely and (kind == "numpy" or _exists(kind))]
+    # A function that takes a library's arrays has imported it.
+    rest = [k for k in ARRAYS if k not in likely and (k == "numpy" or k in sys.modules)]
     return [*likely, *rest]
 
 
 def _is_module(value: Any) -> bool:
     return inspect.ismodule(value)
-
-
-def _exists(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def _jax_is_wide() -> bool:

@@ -16,6 +16,7 @@ from specjax.testing.auditing.injected import faces, is_single, outcomes_of, par
 # More coordinates than these are not noise of single tests: too many corners to look from.
 _MOST_COORDINATES = 7
 _POINTS = 2048
+_PROBES = 6  # each is a call of its own
 # Noise that surely wins or loses a race, also in float32.
 _AHEAD, _BEHIND = 1e-18, 1e18
 _HALVINGS = 45
@@ -146,7 +147,8 @@ def hooked_law(
             index = np.arange(len(blocks))
             codes, volumes = runs.evaluate(index, np.zeros((len(blocks), 0))), np.ones(len(blocks))
             return CaseLaw(_spread(runs, case, blocks, index, codes, weights * volumes))
-        found = partition(runs.evaluate, len(blocks), dimensions, rng, resolution)
+        size = len(blocks), dimensions
+        found = partition(runs.evaluate, *size, rng, resolution, probes=_PROBES)
         if found.mismatches:
             return _at_points(runs, case, blocks, weights, dimensions, rng)
         drafted, points = faces(len(blocks), dimensions, rng)

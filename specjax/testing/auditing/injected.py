@@ -23,7 +23,6 @@ Evaluate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 EDGE = 1e-12
 # The largest float32 below 1.
 LAST_UNIFORM = 1.0 - 2.0**-24
-_PROBES = 24
 _CHECKED = 512
 _MOST_CELLS = 400_000
 _ROUNDS = 12
@@ -63,6 +62,8 @@ def partition(
     dimensions: int,
     rng: np.random.Generator,
     resolution: float = 2.0**-44,
+    *,
+    probes: int = 22,
 ) -> Partition:
     """Finds the cells of each draft's outcome.
 
@@ -72,11 +73,12 @@ def partition(
       dimensions: d.
       rng: the source of the lines along which breakpoints are looked for.
       resolution: the width to which a breakpoint is found.
+      probes: the points of a line at which the outcome is looked at first.
 
     Returns:
       A `Partition`.
     """
-    breaks = _breakpoints(evaluate, num_drafts, dimensions, rng, resolution)
+    breaks = _breakpoints(evaluate, num_drafts, dimensions, rng, resolution, probes)
     edges = [
         [_distinct(breaks.get((draft, axis), []), resolution) for axis in range(dimensions)]
         for draft in range(num_drafts)
@@ -138,12 +140,13 @@ def _breakpoints(
     dimensions: int,
     rng: np.random.Generator,
     resolution: float,
+    probes: int,
 ) -> dict[tuple[int, int], list[float]]:
     """(draft, axis) -> the breakpoints on lines through corners and through random points."""
     corners = list(itertools.product((EDGE, 1.0 - EDGE), repeat=dimensions - 1))
     places = np.concatenate([np.array(corners).reshape(len(corners), -1)] * 1)
     places = np.concatenate([places, rng.random((4, dimensions - 1))])
-    steps = np.concatenate([[EDGE], (np.arange(_PROBES - 2) + 0.5) / (_PROBES - 2), [1.0 - EDGE]])
+    steps = np.concatenate([[EDGE], (np.arange(probes) + 0.5) / probes, [1.0 - EDGE]])
     breaks: dict[tuple[int, int], list[float]] = {}
     # All lines of all drafts and axes: their draft, axis and the other coordinates.
     lines = [(d, a, i) for d in range(num_drafts) for a in range(dimensions) for i in places]

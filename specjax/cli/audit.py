@@ -1,0 +1,233 @@
+"""`specjax audit MODULE:FUNCTION`: what distribution does a verifier emit?
+
+The audit runs in a process of its own, which is ended when the time is spent: so a function that
+hangs, or crashes Python, is a verdict too.
+"""
+
+import argparse
+import ast
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NoReturn
+
+from specjax.cli.failures import is_refusal, one_line
+
+# How long a process may go on after its time, for the last call and the report.
+_GRACE = 15.0
+# How long a library may take to import.
+_IMPORT = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    # Imported here so that other commands stay quick.
+    from specjax.testing import auditing
+
+    parser.add_argument(
+        "target",
+        metavar="MODULE:FUNCTION",
+        help="the verifier: package.module:function, or path/to/file.py:function",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=auditing.MODES,
+        help="injected: the function gets its uniforms; hooked: the generators of NumPy, PyTorch "
+        "and JAX are replaced; black-box: samples (default: injected if it takes uniforms and "
+        "uniform_next, else hooked)",
+    )
+    parser.add_argument("--rule", help="the rule that it declares, such as 'Lossy(0.3)'")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, or parts of names")
+    parser.add_argument(
+        "--form",
+        choices=auditing.FORMS,
+        help="arrays [B, G]; flat: rows one after the other, as in vLLM; transformers: as its "
+        "_speculative_sampling (default: by the names of the parameters)",
+    )
+    parser.add_argument("--arrays", choices=auditing.ARRAYS, help="(default: what it accepts)")
+    parser.add_argument("--dtype", choices=auditing.DTYPES, help="(default: what it accepts)")
+    parser.add_argument("--logits", action="store_true", help="give logarithms of probabilities")
+    parser.add_argument(
+        "--drafts",
+        choices=auditing.DRAFTS,
+        default="drawn",
+        help="drawn from q; argmax: q's most probable tokens, although the function gets q; "
+        "certain: likewise, and draft_probs is None",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="TV",
+        help="the largest total variation that is exact (default: 1e-9, in float32 1e-6)",
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="N", default=50_000, help="of a black box, per case"
+    )
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", default=300.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the audit's own random numbers")
+    parser.add_argument(
+        "--with",
+        dest="extra",
+        nargs="+",
+        metavar="NAME=VALUE",
+        default=[],
+        help="further arguments of the function, by name",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
+    statuses = "; ".join(f"{v.status} {v.text}" for v in auditing.Verdict)
+    parser.epilog = f"Exit status: {statuses}; 2 bad input."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audits; prints the score sheet and the verdict.
+
+    Returns:
+      The verdict's exit status.
+    """
+    from specjax.checks import check_count, one_number
+    from specjax.writing import write_atomically
+
+    check_count("--samples", args.samples, "give the number of draws per case")
+    one_number("--time-limit", args.time_limit, low=0.0, open_low=True, dtype=float)
+    if args.json is not None and not args.json.parent.is_dir():
+        raise ValueError(f"--json={args.json}: there is no directory {args.json.parent}: make it")
+    names = ("mode", "cases", "form", "arrays", "dtype", "logits", "drafts", "tolerance")
+    options = {name: getattr(args, name) for name in (*names, "samples", "time_limit", "seed")}
+    if args.rule is not None:
+        _made_rule(args.rule)  # a wrong rule is refused before the library is imported
+    job = {"target": args.target, "rule": args.rule, "with": args.extra, "options": options}
+    report = _audited(job, args.time_limit)
+    report.show()
+    if args.json is not None:
+        text = json.dumps(report.to_dict(), indent=1, allow_nan=False)
+        write_atomically(args.json, text.encode() + b"\n")
+    return int(report.verdict.status)
+
+
+def _audited(job: dict[str, Any], limit: float) -> Any:
+    """Runs the audit in another process; the report, also if that process does not answer."""
+    from specjax.testing.auditing import AuditReport, Verdict
+
+    receiving, sending = Pipe(duplex=False)
+    command = [sys.executable, "-m", __spec__.name, str(sending.fileno())]
+    rows: list[Any] = []
+    started = time.monotonic()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sending.fileno()]) as process:
+        sending.close()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(job).encode())
+            process.stdin.close()
+            ends = started + _IMPORT + limit
+            while receiving.poll(max(0.0, ends - time.monotonic())):
+                kind, value = receiving.recv()
+                if kind == "report":
+                    return value
+                if kind == "refusal":
+                    raise ValueError(value)
+                if kind == "imported":
+                    ends = time.monotonic() + limit + _GRACE
+                else:
+                    rows.append(value)
+            reason = f"it had no answer after {time.monotonic() - started:.0f} s"
+        except (EOFError, BrokenPipeError):
+            process.wait()
+            reason = f"the process ended with status {process.returncode}"
+        finally:
+            process.kill()
+            receiving.close()
+    if rows:
+        reason += f", after the case {rows[-1].case!r}"
+    seconds = time.monotonic() - started
+    name = job["target"].rpartition(":")[2]
+    how = job["options"]["mode"] or "not called"
+    return AuditReport(Verdict.INVALID, reason, tuple(rows), name, how, 0.0, seconds=seconds)
+
+
+def _made_rule(text: str) -> Any:
+    from specjax.text.setting import made_part
+
+    return made_part("rule", text)
+
+
+def load(target: str) -> Callable[..., Any]:
+    """Imports the function that `MODULE:FUNCTION` names.
+
+    Raises:
+      ValueError: there is no such module or function, or the module cannot be imported.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise ValueError(f"{target!r} is not MODULE:FUNCTION: write my_package.verify:verify")
+    path = Path(place)
+    try:
+        if place.endswith(".py") or path.is_file():
+            sys.path.insert(0, str(path.resolve().parent))
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(place)
+        found = functools.reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        raise ValueError(f"{place} has no {name} ({error}): give one of its functions") from None
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"{place} cannot be imported ({told})") from None
+    if not callable(found):
+        raise ValueError(f"{target} is no function, but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _arguments(words: list[str]) -> dict[str, Any]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--with {word!r} is not NAME=VALUE: write --with weight=0.7")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            found[name] = value
+    return found
+
+
+def _work(descriptor: int) -> NoReturn:
+    """The other process: reads a job from standard input, sends rows and the report."""
+    sending = Connection(descriptor)
+    job = json.load(sys.stdin)
+    os.dup2(2, 1)  # what the function prints is no part of the report
+    try:
+        from specjax.testing.auditing import audit
+
+        rule = None if job["rule"] is None else _made_rule(job["rule"])
+        function = load(job["target"])
+        if extra := _arguments(job["with"]):
+            function = functools.partial(function, **extra)
+        sending.send(("imported", None))
+        report = audit(
+            function, rule=rule, on_row=lambda row: sending.send(("row", row)), **job["options"]
+        )
+        sending.send(("report", report))
+    except Exception as error:
+        told = one_line(error)
+        if not is_refusal(error):
+            told = f"{type(error).__name__}: {told}"
+        sending.send(("refusal", told))
+    sys.stderr.flush()
+    os._exit(0)  # a thread of the function may go on
+
+
+if __name__ == "__main__":
+    _work(int(sys.argv[1]))
