@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=auditing.MODES,
         help="injected: the function gets its uniforms; hooked: the generators of NumPy, PyTorch "
         "and JAX are replaced; black-box: samples (default: injected if it takes uniforms and "
-        "uniform_next, else hooked)",
+        "uniform_next, else hooked; with JAX's arrays a black box)",
     )
     parser.add_argument("--rule", help="the rule that it declares, such as 'Lossy(0.3)'")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, or parts of names")

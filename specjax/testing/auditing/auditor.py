@@ -27,7 +27,6 @@ from specjax.testing.auditing.calling import (
     one_thread,
 )
 from specjax.testing.auditing.case_laws import (
-    CaseLaw,
     Clock,
     OutOfTimeError,
     impossible_mass,
@@ -88,7 +87,9 @@ def audit(
       function: the verifier.
       mode: "injected" (the function gets its uniforms; the law is computed), "hooked" (the
         generators of NumPy, PyTorch or JAX are replaced while it runs; the law is computed) or
-        "black-box" (the law is sampled). By default the first that the function's arguments allow.
+        "black-box" (the law is sampled). By default injected if it takes `uniforms` and
+        `uniform_next`; else hooked, and a black box with JAX's arrays (hooks run JAX's operations
+        one by one, which takes long).
       rule: the rule that a lossy verifier declares; it is lossless by default.
       cases: names of cases, or parts of them; all by default.
       form: "arrays", "flat" or "transformers" (the arguments of its `_speculative_sampling`); by
@@ -187,7 +188,9 @@ class _Audit:
         takes = self.calling.takes
         if self.mode is None:
             given = {"uniforms", "uniform_next"} <= takes or self.calling.form == "flat"
-            self.mode = "injected" if given else "hooked"
+            # JAX's operations one by one take too long for the calls of hooks.
+            own = "black-box" if self.calling.arrays == "jax" else "hooked"
+            self.mode = "injected" if given else own
 
     def _audit_case(self, case: HardCase, rng: np.random.Generator) -> None:
         assert self.calling is not None
@@ -295,7 +298,10 @@ class _Audit:
         under_way = cases[min(done, len(cases) - 1)].name
         waited = time.monotonic() - self.clock.answered
         if not self.finished and waited > max(_GRACE, 0.5 * self.limit):
-            return Verdict.INVALID, f"a call in case {under_way!r} had no answer after {waited:.0f} s"
+            return (
+                Verdict.INVALID,
+                f"a call in case {under_way!r} had no answer after {waited:.0f} s",
+            )
         if bad := [row for row in rows if row.problem]:
             return Verdict.INVALID, f"case {bad[0].case!r}: {bad[0].problem}"
         if bad := [row for row in rows if row.lost]:
@@ -323,7 +329,10 @@ class _Audit:
         worst = max((row.variation or 0.0 for row in rows), default=0.0)
         if sampled:
             likely = f"{100 * (1 - _LEVEL):g} % each"
-            return Verdict.NO_BIAS_FOUND, f"all {len(rows)} cases have TV < {max(sampled):.2g} ({likely})"
+            return (
+                Verdict.NO_BIAS_FOUND,
+                f"all {len(rows)} cases have TV < {max(sampled):.2g} ({likely})",
+            )
         if self.rule is not None:
             rule = type(self.rule).__name__
             return Verdict.LOSSY, f"all {len(rows)} cases follow {rule}, TV <= {worst:.1g}"

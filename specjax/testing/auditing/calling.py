@@ -23,15 +23,16 @@ DTYPES = ("float64", "float32")
 INVALID = -1
 # Names of arguments, and what they get.
 _MEANINGS = {
-    **{name: "tokens" for name in ("tokens", "draft_tokens", "draft_token_ids")},
-    **{name: "draft_probs" for name in ("draft_probs", "q")},
-    **{name: "target_probs" for name in ("target_probs", "p")},
-    **{"draft_logits": "draft_logits", "target_logits": "target_logits"},
-    **{name: "uniforms" for name in ("uniforms", "uniform_samples")},
+    **dict.fromkeys(("tokens", "draft_tokens", "draft_token_ids"), "tokens"),
+    **dict.fromkeys(("draft_probs", "q"), "draft_probs"),
+    **dict.fromkeys(("target_probs", "p"), "target_probs"),
+    "draft_logits": "draft_logits",
+    "target_logits": "target_logits",
+    **dict.fromkeys(("uniforms", "uniform_samples"), "uniforms"),
     "uniform_next": "uniform_next",
-    **{name: "lengths" for name in ("lengths", "num_draft_tokens")},
-    **{name: "cu_lengths" for name in ("cu_lengths", "cu_num_draft_tokens")},
-    **{name: "generator" for name in ("generator", "rng", "key", "seed")},
+    **dict.fromkeys(("lengths", "num_draft_tokens"), "lengths"),
+    **dict.fromkeys(("cu_lengths", "cu_num_draft_tokens"), "cu_lengths"),
+    **dict.fromkeys(("generator", "rng", "key", "seed"), "generator"),
 }
 _ORDER = ("tokens", "draft_probs", "target_probs", "uniforms", "uniform_next", "lengths")
 _SIZES = (1, 64, 1024, 8192)  # of JAX's batches: each compiles once
@@ -249,7 +250,7 @@ def _likely(function: Callable[..., Any], form: str) -> list[str]:
     inner = inspect.unwrap(getattr(function, "func", function))
     scope = getattr(inner, "__globals__", None)
     if scope is None:
-        scope = getattr(getattr(type(inner), "__call__", None), "__globals__", {})
+        scope = getattr(type(inner).__call__, "__globals__", {})
     own = {str(getattr(x, "__name__", "")).split(".")[0] for x in scope.values() if _is_module(x)}
     likely = [kind for kind in ("torch", "jax") if kind in own]
     # A function that takes a library's arrays has imported it.

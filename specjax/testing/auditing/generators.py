@@ -73,7 +73,7 @@ def _several(name: str) -> ValueError:
 
 
 def _size(args: Any) -> tuple[int, ...]:
-    if len(args) == 1 and isinstance(args[0], tuple | list) or hasattr(args[:1], "numel"):
+    if (len(args) == 1 and isinstance(args[0], tuple | list)) or hasattr(args[:1], "numel"):
         args = args[0]
     return tuple(int(x) for x in args)
 

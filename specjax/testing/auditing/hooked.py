@@ -76,7 +76,9 @@ class _Runs:
                     for v in np.flatnonzero(weights)
                 ]
             elif race < len(script.races):
-                for own, weight in self.race(draft, point, choices, noise, race, script.races[race]):
+                for own, weight in self.race(
+                    draft, point, choices, noise, race, script.races[race]
+                ):
                     more = noise if own is None else {**noise, race: own}
                     pending.append((choices, more, chance * weight, fork, race + 1))
             else:
@@ -103,11 +105,15 @@ class _Runs:
         if len(set(alone)) == 1:
             return [(None, 1.0)]
         default = outcome(np.ones(size))
-        if default not in alone:
+        # Behind the others, the winner no longer wins; a token without weight changes nothing.
+        behind = np.where(np.eye(size, dtype=bool), _BEHIND, 1.0)
+        first = next(
+            (v for v in range(size) if alone[v] == default and outcome(behind[v]) != default), None
+        )
+        if first is None:
             raise BadOutcomeError(
                 "exponential noise is not used as argmax(weights / noise): audit it as a black box"
             )
-        first = alone.index(default)
         weights = np.zeros(size)
         weights[first] = 1.0
         for v in range(size):
@@ -174,9 +180,7 @@ def _asked(runs: _Runs, num_drafts: int, rng: np.random.Generator) -> int:
     return most
 
 
-def _check_repeats(
-    runs: _Runs, num_drafts: int, dimensions: int, rng: np.random.Generator
-) -> None:
+def _check_repeats(runs: _Runs, num_drafts: int, dimensions: int, rng: np.random.Generator) -> None:
     for draft in range(num_drafts):
         point = rng.random(dimensions)
         first, second = (runs.run(draft, Script(point)) for _ in range(2))

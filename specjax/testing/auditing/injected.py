@@ -1,9 +1,9 @@
 """The law of a verifier whose random numbers are arguments.
 
-For each draft the outcome is a piecewise constant function on [0, 1]^d. Its breakpoints on each axis
-are found by bisection, and the cells of the grid that they make are evaluated at their centres. Points
-drawn at random must agree with their cells: all of 512 agreeing, what the grid missed has a volume
-below ln(1 / delta) / 512 with probability 1 - delta.
+For each draft the outcome is a piecewise constant function on [0, 1]^d. Its breakpoints on each
+axis are found by bisection, and the cells of the grid that they make are evaluated at their
+centres. 512 points drawn at random must agree with their cells: then what the grid missed has a
+volume below ln(1 / delta) / 512 with probability 1 - delta.
 
 Axes: R evaluations, D drafts, L drafted tokens, d = L + 1 coordinates.
 """

@@ -51,7 +51,7 @@ def difference(b: BlockParts, n: np.ndarray) -> np.ndarray:
 
 
 def whole(b: BlockParts, n: np.ndarray) -> np.ndarray:
-    """p after n accepted tokens."""
+    """The target p after n accepted tokens, `[B, V]`."""
     return b.at(b.p, n)
 
 
@@ -159,8 +159,8 @@ def _over(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a * b with 0 * inf = 0."""
-    return np.where(a == 0.0, 0.0, np.where(a == 0.0, 0.0, a) * np.where(a == 0.0, 0.0, b))
+    """The product, with 0 * inf = 0."""
+    return a * np.where(a == 0.0, 0.0, b)
 
 
 def _uncapped(b: BlockParts, joint: np.ndarray) -> np.ndarray:
@@ -224,7 +224,9 @@ WRONG = MappingProxyType(
         "p is shifted by one position": _Wrong(
             ratio=lambda b: _over(_of(b.p[:, 1:], b.x), _of(b.q, b.x))
         ),
-        "the residual is |p - q|": _Wrong(residual=lambda b, n: np.abs(b.at(b.p, n) - b.at(b.q, n))),
+        "the residual is |p - q|": _Wrong(
+            residual=lambda b, n: np.abs(b.at(b.p, n) - b.at(b.q, n))
+        ),
         "all rows advance by the batch's minimum": _Wrong(
             count=lambda passed, b: np.full(len(passed), count_prefix(passed, b).min(initial=9))
         ),

@@ -1,0 +1,355 @@
+"""Audits verifiers of specjax and of other systems: one line and one verdict for each.
+
+Each function below is also a target of the command: `specjax audit benchmarks.audited:NAME`.
+Functions named after a system and marked "re-derived" have its rule, written anew in NumPy from its
+code; they are not its code. `transformers` and `keras_hub` run the installed library.
+"""
+
+import argparse
+import functools
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import command
+from specjax import rules, verification
+from specjax.cli.bench.report import Report
+from specjax.testing import audit, emitted_law, target_law, total_variation
+from specjax.testing.auditing import reference_verifiers as reference
+from specjax.testing.auditing.reference_verifiers import BlockParts, ReferenceVerifier
+
+HELP = "verdicts on verifiers of specjax and other systems"
+
+_Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _of(algorithm: Any) -> Callable[..., Any]:
+    """A chain algorithm of specjax, in its own code, with given uniforms."""
+
+    def row(tokens, draft, target, uniforms, following, length):  # type: ignore[no-untyped-def]
+        draft = jnp.concatenate([draft, target[-1:]])  # the bonus row, which only a carry reads
+        carry = algorithm.init_carry(tokens.shape[0])
+        accepted = verification.accept(
+            algorithm, uniforms, tokens, draft, target, length, carry, None
+        )
+        token = verification.draw_next(following[None], accepted[0], draft, length, accepted[1])
+        return accepted[1], token
+
+    @jax.jit
+    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):  # type: ignore[no-untyped-def]
+        return jax.vmap(row)(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
+
+    return verify
+
+
+def _of_tree(algorithm: Any) -> Callable[..., Any]:
+    """A tree algorithm of specjax on a chain, in its own code."""
+    from specjax.sampling import draw
+    from specjax.types import ChildLaw
+
+    def row(tokens, draft, target, uniforms, following, length):  # type: ignore[no-untyped-def]
+        draft = jnp.concatenate([draft, target[-1:]])
+        parents = jnp.arange(tokens.size, dtype=jnp.int32)
+        laws = jnp.full_like(tokens, ChildLaw.DRAWN)
+        path = algorithm.walk(uniforms, tokens, parents, laws, draft, target, length)
+        return path[1], draw(path[2], following[None])
+
+    @jax.jit
+    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):  # type: ignore[no-untyped-def]
+        return jax.vmap(row)(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
+
+    return verify
+
+
+specjax_token = _of(verification.Token())
+specjax_block = _of(verification.Block())
+specjax_greedy_block_one_round = _of(verification.GreedyBlock())
+specjax_walk = _of_tree(verification.Walk())
+specjax_top_down = _of_tree(verification.TopDown())
+specjax_traversal = _of_tree(verification.Traversal())
+
+
+def transformers(candidate_input_ids, candidate_logits, candidate_length, new_logits, weight=None):  # type: ignore[no-untyped-def]
+    """The installed transformers' `_speculative_sampling`; `weight` is its ensemble weight."""
+    utils = importlib.import_module("transformers.generation.utils")
+    weighted = {} if weight is None else {"assistant_ensemble_weight": weight}
+    return utils._speculative_sampling(
+        candidate_input_ids, candidate_logits, candidate_length, new_logits, **weighted
+    )
+
+
+def keras_hub(tokens: Any, draft_probs: Any, target_probs: Any) -> np.ndarray:
+    """One round of the installed KerasHub's `SpeculativeSampler`, a row at a time.
+
+    It drafts by itself, always q's most probable token: so audit it with argmax drafts.
+    """
+    rows = zip(tokens, draft_probs, target_probs, strict=True)
+    return np.concatenate([_keras_round(t[None], q[None], p[None]) for t, q, p in rows])
+
+
+def keras_hub_batch(tokens: Any, draft_probs: Any, target_probs: Any) -> np.ndarray:
+    """Likewise, all rows in one batch."""
+    return _keras_round(tokens, draft_probs, target_probs)
+
+
+class _RoundEndedError(Exception):
+    """The sampler asks for its second round's first draft."""
+
+
+def _keras_round(tokens: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    samplers = importlib.import_module("keras_hub").samplers
+    ops = importlib.import_module("keras").ops
+    count, length = tokens.shape
+    with np.errstate(divide="ignore"):
+        log_q, log_p = (np.log(x).astype(np.float32) for x in (q, p))
+    drafted = 0
+
+    def draft_next(prompt: Any, cache: Any, index: Any) -> Any:
+        nonlocal drafted
+        if drafted == length:
+            raise _RoundEndedError(np.asarray(prompt), int(index))
+        drafted += 1
+        return ops.convert_to_tensor(log_q[:, drafted - 1]), None, cache
+
+    def verify_next(prompt: Any, cache: Any, index: Any, k: int) -> Any:
+        return ops.convert_to_tensor(log_p), cache
+
+    sampler = samplers.SpeculativeSampler(
+        num_speculative_tokens=length, base_sampler=samplers.RandomSampler()
+    )
+    prompt = np.zeros((count, 2 * length + 4), np.int32)
+    try:
+        sampler(
+            next=None,
+            prompt=ops.convert_to_tensor(prompt),
+            index=1,
+            draft_next=draft_next,
+            verify_next=verify_next,
+        )
+    except _RoundEndedError as ended:
+        found, index = ended.args
+        at = np.arange(1, length + 2)
+        return np.where(at < index, found[:, 1 : length + 2], -1)
+    raise AssertionError("the sampler ended in its first round")
+
+
+def vllm_standard(draft_token_ids, draft_probs, target_probs, uniforms, uniform_next, cu_lengths):  # type: ignore[no-untyped-def]
+    """VLLM's rejection sampler with flattened rows, re-derived."""
+    found = np.full((len(cu_lengths), int(np.diff(cu_lengths, prepend=0).max(initial=0)) + 1), -1)
+    for row, end in enumerate(cu_lengths):
+        start = cu_lengths[row - 1] if row else 0
+        x, q, u = (a[start:end] for a in (draft_token_ids, draft_probs, uniforms))
+        p = target_probs[start + row : end + row + 1]
+        n = 0
+        while n < len(x) and u[n] * q[n, x[n]] < p[n, x[n]]:
+            n += 1
+        weights = np.maximum(p[n] - q[n], 0.0) if n < len(x) else p[n]
+        found[row, :n] = x[:n]
+        found[row, n] = reference.draw_first(weights[None], uniform_next[row : row + 1])[0]
+    return found
+
+
+def _own(p: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """The probabilities of tokens `[B, G]` in p `[B, G + 1, V]`."""
+    return np.take_along_axis(p[:, :-1], tokens[..., None], axis=2)[..., 0]
+
+
+def _by_chance(
+    chance: Callable[[BlockParts], np.ndarray], residual: Callable[..., np.ndarray] | None = None
+) -> ReferenceVerifier:
+    """Accepts each token with a chance; the residual is Token's by default."""
+    given = {} if residual is None else {"residual": residual}
+    return ReferenceVerifier(passes=lambda u, _, b, joint: u < chance(b), **given)
+
+
+def _without_drafted(b: BlockParts, n: np.ndarray) -> np.ndarray:
+    """P without the rejected token, after n accepted ones."""
+    p = reference.whole(b, n)
+    rejected = b.at(b.x, n)
+    return np.where(np.arange(p.shape[1]) == rejected[:, None], 0.0, p)
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    return -(p * np.log(np.where(p > 0.0, p, 1.0))).sum(axis=-1)
+
+
+def _best_of(b: BlockParts, n: np.ndarray) -> np.ndarray:
+    return np.eye(b.p.shape[2])[np.argmax(reference.whole(b, n), axis=1)]
+
+
+def _typical(b: BlockParts, epsilon: float = 0.3, alpha: float = 0.09) -> np.ndarray:
+    limit = np.minimum(epsilon, alpha * np.exp(-_entropy(b.p[:, :-1])))
+    return 1.0 * (_own(b.p, b.x) > limit)
+
+
+def _relaxed(b: BlockParts, top_k: int = 3, delta: float = 0.5) -> np.ndarray:
+    p, own = b.p[:, :-1], _own(b.p, b.x)
+    rank = (p > own[..., None]).sum(axis=-1)
+    return 1.0 * ((rank == 0) | ((rank < top_k) & (own >= p.max(axis=-1) - delta)))
+
+
+def _cactus_cap(p: np.ndarray, delta: float = 0.1) -> np.ndarray:
+    return np.minimum(1.0, p + np.sqrt(2.0 * delta * p * (1.0 - p)))
+
+
+def _cactus_residual(b: BlockParts, n: np.ndarray) -> np.ndarray:
+    p, x = reference.whole(b, n), b.at(b.x, n)
+    own = np.take_along_axis(p, x[:, None], axis=1)
+    cap = _cactus_cap(own)
+    rest = p * (1.0 - cap) / np.where(own < 1.0, 1.0 - own, 1.0)
+    h = np.where(np.arange(p.shape[1]) == x[:, None], cap, rest)
+    return np.maximum(h - b.at(b.q, n), 0.0)
+
+
+def _by_list_index(b: BlockParts, n: np.ndarray) -> np.ndarray:
+    """Q is sorted, p is not, and entries of the same index are subtracted."""
+    q = np.sort(b.at(b.q, n), axis=1)[:, ::-1]
+    return np.maximum(reference.whole(b, n) - q, 0.0)
+
+
+def _over_draft(b: BlockParts, value: np.ndarray) -> np.ndarray:
+    own = np.take_along_axis(b.q, b.x[..., None], axis=2)[..., 0]
+    return value / np.where(own > 0.0, own, 1.0)
+
+
+vllm_synthetic = _by_chance(lambda b: np.full(b.x.shape, 0.7))
+vllm_ascend_block = reference.WRONG[
+    "block: P_i is compared with a product of uniforms (vllm-ascend before 7808)"
+]
+vllm_padding = reference.WRONG["padding is read as drafted tokens"]
+hsd = reference.WRONG["block: the last test is not capped (HSD as published)"]
+sglang_exact = _by_chance(lambda b: _own(b.p, b.x), _without_drafted)
+sglang_threshold = _by_chance(
+    lambda b: np.where(_own(b.p, b.x) >= 0.3, 1.0, _own(b.p, b.x)), _without_drafted
+)
+tensorrt_strict = sglang_exact
+tensorrt_relaxed = _by_chance(_relaxed, _best_of)
+medusa_typical = _by_chance(_typical, _best_of)
+cactus = _by_chance(lambda b: _over_draft(b, _cactus_cap(_own(b.p, b.x))), _cactus_residual)
+llama_cpp = ReferenceVerifier(residual=_by_list_index)
+lossy = _by_chance(lambda b: _over_draft(b, _own(b.p, b.x)) / (1.0 - 0.3))
+keras_hub_rule = ReferenceVerifier(
+    count=reference.WRONG["all rows advance by the batch's minimum"].count,
+    draw=lambda w, u: reference.draw_first(w / w.sum(axis=1, keepdims=True) + 1e-7, u),
+)
+
+
+class Audited(NamedTuple):
+    """A line of the table.
+
+    Attributes:
+      system: whose verifier it is.
+      target: the name of a function here.
+      package: the installed package that runs; "" for a rule that was re-derived.
+      options: those of `audit`.
+      given: further arguments of the function.
+    """
+
+    system: str
+    target: str
+    package: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012
+    given: dict[str, Any] = {}  # noqa: RUF012
+
+
+_KERAS = {"drafts": "argmax", "mode": "black-box", "samples": 1000, "cases": ["wide residual"]}
+LINES = (
+    Audited("specjax Token", "specjax_token", "specjax"),
+    Audited("specjax Block", "specjax_block", "specjax"),
+    Audited("specjax Walk, chains", "specjax_walk", "specjax"),
+    Audited("specjax TopDown, chains", "specjax_top_down", "specjax"),
+    Audited("specjax Traversal, chains", "specjax_traversal", "specjax"),
+    Audited("transformers", "transformers", "transformers"),
+    Audited("transformers, weight 0.7", "transformers", "transformers", {}, {"weight": 0.7}),
+    Audited("KerasHub, a row at a time", "keras_hub", "keras-hub", _KERAS),
+    Audited("KerasHub, a batch", "keras_hub_batch", "keras-hub", _KERAS),
+    Audited("KerasHub's rule, drawn drafts", "keras_hub_rule"),
+    Audited("vLLM standard", "vllm_standard"),
+    Audited("vLLM synthetic 0.7", "vllm_synthetic"),
+    Audited("vLLM block before 50939", "vllm_padding"),
+    Audited("vllm-ascend block before 7808", "vllm_ascend_block"),
+    Audited("SGLang, thresholds 1, 1", "sglang_exact", "", {"drafts": "certain"}),
+    Audited("SGLang, threshold_single 0.3", "sglang_threshold", "", {"drafts": "certain"}),
+    Audited("TensorRT-LLM strict", "tensorrt_strict", "", {"drafts": "certain"}),
+    Audited("TensorRT-LLM relaxed 3, 0.5", "tensorrt_relaxed", "", {"drafts": "certain"}),
+    Audited("Medusa typical 0.3, 0.09", "medusa_typical", "", {"drafts": "certain"}),
+    Audited("HSD as published", "hsd"),
+    Audited("Cactus 0.1", "cactus"),
+    Audited("llama.cpp example", "llama_cpp", "", {"drafts": "argmax"}),
+    Audited("Lossy(0.3) declared", "lossy", "", {"rule": rules.Lossy(0.3)}),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the choice of lines."""
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="lines with one of these words")
+    parser.add_argument("--time-limit", type=float, default=600.0, help="seconds per line")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Audits all lines; a package that is not installed leaves its line empty."""
+    table = []
+    for line in LINES:
+        if args.only and not any(word.lower() in line.system.lower() for word in args.only):
+            continue
+        print(f"benchmarks.audited: {line.system}", file=sys.stderr)
+        table.append(_row(line, args.time_limit))
+    if not args.only or any(word.lower() in "greedyblock" for word in args.only):
+        table.append(_greedy_block())
+    notes = ["version: of the package that ran; re-derived: its rule, written anew in NumPy."]
+    columns = ("system", "version", "verdict", "largest_tv", "case", "nearest_bug")
+    return Report(table, columns, notes)
+
+
+def _row(line: Audited, time_limit: float) -> dict[str, Any]:
+    version = "re-derived"
+    if line.package:
+        try:
+            version = importlib.metadata.version(line.package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "checkout" if line.package == "specjax" else "not installed"
+    row: dict[str, Any] = {"system": line.system, "version": version}
+    if version == "not installed":
+        return row
+    function = globals()[line.target]
+    if line.given:
+        function = functools.partial(function, **line.given)
+    found = audit(function, time_limit=time_limit, **line.options)
+    worst = found.worst
+    nearest = "-" if found.nearest is None else found.nearest[0]
+    row |= {"verdict": found.verdict.text, "reason": found.reason, "nearest_bug": nearest}
+    if worst is not None and worst.variation is not None:
+        row |= {"largest_tv": float(f"{worst.variation:.2g}"), "case": worst.case}
+    row["rows"] = found.to_dict()["rows"]
+    return row
+
+
+def _greedy_block() -> dict[str, Any]:
+    """Greedy block's law over rounds, with its carry: a single round alone is not exact."""
+    rng = np.random.default_rng(0)
+    vocab, length, tokens = 3, 2, 3
+    prefixes = sum(vocab**n for n in range(tokens + length + 1))
+    q, p = rng.dirichlet(np.ones(vocab), size=(2, prefixes)).astype(np.float32)
+    given = verification.GreedyBlock(), q, p, tokens, length
+    exact = total_variation(emitted_law(*given), target_law(p, tokens))
+    without = total_variation(emitted_law(*given, keep_carry=False), target_law(p, tokens))
+    return {
+        "system": "specjax GreedyBlock, over rounds",
+        "version": "checkout",
+        "verdict": "EXACT" if exact < 1e-6 else "BIASED",
+        "largest_tv": float(f"{exact:.2g}"),
+        "case": f"random, {tokens} tokens (without its carry: {without:.2g})",
+        "nearest_bug": "-",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(command.main(__file__, HELP, add_arguments, run))
