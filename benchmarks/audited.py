@@ -33,7 +33,7 @@ _Arrays = tuple[np.ndarray, np.ndarray]
 def _of(algorithm: Any) -> Callable[..., Any]:
     """A chain algorithm of specjax, in its own code, with given uniforms."""
 
-    def row(tokens, draft, target, uniforms, following, length):  # type: ignore[no-untyped-def]
+    def row(tokens, draft, target, uniforms, following, length):
         draft = jnp.concatenate([draft, target[-1:]])  # the bonus row, which only a carry reads
         carry = algorithm.init_carry(tokens.shape[0])
         accepted = verification.accept(
@@ -43,7 +43,7 @@ def _of(algorithm: Any) -> Callable[..., Any]:
         return accepted[1], token
 
     @jax.jit
-    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):  # type: ignore[no-untyped-def]
+    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
         return jax.vmap(row)(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
 
     return verify
@@ -54,7 +54,7 @@ def _of_tree(algorithm: Any) -> Callable[..., Any]:
     from specjax.sampling import draw
     from specjax.types import ChildLaw
 
-    def row(tokens, draft, target, uniforms, following, length):  # type: ignore[no-untyped-def]
+    def row(tokens, draft, target, uniforms, following, length):
         draft = jnp.concatenate([draft, target[-1:]])
         parents = jnp.arange(tokens.size, dtype=jnp.int32)
         laws = jnp.full_like(tokens, ChildLaw.DRAWN)
@@ -62,7 +62,7 @@ def _of_tree(algorithm: Any) -> Callable[..., Any]:
         return path[1], draw(path[2], following[None])
 
     @jax.jit
-    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):  # type: ignore[no-untyped-def]
+    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
         return jax.vmap(row)(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
 
     return verify
@@ -76,7 +76,7 @@ specjax_top_down = _of_tree(verification.TopDown())
 specjax_traversal = _of_tree(verification.Traversal())
 
 
-def transformers(candidate_input_ids, candidate_logits, candidate_length, new_logits, weight=None):  # type: ignore[no-untyped-def]
+def transformers(candidate_input_ids, candidate_logits, candidate_length, new_logits, weight=None):
     """The installed transformers' `_speculative_sampling`; `weight` is its ensemble weight."""
     utils = importlib.import_module("transformers.generation.utils")
     weighted = {} if weight is None else {"assistant_ensemble_weight": weight}
@@ -141,7 +141,7 @@ def _keras_round(tokens: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray
     raise AssertionError("the sampler ended in its first round")
 
 
-def vllm_standard(draft_token_ids, draft_probs, target_probs, uniforms, uniform_next, cu_lengths):  # type: ignore[no-untyped-def]
+def vllm_standard(draft_token_ids, draft_probs, target_probs, uniforms, uniform_next, cu_lengths):
     """VLLM's rejection sampler with flattened rows, re-derived."""
     found = np.full((len(cu_lengths), int(np.diff(cu_lengths, prepend=0).max(initial=0)) + 1), -1)
     for row, end in enumerate(cu_lengths):
@@ -166,8 +166,9 @@ def _by_chance(
     chance: Callable[[BlockParts], np.ndarray], residual: Callable[..., np.ndarray] | None = None
 ) -> ReferenceVerifier:
     """Accepts each token with a chance; the residual is Token's by default."""
-    given = {} if residual is None else {"residual": residual}
-    return ReferenceVerifier(passes=lambda u, _, b, joint: u < chance(b), **given)
+    return ReferenceVerifier(
+        passes=lambda u, _, b, joint: u < chance(b), residual=residual or reference.difference
+    )
 
 
 def _without_drafted(b: BlockParts, n: np.ndarray) -> np.ndarray:

@@ -187,7 +187,7 @@ def load(target: str) -> Callable[..., Any]:
         raise ValueError(f"{place} cannot be imported ({told})") from None
     if not callable(found):
         raise ValueError(f"{target} is no function, but {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:

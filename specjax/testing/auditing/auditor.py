@@ -221,8 +221,13 @@ class _Audit:
         if not case.law:
             impossible = impossible_mass(case, target, law.outcomes)[0]
             lost = float(law.outcomes.weight[law.outcomes.following < 0].sum())
-            given_up = {"impossible": impossible - lost, "lost": lost, "coupled": law.coupled}
-            return SheetRow(case.name, case.length, **given_up)
+            return SheetRow(
+                case.name,
+                case.length,
+                impossible=impossible - lost,
+                lost=lost,
+                coupled=law.coupled,
+            )
         half = 0.0 if law.samples is None else half_width(target, law.samples, _LEVEL)
         scores = score(case, target, law.outcomes, max(self.allowed, half), self.drafts)
         self.laws[case.name] = (case, scores.law)
@@ -390,7 +395,9 @@ def _chosen(cases: Sequence[str] | None) -> list[HardCase]:
     return found
 
 
-def _check_options(function, mode, rule, form, arrays, dtype, drafts) -> None:  # type: ignore[no-untyped-def]
+def _check_options(
+    function: Any, mode: Any, rule: Any, form: Any, arrays: Any, dtype: Any, drafts: Any
+) -> None:
     if not callable(function):
         raise TypeError(f"function must be a verifier's function, got {function!r}")
     if rule is not None:

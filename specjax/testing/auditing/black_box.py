@@ -21,7 +21,7 @@ from specjax.testing.auditing.injected import outcomes_of
 from specjax.testing.auditing.known_bugs import bug_laws
 
 _SHRUNK = (1.0, 0.3, 0.05)
-_BATCH = 256
+_BATCH = 1000
 
 
 def generator_of(arrays: str, seed: int) -> Any:
@@ -121,4 +121,4 @@ def _texts(case: HardCase, target: tuple[np.ndarray, ...], outcomes: Outcomes) -
         drafted = outcomes.draft[:, i] if i < length - 1 else drawn
         own = np.where(outcomes.accepted == i, np.maximum(outcomes.following, 0), drafted)
         texts[:, i] = np.where(outcomes.accepted >= i, own, drawn)
-    return np.ravel_multi_index(tuple(texts.T), (case.vocab,) * length)
+    return texts @ (case.vocab ** np.arange(length)[::-1])

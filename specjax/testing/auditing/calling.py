@@ -99,9 +99,7 @@ class Calling:
         padded = rows
         if self.arrays == "jax" and self.is_batched:
             size = next((s for s in _SIZES if s >= count), count)
-            padded = VerifyArguments(
-                *(None if x is None else np.resize(x, (size, *x.shape[1:])) for x in rows)
-            )
+            padded = VerifyArguments(*(np.resize(x, (size, *x.shape[1:])) for x in rows))
         try:
             found = self._called(padded, generator)
         except Exception as error:
@@ -196,7 +194,7 @@ def found_calling(
             try:
                 rows = probe
                 if not calling.is_batched:
-                    rows = VerifyArguments(*(None if x is None else x[:1] for x in probe))
+                    rows = VerifyArguments(*(x[:1] for x in probe))
                 calling.outcomes(rows, generator(kind))
             except BadOutcomeError as error:
                 first = first or error

@@ -138,7 +138,7 @@ def _is_coupled(
     rows = case.rows(blocks[draft], rng.random((_ALONE, case.length + 1)))
     single = [VerifyArguments(*(x[i : i + 1] for x in rows)) for i in range(_ALONE)]
     if not calling.is_batched:
-        first, second = ([calling.outcomes(x)[0] for x in single] for _ in range(2))
+        first, second = (np.array([calling.outcomes(x)[0] for x in single]) for _ in range(2))
     else:
         first, second = (calling.outcomes(case.with_others(rows)) for _ in range(2))
     clock.count(2 * _ALONE)
@@ -174,21 +174,15 @@ def _impossible_only(calling: Calling, case: HardCase, drafts: str, clock: Clock
     blocks, weights = case.blocks(drafts)
     count = 1024
     evaluate = _batched(calling, case, blocks, clock)
-    coordinates = np.full((count, 2), 0.9)
-    coordinates[:, 1] = (np.arange(count) + 0.5) / count
-    codes, share, drafted = [], [], []
-    for draft, weight in enumerate(weights):
-        # Only a rejected token shows the residual.
-        if blocks[draft, 0] != np.argmax(case.target[0]):
-            index = np.full(count, draft)
-            codes.append(evaluate(index, coordinates))
-            share.append(np.full(count, weight / count))
-            drafted.append(index)
-    if not codes:
-        index = np.zeros(count, np.int64)
-        codes, share, drafted = [evaluate(index, coordinates)], [np.full(count, 1 / count)], [index]
-    codes, share, index = (np.concatenate(x) for x in (codes, share, drafted))
-    return CaseLaw(outcomes_of(case, blocks, index, codes, share), None, None, count)
+    # Only a rejected token shows the residual.
+    rejected = np.flatnonzero(blocks[:, 0] != np.argmax(case.target[0]))
+    shown = rejected if rejected.size else np.arange(len(blocks))
+    draft = np.repeat(shown, count)
+    coordinates = np.full((len(draft), 2), 0.9)
+    coordinates[:, 1] = np.tile((np.arange(count) + 0.5) / count, len(shown))
+    codes = evaluate(draft, coordinates)
+    outcomes = outcomes_of(case, blocks, draft, codes, weights[draft] / count)
+    return CaseLaw(outcomes, None, None, count)
 
 
 def impossible_mass(

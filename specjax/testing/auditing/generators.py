@@ -164,8 +164,10 @@ def _put(stack: contextlib.ExitStack, owner: Any, **functions: Callable[..., Any
 
 
 def _replace_numpy(stack: contextlib.ExitStack, script_of: Callable[[], Script]) -> None:
-    names = ("random", "random_sample", "rand", "uniform", "choice", "multinomial")
-    names += ("exponential", "standard_exponential", "gumbel")
+    names = (
+        *("random", "random_sample", "rand", "uniform", "choice", "multinomial"),
+        *("exponential", "standard_exponential", "gumbel"),
+    )
 
     def of(name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: getattr(ScriptedGenerator(script_of()), name)(
@@ -226,7 +228,7 @@ def _replace_jax(stack: contextlib.ExitStack, script_of: Callable[[], Script]) -
             known[name] = make(tuple(shape))
         return known[name]
 
-    def uniform(key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0):  # type: ignore[no-untyped-def]
+    def uniform(key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0):
         values = kept(key, "uniform", shape, script_of().uniforms)
         return jnp.asarray(minval + (maxval - minval) * values, dtype or jnp.float32)
 
@@ -250,7 +252,7 @@ def _replace_jax(stack: contextlib.ExitStack, script_of: Callable[[], Script]) -
         found = kept(key, "categorical", scores.shape, lambda _: script_of().chosen(weights))
         return jnp.asarray(found, jnp.int32)
 
-    def choice(key: Any, a: Any, shape: Any = (), replace: bool = True, p: Any = None, **kw: Any):  # type: ignore[no-untyped-def]
+    def choice(key: Any, a: Any, shape: Any = (), replace: bool = True, p: Any = None, **kw: Any):
         if tuple(shape):
             raise _several("choice")
         values = jnp.arange(a) if jnp.ndim(a) == 0 else jnp.asarray(a)

@@ -5,6 +5,7 @@ vocabulary, L drafted tokens, G >= L the padded block, B rows, d = L + 1 tokens 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ class VerifyArguments(NamedTuple):
     """What a verifier gets; `specjax.testing.audit` describes the fields."""
 
     tokens: np.ndarray  # [B, G] int32
-    draft_probs: np.ndarray | None  # [B, G, V]
+    draft_probs: np.ndarray  # [B, G, V]
     target_probs: np.ndarray  # [B, G + 1, V]
     uniforms: np.ndarray  # [B, G]
     uniform_next: np.ndarray  # [B]
@@ -133,7 +134,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
 
     def case(name: str, length: int, draft: object, target: object, **more: object) -> HardCase:
         made = [
-            tables(n, x) if callable(x) else tables(n, lambda d, x=x: _everywhere(x, d))
+            tables(n, x if callable(x) else functools.partial(_everywhere, x))
             for n, x in ((length, draft), (length + 1, target))
         ]
         return HardCase(name, *made, **{"max_draft": length, **more})  # type: ignore[arg-type]

@@ -4,6 +4,8 @@ Uniforms are coordinates, as in `injected`. In a cell of the coordinates the out
 token but a law: the weights of its draws, which are noted, or of its races, which are measured.
 """
 
+from typing import Any
+
 import numpy as np
 
 from specjax.testing.auditing.calling import BadOutcomeError, Calling
@@ -85,7 +87,15 @@ class _Runs:
                 found[code] = found.get(code, 0.0) + chance
         return found
 
-    def race(self, draft, point, choices, noise, race, size):  # type: ignore[no-untyped-def]
+    def race(
+        self,
+        draft: int,
+        point: np.ndarray,
+        choices: dict[int, int],
+        noise: dict[int, np.ndarray],
+        race: int,
+        size: int,
+    ) -> list[tuple[np.ndarray | None, float]]:
         """(noise that lets a token win, its probability) for each token of a race.
 
         argmax(w / E) is v with probability w_v / sum(w). Of two tokens alone, the one with noise t
@@ -95,7 +105,7 @@ class _Runs:
         def outcome(own: np.ndarray) -> int:
             return self.run(draft, Script(point, choices, {**noise, race: own}))
 
-        def only(ahead: dict[int, float]) -> np.ndarray:
+        def only(ahead: dict[Any, float]) -> np.ndarray:
             own = np.full(size, _BEHIND)
             for v, t in ahead.items():
                 own[v] = t
