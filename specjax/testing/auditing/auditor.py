@@ -27,7 +27,7 @@ from specjax.testing.auditing.calling import (
     one_thread,
 )
 from specjax.testing.auditing.case_laws import (
-    Clock,
+    AuditClock,
     OutOfTimeError,
     impossible_mass,
     injected_law,
@@ -156,7 +156,7 @@ class _Audit:
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
-        self.clock = Clock(self.started + self.limit)
+        self.clock = AuditClock(self.started + self.limit)
 
     def run(self, cases: Sequence[HardCase]) -> None:
         """Fills in the score sheet."""

@@ -28,7 +28,7 @@ class OutOfTimeError(Exception):
 
 
 @dataclasses.dataclass
-class Clock:
+class AuditClock:
     """The audit's time, and how many rows were judged."""
 
     ends: float = float("inf")
@@ -62,7 +62,7 @@ class CaseLaw(NamedTuple):
 
 
 def injected_law(
-    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: Clock
+    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: AuditClock
 ) -> CaseLaw:
     """The law of a verifier that gets its uniforms.
 
@@ -94,7 +94,7 @@ def injected_law(
     return CaseLaw(outcomes, edges, coupling, None, single)
 
 
-def _batched(calling: Calling, case: HardCase, blocks: np.ndarray, clock: Clock) -> Evaluate:
+def _batched(calling: Calling, case: HardCase, blocks: np.ndarray, clock: AuditClock) -> Evaluate:
     """Evaluates rows in batches, after the case's other rows."""
     most = max(1, min(8192, _CHUNK_ENTRIES // (case.vocab * (case.max_draft + 1))))
     if not calling.is_batched:
@@ -112,7 +112,9 @@ def _batched(calling: Calling, case: HardCase, blocks: np.ndarray, clock: Clock)
     return evaluate
 
 
-def _after_others(calling: Calling, case: HardCase, blocks: np.ndarray, clock: Clock) -> Evaluate:
+def _after_others(
+    calling: Calling, case: HardCase, blocks: np.ndarray, clock: AuditClock
+) -> Evaluate:
     """Evaluates each row in a batch of its own: the case's other rows, then the row."""
 
     def evaluate(draft: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
@@ -131,7 +133,7 @@ def _is_coupled(
     case: HardCase,
     blocks: np.ndarray,
     rng: np.random.Generator,
-    clock: Clock,
+    clock: AuditClock,
 ) -> bool:
     """Whether rows alone have other outcomes than in a batch; checks that calls repeat."""
     draft = rng.integers(len(blocks), size=_ALONE)
@@ -169,7 +171,7 @@ def _by_points(
     return CaseLaw(outcomes, None, coupled, count)
 
 
-def _impossible_only(calling: Calling, case: HardCase, drafts: str, clock: Clock) -> CaseLaw:
+def _impossible_only(calling: Calling, case: HardCase, drafts: str, clock: AuditClock) -> CaseLaw:
     """Stratified points: a share of impossible tokens of 1e-3 cannot hide."""
     blocks, weights = case.blocks(drafts)
     count = 1024
@@ -200,4 +202,4 @@ def impossible_mass(
     return float(outcomes.weight[wrong].sum()), int(wrong.sum())
 
 
-__all__ = ["INVALID", "CaseLaw", "Clock", "OutOfTimeError", "impossible_mass", "injected_law"]
+__all__ = ["INVALID", "CaseLaw", "AuditClock", "OutOfTimeError", "impossible_mass", "injected_law"]

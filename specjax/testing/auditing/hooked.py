@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specjax.testing.auditing.calling import BadOutcomeError, Calling
-from specjax.testing.auditing.case_laws import RESOLUTIONS, CaseLaw, Clock
+from specjax.testing.auditing.case_laws import RESOLUTIONS, CaseLaw, AuditClock
 from specjax.testing.auditing.criterion import Outcomes
 from specjax.testing.auditing.generators import Script, replaced, scripted_argument
 from specjax.testing.auditing.hard_cases import HardCase
@@ -27,7 +27,9 @@ _HALVINGS = 45
 class _Runs:
     """Runs a verifier on single rows by scripts."""
 
-    def __init__(self, calling: Calling, case: HardCase, blocks: np.ndarray, clock: Clock) -> None:
+    def __init__(
+        self, calling: Calling, case: HardCase, blocks: np.ndarray, clock: AuditClock
+    ) -> None:
         self.calling, self.case, self.blocks, self.clock = calling, case, blocks, clock
         self.script = Script(np.zeros(0))
         self.signatures: dict[tuple[object, ...], int] = {}
@@ -142,7 +144,7 @@ class _Runs:
 
 
 def hooked_law(
-    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: Clock
+    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: AuditClock
 ) -> CaseLaw:
     """The law of a verifier that draws its own numbers.
 

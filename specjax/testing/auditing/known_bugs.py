@@ -3,7 +3,7 @@
 import numpy as np
 
 from specjax.testing.auditing.calling import Calling
-from specjax.testing.auditing.case_laws import Clock, injected_law
+from specjax.testing.auditing.case_laws import AuditClock, injected_law
 from specjax.testing.auditing.criterion import Outcomes, emitted, joint_law
 from specjax.testing.auditing.hard_cases import HardCase
 from specjax.testing.auditing.reference_verifiers import COUPLED, WRONG
@@ -51,7 +51,7 @@ def _outcomes(name: str, case: HardCase, drafts: str) -> Outcomes:
     key = name, case.name, drafts
     if key not in _KNOWN:
         calling = Calling(WRONG[name], "arrays", "numpy", "float64", False, False, None)
-        law = injected_law(calling, case, drafts, np.random.default_rng(0), Clock())
+        law = injected_law(calling, case, drafts, np.random.default_rng(0), AuditClock())
         _KNOWN[key] = law.outcomes
     return _KNOWN[key]
 
