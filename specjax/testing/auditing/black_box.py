@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specjax.testing.auditing.calling import Calling
-from specjax.testing.auditing.case_laws import CaseLaw, AuditClock
+from specjax.testing.auditing.case_laws import AuditClock, CaseLaw
 from specjax.testing.auditing.criterion import Outcomes, joint_law
 from specjax.testing.auditing.hard_cases import HardCase
 from specjax.testing.auditing.injected import outcomes_of

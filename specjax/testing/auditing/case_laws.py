@@ -202,4 +202,4 @@ def impossible_mass(
     return float(outcomes.weight[wrong].sum()), int(wrong.sum())
 
 
-__all__ = ["INVALID", "CaseLaw", "AuditClock", "OutOfTimeError", "impossible_mass", "injected_law"]
+__all__ = ["INVALID", "AuditClock", "CaseLaw", "OutOfTimeError", "impossible_mass", "injected_law"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specjax.testing.auditing.calling import BadOutcomeError, Calling
-from specjax.testing.auditing.case_laws import RESOLUTIONS, CaseLaw, AuditClock
+from specjax.testing.auditing.case_laws import RESOLUTIONS, AuditClock, CaseLaw
 from specjax.testing.auditing.criterion import Outcomes
 from specjax.testing.auditing.generators import Script, replaced, scripted_argument
 from specjax.testing.auditing.hard_cases import HardCase
