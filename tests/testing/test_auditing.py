@@ -129,9 +129,9 @@ def torch_verifier(tokens, draft_probs, target_probs, uniforms, uniform_next, le
 
 
 def test_forms_of_the_call():
-    exact(audited.vllm_standard, ["random"])
-    exact(emitted, ["random", "L=1"])
-    exact(logarithms, ["random"], logits=True)
+    exact(audited.vllm_standard, ["toy"])
+    exact(emitted, ["toy", "L=1"])
+    exact(logarithms, ["toy"], logits=True)
     pytest.importorskip("torch")
     assert "torch float64" in exact(torch_verifier, ["toy"], arrays="torch").how
 
@@ -176,7 +176,8 @@ def test_races_of_exponential_noise():
     torch = pytest.importorskip("torch")
 
     def raced(tokens, draft_probs, target_probs, lengths):
-        n, _ = token(tokens, draft_probs.numpy(), target_probs.numpy(), *halves, lengths.numpy())
+        given = (draft_probs, target_probs)
+        n, _ = token(tokens.numpy(), *(x.numpy() for x in given), *halves, lengths.numpy())
         weights = target_probs[0, n[0]]
         return n, (weights / torch.empty_like(weights).exponential_()).argmax()[None]
 
@@ -240,14 +241,14 @@ def test_a_function_that_hangs_is_invalid_and_a_slow_one_is_not_finished():
         release.wait(60)
 
     def slow(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
-        time.sleep(0.1)
+        time.sleep(0.3)
         return token(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
 
     started = time.monotonic()
     assert "no answer" in audit(hangs, time_limit=1.0).reason
     release.set()
-    assert audit(slow, time_limit=1.0).verdict is Verdict.NOT_FINISHED
-    assert time.monotonic() - started < 30
+    assert audit(slow, time_limit=5.0).verdict is Verdict.NOT_FINISHED
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(

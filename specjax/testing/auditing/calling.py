@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -249,15 +249,19 @@ def _likely(function: Callable[..., Any], form: str) -> list[str]:
     scope = getattr(inner, "__globals__", None)
     if scope is None:
         scope = getattr(type(inner).__call__, "__globals__", {})
-    own = {str(getattr(x, "__name__", "")).split(".")[0] for x in scope.values() if _is_module(x)}
-    likely = [kind for kind in ("torch", "jax") if kind in own]
+    code = getattr(inner, "__code__", None)
+    named = {name: scope[name] for name in getattr(code, "co_names", ()) if name in scope}
+    # The libraries that its own code names, then those of its module.
+    likely = [kind for part in (named, scope) for kind in _libraries(part)]
+    likely = list(dict.fromkeys(likely))
     # A function that takes a library's arrays has imported it.
     rest = [k for k in ARRAYS if k not in likely and (k == "numpy" or k in sys.modules)]
     return [*likely, *rest]
 
 
-def _is_module(value: Any) -> bool:
-    return inspect.ismodule(value)
+def _libraries(scope: Mapping[str, Any]) -> list[str]:
+    found = {x.__name__.split(".")[0] for x in scope.values() if inspect.ismodule(x)}
+    return [kind for kind in ("torch", "jax", "numpy") if kind in found]
 
 
 def _jax_is_wide() -> bool:

@@ -78,7 +78,9 @@ def injected_law(
     coupled = _is_coupled(calling, case, blocks, rng, clock)
     if coupled:
         alone = _after_others(calling, case, blocks, clock)
-        return _by_points(alone, case, blocks, weights, rng, _COUPLED_POINTS, True)
+        # The same points in each audit: equal verifiers then have equal shares.
+        fixed = np.random.default_rng(0)
+        return _by_points(alone, case, blocks, weights, fixed, _COUPLED_POINTS, True)
     coupling = coupled if calling.is_batched else None
     resolution = RESOLUTIONS[calling.dtype]
     found = partition(evaluate, len(blocks), dimensions, rng, resolution)

@@ -103,7 +103,7 @@ class HardCase:
             if i < length:
                 draft[:, i] = self.draft[i][index]
             target[:, i] = self.target[i][index]
-        uniforms = np.full((count, longest), 0.5)
+        uniforms = np.full((count, longest), 0.01)  # padding that is read is accepted
         uniforms[:, :length] = coordinates[:, :length]
         lengths = np.full(count, length, np.int32)
         return VerifyArguments(block, draft, target, uniforms, coordinates[:, length], lengths)
