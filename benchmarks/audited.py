@@ -261,7 +261,7 @@ class Audited(NamedTuple):
     given: dict[str, Any] = {}  # noqa: RUF012
 
 
-_KERAS = {"drafts": "argmax", "mode": "black-box", "samples": 1000, "cases": ["wide residual"]}
+_KERAS = {"drafts": "argmax", "mode": "black-box", "samples": 1000, "cases": ["ties"]}
 LINES = (
     Audited("specjax Token", "specjax_token", "specjax"),
     Audited("specjax Block", "specjax_block", "specjax"),
@@ -292,6 +292,7 @@ LINES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the choice of lines."""
     parser.add_argument("--only", nargs="+", metavar="WORD", help="lines with one of these words")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these cases")
     parser.add_argument("--time-limit", type=float, default=600.0, help="seconds per line")
 
 
@@ -302,7 +303,7 @@ def run(args: argparse.Namespace) -> Report:
         if args.only and not any(word.lower() in line.system.lower() for word in args.only):
             continue
         print(f"benchmarks.audited: {line.system}", file=sys.stderr)
-        table.append(_row(line, args.time_limit))
+        table.append(_row(line, args.cases, args.time_limit))
     if not args.only or any(word.lower() in "greedyblock" for word in args.only):
         table.append(_greedy_block())
     notes = ["version: of the package that ran; re-derived: its rule, written anew in NumPy."]
@@ -310,7 +311,7 @@ def run(args: argparse.Namespace) -> Report:
     return Report(table, columns, notes)
 
 
-def _row(line: Audited, time_limit: float) -> dict[str, Any]:
+def _row(line: Audited, cases: list[str] | None, time_limit: float) -> dict[str, Any]:
     version = "re-derived"
     if line.package:
         try:
@@ -323,7 +324,7 @@ def _row(line: Audited, time_limit: float) -> dict[str, Any]:
     function = globals()[line.target]
     if line.given:
         function = functools.partial(function, **line.given)
-    found = audit(function, time_limit=time_limit, **line.options)
+    found = audit(function, **{"cases": cases, "time_limit": time_limit, **line.options})
     worst = found.worst
     nearest = "-" if found.nearest is None else found.nearest[0]
     row |= {"verdict": found.verdict.text, "reason": found.reason, "nearest_bug": nearest}
