@@ -223,7 +223,8 @@ def run(args: argparse.Namespace) -> Report:
             if row["divergence"] == name:
                 text = "greedy" if row["temperature"] == 0 else "sampled"
                 row["accepted"] = float(np.mean([x[f"validation_{PREFIX}{text}"] for x in found]))
-    return Report(rows, list(max(rows, key=lambda row: len(row))))
+    widest = max(rows, key=len)
+    return Report(rows, list(widest))
 
 
 def means(found: list[dict[str, Any]]) -> dict[str, float | None]:
