@@ -77,8 +77,9 @@ class Choices:
             law = distribution(logits, sampling)
             return law, draw(law, uniform)
 
-        def accepted(algorithm, uniforms, thresholds):
-            return choose(num_accepted_probs(algorithm, thresholds), uniforms[0])
+        def accepted(algorithm, uniforms, acceptance):
+            law = num_accepted_probs(algorithm, acceptance.thresholds, acceptance.detail)
+            return choose(law, uniforms[0])
 
         def passes(uniform, chance):
             return choose(jnp.stack([1.0 - chance, chance]), uniform) == 1
