@@ -141,11 +141,19 @@ def _is_coupled(
     draft = rng.integers(len(blocks), size=_ALONE)
     rows = case.rows(blocks[draft], rng.random((_ALONE, case.length + 1)))
     single = [VerifyArguments(*(x[i : i + 1] for x in rows)) for i in range(_ALONE)]
+
+    def one_by_one() -> np.ndarray:
+        found = []
+        for row in single:
+            found.append(calling.outcomes(row)[0])
+            clock.count(1)
+        return np.array(found)
+
     if not calling.is_batched:
-        first, second = (np.array([calling.outcomes(x)[0] for x in single]) for _ in range(2))
+        first, second = one_by_one(), one_by_one()
     else:
         first, second = (calling.outcomes(case.with_others(rows)) for _ in range(2))
-    clock.count(2 * _ALONE)
+        clock.count(2 * _ALONE)
     if not np.array_equal(first, second):
         raise BadOutcomeError(
             "two calls with the same uniforms have other outcomes: it draws numbers of its own; "
@@ -153,9 +161,7 @@ def _is_coupled(
         )
     if not calling.is_batched:
         return False
-    alone = np.array([calling.outcomes(x)[0] for x in single])
-    clock.count(_ALONE)
-    return not np.array_equal(first[-_ALONE:], alone)
+    return not np.array_equal(first[-_ALONE:], one_by_one())
 
 
 def _by_points(
