@@ -39,7 +39,7 @@ def _of(algorithm: Any) -> Callable[..., Any]:
         accepted = verification.accept(
             algorithm, uniforms, tokens, draft, target, length, carry, None
         )
-        token = verification.draw_next(following[None], accepted[0], draft, length, accepted[1])
+        token = verification.draw_next(following, accepted[0], draft, length, accepted[1])
         return accepted[1], token
 
     @jax.jit
@@ -59,7 +59,7 @@ def _of_tree(algorithm: Any) -> Callable[..., Any]:
         parents = jnp.arange(tokens.size, dtype=jnp.int32)
         laws = jnp.full_like(tokens, ChildLaw.DRAWN)
         path = algorithm.walk(uniforms, tokens, parents, laws, draft, target, length)
-        return path[1], draw(path[2], following[None])
+        return path[1], draw(path[2], following)
 
     @jax.jit
     def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
