@@ -258,6 +258,7 @@ def test_a_function_that_hangs_is_invalid_and_a_slow_one_is_not_finished():
         ({"cases": ["no"]}, ValueError, "there is no case 'no': choose from 'random'"),
         ({"cases": "toy"}, TypeError, "cases must be a list"),
         ({"rule": 3}, TypeError, "rule must be like"),
+        ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not be Budgeted"),
         ({"samples": 0}, ValueError, "samples must be a whole number"),
         ({"time_limit": 0}, ValueError, "time_limit"),
     ],

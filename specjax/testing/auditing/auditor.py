@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_count, one_number
+from specjax.rules import Budgeted
 from specjax.rules.checking import check_is_rule
 from specjax.testing.auditing.black_box import (
     generator_of,
@@ -406,6 +407,12 @@ def _check_options(
         raise TypeError(f"function must be a verifier's function, got {function!r}")
     if rule is not None:
         check_is_rule("rule", rule)
+        if isinstance(rule, Budgeted):
+            raise ValueError(
+                f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
+                "tokens spent; declare its inner rule, or one with a bound at each token such as "
+                "rules.KLBall(0.05)"
+            )
     for name, value, known in (
         ("mode", mode, (None, *MODES)),
         ("form", form, (None, *FORMS)),
