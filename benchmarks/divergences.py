@@ -1,7 +1,8 @@
 """The divergences of `specjax train`, by the drafted tokens that the verifier accepts.
 
 A drafter goes on learning from its verifier with each divergence: from the same weights, on the
-same batches, at the same rates. The verifier reads each batch once for all of them.
+same batches, at the same rates; or a new drafter of the same sizes learns (`--from-scratch`). The
+verifier reads each batch once for all of them.
 """
 
 import argparse
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--divergences", nargs="+", choices=DIVERGENCES, default=list(DIVERGENCES))
     parser.add_argument("--steps", type=int, default=100, help="updates of each drafter")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate (AdamW.relative)")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="train new drafters of the same sizes"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="orders of the data")
     parser.add_argument("--validation", type=int, default=128, help="inputs of val to measure on")
     parser.add_argument("--test", default="test_2017_mscoco", help="the data set of the report")
@@ -161,7 +165,8 @@ class _Bench:
         """The students after all updates (their running averages), by their divergences."""
         args = self.args
         batches = self.task.batches(self.pairs["train"], _BATCHING, seed=seed, row_multiple=1)
-        state = init_state(self.start.params, self.optimizer, _EMA_DECAY)
+        start = self.task.init(jax.random.key(seed)) if args.from_scratch else self.start.params
+        state = init_state(start, self.optimizer, _EMA_DECAY)
         states = jax.tree.map(lambda x: jnp.stack([x] * len(self.names)), state)
         for i in range(args.steps):
             states, losses = self.step(states, self.verifier.params, batches.batch(i))

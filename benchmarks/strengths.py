@@ -1,10 +1,11 @@
 """Strengths that are learnt from the context, against the best ones and one strength for all.
 
-A network on the drafter's last hidden state and confidences gives the strength of `LossyTuned` at
-each position, before its token is drawn (as DIVERSED gives the weight of a mixture). It is trained
-for the most accepted tokens less their cost in nats. All are measured along texts of the verifier.
-The best strengths are those of each position by itself: the price that an accepted token costs
-there is the same everywhere, so that no other strengths accept more for the same nats in sum.
+A head gives the strength of a rule at each position, before its token is drawn (as DIVERSED gives
+the weight of a mixture). It is trained for the most accepted tokens less their cost in nats. The
+`network` reads the drafter's last hidden state and confidences, `linear` the confidences alone: its
+numbers are those of the rule `Learnt`, which the benchmark prints. All are measured along texts of
+the verifier. The best strengths are those of each position by itself, chosen with p and q known:
+those of `LossyTuned` accept the most for the same nats in sum (the rule `KLPrice`).
 """
 
 import argparse
@@ -21,11 +22,12 @@ import numpy as np
 from benchmarks import command
 from specjax import rules
 from specjax.acceptance_head.network import (
+    NUM_FEATURES,
     HeadConfig,
     apply_head,
     confidence_features,
-    drawn_confidences,
     init_head,
+    top_confidences,
 )
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
@@ -42,10 +44,15 @@ from specjax.training.step import init_state, make_train_step
 from specjax.types import Array, Params, Sampling
 
 HELP = "acceptance at equal nats: strengths learnt from the context, the best, one for all"
-# The strengths of the table, as -log(1 - strength): closer where little is relaxed.
-_LOG_RATIOS = (8.0 * np.linspace(0.0, 1.0, 33) ** 2).astype(np.float32)
-# Of the frontiers: nats per accepted token, and nats per position.
-_PRICES, _BOUNDS = np.geomspace(1e-2, 30.0, 80), np.geomspace(1e-4, 8.0, 80)
+# The strengths of the table, as log-odds.
+_LOGITS = np.linspace(-12.0, 9.0, 43, dtype=np.float32)
+_RULES = {"LossyTuned": rules.LossyTuned(0.9999), "Mixture": rules.Mixture(0.0)}
+# Of the frontiers: their rules, from strict to loose.
+_FRONTIERS: dict[str, list[Any]] = {
+    "best": [rules.KLPrice(float(x)) for x in np.geomspace(1e-2, 30.0, 40)],
+    "one": [rules.LossyTuned(float(x)) for x in jax.nn.sigmoid(_LOGITS)],
+    "ball": [rules.KLBall(float(x)) for x in np.geomspace(1e-4, 8.0, 40)],
+}
 _CHUNK, _BATCH = 256, 1024
 
 
@@ -54,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", required=True, help="the directory of Multi30k")
     parser.add_argument("--pair", default="multi30k_ende", help="a built-in pair")
     parser.add_argument("--drafter", default="drafter", help="its drafter")
+    parser.add_argument(
+        "--rule", choices=sorted(_RULES), default="LossyTuned", help="the rule of the strengths"
+    )
     parser.add_argument("--training", type=int, default=500, help="inputs of train to learn from")
     parser.add_argument("--validation", type=int, default=250, help="inputs of val to measure on")
     parser.add_argument("--epochs", type=int, default=40, help="passes over the training texts")
@@ -68,30 +78,31 @@ class Positions(NamedTuple):
 
     hidden: Any  # [n, D], the drafter's last hidden state
     features: Any  # [n, F], of its distribution
-    accepted: Any  # [n, K], by `LossyTuned` at the strengths of the table
+    accepted: Any  # [n, K], by the rule at the strengths of the table
     nats: Any  # [n, K]
     q: Any = None  # [n, V]
     p: Any = None  # [n, V]
 
 
 @dataclasses.dataclass(frozen=True)
-class Learnt:
-    """The `Task` of a network that gives strengths: fewest rejections at a price per nat."""
+class StrengthTask:
+    """The `Task` of a head that gives strengths: fewest rejections at a price per nat."""
 
     head: HeadConfig
     price: float
 
     item_name = "positions"
 
-    def places(self, params: Params, hidden: Array, features: Array) -> Array:
-        """Where in the table of strengths, from 0 to K - 1, `[n]`."""
-        logits = apply_head(self.head, params, hidden, features)
-        return jax.nn.sigmoid(logits) * (len(_LOG_RATIOS) - 1)
+    def logits(self, params: Params, given: Positions) -> Array:
+        """The log-odds of the strengths, `[n]`; a head without `confidences` reads nothing else."""
+        read = given.hidden if self.head.confidences else given.features
+        return apply_head(self.head, params, read, given.features)
 
     def loss(self, params: Params, constants: Any, batch: Positions, key: Array) -> Total:
         """See `Task`: 1 - A + KL / price, between the table's strengths."""
-        place = self.places(params, batch.hidden, batch.features)
-        low = jnp.clip(place.astype(jnp.int32), 0, len(_LOG_RATIOS) - 2)
+        step = _LOGITS[1] - _LOGITS[0]
+        place = jnp.clip((self.logits(params, batch) - _LOGITS[0]) / step, 0.0, _LOGITS.size - 1.0)
+        low = jnp.clip(place.astype(jnp.int32), 0, _LOGITS.size - 2)
         worth = batch.accepted - batch.nats / self.price
         ends = [jnp.take_along_axis(worth, (low + i)[:, None], 1)[:, 0] for i in (0, 1)]
         share = place - low.astype(jnp.float32)
@@ -100,66 +111,72 @@ class Learnt:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measures the frontiers of constant strengths and prices, and trains a network per price."""
+    """Measures the frontiers of constant strengths and prices, and trains two heads per price."""
     check_positive(args, "training", "validation", "epochs")
     directory = built_in_pair(args.pair)
     pair = load_pair(drafter=directory / args.drafter, verifier=directory / "verifier", head=False)
+    rule = _RULES[args.rule]
     learn, test = (
-        _positions(pair, args.data_dir, name, count, seed, keep)
-        for seed, (name, count, keep) in enumerate(
-            (("train", args.training, False), ("val", args.validation, True))
-        )
+        _positions(pair, rule, args.data_dir, name, count, seed)
+        for seed, (name, count) in enumerate((("train", args.training), ("val", args.validation)))
     )
-    frontiers = _frontiers(test)
+    frontiers = {name: _frontier(of_rules, test) for name, of_rules in _FRONTIERS.items()}
+    lossless, _ = _mean(rules.Lossless(), test)
+    notes = [f"{len(test.q)} positions; Lossless accepts {lossless:.4f}"]
+    heads = {
+        "network": HeadConfig(pair.drafter.width, confidences=True),
+        "linear": HeadConfig(NUM_FEATURES, blocks=0),
+    }
     rows = []
     for price in args.prices:
-        task = Learnt(HeadConfig(pair.drafter.width, confidences=True), float(price))
-        learnt = _of_head(task, _train(task, learn, args), test)
-        rows.append(_row("learnt", price, learnt, frontiers))
-        rows.append(_row("best", price, _best(price, test), frontiers))
+        for name, head in heads.items():
+            task = StrengthTask(head, float(price))
+            params = _train(task, learn, args)
+            strengths = _at(rule, jax.nn.sigmoid(task.logits(params, test)))
+            if name == "linear":
+                strengths = _learnt(rule, params)
+                notes.append(f"price {price}: {strengths}")
+            rows.append(_row(name, price, _mean(strengths, test), frontiers))
         # The one strength that is worth most at this price, on the training texts.
-        one = int(np.argmax((learn.accepted - learn.nats / price).mean(axis=0)))
-        constant = test.accepted[:, one].mean(), test.nats[:, one].mean()
-        rows.append(_row("one", price, constant, frontiers))
-    notes = [f"{len(test.hidden)} positions; Lossless accepts {test.accepted[:, 0].mean():.4f}"]
+        worth = (learn.accepted - learn.nats / price).mean(axis=0)
+        one = _at(rule, jax.nn.sigmoid(_LOGITS[np.argmax(worth)]))
+        rows.append(_row("one", price, _mean(one, test), frontiers))
+        rows.append(_row("best", price, _mean(rules.KLPrice(price), test), frontiers))
     return Report(rows, list(rows[0]), notes)
 
 
-def _best(price: float, test: Positions) -> tuple[Any, Any]:
-    """Mean acceptance and nats of the strengths that are worth most at each position."""
-    places = np.argmax(test.accepted - test.nats / price, axis=1)[:, None]
-    return tuple(np.take_along_axis(x, places, 1).mean() for x in (test.accepted, test.nats))
+def _at(rule: Any, shares: Any) -> Any:
+    """The rule at shares of its strength, as `Learnt` has it."""
+    if isinstance(rule, rules.Mixture):
+        return rules.Mixture(1.0 - shares * (1.0 - rule.weight))
+    return dataclasses.replace(rule, strength=shares * rule.strength)
 
 
-def _bounded(bound: float, test: Positions) -> tuple[Any, Any]:
-    """Mean acceptance and nats of the largest strengths within a bound at each position."""
-    rows = zip(test.nats, test.accepted, strict=True)
-    found = [(np.interp(bound, *row), min(bound, row[0][-1])) for row in rows]
-    return tuple(np.mean(found, axis=0))
+def _learnt(rule: Any, params: Params) -> rules.Learnt:
+    """The rule of a linear head."""
+    out = jax.device_get(params["out"])
+    numbers = [round(float(x), 4) for x in (*out["kernel"][:, 0], out["bias"][0])]
+    return rules.Learnt(rule, *numbers)
 
 
-def _frontiers(test: Positions) -> dict[str, Any]:
-    """Mean nats and acceptance, growing, of three ways to spread the nats over positions."""
-    best, ball = (
-        np.asarray([way(float(x), test) for x in given]).T[::-1]
-        for way, given in ((_best, _PRICES), (_bounded, _BOUNDS))
-    )
-    # The rules KLPrice, LossyTuned, KLBall.
-    return {"best": best, "one": (test.nats.mean(0), test.accepted.mean(0)), "ball": ball}
+def _frontier(of_rules: Sequence[Any], test: Positions) -> np.ndarray:
+    """Mean acceptance and nats of rules, `[2, n]`."""
+    return np.asarray([_mean(rule, test) for rule in of_rules]).T
 
 
 def _row(
-    name: str, price: float, found: tuple[Any, Any], frontiers: dict[str, Any]
+    name: str, price: float, found: tuple[float, float], frontiers: dict[str, Any]
 ) -> dict[str, Any]:
     """A row of the report: what others accept at the same mean nats."""
-    accepted, nats = map(float, found)
+    accepted, nats = found
     row = {"strengths": name, "price": price, "nats": nats, "accepted": accepted}
     row["worth"] = accepted - nats / price
-    return row | {f"{k}_at_nats": float(np.interp(nats, *x)) for k, x in frontiers.items()}
+    at = {name: np.interp(nats, x[1], x[0]) for name, x in frontiers.items()}
+    return row | {f"{name}_at_nats": float(x) for name, x in at.items()}
 
 
 def _positions(
-    pair: Pair, directory: str, name: str, count: int, seed: int, keep: bool
+    pair: Pair, rule: Any, directory: str, name: str, count: int, seed: int
 ) -> Positions:
     """Both models along the verifier's own texts for the first inputs of a data set."""
     source = read_examples(f"{name}.en.gz", format="text", directory=directory)
@@ -173,8 +190,14 @@ def _positions(
     hidden, q, p = (np.concatenate(parts) for parts in zip(*found, strict=True))
     say(f"{name}: {len(q):,} positions")
     features = _by_chunk(_features, q)
-    accepted, nats = _by_chunk(_tables, q, p)
-    return Positions(hidden, features, accepted, nats, *((q, p) if keep else ()))
+    accepted, nats = _table(rule, q, p)
+    return Positions(hidden, features, accepted, nats, q, p)
+
+
+def _table(rule: Any, q: Any, p: Any) -> np.ndarray:
+    """Acceptance and nats at each strength of the table, `[2, n, K]`."""
+    table = [_by_chunk(_each, _at(rule, jax.nn.sigmoid(x)), q, p) for x in _LOGITS]
+    return np.moveaxis(np.asarray(table), (0, 1), (2, 0))
 
 
 def _params(pair: Pair) -> tuple[Params, Params]:
@@ -191,64 +214,55 @@ def _read(drafter: Any, verifier: Any, small: Params, large: Params, rows: Any) 
 
 @jit
 def _features(q: Array) -> Array:
-    """The head's features; the drafted token is not known yet, so the largest stands for it."""
-    one = lambda q: confidence_features(*drawn_confidences(q, jnp.argmax(q)))  # noqa: E731
-    return jax.vmap(one)(q)
+    return jax.vmap(lambda q: confidence_features(*top_confidences(q)))(q)
 
 
 @jit
-def _tables(q: Array, p: Array) -> tuple[Array, Array]:
-    """Acceptance and nats of `LossyTuned` at each strength of the table, `[n, K]`."""
-    rows = functools.partial(jnp.full, q.shape[:1])
-    strengths = -jnp.expm1(-jnp.asarray(_LOG_RATIOS))
-    accepted, nats = jax.lax.map(lambda x: _each(rows(x), q, p), strengths)
-    return accepted.T, nats.T
+def _each(rule: Any, q: Array, p: Array) -> tuple[Array, Array]:
+    """Acceptance and nats of a rule with strengths per position, `[n]`."""
 
-
-@jit
-def _each(strengths: Array, q: Array, p: Array) -> tuple[Array, Array]:
-    """Acceptance and nats of `LossyTuned` with a strength per position, `[n]`."""
-
-    def one(strength: Array, q: Array, p: Array) -> tuple[Array, Array]:
-        pi = rules.LossyTuned(strength)(q, p)
+    def one(rule: Any, q: Array, p: Array) -> tuple[Array, Array]:
+        pi = rule(q, p, q, p)
         return rules.accept_probability(q, pi), kl_divergence(pi, p)
 
-    return jax.vmap(one)(strengths, q, p)
+    return jax.vmap(one)(rule, q, p)
 
 
-def _of_head(task: Learnt, params: Params, test: Positions) -> tuple[Any, Any]:
-    """The mean acceptance and nats with the network's strengths."""
-    places = np.asarray(task.places(params, test.hidden, test.features))
-    ratios = np.interp(places, np.arange(len(_LOG_RATIOS)), _LOG_RATIOS).astype(np.float32)
-    accepted, nats = _by_chunk(_each, -np.expm1(-ratios), test.q, test.p)
-    return accepted.mean(), nats.mean()
+def _mean(rule: Any, test: Positions) -> tuple[float, float]:
+    """The mean acceptance and nats of a rule."""
+    accepted, nats = _by_chunk(_each, rule, test.q, test.p)
+    return float(accepted.mean()), float(nats.mean())
 
 
-def _by_chunk(function: Callable[..., Any], *columns: np.ndarray) -> Any:
+def _by_chunk(function: Callable[..., Any], *columns: Any) -> Any:
     """A function of rows, by a fixed number of rows; the last ones are filled by repetition."""
-    count, out = len(columns[0]), []
+    count, out = len(columns[-1]), []
+    columns = jax.tree.map(lambda x: x if np.ndim(x) else np.full(count, x, np.float32), columns)
     for start in range(0, count, _CHUNK):
         places = np.minimum(np.arange(start, start + _CHUNK), count - 1)
-        out.append(jax.device_get(function(*(x[places] for x in columns))))
+        given = jax.tree.map(lambda x, at=places: np.asarray(x)[at], columns)
+        out.append(jax.device_get(function(*given)))
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *out)
 
 
-def _train(task: Learnt, learn: Positions, args: argparse.Namespace) -> Params:
+def _train(task: StrengthTask, learn: Positions, args: argparse.Namespace) -> Params:
     """The network after all epochs, a running average."""
     per_epoch = len(learn.hidden) // _BATCH
     optimizer = AdamW(
-        learning_rate=args.rate,
+        # Four numbers move slowly.
+        learning_rate=args.rate * (1.0 if task.head.blocks else 10.0),
         warmup_steps=10,
         decay="cosine",
         total_steps=max(11, per_epoch * args.epochs),
     )
     step = make_train_step(task, optimizer, seed=0, ema_decay=0.99)
     state = init_state(init_head(task.head, jax.random.key(0)), optimizer, 0.99)
+    table = learn._replace(q=None, p=None)
     rng = np.random.default_rng(0)
     for epoch in range(args.epochs):
         order = rng.permutation(len(learn.hidden))[: per_epoch * _BATCH]
         for members in order.reshape(per_epoch, _BATCH):
-            batch = jax.tree.map(lambda x, at=members: x[at], learn)
+            batch = jax.tree.map(lambda x, at=members: x[at], table)
             state, metrics = step(state, None, batch)
         if epoch % 10 == 9:
             say(f"price {task.price}: epoch {epoch + 1}, loss {float(metrics.loss):.4f}")

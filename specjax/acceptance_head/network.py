@@ -123,6 +123,13 @@ def drawn_confidences(confidences: Array, token: Array) -> tuple[Array, Array, A
     return jnp.max(confidences), entropy, confidences[token]
 
 
+def top_confidences(confidences: Array) -> tuple[Array, Array, Array]:
+    """As `drawn_confidences` before a token is drawn: the second largest probability instead."""
+    top, entropy, _ = drawn_confidences(confidences, jnp.int32(0))
+    others = jnp.where(jnp.arange(confidences.size) == jnp.argmax(confidences), 0.0, confidences)
+    return top, entropy, jnp.max(others)
+
+
 def init_head(config: HeadConfig, key: Array) -> Params:
     """Initial parameters.
 

@@ -69,6 +69,7 @@ def register() -> None:
         load_alone,
         *rules.ALL_RULES,
         rules.Budgeted,
+        rules.Learnt,
         *rules.SEQUENTIAL_RULES,
         *rules.ALL_AGGREGATIONS,
         *CASCADES,

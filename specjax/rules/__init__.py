@@ -1,7 +1,8 @@
 """Rules map the two models' distributions at a position to the target distribution.
 
 `FallbackRollback`, `SequenceChow` and `SequenceChowLog` give no target: sequential cascades use
-them to decide. `Budgeted` limits a rule's divergence while decoding.
+them to decide. `Budgeted` limits a rule's divergence while decoding, and `Learnt` has its strength
+from a head.
 """
 
 from specjax.rules.accept_functions import AcceptThreshold, Cactus, Mixture
@@ -18,6 +19,7 @@ from specjax.rules.deferral import (
     Lossless,
     OPTLog,
 )
+from specjax.rules.learnt import Learnt
 from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
 from specjax.rules.sequential import (
     FallbackRollback,
@@ -69,6 +71,7 @@ __all__ = [
     "FallbackRollback",
     "KLBall",
     "KLPrice",
+    "Learnt",
     "Lossless",
     "Lossy",
     "LossyTuned",

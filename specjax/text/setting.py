@@ -31,7 +31,9 @@ def _named(*kinds: Any) -> dict[str, Callable[..., Any]]:
     return {kind.__name__: kind for kind in kinds}
 
 
-_RULES = _named(*rules.ALL_RULES, rules.Budgeted, *rules.SEQUENTIAL_RULES, *rules.ALL_AGGREGATIONS)
+_RULES = _named(
+    *rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES, *rules.ALL_AGGREGATIONS
+)
 _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         "rule": _RULES,
@@ -67,6 +69,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "sequence_cascade_log": "SequenceCascade(rule=SequenceChowLog({}))",
         "bild_original": "BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))",
         "budgeted": "Budgeted(OPT(0.5), {})",
+        "learnt": "Learnt(LossyTuned(0.9999), -0.0208, 0.0454, 0.1886, {})",
         "typical": "Typical(0.3, {})",
         "relaxed": "TokenV2({}, top_k=10, replacement='argmax')",
     }

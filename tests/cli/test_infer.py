@@ -255,7 +255,7 @@ METHODS = [n for n in FILES if not n.startswith("adaptive_") and n not in OTHERS
 
 def test_every_rule_has_a_method():
     named = {name.replace("_", "") for name in METHODS}
-    assert {rule.__name__.lower() for rule in rules.ALL_RULES} <= named
+    assert {rule.__name__.lower() for rule in (*rules.ALL_RULES, rules.Learnt)} <= named
     assert {"verifieralone", "drafteralone"} <= named
 
 
@@ -271,7 +271,7 @@ def test_methods_make_decoders(paths, method):
         assert decoder.models.name == str(paths[method.removesuffix("_alone")])
     else:
         # The very class, not one that gin made of it: only that is a pytree.
-        assert type(decoder.rule) in rules.ALL_RULES
+        assert type(decoder.rule) in (*rules.ALL_RULES, rules.Learnt)
         made = type(decoder.rule).__name__.lower()
         assert made == {"relaxed": "tokenv2"}.get(method, method.replace("_", ""))
 

@@ -28,6 +28,7 @@ def pair():
         ("lossless()", "Lossless"),
         ("token_v3(0.5)", "TokenV3(0.5)"),
         ("budgeted( opt(0.5),0.1 )", "Budgeted(OPT(0.5), 0.1)"),
+        ("learnt(mixture(0.2),1,2,3,-4)", "Learnt(Mixture(0.2), 1, 2, 3, -4)"),
         (
             "SequenceChow(0.9, aggregation=Quantile(0.2))",
             "SequenceChow(0.9, aggregation=Quantile(0.2))",

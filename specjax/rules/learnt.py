@@ -1,0 +1,78 @@
+"""A rule whose strength at each position is learnt from the drafter's distribution.
+
+Source: DIVERSED, whose verifier's weight in a mixture depends on the context. Here the head is
+linear: it reads three numbers of the distribution that the token is to be drawn from.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+
+from specjax.acceptance_head.network import confidence_features, top_confidences
+from specjax.checks import checked
+from specjax.rules.accept_functions import Mixture
+from specjax.rules.lossy import Lossy, LossyTuned
+from specjax.rules.target import TargetRule
+from specjax.types import Array, traced_dataclass
+
+_WEIGHTS = ("top", "entropy", "second", "bias")
+
+
+@traced_dataclass
+class Learnt(TargetRule):
+    """Another rule, as strong as a head finds right at each position.
+
+    The strength is that of `rule` times sigmoid(top f_1 + entropy f_2 + second f_3 + bias), where f
+    are the `confidence_features` of the drafter's largest probability, entropy and second largest
+    probability (softmax at temperature 1). Of `Mixture` it is the drafter's weight, 1 - weight. So
+    the given strength is the largest. The head reads what is known before the token is drawn, so pi
+    is a target like any other, and verification is exact.
+
+    At equal mean KL(pi || p) no such rule accepts more than `KLPrice`, which knows p too. The
+    benchmark `benchmarks/strengths.py` finds the four numbers for a pair.
+
+    Attributes:
+      rule: `LossyTuned`, `Lossy` or `Mixture`, with the largest strength.
+      top: any number; so are the others.
+      entropy: see above.
+      second: see above.
+      bias: a larger one is a stronger rule at all positions.
+
+    Raises:
+      TypeError: `rule` is none of these, or a number is no number.
+      ValueError: a number is infinite or NaN.
+    """
+
+    reads_draft_confidence: ClassVar[bool] = True
+
+    rule: Any
+    top: Array | float
+    entropy: Array | float
+    second: Array | float
+    bias: Array | float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, Lossy | LossyTuned | Mixture):
+            raise TypeError(
+                "rule must be a rule whose strength goes from 0 to 1, rules.LossyTuned, "
+                f"rules.Lossy or rules.Mixture, got {self.rule!r}"
+            )
+        for name in _WEIGHTS:
+            value = checked(name, getattr(self, name), open_low=True, open_high=True)
+            object.__setattr__(self, name, value)
+
+    def share(self, q_conf: Array) -> Array:
+        """The share of the largest strength, `[V]` -> a scalar in [0, 1]."""
+        features = confidence_features(*top_confidences(q_conf))
+        weights = (self.top, self.entropy, self.second)
+        return jax.nn.sigmoid(
+            sum(w * f for w, f in zip(weights, features, strict=True)) + self.bias
+        )
+
+    def _target(self, q, p, q_conf, p_conf):
+        share = self.share(q_conf)
+        if isinstance(self.rule, Mixture):
+            weight = 1.0 - share * (1.0 - self.rule.weight)
+            return Mixture(weight)(q, p)
+        return dataclasses.replace(self.rule, strength=share * self.rule.strength)(q, p)
