@@ -71,6 +71,7 @@ def _of_tree(algorithm: Any) -> Callable[..., Any]:
 specjax_token = _of(verification.Token())
 specjax_block = _of(verification.Block())
 specjax_greedy_block_one_round = _of(verification.GreedyBlock())
+specjax_fly = _of(verification.FLy(0.3, 1, allow_inexact=True))
 specjax_walk = _of_tree(verification.Walk())
 specjax_top_down = _of_tree(verification.TopDown())
 specjax_traversal = _of_tree(verification.Traversal())
@@ -268,6 +269,7 @@ LINES = (
     Audited("specjax Walk, chains", "specjax_walk", "specjax"),
     Audited("specjax TopDown, chains", "specjax_top_down", "specjax"),
     Audited("specjax Traversal, chains", "specjax_traversal", "specjax"),
+    Audited("specjax FLy(0.3, 1)", "specjax_fly", "specjax"),
     Audited("transformers", "transformers", "transformers"),
     Audited("transformers, weight 0.7", "transformers", "transformers", {}, {"weight": 0.7}),
     Audited("KerasHub, a row at a time", "keras_hub", "keras-hub", _KERAS),

@@ -1,17 +1,37 @@
 """Processors of a `Decoder`: bound to its model, in their order."""
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from specjax.checks import check_part, check_static
 from specjax.decoding import Method, Speculative
 from specjax.processors import Constraint
+from specjax.rules import Learnt, Mixture
 from specjax.text.options import Own
 from specjax.text.text_models import TextModel
 from specjax.types import Params, Processor, Rule, Sampling
+
+
+def warn_of_excluded(rule: Rule | None, sampling: Sampling) -> None:
+    """Warns if a mixture of the models would emit tokens that the sampling excludes."""
+    rule = rule.rule if isinstance(rule, Learnt) else rule
+    if not isinstance(rule, Mixture) or np.all(np.asarray(rule.weight) == 1.0):
+        return
+    excluding = [x for x in ("top_k", "top_p") if getattr(sampling, x) is not None]
+    if np.any(np.asarray(sampling.temperature) == 0.0):
+        excluding.append("temperature=0")
+    if excluding:
+        warnings.warn(
+            f"rule={rule!r} emits tokens that the verifier does not with "
+            f"{' and '.join(excluding)}, where the drafter can draw them: use a rule that does "
+            "not, such as KLPrice",
+            stacklevel=4,
+        )
 
 
 class BoundProcessors(NamedTuple):

@@ -25,7 +25,7 @@ from specjax.decoding.roundless import PairMethod
 from specjax.memory import told_if_full
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
-from specjax.text.binding import bind_processors, check_forbidding
+from specjax.text.binding import bind_processors, check_forbidding, warn_of_excluded
 from specjax.text.chat import Chat
 from specjax.text.drafts import DraftPlan
 from specjax.text.engine import Engine
@@ -595,6 +595,7 @@ class Decoder:
                     f"{type(self.method).__name__}, has no field `processors`"
                 )
         check_forbidding(self.method, rule, found)
+        warn_of_excluded(rule, base)
         return dataclasses.replace(base, processors=found), params
 
     def _described_processors(self) -> dict[str, Any]:

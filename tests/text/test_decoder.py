@@ -166,6 +166,18 @@ def test_a_drafter_that_is_larger_than_its_verifier_is_told():
     assert len(shown) == 1
 
 
+def test_a_mixture_that_emits_excluded_tokens_is_told(pair):
+    mixture, cold = rules.Mixture(0.5), Sampling(0.0)
+    learnt = rules.Learnt(mixture, 0.0, 0.0, 0.0, 0.0)
+    message = "emits tokens that the verifier does not with top_k and temperature=0, .*KLPrice"
+    for rule in (mixture, learnt):
+        with pytest.warns(UserWarning, match=message):
+            specjax.Decoder(pair, rule=rule, sampling=Sampling(0.0, top_k=5), **SHAPE)
+        specjax.Decoder(pair, rule=rule, **SHAPE)  # excludes nothing
+    for rule in (rules.Mixture(1.0), rules.KLBall(0.1)):
+        specjax.Decoder(pair, rule=rule, sampling=cold, **SHAPE)
+
+
 def test_the_same_seed_gives_the_same_and_rows_and_seeds_differ(decoder):
     prompts = [PROMPTS[0]] * 4
     first = decoder(prompts, seed=7)
