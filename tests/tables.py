@@ -78,10 +78,15 @@ def p_value(seen, law, draws):
     observed = np.array([seen.get(outcome, 0) for outcome in common] + [0.0])
     expected = np.array([law[outcome] * draws for outcome in common] + [0.0])
     observed[-1], expected[-1] = draws - observed.sum(), draws - expected.sum()
-    if expected[-1] < 5:
-        observed, expected = observed[:-1], expected[:-1]
-        expected *= observed.sum() / expected.sum()
-    return stats.chisquare(observed, expected, sum_check=False).pvalue
+    if expected[-1] >= 5:
+        return stats.chisquare(observed, expected, sum_check=False).pvalue
+    # Too rare for that test: how probable are so many?
+    rare = stats.binom.sf(observed[-1] - 1, draws, max(expected[-1], 0.0) / draws)
+    observed, expected = observed[:-1], expected[:-1]
+    if len(expected) == 1:
+        return rare  # the law is certain
+    expected *= observed.sum() / expected.sum()
+    return min(rare, stats.chisquare(observed, expected, sum_check=False).pvalue)
 
 
 def random_distributions(seed, count, vocab, zeros=0.0):
