@@ -33,6 +33,7 @@ from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.compilation import jit
 from specjax.data.examples import read_examples
+from specjax.rules.learnt import scaled
 from specjax.rules.target import kl_divergence
 from specjax.text import Decoder, Pair, load_pair
 from specjax.text.directories import built_in_pair
@@ -132,24 +133,17 @@ def run(args: argparse.Namespace) -> Report:
         for name, head in heads.items():
             task = StrengthTask(head, float(price))
             params = _train(task, learn, args)
-            strengths = _at(rule, jax.nn.sigmoid(task.logits(params, test)))
+            strengths = scaled(rule, jax.nn.sigmoid(task.logits(params, test)))
             if name == "linear":
                 strengths = _learnt(rule, params)
                 notes.append(f"price {price}: {strengths}")
             rows.append(_row(name, price, _mean(strengths, test), frontiers))
         # The one strength that is worth most at this price, on the training texts.
         worth = (learn.accepted - learn.nats / price).mean(axis=0)
-        one = _at(rule, jax.nn.sigmoid(_LOGITS[np.argmax(worth)]))
+        one = scaled(rule, jax.nn.sigmoid(_LOGITS[np.argmax(worth)]))
         rows.append(_row("one", price, _mean(one, test), frontiers))
         rows.append(_row("best", price, _mean(rules.KLPrice(price), test), frontiers))
     return Report(rows, list(rows[0]), notes)
-
-
-def _at(rule: Any, shares: Any) -> Any:
-    """The rule at shares of its strength, as `Learnt` has it."""
-    if isinstance(rule, rules.Mixture):
-        return rules.Mixture(1.0 - shares * (1.0 - rule.weight))
-    return dataclasses.replace(rule, strength=shares * rule.strength)
 
 
 def _learnt(rule: Any, params: Params) -> rules.Learnt:
@@ -196,7 +190,7 @@ def _positions(
 
 def _table(rule: Any, q: Any, p: Any) -> np.ndarray:
     """Acceptance and nats at each strength of the table, `[2, n, K]`."""
-    table = [_by_chunk(_each, _at(rule, jax.nn.sigmoid(x)), q, p) for x in _LOGITS]
+    table = [_by_chunk(_each, scaled(rule, jax.nn.sigmoid(x)), q, p) for x in _LOGITS]
     return np.moveaxis(np.asarray(table), (0, 1), (2, 0))
 
 

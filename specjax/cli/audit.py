@@ -184,9 +184,11 @@ def load(target: str) -> Callable[..., Any]:
         raise ValueError(f"{place} has no {name} ({error}): give one of its functions") from None
     except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ValueError(f"{place} cannot be imported ({told})") from None
+        raise ValueError(
+            f"{place} cannot be imported ({told}): correct it, or give path/to/file.py:{name}"
+        ) from None
     if not callable(found):
-        raise ValueError(f"{target} is no function, but {type(found).__name__}")
+        raise ValueError(f"{target} is {type(found).__name__}, not a function: give a function")
     return found
 
 

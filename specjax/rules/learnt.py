@@ -71,8 +71,11 @@ class Learnt(TargetRule):
         )
 
     def _target(self, q, p, q_conf, p_conf):
-        share = self.share(q_conf)
-        if isinstance(self.rule, Mixture):
-            weight = 1.0 - share * (1.0 - self.rule.weight)
-            return Mixture(weight)(q, p)
-        return dataclasses.replace(self.rule, strength=share * self.rule.strength)(q, p)
+        return scaled(self.rule, self.share(q_conf))(q, p)
+
+
+def scaled(rule: Any, share: Array | float) -> Any:
+    """`LossyTuned`, `Lossy` or `Mixture` with a share, in [0, 1], of its strength."""
+    if isinstance(rule, Mixture):
+        return Mixture(1.0 - share * (1.0 - rule.weight))
+    return dataclasses.replace(rule, strength=share * rule.strength)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import strengths
 from specjax import rules
 from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig
+from specjax.rules.learnt import scaled
 from tests.tables import random_distributions
 
 Q, P = (random_distributions(seed, 1100, 6) for seed in (0, 1))
@@ -54,7 +55,7 @@ def test_a_network_learns_strengths_that_are_worth_more_than_one(positions):
     task = strengths.StrengthTask(HeadConfig(12, confidences=True), 0.5)
     params = strengths._train(task, positions, types.SimpleNamespace(epochs=300, rate=3e-3))
     shares = jax.nn.sigmoid(task.logits(params, positions))
-    learnt = worth(strengths._at(RULE, shares), positions)
+    learnt = worth(scaled(RULE, shares), positions)
     one = (positions.accepted - positions.nats / 0.5).mean(axis=0).max()
     assert one < learnt < worth(rules.KLPrice(0.5), positions) + 1e-3
 

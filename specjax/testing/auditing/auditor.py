@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +35,7 @@ from specjax.testing.auditing.case_laws import (
 from specjax.testing.auditing.criterion import declared_target, score
 from specjax.testing.auditing.hard_cases import HardCase, hard_cases
 from specjax.testing.auditing.hooked import hooked_law
+from specjax.testing.auditing.injected import CHECKED
 from specjax.testing.auditing.known_bugs import nearest_bug
 from specjax.testing.auditing.score_sheet import AuditReport, SheetRow, Verdict
 from specjax.types import Rule
@@ -47,8 +47,10 @@ _TOLERANCES = {"float64": 1e-9, "float32": 1e-6}
 _NO_MASS = 1e-12
 _ALPHA = 1e-3  # of the e-processes of all cases together
 _LEVEL = 0.01  # intervals hold with probability 1 - _LEVEL
-# How long a call may take beyond the limit before it counts as one that never returns.
-_GRACE = 2.0
+# A black box must have intervals below this: else its samples tell too little.
+_WIDEST = 0.1
+# Of a batched function's cases with other rows, if its law is computed a row at a time.
+_BATCH_SAMPLES = 10_000
 
 
 def audit(
@@ -103,12 +105,13 @@ def audit(
       tolerance: the largest total variation that counts as exact; by default 1e-9 in float64 and
         1e-6 in float32.
       samples: draws per case for a black box.
-      time_limit: seconds; what is left of the audit then is not done.
+      time_limit: seconds; what is left of the audit then is not done. A call that never returns is
+        not ended: `specjax audit` ends it, because it audits in a process of its own.
       seed: of the audit's own random numbers.
       on_row: called with each row of the score sheet.
 
     Returns:
-      An `AuditReport`. A function that raises, hangs or returns nonsense is a verdict too.
+      An `AuditReport`. A function that raises or returns nonsense is a verdict too.
 
     Raises:
       TypeError: an argument has a wrong type.
@@ -121,19 +124,14 @@ def audit(
     chosen = _chosen(cases)
     limit = one_number("time_limit", time_limit, low=0.0, open_low=True, dtype=float)
     call = {"form": form, "arrays": arrays, "dtype": dtype, "logits": logits}
-    work = _Audit(function, call, mode, rule, drafts, tolerance, samples, seed, limit, on_row)
-    # A call may never return: then the thread is left behind.
-    thread = threading.Thread(target=work.run, args=(chosen,), daemon=True)
-    thread.start()
-    thread.join(limit + _GRACE)
-    if work.refusal is not None:
-        raise work.refusal
-    return work.report(chosen)
+    clock = AuditClock(time.monotonic() + limit)
+    work = _Audit(function, call, mode, rule, drafts, tolerance, samples, seed, chosen, clock)
+    return work.run(on_row)
 
 
 @dataclasses.dataclass
 class _Audit:
-    """An audit under way, in a thread."""
+    """An audit under way."""
 
     function: Callable[..., Any]
     call: dict[str, Any]
@@ -143,40 +141,48 @@ class _Audit:
     tolerance: float | None
     samples: int
     seed: int
-    limit: float
-    on_row: Callable[[SheetRow], None] | None
+    cases: Sequence[HardCase]
+    clock: AuditClock
     calling: Calling | None = None
     rows: list[SheetRow] = dataclasses.field(default_factory=list)
     laws: dict[str, tuple[HardCase, np.ndarray]] = dataclasses.field(default_factory=dict)
     skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     single: bool = False
-    invalid: str = ""
-    nearest: tuple[str, float] | None = None
-    refusal: Exception | None = None
-    finished: bool = False
 
-    def __post_init__(self) -> None:
-        self.started = time.monotonic()
-        self.clock = AuditClock(self.started + self.limit)
-
-    def run(self, cases: Sequence[HardCase]) -> None:
+    def run(self, on_row: Callable[[SheetRow], None] | None) -> AuditReport:
         """Fills in the score sheet."""
+        started, nearest, verdict = time.monotonic(), None, None
         try:
             with np.errstate(all="ignore"), one_thread():
-                self._find_calling(cases)
-                for number, case in enumerate(cases):
-                    self._audit_case(case, np.random.default_rng((self.seed, number)))
-                self._find_bug()
-            self.finished = True
+                self._find_calling()
+                for number, case in enumerate(self.cases):
+                    self._audit_case(case, np.random.default_rng((self.seed, number)), on_row)
+                nearest = self._nearest()
         except OutOfTimeError:
-            pass
+            done = len(self.rows) + len(self.skipped)
+            verdict = Verdict.NOT_FINISHED, f"{done} of {len(self.cases)} cases in the time limit"
         except BadOutcomeError as error:
-            self.invalid, self.finished = str(error), True
-        except Exception as error:
-            self.refusal = error
+            verdict = Verdict.INVALID, str(error)
+        verdict = self._wrong() or verdict or self._right()
+        how = "not called"
+        if self.calling is not None:
+            how = f"{self.mode}, {self.calling.form}, {self.calling.arrays} {self.calling.dtype}"
+            if self.drafts != "drawn":
+                how += f", {self.drafts} drafts"
+        return AuditReport(
+            *verdict,
+            tuple(self.rows),
+            name_of(self.function),
+            how,
+            self.allowed,
+            nearest if verdict[0] in (Verdict.BIASED, Verdict.COUPLED) else None,
+            tuple(self.skipped),
+            self.clock.evaluations,
+            time.monotonic() - started,
+        )
 
-    def _find_calling(self, cases: Sequence[HardCase]) -> None:
-        probe = next((c for c in cases if c.law and c.length), cases[0])
+    def _find_calling(self) -> None:
+        probe = next((c for c in self.cases if c.law and c.length), self.cases[0])
         blocks, _ = probe.blocks(self.drafts)
         rows = probe.rows(blocks[:1], np.full((1, probe.length + 1), 0.5))
         self.calling = found_calling(
@@ -193,65 +199,70 @@ class _Audit:
             own = "black-box" if self.calling.arrays == "jax" else "hooked"
             self.mode = "injected" if given else own
 
-    def _audit_case(self, case: HardCase, rng: np.random.Generator) -> None:
+    def _audit_case(
+        self,
+        case: HardCase,
+        rng: np.random.Generator,
+        on_row: Callable[[SheetRow], None] | None,
+    ) -> None:
         assert self.calling is not None
         if why := _left_out(self.calling, case, self.mode):
             self.skipped.append((case.name, why))
             return
+        mode = self.mode
+        if case.others and mode == "hooked" and not case.is_padded:
+            mode = "black-box"  # hooks run single rows: whether rows are coupled is sampled
+        elif case.others and not _takes_others(self.calling, mode):
+            case = dataclasses.replace(case, others=())
         case = case.drafted_as(self.drafts)
         target = declared_target(case, self.rule)
         try:
-            row = self._measured(case, target, rng)
+            row = self._measured(case, target, rng, mode)
         except BadOutcomeError as error:
+            if mode != self.mode:
+                self.skipped.append((case.name, f"of a batch: {error}"))
+                return
             row = SheetRow(case.name, case.length, problem=str(error))
         self.rows.append(row)
-        if self.on_row is not None:
-            self.on_row(row)
+        if on_row is not None:
+            on_row(row)
 
     def _measured(
-        self, case: HardCase, target: tuple[np.ndarray, ...], rng: np.random.Generator
+        self,
+        case: HardCase,
+        target: tuple[np.ndarray, ...],
+        rng: np.random.Generator,
+        mode: str | None,
     ) -> SheetRow:
         assert self.calling is not None
         given = self.calling, case, self.drafts, rng, self.clock
-        if self.mode == "black-box":
-            law = sampled_law(*given, samples=self.samples)
+        if mode == "black-box":
+            samples = self.samples if mode == self.mode else min(self.samples, _BATCH_SAMPLES)
+            law = sampled_law(*given, samples=samples)
         else:
-            law = (hooked_law if self.mode == "hooked" else injected_law)(*given)
+            law = (hooked_law if mode == "hooked" else injected_law)(*given)
         self.single |= law.single
         edge = None if law.edges is None else impossible_mass(case, target, law.edges)[1]
         if not case.law:
-            impossible = impossible_mass(case, target, law.outcomes)[0]
             lost = float(law.outcomes.weight[law.outcomes.following < 0].sum())
-            return SheetRow(
-                case.name,
-                case.length,
-                impossible=impossible - lost,
-                lost=lost,
-                coupled=law.coupled,
-            )
-        half = 0.0 if law.samples is None else half_width(target, law.samples, _LEVEL)
-        scores = score(case, target, law.outcomes, max(self.allowed, half), self.drafts)
-        if law.single and scores.lost < _TOLERANCES["float32"]:
+            impossible = impossible_mass(case, target, law.outcomes)[0] - lost
+            row = SheetRow(case.name, case.length, impossible=impossible, lost=lost)
+            return dataclasses.replace(row, coupled=law.coupled)
+        # The intervals of all cases hold together.
+        level = _LEVEL / len(self.cases)
+        half = 0.0 if law.samples is None else half_width(target, law.samples, level)
+        tokens, row = score(case, target, law.outcomes, max(self.allowed, half), self.drafts)
+        self.laws[case.name] = case, tokens
+        if law.single and (row.lost or 0.0) < _TOLERANCES["float32"]:
             # It rounds a uniform next to 1 to 1, which its own generator would not give.
-            scores = dataclasses.replace(scores, lost=0.0)
-        self.laws[case.name] = (case, scores.law)
-        interval = evidence = None
+            row = dataclasses.replace(row, lost=0.0)
         if law.samples is not None:
-            tv = scores.variation
-            interval = max(0.0, tv - half), min(1.0, tv + half)
-            if self.mode == "black-box":
+            tv = row.variation or 0.0
+            row = dataclasses.replace(row, interval=(max(0.0, tv - half), min(1.0, tv + half)))
+            if mode == "black-box":
                 evidence = log10_evidence(case, target, law.outcomes, self.drafts)
-        names = ("divergence", "impossible", "lost", "accepted", "token", "block", "first_wrong")
-        return SheetRow(
-            case.name,
-            case.length,
-            scores.variation,
-            interval,
-            edge=edge,
-            coupled=law.coupled,
-            evidence=evidence,
-            **{name: getattr(scores, name) for name in names},
-        )
+                row = dataclasses.replace(row, evidence=evidence)
+        return dataclasses.replace(row, edge=edge, coupled=law.coupled)
 
     @property
     def allowed(self) -> float:
@@ -268,85 +279,67 @@ class _Audit:
         sure = row.interval[0] if row.interval is not None else row.variation
         return (sure or 0.0) > self.allowed or (row.impossible or 0.0) > _NO_MASS
 
-    def _find_bug(self) -> None:
-        biased = [r for r in self.rows if r.case in self.laws and self.is_biased(r)]
-        coupled = [r for r in self.rows if r.case in self.laws and r.coupled]
-        if not (coupled or biased) or any(row.lost for row in self.rows):
-            return
-        worst = max(coupled or biased, key=lambda row: row.variation or 0.0)
+    def _nearest(self) -> tuple[str, float] | None:
+        known = [row for row in self.rows if row.case in self.laws]
+        coupled = [row for row in known if row.coupled]
+        biased = coupled or [row for row in known if self.is_biased(row)]
+        if not biased or any(row.lost for row in self.rows):
+            return None
+        worst = max(biased, key=lambda row: row.variation or 0.0)
         case, law = self.laws[worst.case]
         target = declared_target(case, self.rule)
-        self.nearest = nearest_bug(case, target, self.drafts, law, coupled=bool(worst.coupled))
+        return nearest_bug(case, target, self.drafts, law, coupled=bool(worst.coupled))
 
-    def report(self, cases: Sequence[HardCase]) -> AuditReport:
-        """The report, of what was done so far."""
-        verdict, reason = self._verdict(cases)
-        calling = self.calling
-        how = "not called"
-        if calling is not None:
-            how = f"{self.mode}, {calling.form}, {calling.arrays} {calling.dtype}"
-            if self.drafts != "drawn":
-                how += f", {self.drafts} drafts"
-        return AuditReport(
-            verdict,
-            reason,
-            tuple(self.rows),
-            name_of(self.function),
-            how,
-            self.allowed,
-            self.nearest if verdict in (Verdict.BIASED, Verdict.COUPLED) else None,
-            tuple(self.skipped),
-            self.clock.evaluations,
-            time.monotonic() - self.started,
-        )
-
-    def _verdict(self, cases: Sequence[HardCase]) -> tuple[Verdict, str]:
-        rows = list(self.rows)
-        if self.invalid:
-            return Verdict.INVALID, self.invalid
-        done = len(rows) + len(self.skipped)
-        under_way = cases[min(done, len(cases) - 1)].name
-        waited = time.monotonic() - self.clock.answered
-        if not self.finished and waited > max(_GRACE, 0.5 * self.limit):
-            return (
-                Verdict.INVALID,
-                f"a call in case {under_way!r} had no answer after {waited:.0f} s",
-            )
-        if bad := [row for row in rows if row.problem]:
+    def _wrong(self) -> tuple[Verdict, str] | None:
+        """The verdict of a verifier that a row shows to be wrong."""
+        if bad := [row for row in self.rows if row.problem]:
             return Verdict.INVALID, f"case {bad[0].case!r}: {bad[0].problem}"
-        if bad := [row for row in rows if row.lost]:
-            worst = max(bad, key=lambda row: row.lost or 0.0)
-            what = "NaN, out of range, or not what was drafted"
-            return Verdict.INVALID, f"case {worst.case!r}: {worst.lost:.2g} of outcomes are {what}"
-        biased = [row for row in rows if self.is_biased(row)]
-        if coupled := [row for row in rows if row.coupled]:
+        if coupled := [row for row in self.rows if row.coupled]:
             worst = max(coupled, key=lambda row: row.variation or 0.0)
             why = f"a row's outcome depends on the other rows of its batch, as in {worst.case!r}"
             return Verdict.COUPLED, f"{why} (TV {worst.variation:.2g})"
-        if biased:
+        if bad := [row for row in self.rows if row.lost]:
+            worst = max(bad, key=lambda row: row.lost or 0.0)
+            what = "NaN, out of range, or not what was drafted"
+            return Verdict.INVALID, f"case {worst.case!r}: {worst.lost:.2g} of outcomes are {what}"
+        if biased := [row for row in self.rows if self.is_biased(row)]:
             return Verdict.BIASED, _worst(biased)
-        if not self.finished:
-            return Verdict.NOT_FINISHED, f"{done} of {len(cases)} cases in {self.limit:g} s"
-        if not rows:
-            return Verdict.NOT_FINISHED, "no case fits the function's interface"
-        if edge := [row for row in rows if row.edge]:
-            tokens = "impossible or invalid tokens"
-            return Verdict.EDGE, f"a uniform of 0 or 1 - 2^-24 emits {tokens} in {edge[0].case!r}"
-        return self._right(rows)
+        return None
 
-    def _right(self, rows: Sequence[SheetRow]) -> tuple[Verdict, str]:
-        sampled = [row.interval[1] for row in rows if row.interval is not None]
-        worst = max((row.variation or 0.0 for row in rows), default=0.0)
-        if sampled:
-            likely = f"{100 * (1 - _LEVEL):g} % each"
+    def _right(self) -> tuple[Verdict, str]:
+        """The verdict of a verifier that no row shows to be wrong."""
+        if not self.rows:
+            return Verdict.NOT_FINISHED, "no case fits the function's interface"
+        if bad := [row for row in self.rows if row.edge]:
+            tokens = "impossible or invalid tokens"
+            why = f"a uniform of 0 or 1 - 2^-24 emits {tokens} in {bad[0].case!r}"
+            return Verdict.EDGE, why
+        own = [row for row in self.rows if row.evidence is None or self.mode == "black-box"]
+        sampled = [row.interval[1] for row in own if row.interval is not None]
+        rest = [row.interval[1] for row in self.rows if row not in own and row.interval]
+        sure = f"{100 * (1 - _LEVEL):g} % sure"
+        if sampled and max(sampled) > _WIDEST:
+            return (
+                Verdict.NOT_FINISHED,
+                f"no bias found, but the TV may be {max(sampled):.2g} ({sure}): give more samples",
+            )
+        if sampled or not own:
+            most = max([*sampled, *rest])
             return (
                 Verdict.NO_BIAS_FOUND,
-                f"all {len(rows)} cases have TV < {max(sampled):.2g} ({likely})",
+                f"all {len(self.rows)} cases have TV < {most:.2g} ({sure})",
             )
+        worst = max(row.variation or 0.0 for row in own)
+        text = f"all {len(own)} cases "
         if self.rule is not None:
-            rule = type(self.rule).__name__
-            return Verdict.LOSSY, f"all {len(rows)} cases follow {rule}, TV <= {worst:.1g}"
-        return Verdict.EXACT, f"all {len(rows)} cases have TV <= {worst:.1g}"
+            text += f"follow {type(self.rule).__name__}, TV <= {worst:.1g}"
+        else:
+            text += f"have TV <= {worst:.1g}"
+        # Of random points that agree: see `injected`.
+        text += f"; of the uniforms at most {math.log(1 / _LEVEL) / CHECKED:.1%} are unresolved"
+        if rest:
+            text += f"; {len(rest)} cases with other rows were sampled, TV < {max(rest):.2g}"
+        return Verdict.EXACT if self.rule is None else Verdict.LOSSY, f"{text} ({sure})"
 
 
 def _worst(biased: Sequence[SheetRow]) -> str:
@@ -369,15 +362,17 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(inner, "__qualname__", type(inner).__name__))
 
 
+def _takes_others(calling: Calling, mode: str | None) -> bool:
+    """Whether a call may have other rows; theirs are drawn drafts."""
+    return calling.is_batched and not calling.certain and mode != "hooked"
+
+
 def _left_out(calling: Calling, case: HardCase, mode: str | None) -> str:
     """Why the interface has no place for a case; empty if it has."""
-    alone = mode == "hooked" or not calling.is_batched
-    if case.others and alone:
-        return "one row at a time"
     if case.is_padded and not calling.takes_padding:
         return "no padding"
-    if case.others and calling.certain:
-        return "certain drafts"
+    if case.others and not case.is_padded and not _takes_others(calling, None):
+        return "certain drafts" if calling.certain else "one row at a time"
     if not case.law and mode == "hooked":
         return "not sampled"
     return ""

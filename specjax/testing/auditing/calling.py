@@ -87,7 +87,7 @@ class Calling:
     @property
     def takes_padding(self) -> bool:
         """Whether a row may be shorter than the block."""
-        return self.form == "arrays" and "lengths" in self.takes
+        return self.form == "flat" or (self.form == "arrays" and "lengths" in self.takes)
 
     def outcomes(self, rows: VerifyArguments, generator: Any = None) -> np.ndarray:
         """The rows' outcomes as codes: accepted * V + next token, or `INVALID`; `[B]`.
@@ -102,7 +102,7 @@ class Calling:
             padded = VerifyArguments(*(np.resize(x, (size, *x.shape[1:])) for x in rows))
         try:
             found = self._called(padded, generator)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BadOutcomeError(f"it raised {_told(error)}") from error
         accepted, following = _read(found, padded.tokens, padded.lengths, self.is_batched)
         n, y = _whole(accepted[:count]), _whole(following[:count])
@@ -132,7 +132,8 @@ class Calling:
             with library.no_grad():
                 return self.function(ids, values["draft_logits"], length, values["target_logits"])
         if self.names is None:
-            return self.function(*(values[name] for name in _ORDER))
+            last = "cu_lengths" if self.form == "flat" else "lengths"
+            return self.function(*(values[name] for name in (*_ORDER[:-1], last)))
         return self.function(**{name: values[meaning] for name, meaning in self.names})
 
 
@@ -298,7 +299,7 @@ def _flattened(rows: VerifyArguments, draft: np.ndarray | None) -> dict[str, Any
         "target_probs": rows.target_probs[with_next],
         "uniforms": rows.uniforms[inside],
         "uniform_next": rows.uniform_next,
-        "lengths": np.cumsum(rows.lengths).astype(np.int32),
+        "lengths": rows.lengths,
         "cu_lengths": np.cumsum(rows.lengths).astype(np.int32),
     }
 

@@ -33,13 +33,11 @@ class AuditClock:
 
     ends: float = float("inf")
     evaluations: int = 0
-    answered: float = dataclasses.field(default_factory=time.monotonic)
 
     def count(self, rows: int) -> None:
         """Counts rows; raises OutOfTimeError once the time is spent."""
         self.evaluations += rows
-        self.answered = time.monotonic()
-        if self.answered > self.ends:
+        if time.monotonic() > self.ends:
             raise OutOfTimeError
 
 
@@ -83,7 +81,7 @@ def injected_law(
         return _by_points(alone, case, blocks, weights, fixed, _COUPLED_POINTS, True)
     coupling = coupled if calling.is_batched else None
     resolution = RESOLUTIONS[calling.dtype]
-    found = partition(evaluate, len(blocks), dimensions, rng, resolution)
+    found = partition(evaluate, weights, dimensions, rng, resolution)
     drafted, points = faces(len(blocks), dimensions, rng)
     codes = evaluate(drafted, points)
     edges = outcomes_of(case, blocks, drafted, codes, np.ones(len(codes)))

@@ -4,7 +4,6 @@ One round is followed by the target itself. If the law of L + 1 tokens is then t
 all rounds are exact, and only then (for a verifier without a carry).
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.testing.auditing.hard_cases import HardCase
+from specjax.testing.auditing.score_sheet import SheetRow
 from specjax.testing.enumeration import total_variation
 from specjax.types import Rule
 
@@ -31,33 +31,6 @@ class Outcomes(NamedTuple):
     accepted: np.ndarray  # [K]
     following: np.ndarray  # [K]
     weight: np.ndarray  # [K]
-
-
-@dataclasses.dataclass(frozen=True)
-class LawScores:
-    """How far a case's law is from its target.
-
-    Attributes:
-      law: `[V] * (L + 1)` float64, the law of the emitted tokens.
-      variation: the total variation from the target.
-      divergence: KL(law || target) in nats per token; infinite with impossible tokens.
-      impossible: the mass of texts that the target cannot emit.
-      lost: the mass of invalid outcomes.
-      first_wrong: the first position (from 1) whose tokens so far have another law; 0 if none.
-      accepted: E[number accepted].
-      token: what `Token` accepts for this law's own conditionals.
-      block: likewise `Block`.
-    """
-
-    law: np.ndarray
-    variation: float
-    divergence: float
-    impossible: float
-    lost: float
-    first_wrong: int
-    accepted: float
-    token: float
-    block: float
 
 
 def emitted(outcomes: Outcomes, target: Sequence[np.ndarray]) -> np.ndarray:
@@ -89,11 +62,14 @@ def score(
     outcomes: Outcomes,
     tolerance: float,
     drafts: str = "drawn",
-) -> LawScores:
-    """Compares what a verifier emitted with the target."""
+) -> tuple[np.ndarray, SheetRow]:
+    """Compares what a verifier emitted with the target.
+
+    Returns:
+      The law of the emitted tokens, `[V] * (L + 1)` float64, and its scores.
+    """
     law, wanted = emitted(outcomes, target), joint_law(target)
     lost = float(outcomes.weight[outcomes.following < 0].sum())
-    impossible = float(law[wanted == 0.0].sum())
     first = 0
     for k in range(1, law.ndim + 1):
         axes = tuple(range(k, law.ndim))
@@ -101,17 +77,19 @@ def score(
             first = k
             break
     token, block = best_accepted(case, law, drafts)
-    return LawScores(
-        law,
-        total_variation(law, wanted) + 0.5 * lost,
-        divergence(law, wanted) / law.ndim,
-        impossible,
-        lost,
-        first,
-        float((outcomes.accepted * outcomes.weight)[outcomes.following >= 0].sum()),
-        token,
-        block,
+    row = SheetRow(
+        case.name,
+        case.length,
+        variation=total_variation(law, wanted) + 0.5 * lost,
+        divergence=divergence(law, wanted) / law.ndim,
+        impossible=float(law[wanted == 0.0].sum()),
+        lost=lost,
+        accepted=float((outcomes.accepted * outcomes.weight)[outcomes.following >= 0].sum()),
+        token=token,
+        block=block,
+        first_wrong=first,
     )
+    return law, row
 
 
 def divergence(law: np.ndarray, wanted: np.ndarray) -> float:

@@ -148,6 +148,8 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
     greedy, other = (tables(3, lambda d: _one_hot(random(d))) for _ in range(2))
     narrow = [_truncated(random(d), 2) for d in range(3)]
     other_rows = tuple(_other_row(rng, 2) for _ in range(2))
+    # Of a padded case: they fill the block.
+    longer = [_other_row(np.random.default_rng(seed + 1), length) for length in (2, 3)]
     return (
         case("random", 2, random, random),
         case("L=3", 3, random, random),
@@ -174,8 +176,8 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         ),
         case("other rows", 2, random, random, others=other_rows),
         dataclasses.replace(same("other rows, q = p", equal, equal), others=other_rows),
-        case("L=0", 0, random, random, max_draft=2, pad=1),
-        case("L=1 in G=3", 1, random, random, max_draft=3, pad=2),
+        case("L=0", 0, random, random, max_draft=2, pad=1, others=(longer[0],)),
+        case("L=1 in G=3", 1, random, random, max_draft=3, pad=2, others=(longer[1],)),
         same("other supports", [_truncated(random(d, 4), 2) for d in range(3)], _wide(narrow, rng)),
         _large(),
     )

@@ -165,8 +165,7 @@ def hooked_law(
             index = np.arange(len(blocks))
             codes, volumes = runs.evaluate(index, np.zeros((len(blocks), 0))), np.ones(len(blocks))
             return CaseLaw(_spread(runs, case, blocks, index, codes, weights * volumes))
-        size = len(blocks), dimensions
-        found = partition(runs.evaluate, *size, rng, resolution, probes=_PROBES)
+        found = partition(runs.evaluate, weights, dimensions, rng, resolution, probes=_PROBES)
         if found.mismatches:
             return _at_points(runs, case, blocks, weights, dimensions, rng)
         drafted, points = faces(len(blocks), dimensions, rng)

@@ -23,7 +23,7 @@ Evaluate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 EDGE = 1e-12
 # The largest float32 below 1.
 LAST_UNIFORM = 1.0 - 2.0**-24
-_CHECKED = 512
+CHECKED = 512
 _MOST_CELLS = 400_000
 _ROUNDS = 12
 
@@ -58,7 +58,7 @@ def outcomes_of(
 
 def partition(
     evaluate: Evaluate,
-    num_drafts: int,
+    weights: np.ndarray,
     dimensions: int,
     rng: np.random.Generator,
     resolution: float = 2.0**-44,
@@ -69,7 +69,7 @@ def partition(
 
     Args:
       evaluate: the verifier.
-      num_drafts: D.
+      weights: `[D]`, the probability of each draft; the random points have drafts drawn by it.
       dimensions: d.
       rng: the source of the lines along which breakpoints are looked for.
       resolution: the width to which a breakpoint is found.
@@ -78,6 +78,7 @@ def partition(
     Returns:
       A `Partition`.
     """
+    num_drafts = len(weights)
     breaks = _breakpoints(evaluate, num_drafts, dimensions, rng, resolution, probes)
     edges = [
         [_distinct(breaks.get((draft, axis), []), resolution) for axis in range(dimensions)]
@@ -86,7 +87,7 @@ def partition(
     drafts, centres, volumes = [], [], []
     for draft, own in enumerate(edges):
         if np.prod([len(e) - 1 for e in own], dtype=float) > _MOST_CELLS:
-            return Partition(*(np.zeros(0, int),) * 2, np.zeros(0), _CHECKED, np.zeros(0))
+            return Partition(*(np.zeros(0, int),) * 2, np.zeros(0), CHECKED, np.zeros(0))
         middle = [0.5 * (e[1:] + e[:-1]) for e in own]
         width = [np.diff(e) for e in own]
         centres.append(np.array(list(itertools.product(*middle))).reshape(-1, dimensions))
@@ -95,8 +96,8 @@ def partition(
     index, places = np.concatenate(drafts), np.concatenate(centres)
     codes = evaluate(index, places)
     # The check: random points of random drafts against the cells that they lie in.
-    chosen = rng.integers(num_drafts, size=_CHECKED)
-    points = rng.random((_CHECKED, dimensions))
+    chosen = rng.choice(num_drafts, size=CHECKED, p=weights / weights.sum())
+    points = rng.random((CHECKED, dimensions))
     starts = np.concatenate([[0], np.cumsum([len(d) for d in drafts])])
     cell = [starts[d] + _cell(edges[d], point) for d, point in zip(chosen, points, strict=True)]
     mismatches = int((codes[cell] != evaluate(chosen, points)).sum())
@@ -144,7 +145,7 @@ def _breakpoints(
 ) -> dict[tuple[int, int], list[float]]:
     """(draft, axis) -> the breakpoints on lines through corners and through random points."""
     corners = list(itertools.product((EDGE, 1.0 - EDGE), repeat=dimensions - 1))
-    places = np.concatenate([np.array(corners).reshape(len(corners), -1)] * 1)
+    places = np.array(corners).reshape(len(corners), -1)
     places = np.concatenate([places, rng.random((4, dimensions - 1))])
     steps = np.concatenate([[EDGE], (np.arange(probes) + 0.5) / probes, [1.0 - EDGE]])
     breaks: dict[tuple[int, int], list[float]] = {}

@@ -85,7 +85,6 @@ class ReferenceVerifier:
       block: whether the whole block is judged (Block) or each token.
       rows: changes q before anything else.
       ratio: p(x) / q(x) as the verifier computes it.
-      cap: the joint ratio P_i of the one before and of the ratio.
       chances: the chance of each test from the parts and P, for Block.
       passes: whether each test passes, from u, the chances and the parts.
       count: the number of accepted tokens from the passes.
