@@ -155,9 +155,10 @@ DIVERGENCES: dict[str, Callable[..., Array]] = {
 
 
 def _log_probabilities(logits: Array, teacher_logits: Array) -> tuple[Array, Array]:
-    """The logarithms of p and q."""
-    teacher = jax.nn.log_softmax(jax.lax.stop_gradient(teacher_logits), axis=-1)
-    return teacher, jax.nn.log_softmax(logits, axis=-1)
+    """The logarithms of p and q; of impossible tokens so small that both may have them."""
+    both = jax.lax.stop_gradient(teacher_logits), logits
+    p, q = (jnp.maximum(jax.nn.log_softmax(x, axis=-1), -1e30) for x in both)
+    return p, q
 
 
 def _kl(a: Array, b: Array) -> Array:

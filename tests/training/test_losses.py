@@ -214,3 +214,17 @@ def test_extreme_logits_have_finite_values_and_gradients(name, size):
     value, gradient = jax.value_and_grad(lambda s: jnp.sum(DIVERGENCES[name](s, teacher)))(logits)
     assert np.isfinite(value)
     assert np.all(np.isfinite(gradient))
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_tokens_that_neither_model_can_draw_add_nothing(name):
+    logits, teacher = jax.random.normal(jax.random.key(0), (2, 5))
+
+    def of(logits, teacher):
+        return jax.value_and_grad(lambda s: DIVERGENCES[name](s, teacher))(logits)
+
+    value, gradient = of(logits, teacher)
+    more = [jnp.append(x, -jnp.inf) for x in (logits, teacher)]
+    again, longer = of(*more)
+    np.testing.assert_allclose(again, value, rtol=1e-6)
+    np.testing.assert_allclose(longer, [*gradient, 0.0], atol=1e-6)
