@@ -6,14 +6,18 @@ hangs, or crashes Python, is a verdict too.
 
 import argparse
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -24,7 +28,7 @@ from specjax.cli.failures import is_refusal, one_line
 # How long a process may go on after its time, for the last call and the report.
 _GRACE = 15.0
 # How long a library may take to import.
-_IMPORT = 300.0
+_IMPORT = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, metavar="N", default=50_000, help="of a black box, per case"
     )
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", default=300.0)
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        default=300.0,
+        help="of the audit; importing may take 120 s besides (default: 300)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the audit's own random numbers")
     parser.add_argument(
         "--with",
@@ -92,13 +102,16 @@ def run(args: argparse.Namespace) -> int:
     Returns:
       The verdict's exit status.
     """
-    from specjax.checks import check_count, one_number
+    from specjax.checks import check_count, one_number, whole_number
     from specjax.writing import write_atomically
 
     check_count("--samples", args.samples, "give the number of draws per case")
     one_number("--time-limit", args.time_limit, low=0.0, open_low=True, dtype=float)
+    whole_number("--seed", args.seed, low=0)
     if args.json is not None and not args.json.parent.is_dir():
         raise ValueError(f"--json={args.json}: there is no directory {args.json.parent}: make it")
+    if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
+        raise ValueError(f"--json={args.json} cannot be written: give a file in your directory")
     names = ("mode", "cases", "form", "arrays", "dtype", "logits", "drafts", "tolerance")
     options = {name: getattr(args, name) for name in (*names, "samples", "time_limit", "seed")}
     if args.rule is not None:
@@ -133,6 +146,8 @@ def _audited(job: dict[str, Any], limit: float) -> Any:
                     return value
                 if kind == "refusal":
                     raise ValueError(value)
+                if kind == "failure":
+                    raise AssertionError(f"the audit failed: {value}")
                 if kind == "imported":
                     ends = time.monotonic() + limit + _GRACE
                 else:
@@ -140,7 +155,9 @@ def _audited(job: dict[str, Any], limit: float) -> Any:
             reason = f"it had no answer after {time.monotonic() - started:.0f} s"
         except (EOFError, BrokenPipeError):
             process.wait()
-            reason = f"the process ended with status {process.returncode}"
+            code = process.returncode
+            how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+            reason = f"the process ended with {how}"
         finally:
             process.kill()
             receiving.close()
@@ -168,8 +185,10 @@ def load(target: str) -> Callable[..., Any]:
     if not colon or not place or not name:
         raise ValueError(f"{target!r} is not MODULE:FUNCTION: write my_package.verify:verify")
     path = Path(place)
+    if path.exists() and path.suffix != ".py":
+        raise ValueError(f"{place} must be a module or a file whose name ends in .py")
     try:
-        if place.endswith(".py") or path.is_file():
+        if place.endswith(".py"):
             sys.path.insert(0, str(path.resolve().parent))
             spec = importlib.util.spec_from_file_location(path.stem, path)
             assert spec is not None and spec.loader is not None
@@ -205,6 +224,19 @@ def _arguments(words: list[str]) -> dict[str, Any]:
     return found
 
 
+def _check_known(function: functools.partial[Any]) -> None:
+    """Raises ValueError unless the function has the parameters of `--with`."""
+    with contextlib.suppress(TypeError):  # a built-in function tells nothing
+        taken = inspect.signature(function.func).parameters
+        free = any(x.kind is x.VAR_KEYWORD for x in taken.values())
+        for name in function.keywords if not free else ():
+            if name not in taken:
+                raise ValueError(
+                    f"--with {name}=...: the function takes ({', '.join(taken)}): "
+                    "give one of these"
+                )
+
+
 def _work(descriptor: int) -> NoReturn:
     """The other process: reads a job from standard input, sends rows and the report."""
     sending = Connection(descriptor)
@@ -217,16 +249,16 @@ def _work(descriptor: int) -> NoReturn:
         function = load(job["target"])
         if extra := _arguments(job["with"]):
             function = functools.partial(function, **extra)
+            _check_known(function)
         sending.send(("imported", None))
         report = audit(
             function, rule=rule, on_row=lambda row: sending.send(("row", row)), **job["options"]
         )
         sending.send(("report", report))
     except Exception as error:
-        told = one_line(error)
-        if not is_refusal(error):
-            told = f"{type(error).__name__}: {told}"
-        sending.send(("refusal", told))
+        refused = is_refusal(error)
+        told = one_line(error) if refused else traceback.format_exc()
+        sending.send(("refusal" if refused else "failure", told))
     sys.stderr.flush()
     os._exit(0)  # a thread of the function may go on
 

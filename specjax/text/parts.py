@@ -97,8 +97,9 @@ class Part(NamedTuple):
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
+            remedy = f"; write {name} without {module}" if name in known else ""
             raise ValueError(
-                f"{what}={str(self)!r}: {self.name} cannot be imported: {error}"
+                f"{what}={str(self)!r}: {self.name} cannot be imported: {error}{remedy}"
             ) from None
 
     def canonical(self, known: Mapping[str, Any], what: str = "the part") -> "Part":

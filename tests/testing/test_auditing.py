@@ -206,6 +206,14 @@ def too_few(tokens, draft_probs, *_):
     return np.zeros(len(tokens) + 1, int), np.zeros(len(tokens), int)
 
 
+def too_short(tokens, draft_probs, *_):
+    return tokens
+
+
+def three(*_):
+    return 1, 2, 3
+
+
 def a_word(*_):
     return "accepted"
 
@@ -218,9 +226,11 @@ def draws(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (raises, "it raised KeyError: 'no such thing'"),
+        (raises, "it raised KeyError: 'no such thing' (test_auditing.py:"),
         (not_a_number, "NaN, out of range"),
         (too_few, "its accepted must have shape [B]"),
+        (too_short, "G + 1 = 3, got an array of shape"),
+        (three, "it must return (accepted, next), got a tuple of 3"),
         (a_word, "it must return (accepted [B], next [B])"),
         (draws, "draws numbers of its own"),
     ],
@@ -262,6 +272,18 @@ def small_epsilon(tokens, draft_probs, target_probs, uniforms, uniform_next, len
     return token(tokens, *given)
 
 
+def tail_cut(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
+    """Top-k of p alone."""
+    least = np.sort(target_probs)[..., -min(60, target_probs.shape[-1]), None]
+    cut = np.where(target_probs >= least, target_probs, 0.0)
+    return token(tokens, draft_probs, cut, uniforms, uniform_next, lengths)
+
+
+def rarely_other(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
+    n, y = token(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
+    return n, np.where(np.random.default_rng().random(len(y)) < 0.02, 0, y)
+
+
 def leaves(*_):
     raise SystemExit(3)
 
@@ -284,6 +306,8 @@ def leaves(*_):
             Verdict.NOT_FINISHED,
             "give more samples",
         ),
+        (tail_cut, ["many"], {}, Verdict.BIASED, "worst case 'many tokens'"),
+        (rarely_other, ["other rows"], {}, Verdict.INVALID, "draws numbers of its own"),
         (drawn, ["q = p"], {"mode": "hooked"}, Verdict.EXACT, "1 cases with other row"),
         (
             functools.partial(drawn, verifier=WRONG["all rows advance by the batch's minimum"]),
@@ -305,11 +329,9 @@ def test_right_verifiers_of_something_else_are_not_called_a_bug():
     assert "a right verifier emits this if the drafts are argmax" in found.nearest[0], found
     found = audit(token, cases=["joint residual"], rule=rules.Lossy(0.3))
     assert found.nearest[0] == "it follows p, not the declared rule", found
-    # Where a rule is declared, bugs have its distributions.
-    wrong = WRONG["the bonus token is drawn from the last drafted position's p"]
-    lossy = dataclasses.replace(audited.lossy, bonus=wrong.bonus)
-    found = audit(lossy, cases=["joint residual"], rule=rules.Lossy(0.3))
-    assert "the bonus token" in found.nearest[0], found
+    # A bug that is far is not named.
+    found = audit(audited.lossy, cases=["toy"])
+    assert found.nearest is None and "no known bug is near" in str(found), found
 
 
 def test_the_scores_of_a_biased_case():
@@ -383,6 +405,7 @@ def test_evidence_and_intervals_of_samples():
         ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not be Budgeted"),
         ({"samples": 0}, ValueError, "samples must be a whole number"),
         ({"time_limit": 0}, ValueError, "time_limit"),
+        ({"form": "transformers"}, ValueError, "leave the form out"),
     ],
 )
 def test_wrong_options_are_refused(options, error, words):
@@ -392,6 +415,8 @@ def test_wrong_options_are_refused(options, error, words):
 
 
 def test_other_parameters_are_refused():
+    with pytest.raises(TypeError, match="function or an instance, got the class Verdict"):
+        audit(Verdict)
     with pytest.raises(ValueError, match="takes \\(a, b\\), but a verifier takes"):
         audit(lambda a, b: None)
 
@@ -424,7 +449,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert "EXACT: all 2 cases" in capfd.readouterr().out
     assert json.loads(out.read_text())["verdict"] == "EXACT"
     assert main(["audit", f"{file}:crash"]) == Verdict.INVALID.status
-    assert "the process ended with status" in capfd.readouterr().out
+    assert "the process ended with signal SIGABRT" in capfd.readouterr().out
     monkeypatch.setattr("specjax.cli.audit._GRACE", 1.0)
     assert main(["audit", f"{file}:hang", "--time-limit", "1"]) == Verdict.INVALID.status
     assert "it had no answer after" in capfd.readouterr().out
@@ -437,6 +462,11 @@ def test_the_command(tmp_path, capfd, monkeypatch):
         (["mine:f", "--rule", "Lossy(3)"], "strength must lie in [0, 1), got 3"),
         (["mine:f", "--time-limit", "0"], "--time-limit"),
         (["mine:f", "--json", f"no{os.sep}such.json"], "there is no directory"),
+        (["mine:f", "--json", os.sep], "cannot be written: give a file"),
+        (["mine:f", "--seed", "-1"], "--seed must be a whole number of at least 0, got -1"),
+        (["README.md:f"], "README.md must be a module or a file whose name ends in .py"),
+        (["benchmarks.audited:lossy", "--with", "no=1"], "give one of these"),
+        (["mine:f", "--rule", "rules.Lossy(0.3)"], "write Lossy without rules"),
         (["no_such_module:f"], "no_such_module cannot be imported (ModuleNotFoundError"),
     ],
 )

@@ -8,7 +8,9 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -104,7 +106,7 @@ class Calling:
             found = self._called(padded, generator)
         except (Exception, SystemExit) as error:
             raise BadOutcomeError(f"it raised {_told(error)}") from error
-        accepted, following = _read(found, padded.tokens, padded.lengths, self.is_batched)
+        accepted, following = _read(found, padded, self.is_batched)
         n, y = _whole(accepted[:count]), _whole(following[:count])
         valid = (n >= 0) & (n <= rows.lengths) & (y >= 0) & (y < vocab)
         return np.where(valid, n * vocab + y, INVALID).astype(np.int64)
@@ -185,6 +187,11 @@ def found_calling(
     names = _parameters(function)
     if form is None:
         form = _form_of(function, names)
+    if form == "transformers" and names is not None and len(names) != 4:
+        raise ValueError(
+            "form='transformers' is for (candidate_input_ids, candidate_logits, candidate_length, "
+            f"new_logits), but the function takes ({', '.join(names)}): leave the form out"
+        )
     bound = None if form == "transformers" else _bound(function, names)
     kinds = [arrays] if arrays else _likely(function, form)
     first: BadOutcomeError | None = None
@@ -238,7 +245,8 @@ def _bound(
     title = getattr(function, "__name__", repr(function))
     raise ValueError(
         f"{title} takes ({', '.join(names)}), but a verifier takes ({', '.join(_ORDER)}), or some "
-        "of these by name (tokens and target_probs at least): wrap it in such a function"
+        "of these by name (tokens and target_probs at least): wrap it in such a function, or give "
+        "further arguments a value (--with NAME=VALUE, or functools.partial)"
     )
 
 
@@ -304,11 +312,9 @@ def _flattened(rows: VerifyArguments, draft: np.ndarray | None) -> dict[str, Any
     }
 
 
-def _read(
-    found: Any, tokens: np.ndarray, lengths: np.ndarray, is_batched: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _read(found: Any, rows: VerifyArguments, is_batched: bool) -> tuple[np.ndarray, np.ndarray]:
     """(accepted, next) `[B]` of what a function returned."""
-    count = len(tokens)
+    tokens, count = rows.tokens, len(rows.tokens)
     if not is_batched and isinstance(found, tuple):
         found = found[0]  # the tokens; their number is the other
     if isinstance(found, tuple | list) and len(found) == 2:
@@ -319,11 +325,14 @@ def _read(
                     f"its {name} must have shape [B] = [{count}], got {list(array.shape)}"
                 )
         return accepted.reshape(-1), following.reshape(-1)
+    if isinstance(found, tuple):
+        raise BadOutcomeError(f"it must return (accepted, next), got a tuple of {len(found)}")
     emitted = _numbers(found)
-    if emitted.ndim != 2 or len(emitted) != count or not emitted.shape[1]:
+    needed = int(rows.lengths.max()) + 1 if is_batched else 1
+    if emitted.ndim != 2 or len(emitted) != count or emitted.shape[1] < needed:
         raise BadOutcomeError(
             f"it must return (accepted [B], next [B]) or tokens [B, G + 1] padded with -1, B = "
-            f"{count}, got an array of shape {list(emitted.shape)}"
+            f"{count}, G + 1 = {tokens.shape[1] + 1}, got an array of shape {list(emitted.shape)}"
         )
     kept = (emitted >= 0).sum(axis=1)
     accepted = kept - 1
@@ -360,4 +369,6 @@ def _whole(values: np.ndarray) -> np.ndarray:
 
 def _told(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+    return f"{type(error).__name__}: {text[:200]}{where}" if text else type(error).__name__ + where

@@ -21,6 +21,10 @@ RESOLUTIONS = {"float64": 2.0**-44, "float32": 2.0**-30}
 _CHUNK_ENTRIES = 2_000_000
 _POINTS, _COUPLED_POINTS = 65_536, 1024
 _ALONE = 24
+_NOT_REPEATED = (
+    "two calls with the same uniforms have other outcomes: it draws numbers of its own; audit it "
+    "with hooks or as a black box"
+)
 
 
 class OutOfTimeError(Exception):
@@ -153,13 +157,17 @@ def _is_coupled(
         first, second = (calling.outcomes(case.with_others(rows)) for _ in range(2))
         clock.count(2 * _ALONE)
     if not np.array_equal(first, second):
-        raise BadOutcomeError(
-            "two calls with the same uniforms have other outcomes: it draws numbers of its own; "
-            "audit it with hooks or as a black box"
-        )
+        raise BadOutcomeError(_NOT_REPEATED)
     if not calling.is_batched:
         return False
-    return not np.array_equal(first[-_ALONE:], one_by_one())
+    alone = one_by_one()
+    if np.array_equal(first[-_ALONE:], alone):
+        return False
+    # A rare draw of its own differs from itself, too.
+    for _ in range(8):
+        if not np.array_equal(one_by_one(), alone):
+            raise BadOutcomeError(_NOT_REPEATED)
+    return True
 
 
 def _by_points(

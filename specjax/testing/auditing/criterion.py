@@ -80,6 +80,7 @@ def score(
     row = SheetRow(
         case.name,
         case.length,
+        case.vocab,
         variation=total_variation(law, wanted) + 0.5 * lost,
         divergence=divergence(law, wanted) / law.ndim,
         impossible=float(law[wanted == 0.0].sum()),

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+# A vocabulary from which top-k cuts tokens.
+MANY_TOKENS = 100
 # The largest vocabulary of a case, for errors of 1e-7 per token.
 LARGE_VOCAB = 32_768
 
@@ -123,7 +125,7 @@ class HardCase:
 
 
 def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
-    """The 19 cases of distributions, and two of pipelines: other supports, a large vocabulary."""
+    """The cases of distributions, and of pipelines: other supports, larger vocabularies."""
     rng = np.random.default_rng(seed)
 
     def random(depth: int, vocab: int = 3, concentration: float = 1.0) -> np.ndarray:
@@ -179,6 +181,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         case("L=0", 0, random, random, max_draft=2, pad=1, others=(longer[0],)),
         case("L=1 in G=3", 1, random, random, max_draft=3, pad=2, others=(longer[1],)),
         same("other supports", [_truncated(random(d, 4), 2) for d in range(3)], _wide(narrow, rng)),
+        _many(seed),
         _large(),
     )
 
@@ -248,6 +251,17 @@ def _other_row(
     p = rng.dirichlet(np.full(vocab, 0.3), size=length + 1)
     q = np.full((length, vocab), 1.0 / vocab)
     return np.argmin(p[:length], axis=-1), q, p
+
+
+def _many(seed: int) -> HardCase:
+    """A drafter that was cut to 12 tokens, and a verifier that was not."""
+    rng = np.random.default_rng(seed + 2)
+    q, p = np.zeros(MANY_TOKENS), 1.0 / np.arange(2.0, MANY_TOKENS + 2)
+    p = rng.permutation(p / p.sum())
+    # Probable tokens and others: some residuals, some sure acceptances.
+    q[np.argsort(p)[:: -MANY_TOKENS // 12][:12]] = rng.dirichlet(np.ones(12))
+    target = np.broadcast_to(p, (MANY_TOKENS, MANY_TOKENS)).copy()
+    return HardCase("many tokens", (q,), (p, target), 1)
 
 
 def _large() -> HardCase:

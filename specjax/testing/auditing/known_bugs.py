@@ -32,8 +32,8 @@ def bug_laws(
     if key not in _KNOWN:
         # A lossy verifier gets p, but follows the rule's distributions.
         declared = dataclasses.replace(case, target=target)
-        right = _law(RIGHT["Token"], declared, drafts)
-        laws = {name: _law(WRONG[name], declared, drafts) for name in names}
+        right = _law(RIGHT["Token"], declared, drafts, target)
+        laws = {name: _law(WRONG[name], declared, drafts, target) for name in names}
         _KNOWN[key] = {k: v for k, v in laws.items() if total_variation(v, right) > _SAME}
     return _KNOWN[key]
 
@@ -45,6 +45,7 @@ def nearest_bug(
     law: np.ndarray,
     *,
     coupled: bool = False,
+    error: float = 0.0,
 ) -> tuple[str, float] | None:
     """The known bug with the nearest law, and its total variation from it.
 
@@ -54,9 +55,10 @@ def nearest_bug(
       drafts: how tokens are drawn.
       law: `[V] * (L + 1)`, what is emitted.
       coupled: whether the rows are coupled.
+      error: how far the law may be from the true one, if it was sampled.
 
     Returns:
-      None if no bug is nearer than half of the law's distance from the target.
+      None if no bug is near: within a twentieth of the law's distance from the target.
     """
     laws = dict(bug_laws(case, target, drafts, coupled=coupled))
     if not coupled:
@@ -65,17 +67,21 @@ def nearest_bug(
         otherwise = (
             f"none: a right verifier emits this if the drafts are {drafts}, not drawn from q"
         )
-        laws[lossless if drafts == "drawn" else otherwise] = _law(RIGHT["Token"], case, drafts)
+        name = lossless if drafts == "drawn" else otherwise
+        laws[name] = _law(RIGHT["Token"], case, drafts, target)
     distances = {name: total_variation(law, each) for name, each in laws.items()}
     name = min(distances, key=distances.__getitem__, default="")
-    near = distances and distances[name] < 0.5 * total_variation(law, joint_law(target))
+    apart = total_variation(law, joint_law(target))
+    near = distances and distances[name] < min(0.05 * apart + error, 0.5 * apart)
     return (name, distances[name]) if near else None
 
 
-def _law(verifier: ReferenceVerifier, case: HardCase, drafts: str) -> np.ndarray:
+def _law(
+    verifier: ReferenceVerifier, case: HardCase, drafts: str, target: tuple[np.ndarray, ...]
+) -> np.ndarray:
     calling = Calling(verifier, "arrays", "numpy", "float64", False, False, None)
     found = injected_law(calling, case, drafts, np.random.default_rng(0), AuditClock())
-    return emitted(found.outcomes, case.target)
+    return emitted(found.outcomes, target)
 
 
 _KNOWN: dict[tuple[object, ...], dict[str, np.ndarray]] = {}

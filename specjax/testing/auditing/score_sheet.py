@@ -36,6 +36,7 @@ class SheetRow:
     Attributes:
       case: its name.
       length: L, the number of drafted tokens.
+      vocab: V.
       variation: the total variation of the law of L + 1 tokens from the target's; an estimate if
         there is an interval.
       interval: of the total variation, at 99 %; None if it was computed.
@@ -54,6 +55,7 @@ class SheetRow:
 
     case: str
     length: int
+    vocab: int
     variation: float | None = None
     interval: tuple[float, float] | None = None
     divergence: float | None = None
@@ -85,6 +87,8 @@ class AuditReport:
       skipped: the cases that the function's interface leaves out, and why.
       evaluations: how many rows it judged.
       seconds: how long the audit took.
+      unresolved: the largest part of the uniforms that the grid may have missed, with a confidence
+        of 99 %; 0 if no law was computed.
     """
 
     verdict: Verdict
@@ -97,6 +101,7 @@ class AuditReport:
     skipped: tuple[tuple[str, str], ...] = ()
     evaluations: int = 0
     seconds: float = 0.0
+    unresolved: float = 0.0
 
     @property
     def worst(self) -> SheetRow | None:
@@ -127,9 +132,16 @@ class AuditReport:
             names = ", ".join(f"{case} ({why})" for case, why in self.skipped)
             lines.append(f"left out: {names}")
         lines.append(f"{self.evaluations:,} rows judged in {self.seconds:.1f} s")
+        if self.unresolved:
+            what = "of the uniforms of a case may be unresolved (99 % confidence)"
+            lines.append(f"at most {self.unresolved:.1%} {what}")
         lines.append(f"{self.verdict.text}: {self.reason}")
         if self.nearest is not None:
             lines.append(f"nearest known bug: {self.nearest[0]} (TV {self.nearest[1]:.2g} from it)")
+        elif self.verdict is Verdict.BIASED:
+            lines.append(
+                "no known bug is near; if it is lossy on purpose, declare its rule (--rule)"
+            )
         return "\n".join(lines)
 
     def show(self) -> None:
