@@ -75,13 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, metavar="N", default=50_000, help="of a black box, per case"
     )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        metavar="SECONDS",
-        default=300.0,
-        help="of the audit; importing may take 120 s besides (default: 300)",
-    )
+    late = "importing may take 120 s besides (default: 300)"
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", default=300.0, help=late)
     parser.add_argument("--seed", type=int, default=0, help="of the audit's own random numbers")
     parser.add_argument(
         "--with",
@@ -232,8 +227,7 @@ def _check_known(function: functools.partial[Any]) -> None:
         for name in function.keywords if not free else ():
             if name not in taken:
                 raise ValueError(
-                    f"--with {name}=...: the function takes ({', '.join(taken)}): "
-                    "give one of these"
+                    f"--with {name}=...: the function takes ({', '.join(taken)}): give one of these"
                 )
 
 

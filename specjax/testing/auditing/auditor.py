@@ -21,6 +21,7 @@ from specjax.testing.auditing.calling import (
     ARRAYS,
     DTYPES,
     FORMS,
+    AuditLimitError,
     BadOutcomeError,
     Calling,
     found_calling,
@@ -162,6 +163,8 @@ class _Audit:
         except OutOfTimeError:
             done = len(self.rows) + len(self.skipped)
             verdict = Verdict.NOT_FINISHED, f"{done} of {len(self.cases)} cases in the time limit"
+        except AuditLimitError as error:
+            verdict = Verdict.NOT_FINISHED, str(error)
         except BadOutcomeError as error:
             verdict = Verdict.INVALID, str(error)
         verdict = self._wrong() or verdict or self._right()

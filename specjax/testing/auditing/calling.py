@@ -34,7 +34,7 @@ _MEANINGS = {
     "uniform_next": "uniform_next",
     **dict.fromkeys(("lengths", "num_draft_tokens"), "lengths"),
     **dict.fromkeys(("cu_lengths", "cu_num_draft_tokens"), "cu_lengths"),
-    **dict.fromkeys(("generator", "rng", "key", "seed"), "generator"),
+    **dict.fromkeys(("generator", "rng", "key"), "generator"),
 }
 _ORDER = ("tokens", "draft_probs", "target_probs", "uniforms", "uniform_next", "lengths")
 _SIZES = (1, 64, 1024, 8192)  # of JAX's batches: each compiles once
@@ -42,6 +42,10 @@ _SIZES = (1, 64, 1024, 8192)  # of JAX's batches: each compiles once
 
 class BadOutcomeError(Exception):
     """A verifier raised, or returned what cannot be read; the message is for the report."""
+
+
+class AuditLimitError(Exception):
+    """The audit cannot judge a verifier this way; the message says why, and how it can."""
 
 
 class Conversion(Protocol):
@@ -96,6 +100,7 @@ class Calling:
 
         Raises:
           BadOutcomeError: the function raised, or its result has other shapes or types.
+          AuditLimitError: it draws in a way that hooks do not know.
         """
         count, vocab = len(rows.tokens), rows.target_probs.shape[-1]
         padded = rows
@@ -104,6 +109,8 @@ class Calling:
             padded = VerifyArguments(*(np.resize(x, (size, *x.shape[1:])) for x in rows))
         try:
             found = self._called(padded, generator)
+        except (AuditLimitError, BadOutcomeError):
+            raise
         except (Exception, SystemExit) as error:
             raise BadOutcomeError(f"it raised {_told(error)}") from error
         accepted, following = _read(found, padded, self.is_batched)

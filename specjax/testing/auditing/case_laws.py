@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.testing.auditing.calling import INVALID, BadOutcomeError, Calling
+from specjax.testing.auditing.calling import BadOutcomeError, Calling
 from specjax.testing.auditing.criterion import Outcomes
 from specjax.testing.auditing.hard_cases import HardCase, VerifyArguments
 from specjax.testing.auditing.injected import (
@@ -214,6 +214,3 @@ def impossible_mass(
             bad |= target[i][tuple(draft[:, : i + 1].T)] == 0.0
         wrong[now] = bad
     return float(outcomes.weight[wrong].sum()), int(wrong.sum())
-
-
-__all__ = ["INVALID", "AuditClock", "CaseLaw", "OutOfTimeError", "impossible_mass", "injected_law"]

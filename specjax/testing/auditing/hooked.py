@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from specjax.testing.auditing.calling import BadOutcomeError, Calling
+from specjax.testing.auditing.calling import AuditLimitError, Calling
 from specjax.testing.auditing.case_laws import RESOLUTIONS, AuditClock, CaseLaw
 from specjax.testing.auditing.criterion import Outcomes
-from specjax.testing.auditing.generators import Script, replaced, scripted_argument
+from specjax.testing.auditing.generators import MOST_UNIFORMS, Script, replaced, scripted_argument
 from specjax.testing.auditing.hard_cases import HardCase
 from specjax.testing.auditing.injected import faces, is_single, outcomes_of, partition
 
 # More coordinates than these are not noise of single tests: too many corners to look from.
 _MOST_COORDINATES = 7
 _POINTS = 2048
+_CHECKING_RUNS = 256
 _PROBES = 6  # each is a call of its own
 # Noise that surely wins or loses a race, also in float32.
 _AHEAD, _BEHIND = 1e-18, 1e18
@@ -34,6 +35,7 @@ class _Runs:
         self.script = Script(np.zeros(0))
         self.signatures: dict[tuple[object, ...], int] = {}
         self.laws: list[dict[int, float]] = []
+        self.most = 0  # uniforms of one run
 
     def run(self, draft: int, script: Script) -> int:
         """The outcome's code of one draft."""
@@ -48,6 +50,7 @@ class _Runs:
         generator = scripted_argument(self.calling.arrays, script)
         code = int(self.calling.outcomes(rows, generator)[0])
         self.clock.count(1)
+        self.most = max(self.most, script.asked)
         return code
 
     def evaluate(self, draft: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
@@ -123,7 +126,7 @@ class _Runs:
             (v for v in range(size) if alone[v] == default and outcome(behind[v]) != default), None
         )
         if first is None:
-            raise BadOutcomeError(
+            raise AuditLimitError(
                 "exponential noise is not used as argmax(weights / noise): audit it as a black box"
             )
         weights = np.zeros(size)
@@ -149,55 +152,75 @@ def hooked_law(
     """The law of a verifier that draws its own numbers.
 
     Raises:
-      BadOutcomeError: the function raises, its result cannot be read, or the hooks do not see all
-        of its random numbers.
+      BadOutcomeError: the function raises, or its result cannot be read.
+      AuditLimitError: the hooks do not see all of its random numbers, or do not know their use.
       OutOfTimeError: the time is spent.
     """
     blocks, weights = case.blocks(drafts)
     runs = _Runs(calling, case, blocks, clock)
+    law, dimensions = None, 0
     with replaced(lambda: runs.script):
-        dimensions = _asked(runs, len(blocks), rng)
-        _check_repeats(runs, len(blocks), dimensions, rng)
-        resolution = RESOLUTIONS[calling.dtype]
-        if dimensions > _MOST_COORDINATES:
-            return _at_points(runs, case, blocks, weights, dimensions, rng)
-        if not dimensions:
-            index = np.arange(len(blocks))
-            codes, volumes = runs.evaluate(index, np.zeros((len(blocks), 0))), np.ones(len(blocks))
-            return CaseLaw(_spread(runs, case, blocks, index, codes, weights * volumes))
-        found = partition(runs.evaluate, weights, dimensions, rng, resolution, probes=_PROBES)
-        if found.mismatches:
-            return _at_points(runs, case, blocks, weights, dimensions, rng)
-        drafted, points = faces(len(blocks), dimensions, rng)
-        codes = runs.evaluate(drafted, points)
-        edges = _spread(runs, case, blocks, drafted, codes, np.ones(len(codes)))
+        _look_around(runs, len(blocks), rng)
+        while law is None or runs.most > dimensions:  # branches that few runs take may draw more
+            dimensions = runs.most
+            law = _law(runs, case, blocks, weights, dimensions, rng)
+    return law
+
+
+def _look_around(runs: _Runs, num_drafts: int, rng: np.random.Generator) -> None:
+    """Finds how many uniforms a run draws, and checks that runs repeat."""
+    for draft in range(num_drafts):
+        for level in (1e-12, 1.0 - 1e-12):
+            runs.run(draft, Script(np.full(MOST_UNIFORMS, level)))
+        points = rng.random((4, MOST_UNIFORMS))
+        first, second = ([runs.run(draft, Script(x)) for x in points] for _ in range(2))
+        if first != second:
+            raise AuditLimitError(
+                "the hooks do not see all of its random numbers: audit it as a black box"
+            )
+
+
+def _law(
+    runs: _Runs,
+    case: HardCase,
+    blocks: np.ndarray,
+    weights: np.ndarray,
+    dimensions: int,
+    rng: np.random.Generator,
+) -> CaseLaw:
+    """The law, if no run draws more uniforms than `dimensions`."""
+    runs.signatures, runs.laws = {}, []
+    if not dimensions:
+        index = np.arange(len(blocks))
+        codes = runs.evaluate(index, np.zeros((len(blocks), 0)))
+        return CaseLaw(_spread(runs, case, blocks, index, codes, weights))
+    _check_laws(runs, len(blocks), dimensions, rng)
+    if dimensions > _MOST_COORDINATES:
+        return _at_points(runs, case, blocks, weights, rng)
+    resolution = RESOLUTIONS[runs.calling.dtype]
+    found = partition(runs.evaluate, weights, dimensions, rng, resolution, probes=_PROBES)
+    if found.mismatches:
+        return _at_points(runs, case, blocks, weights, rng)
+    drafted, points = faces(len(blocks), dimensions, rng)
+    codes = runs.evaluate(drafted, points)
+    edges = _spread(runs, case, blocks, drafted, codes, np.ones(len(codes)))
     probability = weights[found.drafts] * found.volumes
     outcomes = _spread(runs, case, blocks, found.drafts, found.codes, probability)
-    single = calling.dtype == "float64" and is_single(found.breaks, resolution)
+    single = runs.calling.dtype == "float64" and is_single(found.breaks, resolution)
     return CaseLaw(outcomes, edges, None, None, single)
 
 
-def _asked(runs: _Runs, num_drafts: int, rng: np.random.Generator) -> int:
-    """The most uniforms that a run draws."""
-    most = 0
-    for draft in range(num_drafts):
-        for level in (1e-12, 1.0 - 1e-12, None):
-            for _ in range(1 if level is not None else 4):
-                size = 64
-                point = rng.random(size) if level is None else np.full(size, level)
-                script = Script(point)
-                runs.run(draft, script)
-                most = max(most, script.asked)
-    return most
-
-
-def _check_repeats(runs: _Runs, num_drafts: int, dimensions: int, rng: np.random.Generator) -> None:
-    for draft in range(num_drafts):
-        point = rng.random(dimensions)
-        first, second = (runs.run(draft, Script(point)) for _ in range(2))
-        if first != second:
-            raise BadOutcomeError(
-                "the hooks do not see all of its random numbers: audit it as a black box"
+def _check_laws(runs: _Runs, num_drafts: int, dimensions: int, rng: np.random.Generator) -> None:
+    """Checks that runs of the same default outcome have the same law, as `evaluate` takes it."""
+    ends = runs.clock.evaluations + _CHECKING_RUNS
+    while runs.clock.evaluations < ends:
+        draft, point = int(rng.integers(num_drafts)), rng.random(dimensions)
+        law = runs.law(draft, point)
+        known = runs.laws[runs.evaluate(np.array([draft]), point[None])[0]]
+        if any(abs(law.get(x, 0.0) - known.get(x, 0.0)) > 1e-6 for x in law | known):
+            raise AuditLimitError(
+                "what it does with a token that it drew depends on its uniforms in ways that hooks "
+                "do not see: audit it as a black box"
             )
 
 
@@ -206,11 +229,10 @@ def _at_points(
     case: HardCase,
     blocks: np.ndarray,
     weights: np.ndarray,
-    dimensions: int,
     rng: np.random.Generator,
 ) -> CaseLaw:
     draft = rng.choice(len(blocks), size=_POINTS, p=weights / weights.sum())
-    codes = runs.evaluate(draft, rng.random((_POINTS, dimensions)))
+    codes = runs.evaluate(draft, rng.random((_POINTS, MOST_UNIFORMS)))
     shares = np.full(_POINTS, 1.0 / _POINTS)
     outcomes = _spread(runs, case, blocks, draft, codes, shares)
     return CaseLaw(outcomes, None, None, _POINTS)
