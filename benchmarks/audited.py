@@ -23,6 +23,7 @@ from specjax import rules, verification
 from specjax.cli.bench.report import Report
 from specjax.testing import audit, emitted_law, target_law, total_variation
 from specjax.testing.auditing import reference_verifiers as reference
+from specjax.testing.auditing.hard_cases import one_hot
 from specjax.testing.auditing.reference_verifiers import BlockParts, ReferenceVerifier
 
 HELP = "verdicts on verifiers of specjax and other systems"
@@ -184,7 +185,7 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def _best_of(b: BlockParts, n: np.ndarray) -> np.ndarray:
-    return np.eye(b.p.shape[2])[np.argmax(reference.whole(b, n), axis=1)]
+    return one_hot(np.argmax(reference.whole(b, n), axis=1), b.p.shape[2])
 
 
 def _typical(b: BlockParts, epsilon: float = 0.3, alpha: float = 0.09) -> np.ndarray:

@@ -70,13 +70,13 @@ class HardCase:
         """The case whose tokens are drawn otherwise: see `specjax.testing.audit`."""
         if drafts != "certain":
             return self
-        return dataclasses.replace(self, draft=tuple(_one_hot(q) for q in self.draft))
+        return dataclasses.replace(self, draft=tuple(_most_probable(q) for q in self.draft))
 
     def blocks(self, drafts: str = "drawn") -> tuple[np.ndarray, np.ndarray]:
         """All drafts `[D, L]` that can happen, and their probabilities `[D]`."""
         tokens, weights = np.zeros((1, 0), np.int32), np.ones(1)
         for table in self.draft:
-            drawn_from = table if drafts == "drawn" else _one_hot(table)
+            drawn_from = table if drafts == "drawn" else _most_probable(table)
             q = drawn_from[tuple(tokens.T)].reshape(len(tokens), self.vocab)
             at, token = np.nonzero(q)
             tokens = np.concatenate([tokens[at], token[:, None].astype(np.int32)], axis=1)
@@ -147,7 +147,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
     equal = tables(3, random)
     near = [_near(p, rng, 1e-9) for p in equal]
     zeros = _without(tables(3, random), rng)
-    greedy, other = (tables(3, lambda d: _one_hot(random(d))) for _ in range(2))
+    greedy, other = (tables(3, lambda d: _most_probable(random(d))) for _ in range(2))
     narrow = [_truncated(random(d), 2) for d in range(3)]
     other_rows = tuple(_other_row(rng, 2) for _ in range(2))
     # Of a padded case: they fill the block.
@@ -156,7 +156,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         case("random", 2, random, random),
         case("L=3", 3, random, random),
         case("toy", 2, [1 / 3, 2 / 3], [2 / 3, 1 / 3]),
-        case("q one-hot", 2, lambda d: _one_hot(random(d)), random),
+        case("q one-hot", 2, lambda d: _most_probable(random(d)), random),
         same("q = p", equal, equal),
         same("q near p", equal, near),
         same("p zeros", zeros, tables(3, random)),
@@ -199,8 +199,13 @@ def _by_depth(
     return HardCase(name, q, p, len(q))
 
 
-def _one_hot(probs: np.ndarray) -> np.ndarray:
-    return np.eye(probs.shape[-1])[np.argmax(probs, axis=-1)]
+def one_hot(tokens: np.ndarray, vocab: int) -> np.ndarray:
+    """`[...]` tokens -> `[..., V]`; an identity matrix of the largest vocabulary has 8 GB."""
+    return 1.0 * (np.arange(vocab) == tokens[..., None])
+
+
+def _most_probable(probs: np.ndarray) -> np.ndarray:
+    return one_hot(np.argmax(probs, axis=-1), probs.shape[-1])
 
 
 def _near(probs: np.ndarray, rng: np.random.Generator, size: float) -> np.ndarray:

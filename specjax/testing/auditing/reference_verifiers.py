@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specjax.testing.auditing.hard_cases import one_hot
+
 
 class BlockParts(NamedTuple):
     """What a reference verifier reads. Axes: B rows, G padded block, V vocabulary."""
@@ -122,7 +124,7 @@ class ReferenceVerifier:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Judges rows; see `specjax.testing.audit` for the arguments."""
         if draft_probs is None:
-            draft_probs = np.eye(target_probs.shape[-1])[tokens]
+            draft_probs = one_hot(tokens, target_probs.shape[-1])
         longest = tokens.shape[1]
         if self.reads_padding:
             lengths = np.full_like(lengths, longest)
@@ -184,7 +186,7 @@ def _late(b: BlockParts, n: np.ndarray) -> np.ndarray:
 
 
 def _most(b: BlockParts, n: np.ndarray) -> np.ndarray:
-    return np.eye(b.p.shape[2])[np.argmax(difference(b, n), axis=1)]
+    return one_hot(np.argmax(difference(b, n), axis=1), b.p.shape[2])
 
 
 def _used(v: np.ndarray, u: np.ndarray, n: np.ndarray) -> np.ndarray:
