@@ -61,16 +61,15 @@ def nearest_bug(
       None if no bug is near: within a twentieth of the law's distance from the target.
     """
     laws = dict(bug_laws(case, target, drafts, coupled=coupled))
+    # Right, but not for what is declared.
+    otherwise = f"none: a right verifier emits this if the drafts are {drafts}, not drawn from q"
+    right = "it follows p, not the declared rule" if drafts == "drawn" else otherwise
     if not coupled:
-        # Right, but not for what is declared.
-        lossless = "it follows p, not the declared rule"
-        otherwise = (
-            f"none: a right verifier emits this if the drafts are {drafts}, not drawn from q"
-        )
-        name = lossless if drafts == "drawn" else otherwise
-        laws[name] = _law(RIGHT["Token"], case, drafts, target)
+        laws[right] = _law(RIGHT["Token"], case, drafts, target)
     distances = {name: total_variation(law, each) for name, each in laws.items()}
     name = min(distances, key=distances.__getitem__, default="")
+    if distances.get(right, 1.0) <= error:
+        name = right  # of several that samples cannot tell apart
     apart = total_variation(law, joint_law(target))
     near = distances and distances[name] < min(0.05 * apart + error, 0.5 * apart)
     return (name, distances[name]) if near else None
