@@ -203,7 +203,7 @@ def test_lossy_tuned_solves_for_beta(strength, vocab):
         (rules.Lossy(0.8), lambda share: rules.Lossy(0.8 * share)),
         (rules.Mixture(0.3), lambda share: rules.Mixture(1 - 0.7 * share)),
     ],
-    ids=repr,
+    ids=["LossyTuned", "Lossy", "Mixture"],
 )
 def test_a_learnt_strength_follows_the_confidences(rule, at):
     q, p = pairs(8)
