@@ -86,7 +86,8 @@ def p_value(seen, law, draws):
     if len(expected) == 1:
         return rare  # the law is certain
     expected *= observed.sum() / expected.sum()
-    return min(rare, stats.chisquare(observed, expected, sum_check=False).pvalue)
+    both = rare, stats.chisquare(observed, expected, sum_check=False).pvalue
+    return min(1.0, 2.0 * min(both))
 
 
 def random_distributions(seed, count, vocab, zeros=0.0):

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from specjax.acceptance_head.network import confidence_features, top_confidences
 from specjax.checks import checked
@@ -41,7 +42,7 @@ class Learnt(TargetRule):
 
     Raises:
       TypeError: `rule` is none of these, or a number is no number.
-      ValueError: a number is infinite or NaN.
+      ValueError: a number is infinite or NaN, or `beta` of a `Lossy` is not 1.
     """
 
     reads_draft_confidence: ClassVar[bool] = True
@@ -57,6 +58,11 @@ class Learnt(TargetRule):
             raise TypeError(
                 "rule must be a rule whose strength goes from 0 to 1, rules.LossyTuned, "
                 f"rules.Lossy or rules.Mixture, got {self.rule!r}"
+            )
+        if isinstance(self.rule, Lossy) and not np.all(np.asarray(self.rule.beta) == 1.0):
+            raise ValueError(
+                f"rule must have beta=1, got {self.rule!r}: a smaller strength may not have this "
+                "beta; use rules.LossyTuned"
             )
         for name in _WEIGHTS:
             value = checked(name, getattr(self, name), open_low=True, open_high=True)

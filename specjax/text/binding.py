@@ -17,14 +17,17 @@ from specjax.text.text_models import TextModel
 from specjax.types import Params, Processor, Rule, Sampling
 
 
-def warn_of_excluded(rule: Rule | None, sampling: Sampling) -> None:
+def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> None:
     """Warns if a mixture of the models would emit tokens that the sampling excludes."""
     rule = rule.rule if isinstance(rule, Learnt) else rule
     if not isinstance(rule, Mixture) or np.all(np.asarray(rule.weight) == 1.0):
         return
-    excluding = [x for x in ("top_k", "top_p") if getattr(sampling, x) is not None]
-    if np.any(np.asarray(sampling.temperature) == 0.0):
-        excluding.append("temperature=0")
+    given, excludes = sampling, {"temperature=0": np.any(np.asarray(sampling.temperature) == 0.0)}
+    if given.top_k is not None:
+        excludes["top_k"] = np.any(np.asarray(given.top_k) < vocab_size)
+    if given.top_p is not None:
+        excludes["top_p"] = np.any(np.asarray(given.top_p) < 1.0)
+    excluding = [name for name, does in excludes.items() if does]
     if excluding:
         warnings.warn(
             f"rule={rule!r} emits tokens that the verifier does not with "

@@ -595,7 +595,7 @@ class Decoder:
                     f"{type(self.method).__name__}, has no field `processors`"
                 )
         check_forbidding(self.method, rule, found)
-        warn_of_excluded(rule, base)
+        warn_of_excluded(rule, base, self.method.vocab_size)
         return dataclasses.replace(base, processors=found), params
 
     def _described_processors(self) -> dict[str, Any]:

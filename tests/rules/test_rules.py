@@ -223,6 +223,8 @@ def test_only_strengths_from_0_to_1_can_be_learnt():
         rules.Learnt(rules.OPT(0.1), 0.0, 0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="top must be finite, got nan"):
         rules.Learnt(rules.Lossy(0.1), float("nan"), 0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="rule must have beta=1, got Lossy"):
+        rules.Learnt(rules.Lossy(0.5, 0.6), 0.0, 0.0, 0.0, 0.0)
     with pytest.raises(TypeError, match="bias must be"):
         rules.Learnt(rules.Lossy(0.1), 0.0, 0.0, 0.0, "a")
 

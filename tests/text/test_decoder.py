@@ -169,11 +169,13 @@ def test_a_drafter_that_is_larger_than_its_verifier_is_told():
 def test_a_mixture_that_emits_excluded_tokens_is_told(pair):
     mixture, cold = rules.Mixture(0.5), Sampling(0.0)
     learnt = rules.Learnt(mixture, 0.0, 0.0, 0.0, 0.0)
-    message = "emits tokens that the verifier does not with top_k and temperature=0, .*KLPrice"
+    message = "emits tokens that the verifier does not with temperature=0 and top_k, .*KLPrice"
     for rule in (mixture, learnt):
         with pytest.warns(UserWarning, match=message):
             specjax.Decoder(pair, rule=rule, sampling=Sampling(0.0, top_k=5), **SHAPE)
-        specjax.Decoder(pair, rule=rule, **SHAPE)  # excludes nothing
+        # These exclude nothing.
+        whole = Sampling(top_p=1.0, top_k=pair.verifier.model.vocab_size)
+        specjax.Decoder(pair, rule=rule, sampling=whole, **SHAPE)
     for rule in (rules.Mixture(1.0), rules.KLBall(0.1)):
         specjax.Decoder(pair, rule=rule, sampling=cold, **SHAPE)
 

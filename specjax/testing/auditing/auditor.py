@@ -35,7 +35,7 @@ from specjax.testing.auditing.case_laws import (
 )
 from specjax.testing.auditing.criterion import declared_target, score
 from specjax.testing.auditing.hard_cases import MANY_TOKENS, HardCase, hard_cases
-from specjax.testing.auditing.hooked import hooked_law
+from specjax.testing.auditing.hooked import CHECKED_LAWS, hooked_law
 from specjax.testing.auditing.injected import CHECKED
 from specjax.testing.auditing.known_bugs import nearest_bug
 from specjax.testing.auditing.score_sheet import AuditReport, SheetRow, Verdict
@@ -153,7 +153,7 @@ class _Audit:
 
     def run(self, on_row: Callable[[SheetRow], None] | None) -> AuditReport:
         """Fills in the score sheet."""
-        started, nearest, verdict = time.monotonic(), None, None
+        started, nearest, verdict, limit = time.monotonic(), None, None, None
         try:
             with np.errstate(all="ignore"), one_thread():
                 self._find_calling()
@@ -164,10 +164,11 @@ class _Audit:
             done = len(self.rows) + len(self.skipped)
             verdict = Verdict.NOT_FINISHED, f"{done} of {len(self.cases)} cases in the time limit"
         except AuditLimitError as error:
-            verdict = Verdict.NOT_FINISHED, str(error)
+            limit = Verdict.NOT_FINISHED, str(error)
         except BadOutcomeError as error:
             verdict = Verdict.INVALID, str(error)
-        verdict = self._wrong() or verdict or self._right()
+        # What hooks do not see may have looked like a bias.
+        verdict = limit or self._wrong() or verdict or self._right()
         how = "no call worked"
         if self.calling is not None:
             how = f"{self.mode}, {self.calling.form}, {self.calling.arrays} {self.calling.dtype}"
@@ -184,8 +185,13 @@ class _Audit:
             self.clock.evaluations,
             time.monotonic() - started,
             # Of random points that agree: see `injected`.
-            math.log(1 / _LEVEL) / CHECKED if any(_is_computed(x) for x in self.rows) else 0.0,
+            self._unresolved(),
         )
+
+    def _unresolved(self) -> float:
+        if not any(row.variation is not None and row.interval is None for row in self.rows):
+            return 0.0
+        return math.log(1 / _LEVEL) / (CHECKED_LAWS if self.mode == "hooked" else CHECKED)
 
     def _find_calling(self) -> None:
         probe = next((c for c in self.cases if c.law and c.length), self.cases[0])
@@ -224,6 +230,10 @@ class _Audit:
         target = declared_target(case, self.rule)
         try:
             row = self._measured(case, target, rng, mode)
+            wide = row.interval is not None and row.interval[1] > _WIDEST
+            if wide and mode != "black-box" and not self.is_biased(row):
+                self.skipped.append((case.name, "too many texts"))  # more points are not drawn
+                return
         except BadOutcomeError as error:
             if mode != self.mode:
                 self.skipped.append((case.name, f"of a batch: {error}"))
@@ -260,9 +270,6 @@ class _Audit:
         tokens, row = score(case, target, law.outcomes, max(self.allowed, half), self.drafts)
         if case.vocab < MANY_TOKENS:  # the bugs' laws would take long
             self.laws[case.name] = case, tokens
-        if law.single and (row.lost or 0.0) < _TOLERANCES["float32"]:
-            # It rounds a uniform next to 1 to 1, which its own generator would not give.
-            row = dataclasses.replace(row, lost=0.0)
         if law.samples is not None:
             tv = row.variation or 0.0
             row = dataclasses.replace(row, interval=(max(0.0, tv - half), min(1.0, tv + half)))
@@ -294,14 +301,19 @@ class _Audit:
         known = [row for row in self.rows if row.case in self.laws]
         coupled = [row for row in known if row.coupled]
         biased = coupled or [row for row in known if self.is_biased(row)]
-        if not biased or any(row.lost for row in self.rows):
+        if not biased or self._lost():
             return None
         worst = max(biased, key=lambda row: row.variation or 0.0)
         case, law = self.laws[worst.case]
         target = declared_target(case, self.rule)
-        error = 0.0 if worst.interval is None else (worst.variation or 0.0) - worst.interval[0]
+        error = 0.0 if worst.interval is None else worst.interval[1] - (worst.variation or 0.0)
         given = case, target, self.drafts, law
         return nearest_bug(*given, coupled=bool(worst.coupled), error=error)
+
+    def _lost(self) -> list[SheetRow]:
+        # Who rounds to float32 makes 1 of a uniform next to 1, which its own generator never gives.
+        least = _TOLERANCES["float32"] if self.single else 0.0
+        return [row for row in self.rows if (row.lost or 0.0) > least]
 
     def _wrong(self) -> tuple[Verdict, str] | None:
         """The verdict of a verifier that a row shows to be wrong."""
@@ -311,47 +323,43 @@ class _Audit:
             worst = max(coupled, key=lambda row: row.variation or 0.0)
             why = f"a row's outcome depends on the other rows of its batch, as in {worst.case!r}"
             return Verdict.COUPLED, f"{why} (TV {worst.variation:.2g})"
-        if bad := [row for row in self.rows if row.lost]:
+        if bad := self._lost():
             worst = max(bad, key=lambda row: row.lost or 0.0)
             what = "NaN, out of range, or not what was drafted (tokens are padded with -1)"
-            return Verdict.INVALID, f"case {worst.case!r}: {worst.lost:.2%} of outcomes are {what}"
+            return (
+                Verdict.INVALID,
+                f"case {worst.case!r}: {worst.lost:.2g} of the outcomes are {what}",
+            )
         if biased := [row for row in self.rows if self.is_biased(row)]:
             return Verdict.BIASED, _worst(biased)
         return None
 
     def _right(self) -> tuple[Verdict, str]:
         """The verdict of a verifier that no row shows to be wrong."""
-        if not self.rows:
-            return Verdict.NOT_FINISHED, "no case fits the function's interface"
+        measured = [row for row in self.rows if row.variation is not None]
+        if not measured:
+            why = "; ".join(sorted({why for _, why in self.skipped})) or "it has no law"
+            return Verdict.NOT_FINISHED, f"no law was computed: these cases do not fit ({why})"
         if bad := [row for row in self.rows if row.edge]:
             tokens = "impossible or invalid tokens"
             why = f"a uniform of 0 or 1 - 2^-24 emits {tokens} in {bad[0].case!r}"
             return Verdict.EDGE, why
-        own = [row for row in self.rows if row.evidence is None or self.mode == "black-box"]
+        own = [row for row in measured if row.evidence is None or self.mode == "black-box"]
         sampled = [row.interval[1] for row in own if row.interval is not None]
-        rest = [row.interval[1] for row in self.rows if row not in own and row.interval]
+        rest = [row.interval[1] for row in measured if row not in own and row.interval]
         sure = f"{100 * (1 - _LEVEL):g} % confidence"
-        if sampled and max(sampled) > _WIDEST:
-            return (
-                Verdict.NOT_FINISHED,
-                f"no bias found, but the TV may be {max(sampled):.2g} ({sure}): give more samples",
-            )
+        most = max([*sampled, *rest], default=0.0)
+        if most > _WIDEST:
+            why = f"no bias found, but the TV may be {most:.2g} ({sure}): give more samples"
+            return Verdict.NOT_FINISHED, why
         if sampled or not own:
-            most = max([*sampled, *rest])
-            return (
-                Verdict.NO_BIAS_FOUND,
-                f"all {len(self.rows)} cases have TV < {most:.2g} ({sure})",
-            )
+            return Verdict.NO_BIAS_FOUND, f"all {len(measured)} cases have TV < {most:.2g} ({sure})"
         worst = max(row.variation or 0.0 for row in own)
         follow = "have" if self.rule is None else f"follow {type(self.rule).__name__},"
         text = f"all {len(own)} cases {follow} TV <= {worst:.1g}"
         if rest:
             text += f"; {len(rest)} cases with other rows were sampled, TV < {max(rest):.2g}"
         return Verdict.EXACT if self.rule is None else Verdict.LOSSY, text
-
-
-def _is_computed(row: SheetRow) -> bool:
-    return row.variation is not None and row.interval is None
 
 
 def _worst(biased: Sequence[SheetRow]) -> str:
@@ -364,7 +372,8 @@ def _worst(biased: Sequence[SheetRow]) -> str:
     if row.first_wrong:
         text += f", wrong from token {row.first_wrong} on"
     if row.evidence is not None:
-        text += f", at odds of 1 to 10^{row.evidence:.0f}"
+        odds = f"at odds of 1 to 10^{row.evidence:.0f}"
+        text += f", {odds}" if math.isfinite(row.evidence) else ", and a text is impossible"
     if most := max((r.impossible or 0.0 for r in biased), default=0.0):
         text += f"; up to {most:.2g} of the mass on impossible texts"
     return text

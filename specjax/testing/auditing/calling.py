@@ -224,9 +224,13 @@ def _parameters(function: Callable[..., Any]) -> list[str] | None:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a built-in function
         return None
-    if any(p.kind is p.VAR_POSITIONAL for p in found):
+    if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in found):
         return None
-    return [p.name for p in found if p.default is p.empty or p.name in _MEANINGS]
+    needed = [p.name for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    taken = {_MEANINGS.get(name) for name in needed}
+    # An option may have the short name of an argument: p of top-p.
+    more = [p.name for p in found if p.default is not p.empty and p.name in _MEANINGS]
+    return needed + [name for name in more if _MEANINGS[name] not in taken]
 
 
 def _form_of(function: Callable[..., Any], names: list[str] | None) -> str:
@@ -324,7 +328,12 @@ def _read(found: Any, rows: VerifyArguments, is_batched: bool) -> tuple[np.ndarr
     tokens, count = rows.tokens, len(rows.tokens)
     if not is_batched and isinstance(found, tuple):
         found = found[0]  # the tokens; their number is the other
-    if isinstance(found, tuple | list) and len(found) == 2:
+    # A list of two may be two rows of tokens.
+    if (
+        isinstance(found, tuple | list)
+        and len(found) == 2
+        and (type(found) is not list or count != 2)
+    ):
         accepted, following = (_numbers(x) for x in found)
         for name, array in (("accepted", accepted), ("next", following)):
             if array.size != count or array.ndim > 2:

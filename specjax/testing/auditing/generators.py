@@ -120,11 +120,18 @@ def _shape(size: Any, *like: Any) -> tuple[int, ...]:
     return tuple(np.atleast_1d(size))
 
 
-class ScriptedGenerator:
+class ScriptedGenerator(np.random.Generator):
     """Stands for NumPy's `Generator`, and for the functions of `np.random`."""
 
     def __init__(self, script: Script) -> None:
+        super().__init__(_NUMPY.bit_generator)
         self._script = script
+
+    def __getattribute__(self, name: str) -> Any:
+        # What NumPy's class has beyond this one's methods.
+        if not name.startswith("_") and name not in vars(ScriptedGenerator):
+            raise _unknown(name)
+        return super().__getattribute__(name)
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         """Uniforms in [0, 1)."""
@@ -144,8 +151,18 @@ class ScriptedGenerator:
         found = low + (high - low) * self._script.uniforms(shape)
         return found if shape else float(found)
 
-    def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
+    def choice(
+        self,
+        a: Any,
+        size: Any = None,
+        replace: bool = True,
+        p: Any = None,
+        axis: int = 0,
+        shuffle: bool = True,
+    ) -> Any:
         """One element, by weights."""
+        if axis:
+            raise _unknown("choice along another axis")
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
         if size is not None and int(np.prod(size, dtype=int)) != 1:
             raise _several("choice")
@@ -154,7 +171,7 @@ class ScriptedGenerator:
         found = values[self._script.chosen(weights)]
         return found if size is None else np.reshape(found, np.atleast_1d(size))
 
-    def multinomial(self, n: int, pvals: Any, size: Any = None) -> Any:
+    def multinomial(self, n: Any, pvals: Any, size: Any = None) -> Any:
         """One draw, as counts; the last weight is what the others leave, as NumPy's."""
         if n != 1 or size not in (None, 1):
             raise _several("multinomial")
@@ -175,11 +192,6 @@ class ScriptedGenerator:
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
         """Gumbel noise."""
         return loc - scale * np.log(self._script.exponential(_shape(size, loc, scale)))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise _unknown(name)
 
 
 def scripted_argument(arrays: str, script: Script) -> Any:
@@ -206,6 +218,8 @@ def replaced(script_of: Callable[[], Script]) -> Iterator[None]:
 
     def check_seed(seed: Any = None) -> None:
         """A seed of the run's own differs from those of all runs before."""
+        if isinstance(seed, np.random.BitGenerator | np.random.RandomState):
+            raise _unknown("a bit generator of its own")
         if repr(seed) in seeds:
             raise BadOutcomeError(f"it seeds its generator with a constant, {seed!r}")
         if seed is not None:

@@ -17,8 +17,8 @@ from specjax.testing.auditing.injected import faces, is_single, outcomes_of, par
 
 # More coordinates than these are not noise of single tests: too many corners to look from.
 _MOST_COORDINATES = 7
-_POINTS = 2048
-_CHECKING_RUNS = 256
+_POINTS = 8192
+CHECKED_LAWS = 64  # random points of a case
 _PROBES = 6  # each is a call of its own
 # Noise that surely wins or loses a race, also in float32.
 _AHEAD, _BEHIND = 1e-18, 1e18
@@ -60,7 +60,8 @@ class _Runs:
             script = Script(point)
             code = self.run(int(each), script)
             weights = tuple(fork.round(12).tobytes() for fork in script.forks)
-            signature = int(each), code, weights, len(script.races)
+            races = [self.run(int(each), Script(point, {}, x)) for x in _noises(script.races)]
+            signature = int(each), code, weights, *races
             if signature not in self.signatures:
                 self.signatures[signature] = len(self.laws)
                 self.laws.append(self.law(int(each), point))
@@ -146,6 +147,14 @@ class _Runs:
         return [(only({v: _AHEAD}), float(weights[v])) for v in np.flatnonzero(weights)]
 
 
+def _noises(races: list[int]) -> list[dict[int, np.ndarray]]:
+    """A few fixed noises of races: whose winners differ has other weights."""
+    if not races:
+        return []
+    rng = np.random.Generator(np.random.PCG64(0))  # default_rng is replaced
+    return [{i: rng.exponential(size=v) for i, v in enumerate(races)} for _ in range(4)]
+
+
 def hooked_law(
     calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: AuditClock
 ) -> CaseLaw:
@@ -172,7 +181,7 @@ def _look_around(runs: _Runs, num_drafts: int, rng: np.random.Generator) -> None
     for draft in range(num_drafts):
         for level in (1e-12, 1.0 - 1e-12):
             runs.run(draft, Script(np.full(MOST_UNIFORMS, level)))
-        points = rng.random((4, MOST_UNIFORMS))
+        points = rng.random((max(4, 64 // num_drafts), MOST_UNIFORMS))
         first, second = ([runs.run(draft, Script(x)) for x in points] for _ in range(2))
         if first != second:
             raise AuditLimitError(
@@ -212,8 +221,7 @@ def _law(
 
 def _check_laws(runs: _Runs, num_drafts: int, dimensions: int, rng: np.random.Generator) -> None:
     """Checks that runs of the same default outcome have the same law, as `evaluate` takes it."""
-    ends = runs.clock.evaluations + _CHECKING_RUNS
-    while runs.clock.evaluations < ends:
+    for _ in range(CHECKED_LAWS):
         draft, point = int(rng.integers(num_drafts)), rng.random(dimensions)
         law = runs.law(draft, point)
         known = runs.laws[runs.evaluate(np.array([draft]), point[None])[0]]

@@ -64,7 +64,7 @@ def nearest_bug(
     # Right, but not for what is declared.
     otherwise = f"none: a right verifier emits this if the drafts are {drafts}, not drawn from q"
     right = "it follows p, not the declared rule" if drafts == "drawn" else otherwise
-    if not coupled:
+    if not coupled and (drafts != "drawn" or target is not case.target):
         laws[right] = _law(RIGHT["Token"], case, drafts, target)
     distances = {name: total_variation(law, each) for name, each in laws.items()}
     name = min(distances, key=distances.__getitem__, default="")
