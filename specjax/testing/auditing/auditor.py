@@ -231,7 +231,7 @@ class _Audit:
         try:
             row = self._measured(case, target, rng, mode)
             wide = row.interval is not None and row.interval[1] > _WIDEST
-            if wide and mode != "black-box" and not self.is_biased(row):
+            if wide and mode != "black-box" and not (row.coupled or self.is_biased(row)):
                 self.skipped.append((case.name, "too many texts"))  # more points are not drawn
                 return
         except BadOutcomeError as error:
