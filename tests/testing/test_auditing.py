@@ -107,12 +107,16 @@ def test_transformers_is_exact_but_for_an_edge():
 
 def emitted(tokens, draft_logits, target_logits, uniforms, uniform_next, lengths):
     """Token, with logits in and tokens out."""
-    n, y = token(
-        tokens, np.exp(draft_logits), np.exp(target_logits), uniforms, uniform_next, lengths
-    )
+    given = np.exp(draft_logits), np.exp(target_logits), uniforms, uniform_next, lengths
+    return np.array(emitted_rows(token(tokens, *given), tokens))
+
+
+def emitted_rows(found, tokens):
+    n, y = found
     at = np.arange(tokens.shape[1] + 1)
     padded = np.pad(tokens, ((0, 0), (0, 1)))
-    return np.where(at < n[:, None], padded, np.where(at == n[:, None], y[:, None], -1))
+    rows = np.where(at < n[:, None], padded, np.where(at == n[:, None], y[:, None], -1))
+    return rows.tolist()
 
 
 def logarithms(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
@@ -284,6 +288,13 @@ def rarely_other(tokens, draft_probs, target_probs, uniforms, uniform_next, leng
     return n, np.where(np.random.default_rng().random(len(y)) < 0.02, 0, y)
 
 
+def with_options(
+    tokens, draft_probs, target_probs, uniforms, uniform_next, lengths, p=1.0, **options
+):
+    given = draft_probs, target_probs, uniforms, uniform_next, lengths
+    return emitted_rows(token(tokens, *given), tokens)
+
+
 def leaves(*_):
     raise SystemExit(3)
 
@@ -303,6 +314,15 @@ def leaves(*_):
             drawn,
             ["toy"],
             {"mode": "black-box", "samples": 50},
+            Verdict.NOT_FINISHED,
+            "give more samples",
+        ),
+        (token, ["large"], {}, Verdict.NOT_FINISHED, "no law was computed"),
+        (with_options, ["L=1"], {}, Verdict.EXACT, "all 1 cases"),
+        (
+            drawn,
+            ["other rows"],
+            {"mode": "hooked", "samples": 5},
             Verdict.NOT_FINISHED,
             "give more samples",
         ),
