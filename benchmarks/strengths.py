@@ -51,7 +51,7 @@ _RULES = {"LossyTuned": rules.LossyTuned(0.9999), "Mixture": rules.Mixture(0.0)}
 # Of the frontiers: their rules, from strict to loose.
 _FRONTIERS: dict[str, list[Any]] = {
     "best": [rules.KLPrice(float(x)) for x in np.geomspace(1e-2, 30.0, 40)],
-    "one": [rules.LossyTuned(float(x)) for x in jax.nn.sigmoid(_LOGITS)],
+    "one": [rules.LossyTuned(float(x)) for x in 1.0 / (1.0 + np.exp(-_LOGITS))],
     "ball": [rules.KLBall(float(x)) for x in np.geomspace(1e-4, 8.0, 40)],
 }
 _CHUNK, _BATCH = 256, 1024
@@ -79,10 +79,10 @@ class Positions(NamedTuple):
 
     hidden: Any  # [n, D], the drafter's last hidden state
     features: Any  # [n, F], of its distribution
-    accepted: Any  # [n, K], by the rule at the strengths of the table
-    nats: Any  # [n, K]
-    q: Any = None  # [n, V]
-    p: Any = None  # [n, V]
+    q: Any  # [n, V]
+    p: Any  # [n, V]
+    accepted: Any = None  # [n, K], by the rule at the strengths of the table
+    nats: Any = None  # [n, K]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +118,11 @@ def run(args: argparse.Namespace) -> Report:
     pair = load_pair(drafter=directory / args.drafter, verifier=directory / "verifier", head=False)
     rule = _RULES[args.rule]
     learn, test = (
-        _positions(pair, rule, args.data_dir, name, count, seed)
+        _positions(pair, args.data_dir, name, count, seed)
         for seed, (name, count) in enumerate((("train", args.training), ("val", args.validation)))
     )
+    accepted, nats = _table(rule, learn.q, learn.p)
+    learn = learn._replace(accepted=accepted, nats=nats)
     frontiers = {name: _frontier(of_rules, test) for name, of_rules in _FRONTIERS.items()}
     lossless, _ = _mean(rules.Lossless(), test)
     notes = [f"{len(test.q)} positions; Lossless accepts {lossless:.4f}"]
@@ -169,9 +171,7 @@ def _row(
     return row | {f"{name}_at_nats": float(x) for name, x in at.items()}
 
 
-def _positions(
-    pair: Pair, rule: Any, directory: str, name: str, count: int, seed: int
-) -> Positions:
+def _positions(pair: Pair, directory: str, name: str, count: int, seed: int) -> Positions:
     """Both models along the verifier's own texts for the first inputs of a data set."""
     source = read_examples(f"{name}.en.gz", format="text", directory=directory)
     alone = Decoder(pair.verifier, sampling=Sampling(1.0), max_new_tokens=64, batch_size=64)
@@ -184,8 +184,7 @@ def _positions(
     hidden, q, p = (np.concatenate(parts) for parts in zip(*found, strict=True))
     say(f"{name}: {len(q):,} positions")
     features = _by_chunk(_features, q)
-    accepted, nats = _table(rule, q, p)
-    return Positions(hidden, features, accepted, nats, q, p)
+    return Positions(hidden, features, q, p)
 
 
 def _table(rule: Any, q: Any, p: Any) -> np.ndarray:
@@ -242,6 +241,11 @@ def _by_chunk(function: Callable[..., Any], *columns: Any) -> Any:
 def _train(task: StrengthTask, learn: Positions, args: argparse.Namespace) -> Params:
     """The network after all epochs, a running average."""
     per_epoch = len(learn.hidden) // _BATCH
+    if not per_epoch:
+        raise ValueError(
+            f"--training must give at least {_BATCH:,} positions, got {len(learn.hidden):,}: give "
+            "more inputs"
+        )
     optimizer = AdamW(
         # Four numbers move slowly.
         learning_rate=args.rate * (1.0 if task.head.blocks else 10.0),

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, metavar="N", default=50_000, help="of a black box, per case"
     )
-    late = "importing may take 120 s besides (default: 300)"
+    late = f"importing may take {_IMPORT:g} s besides (default: 300)"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", default=300.0, help=late)
     parser.add_argument("--seed", type=int, default=0, help="of the audit's own random numbers")
     parser.add_argument(

@@ -5,23 +5,21 @@ linear: it reads three numbers of the distribution that the token is to be drawn
 """
 
 import dataclasses
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from specjax.acceptance_head.network import confidence_features, top_confidences
-from specjax.checks import checked
 from specjax.rules.accept_functions import Mixture
 from specjax.rules.lossy import Lossy, LossyTuned
-from specjax.rules.target import TargetRule
+from specjax.rules.target import Spans, TargetRule
 from specjax.types import Array, traced_dataclass
-
-_WEIGHTS = ("top", "entropy", "second", "bias")
 
 
 @traced_dataclass
-class Learnt(TargetRule):
+class Learnt(Spans, TargetRule):
     """Another rule, as strong as a head finds right at each position.
 
     The strength is that of `rule` times sigmoid(top f_1 + entropy f_2 + second f_3 + bias), where f
@@ -53,6 +51,10 @@ class Learnt(TargetRule):
     second: Array | float
     bias: Array | float
 
+    _spans = MappingProxyType(
+        {x: {"open_low": True, "open_high": True} for x in ("top", "entropy", "second", "bias")}
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Lossy | LossyTuned | Mixture):
             raise TypeError(
@@ -64,9 +66,7 @@ class Learnt(TargetRule):
                 f"rule must have beta=1, got {self.rule!r}: a smaller strength may not have this "
                 "beta; use rules.LossyTuned"
             )
-        for name in _WEIGHTS:
-            value = checked(name, getattr(self, name), open_low=True, open_high=True)
-            object.__setattr__(self, name, value)
+        super().__post_init__()
 
     def share(self, q_conf: Array) -> Array:
         """The share of the largest strength, `[V]` -> a scalar in [0, 1]."""

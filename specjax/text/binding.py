@@ -22,12 +22,11 @@ def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> 
     rule = rule.rule if isinstance(rule, Learnt) else rule
     if not isinstance(rule, Mixture) or np.all(np.asarray(rule.weight) == 1.0):
         return
-    given, excludes = sampling, {"temperature=0": np.any(np.asarray(sampling.temperature) == 0.0)}
-    if given.top_k is not None:
-        excludes["top_k"] = np.any(np.asarray(given.top_k) < vocab_size)
-    if given.top_p is not None:
-        excludes["top_p"] = np.any(np.asarray(given.top_p) < 1.0)
-    excluding = [name for name, does in excludes.items() if does]
+    excluding = ["temperature=0"] if np.any(np.asarray(sampling.temperature) == 0.0) else []
+    for name, most in (("top_k", vocab_size), ("top_p", 1.0)):
+        value = getattr(sampling, name)
+        if value is not None and np.any(np.asarray(value) < most):
+            excluding.append(name)
     if excluding:
         warnings.warn(
             f"rule={rule!r} emits tokens that the verifier does not with "

@@ -24,7 +24,7 @@ def positions():
     # The hidden state tells all: the best strengths can be learnt.
     hidden = np.log(np.concatenate([Q, P], axis=1) + 1e-3)
     features = strengths._by_chunk(strengths._features, Q)
-    return strengths.Positions(hidden, features, *strengths._table(RULE, Q, P), Q, P)
+    return strengths.Positions(hidden, features, Q, P, *strengths._table(RULE, Q, P))
 
 
 def test_the_table_is_that_of_the_rule(positions):
@@ -83,3 +83,10 @@ def test_its_loss_lies_between_the_strengths_of_the_table(positions):
     assert 0.1 not in strengths._LOGITS and 0.0 in strengths._LOGITS
     expected = 1 - np.interp(0.1, strengths._LOGITS, worth)
     assert float(found.sum) / int(found.items) == pytest.approx(expected, rel=1e-4)
+
+
+def test_too_few_positions_are_refused(positions):
+    few = strengths.Positions(*(x[:9] for x in positions))
+    task = strengths.StrengthTask(HeadConfig(12, confidences=True), 0.5)
+    with pytest.raises(ValueError, match="--training must give at least 1,024 positions, got 9"):
+        strengths._train(task, few, types.SimpleNamespace(epochs=1, rate=1e-3))

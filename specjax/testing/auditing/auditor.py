@@ -153,13 +153,12 @@ class _Audit:
 
     def run(self, on_row: Callable[[SheetRow], None] | None) -> AuditReport:
         """Fills in the score sheet."""
-        started, nearest, verdict, limit = time.monotonic(), None, None, None
+        started, verdict, limit = time.monotonic(), None, None
         try:
             with np.errstate(all="ignore"), one_thread():
                 self._find_calling()
                 for number, case in enumerate(self.cases):
                     self._audit_case(case, np.random.default_rng((self.seed, number)), on_row)
-                nearest = self._nearest()
         except OutOfTimeError:
             done = len(self.rows) + len(self.skipped)
             verdict = Verdict.NOT_FINISHED, f"{done} of {len(self.cases)} cases in the time limit"
@@ -180,7 +179,7 @@ class _Audit:
             name_of(self.function),
             how,
             self.allowed,
-            nearest if verdict[0] in (Verdict.BIASED, Verdict.COUPLED) else None,
+            self._nearest() if verdict[0] in (Verdict.BIASED, Verdict.COUPLED) else None,
             tuple(self.skipped),
             self.clock.evaluations,
             time.monotonic() - started,
@@ -308,7 +307,8 @@ class _Audit:
         target = declared_target(case, self.rule)
         error = 0.0 if worst.interval is None else worst.interval[1] - (worst.variation or 0.0)
         given = case, target, self.drafts, law
-        return nearest_bug(*given, coupled=bool(worst.coupled), error=error)
+        with np.errstate(all="ignore"):
+            return nearest_bug(*given, coupled=bool(worst.coupled), error=error)
 
     def _lost(self) -> list[SheetRow]:
         # Who rounds to float32 makes 1 of a uniform next to 1, which its own generator never gives.
