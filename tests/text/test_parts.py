@@ -1,0 +1,275 @@
+"""Texts of parts: which parts they name, that reading and writing agree, and hostile texts."""
+
+import dataclasses
+import itertools
+import re
+import time
+import warnings
+from typing import ClassVar
+
+import jax
+import pytest
+
+import specjax
+from specjax import drafting, processors, rules, verification
+from specjax.text import parts
+from specjax.text.drafts import DraftPlan
+from specjax.text.parts import PARTS, Part, made_part, register_part
+from specjax.text.setting import MisfitError, Setting
+from specjax.types import traced_dataclass
+from tests.variants import variants
+
+# A text of each part, in the standard form.
+TEXTS = {
+    **{
+        kind: f"{kind}(0.3)"
+        for kind in "Chow ChowLog Diff DiffLog OPT OPTLog TokenV1 TokenV2 TokenV3 BiLD Lossy "
+        "LossyTuned Mentored KLBall KLPrice Mixture Cactus SequenceChow SequenceChowLog Quantile "
+        "Confidence Entropy MinP EpsilonCutoff EtaCutoff TypicalP".split()
+    },
+    **{
+        kind: kind
+        for kind in "Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate "
+        "OnlineEstimate Token Block GreedyBlock Walk TopDown Traversal TokenCascade "
+        "OracleCascade SequenceCascade".split()
+    },
+    "Typical": "Typical(0.3, 0.09, replacement='residual')",
+    "AcceptThreshold": "AcceptThreshold(0.9, acc=0.5)",
+    "Budgeted": "Budgeted(OPT(0.5), 1e999)",
+    "Learnt": "Learnt(Mixture(0.2), 1, 2.5, -3, -4.0)",
+    "FallbackRollback": "FallbackRollback(Chow(0.4), BiLD(2.0))",
+    "Survival": "Survival(OnlineEstimate(shared=True), 0.6)",
+    "Budget": "Budget(8, estimate=OnlineEstimate(prior=9.0))",
+    "KSeq": "KSeq",
+    "MultiPathBlock": "MultiPathBlock",
+    "Lookup": "Lookup(bigram='a \\\\ \"b\\'', min_match=3)",
+    "Cascade": "Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(max_ngram=4))",
+    "Tree": "Tree(parents=(0, 0, 1), children='top')",
+    "Branches": "Branches(('drafter', Lookup(copies=2)))",
+    "BiLDCascade": "BiLDCascade(limit=4)",
+    "LogitBias": "LogitBias({3: -1.5, 4: 2.0})",
+    "Regex": "Regex('[0-9]+')",
+    "JsonSchema": "JsonSchema({'type': 'object', 'properties': {'a': {'enum': [1, True, None]}}})",
+    "RepetitionPenalty": "RepetitionPenalty(1.3, over='output')",
+    "FrequencyPenalty": "FrequencyPenalty(0.3)",
+    "PresencePenalty": "PresencePenalty(-0.3)",
+    "NoRepeatNgram": "NoRepeatNgram(2)",
+    "MinNewTokens": "MinNewTokens(4)",
+    "ForcedTokens": "ForcedTokens(((0, 5), (1, 6)))",
+    "SuppressTokens": "SuppressTokens((5, 6))",
+    "LinearTemperature": "LinearTemperature(2.0, 1.0, 9)",
+}
+
+
+def test_each_part_has_a_text():
+    assert set(TEXTS) == set(PARTS)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_is_written_as_it_was_read(name):
+    text = TEXTS[name]
+    part = Part.parse(text)
+    assert str(part) == text and Part.parse(str(part)) == part
+    assert str(Part.parse(text.replace(name, name.lower(), 1))) == text
+    one, other = part.make(), Part.parse(str(part)).make()
+    assert type(one) is PARTS[name] and repr(one) == repr(other)
+
+
+def test_each_part_is_reached_in_one_way():
+    """Rules, verifications, policies and processors in their packages, the rest in `specjax`."""
+    places = {
+        rules: (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES),
+        verification: verification.ALL_VERIFICATIONS,
+        drafting: (*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
+        specjax.processors: processors.ALL_PROCESSORS,
+    }
+    for package, kinds in places.items():
+        for kind in kinds:
+            assert getattr(package, kind.__name__) is kind and kind.__name__ in package.__all__
+    placed = {kind.__name__ for kinds in places.values() for kind in kinds}
+    for name in set(PARTS) - placed - {"Sum", "Mean", "Quantile"}:
+        assert getattr(specjax, name) is PARTS[name] and name in specjax.__all__
+
+
+OPENED = "open('{0}', 'w')"
+CALLS = [
+    "os.system('touch {0}')",
+    "os.path.join",
+    "builtins.exec('1')",
+    "specjax.rules.OPT(0.2)",
+    "pathlib.Path('{0}').touch()",
+    "__import__('os').system('touch {0}')",
+    "__import__('os')",
+    "eval('1')",
+    "__builtins__",
+    "getattr(OPT, '__init__')(0.2)",
+    "OPT.__init__(0.2)",
+    "OPT(0.2).__class__",
+    "OPT(0.2)()",
+    "OPT[0](0.2)",
+    "OPT(os.environ)",
+    f"OPT({OPENED})",
+    "OPT(__import__('os').system('touch {0}'))",
+    "OPT(*(0.2,))",
+    "OPT(**dict(strength=0.2))",
+    "OPT(strength=0.2, **dict())",
+    "OPT((lambda: 0.2)())",
+    "OPT(lambda: 0.2)",
+    "(lambda: OPT(0.2))()",
+    "OPT([x for x in (0.2,)])",
+    "OPT((x for x in (0.2,)))",
+    "OPT({x: 1 for x in (0.2,)})",
+    "OPT(f'{OPT}')",
+    "OPT(f'{__import__(\"os\")}')",
+    "OPT(0.1 + 0.1)",
+    "OPT(2 ** 9999999999)",
+    "OPT('a' * 9999999999)",
+    "OPT(-(-0.2))",
+    "OPT(not 0.2)",
+    "OPT(0.2 if True else 0.3)",
+    "OPT(0.1 or 0.2)",
+    "OPT(x := 0.2)",
+    "OPT(0.2j)",
+    "OPT(b'0.2')",
+    "OPT(...)",
+    "OPT({0.2})",
+    "OPT({OPT: 1})",
+    "OPT({**{}})",
+    "OPT(await x)",
+    "OPT(0.2); import os",
+    "import os",
+    "x = OPT(0.2)",
+    "OPT(0.2), OPT(0.3)",
+    "OPT(1e400 - 1e400)",
+    "OPT(99999999999999999999)",
+    "OPT(" + "9" * 5000 + ")",
+    "",
+    "0.2",
+    "'OPT(0.2)'",
+    "\0",
+    "OPT(\ud800)",
+    "O\nPT(0.2)",
+    "(" * 5000,
+    "-" * 50_000 + "1",
+    "OPT(" + "-" * 50_000 + "1)",
+    "OPT(" + "not " * 20_000 + "1)",
+    "OPT(" + "1+" * 40_000 + "1)",
+    "OPT" + "()" * 40_000,
+    "OPT" + ".x" * 40_000,
+    "OPT" + "[0]" * 30_000,
+    "OPT(" + "lambda:" * 10_000 + "1)",
+    "OPT(" * 150 + "1" + ")" * 150,
+    "OPT(" + "(" * 60 + "1," + ")" * 60 + ")",
+    "OPT(" + "{1:" * 60 + "1" + "}" * 60 + ")",
+    "OPT(" + "{1:[" * 30 + "1" + "]}" * 30 + ")",
+    "OPT('" + "x" * 200_000 + "')",
+]
+
+
+@pytest.mark.parametrize("field", ["rule", "stopping", "drafting", "processors"])
+@pytest.mark.parametrize("text", CALLS, ids=range(len(CALLS)))
+def test_a_hostile_text_is_refused_in_one_line_and_runs_nothing(text, field, tmp_path):
+    mark = tmp_path / "mark"
+    given = text.replace("{0}", str(mark))
+    start = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # Python's, on calls of literals
+        with pytest.raises((TypeError, ValueError)) as told:
+            Setting(**{field: (given,) if field == "processors" else given})
+    assert time.monotonic() - start < 5.0
+    message = str(told.value)
+    assert message.startswith(field) and "\n" not in message and len(message) < 800
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"drafting": f"Lookup(max_ngram={2**62}, max_copy={2**62}, copies={2**62})"},
+        {"drafting": f"Lookup(min_match={2**62})"},
+        {"drafting": f"Tree(depth={2**62}, width={2**62}, beam={2**62})"},
+        {"drafting": f"Tree(depth=500, width=500, beam={2**62}, children='top', keep={2**62})"},
+        {"drafting": "Tree(depth=512, width=512, beam=512)"},
+        {"drafting": f"Tree(parents={(0,) * 9_000})"},
+        {"drafting": f"Cascade((({2**62}, {2**62}), (0, {2**62})), ('drafter', 'b'))"},
+        {"drafting": f"Cascade(((1,),), width={2**62})"},
+        {"drafting": f"Branches({('drafter',) * 2_000})"},
+        {"drafting": "Branches((" + "Lookup()," * 2_000 + "))"},
+        {"max_draft": 2**31 - 1, "min_draft": 2**31 - 1},
+        {"max_draft": 10**30},
+        {"method": f"TokenCascade(limit={2**62})", "rule": "Chow(0.3)"},
+        {"stopping": f"Budget({2**31 - 1})"},
+        {"processors": (f"NoRepeatNgram({2**62})",)},
+        {"processors": (f"MinNewTokens({2**62})",)},
+        {"rule": f"TokenV2(0.3, top_k={2**62})"},
+        {"rule": "Budgeted(" * 40 + "OPT(0.2)" + ", 0.1)" * 40},
+        {"temperature": 10**400},
+        {"top_k": 2**62},
+    ],
+    ids=str,
+)
+def test_large_numbers_take_no_time_and_no_memory(values):
+    start = time.monotonic()
+    try:
+        one = Setting(**values)
+    except (TypeError, ValueError) as error:
+        assert "\n" not in str(error)
+    else:
+        assert Setting(**one.to_dict()) == one
+    assert time.monotonic() - start < 5.0
+
+
+def test_no_file_and_no_model_is_read(tmp_path):
+    plan = f"Cascade(((2, 1), (0, 1)), ('drafter', '{tmp_path}/absent'))"
+    assert Setting(drafting=plan).drafters == ("drafter", f"{tmp_path}/absent")
+    assert Setting(drafting=f"Lookup(bigram='{tmp_path}/absent')").drafters == ()
+
+
+@traced_dataclass
+class Halfway(rules.Deferral):
+    """A rule of a user."""
+
+    strength: float
+
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def defers(self, q, p, q_conf, p_conf):
+        return q_conf[0] < self.strength
+
+
+@pytest.fixture
+def registered():
+    register_part(Halfway)
+    yield
+    del PARTS["Halfway"]
+
+
+def test_a_registered_class_is_named_like_others(registered):
+    setting = Setting(rule="halfway(0.3)")
+    assert setting.rule == "Halfway(0.3)" and setting.strength == 0.3
+    assert isinstance(setting.made("rule"), Halfway)
+    assert isinstance(made_part("rule", "Budgeted(Halfway(0.3), 0.1)").rule, Halfway)
+    with pytest.raises(TypeError, match="drafting must be like specjax.Lookup"):
+        Setting(drafting="Halfway(0.3)")
+    with pytest.raises(MisfitError, match="cannot be combined: stopping must be like"):
+        Setting(stopping="Halfway(0.3)")
+    register_part(Halfway)
+
+
+def test_a_class_that_is_not_registered_is_refused():
+    with pytest.raises(ValueError, match="got 'Halfway'"):
+        Setting(rule="Halfway(0.3)")
+
+
+def test_names_of_specjax_stay_its_own():
+    mine = type("kl_ball", (), {})
+    with pytest.raises(ValueError, match="KLBall is a part of specjax: rename kl_ball"):
+        register_part(mine)
+    with pytest.raises(TypeError, match="needs a class"):
+        register_part(Halfway(0.3))
+    first, second = type("Mine", (), {}), type("Mine", (), {})
+    try:
+        register_part(first)
+        assert specjax.register_part(second) is second and PARTS["Mine"] is second
+    finally:
+        del PARTS["Mine"]
