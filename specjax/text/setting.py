@@ -352,7 +352,14 @@ def _checked_text(field: str, text: Any) -> str:
     made = part.make(field)
     if field == "drafting":
         check_is_plan(made)
+    _check_single(field, made, part)
     return str(part)
+
+
+def _check_single(field: str, made: Any, part: Part) -> None:
+    """Raises ValueError for a strength per row: a setting is for any prompts."""
+    if any(map(np.ndim, jax.tree.leaves(made))):
+        raise ValueError(f"{field} of a setting must have single numbers as strengths, got {part}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -397,10 +404,7 @@ def _canonical(processors: Any) -> tuple[str, ...]:
     parts = [part.without_defaults() for part in parts]
     for part, one in zip(parts, made, strict=True):
         check_part(f"{what}={str(part)!r}", one, ("process", "order"), "MinP(0.05)")
-        if any(map(np.ndim, jax.tree.leaves(one))):
-            raise ValueError(
-                f"processors of a setting must have single numbers as strengths, got {part}"
-            )
+        _check_single(what, one, part)
     # The order in which they are given changes nothing.
     ordered = sorted(zip(parts, made, strict=True), key=lambda pair: pair[1].order)
     return tuple(str(part) for part, _ in ordered)

@@ -1,38 +1,33 @@
-"""Texts of parts: which parts they name, that reading and writing agree, and hostile texts."""
+"""Texts of parts: what they name, that reading and writing agree, hostile texts, which ones fit."""
 
-import dataclasses
 import itertools
-import re
 import time
 import warnings
 from typing import ClassVar
 
-import jax
 import pytest
 
 import specjax
 from specjax import drafting, processors, rules, verification
-from specjax.text import parts
-from specjax.text.drafts import DraftPlan
+from specjax.text import assembly
 from specjax.text.parts import PARTS, Part, made_part, register_part
 from specjax.text.setting import MisfitError, Setting
 from specjax.types import traced_dataclass
 from tests.variants import variants
 
+_OF_A_NUMBER = """
+Chow ChowLog Diff DiffLog OPT OPTLog TokenV1 TokenV2 TokenV3 BiLD Lossy LossyTuned Mentored KLBall
+KLPrice Mixture Cactus SequenceChow SequenceChowLog Quantile Confidence Entropy MinP EpsilonCutoff
+EtaCutoff TypicalP
+"""
+_PLAIN = """
+Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate Token Block
+GreedyBlock Walk TopDown Traversal KSeq MultiPathBlock TokenCascade OracleCascade SequenceCascade
+"""
 # A text of each part, in the standard form.
 TEXTS = {
-    **{
-        kind: f"{kind}(0.3)"
-        for kind in "Chow ChowLog Diff DiffLog OPT OPTLog TokenV1 TokenV2 TokenV3 BiLD Lossy "
-        "LossyTuned Mentored KLBall KLPrice Mixture Cactus SequenceChow SequenceChowLog Quantile "
-        "Confidence Entropy MinP EpsilonCutoff EtaCutoff TypicalP".split()
-    },
-    **{
-        kind: kind
-        for kind in "Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate "
-        "OnlineEstimate Token Block GreedyBlock Walk TopDown Traversal TokenCascade "
-        "OracleCascade SequenceCascade".split()
-    },
+    **{name: f"{name}(0.3)" for name in _OF_A_NUMBER.split()},
+    **{name: name for name in _PLAIN.split()},
     "Typical": "Typical(0.3, 0.09, replacement='residual')",
     "AcceptThreshold": "AcceptThreshold(0.9, acc=0.5)",
     "Budgeted": "Budgeted(OPT(0.5), 1e999)",
@@ -40,8 +35,6 @@ TEXTS = {
     "FallbackRollback": "FallbackRollback(Chow(0.4), BiLD(2.0))",
     "Survival": "Survival(OnlineEstimate(shared=True), 0.6)",
     "Budget": "Budget(8, estimate=OnlineEstimate(prior=9.0))",
-    "KSeq": "KSeq",
-    "MultiPathBlock": "MultiPathBlock",
     "Lookup": "Lookup(bigram='a \\\\ \"b\\'', min_match=3)",
     "Cascade": "Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(max_ngram=4))",
     "Tree": "Tree(parents=(0, 0, 1), children='top')",
@@ -159,7 +152,7 @@ CALLS = [
     "OPT" + "[0]" * 30_000,
     "OPT(" + "lambda:" * 10_000 + "1)",
     "OPT(" * 150 + "1" + ")" * 150,
-    "OPT(" + "(" * 60 + "1," + ")" * 60 + ")",
+    "OPT(" + "(" * 60 + "1" + ",)" * 60 + ")",
     "OPT(" + "{1:" * 60 + "1" + "}" * 60 + ")",
     "OPT(" + "{1:[" * 30 + "1" + "]}" * 30 + ")",
     "OPT('" + "x" * 200_000 + "')",
@@ -253,7 +246,7 @@ def test_a_registered_class_is_named_like_others(registered):
         Setting(drafting="Halfway(0.3)")
     with pytest.raises(MisfitError, match="cannot be combined: stopping must be like"):
         Setting(stopping="Halfway(0.3)")
-    register_part(Halfway)
+    register_part(Halfway)  # again, as a notebook does
 
 
 def test_a_class_that_is_not_registered_is_refused():
@@ -273,3 +266,118 @@ def test_names_of_specjax_stay_its_own():
         assert specjax.register_part(second) is second and PARTS["Mine"] is second
     finally:
         del PARTS["Mine"]
+
+
+# Every kind of each part; strengths do not matter.
+KINDS = {
+    "rule": [
+        *(TEXTS[kind.__name__] for kind in (*rules.ALL_RULES, *rules.SEQUENTIAL_RULES)),
+        *("Budgeted(OPT(0.5), 0.1)", "Budgeted(Lossy(0.5), 0.1)", TEXTS["Learnt"]),
+    ],
+    "verification": [kind.__name__ for kind in verification.ALL_VERIFICATIONS],
+    "stopping": [
+        *("FixedLength", "Confidence(0.4)", "Entropy", "CostAware", TEXTS["Budget"]),
+        *(f"Survival({kind.__name__}, 0.6)" for kind in drafting.ALL_ESTIMATES),
+    ],
+    "drafting": [
+        *("Lookup", "Lookup(min_match=2)", "Lookup(copies=2)", "Lookup(bigram='built-in')"),
+        *(f"Tree(depth=2, width=2, children={x!r})" for x in ("top", "top+1", "independent")),
+        *("Tree(depth=2, width=2, children='top', beam=1)", "Tree(depth=1, width=3)"),
+        "Tree(parents=(0, 0, 1, 2), children='independent')",
+        "Branches(('drafter', Lookup(copies=2)))",
+        "Branches(('drafter', Tree(depth=2, width=2)))",
+        *(
+            "Cascade(((3,),))",
+            "Cascade(((3,),), width=2)",
+            "Cascade(((3,),), width=2, models=('x',))",
+        ),
+        "Cascade(((3, 2), (0, 2)), last=Lookup())",
+        *(
+            f"Cascade(((3, 0), (0, 2)), last=Lookup(), {x})"
+            for x in ("lenience=2.0", "rules=OPT(0.1)", "rules=(Lossy(0.1),)", "cumulative=True")
+        ),
+        *(
+            f"Cascade(((0, 2), (0, 2)), last=Lookup(), verification={x})"
+            for x in ("Token()", "GreedyBlock()", "Traversal()")
+        ),
+    ],
+    "method": ["TokenCascade", "BiLDCascade(limit=3)", "OracleCascade", "SequenceCascade"],
+    "processors": [("MinP(0.05)",), ("NoRepeatNgram(2)",), (TEXTS["SuppressTokens"],)],
+    "min_draft": [1, 4],
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """The built-in pair, and a model of the same vocabulary named x."""
+    pair = specjax.load_pair()
+    return specjax.Models(**pair.named, x=specjax.load_text_model(pair.drafter.name))
+
+
+def refuses(make):
+    try:
+        make()
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def check_pair_of_parts(models, values):
+    """A setting is refused if and only if a `Decoder` of its parts is."""
+    values = {"max_draft": 3, **values}
+    short = {"max_new_tokens": 8, "buckets": (16,)}
+    told = refuses(lambda: Setting(**values))
+    if told is None:
+        assert refuses(lambda: Setting(**values).decoder(models.named, **short)) is None, values
+        return
+    assert "\n" not in told and "cannot be combined" in told
+    made = {
+        field: tuple(made_part(field, x) for x in text)
+        if field == "processors"
+        else made_part(field, text)
+        if isinstance(text, str)
+        else text
+        for field, text in values.items()
+    }
+    left_out = made["drafting"].left_out if "drafting" in made else ()
+    parts = {field: part for field, part in made.items() if field not in left_out}
+    assert refuses(lambda: specjax.Decoder(models, **parts, **short)) is not None, values
+
+
+def costs_of(models):
+    pair = specjax.Pair(models.named["drafter"], models.verifier).fingerprint
+    return drafting.Costs((1, 16), (1, 7), (1.0, 1.0), ((2.0, 3.0),) * 2, pair=pair)
+
+
+PAIRS = [*itertools.combinations(KINDS, 2)]
+QUICK = (
+    *(("verification", "stopping"), ("verification", "drafting"), ("stopping", "min_draft")),
+    *(("rule", "method"), ("drafting", "processors")),
+)
+
+
+@pytest.mark.parametrize("fields", variants(PAIRS, *QUICK), ids="-".join)
+def test_a_setting_is_refused_if_and_only_if_its_decoder_is(models, fields):
+    with assembly.known_costs(costs_of(models)):
+        for pair in itertools.product(*(KINDS[field] for field in fields)):
+            check_pair_of_parts(models, dict(zip(fields, pair, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"verification": "GreedyBlock", "stopping": "Confidence(0.4)"},
+        {"verification": "Block", "drafting": "Tree(depth=2, width=2)"},
+        {"stopping": "CostAware", "drafting": "Cascade(((3,),))"},
+        {"stopping": "Confidence(0.4)", "min_draft": 4},
+        {"rule": "OPT(0.2)", "drafting": "Lookup"},
+        {"rule": "SequenceChow(0.3)"},
+        {"rule": "Lossless", "method": "TokenCascade"},
+        {"rule": "Lossy(0.2)", "drafting": "Lookup", "processors": ("NoRepeatNgram(2)",)},
+        {"processors": ("Regex('a')", "JsonSchema('{}')")},
+    ],
+    ids=str,
+)
+def test_parts_that_do_not_fit_are_refused_when_the_setting_is_made(values):
+    with pytest.raises(MisfitError, match="cannot be combined"):
+        Setting(max_draft=3, **values)

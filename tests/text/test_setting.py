@@ -224,7 +224,7 @@ def test_a_model_alone(pair, name):
         Setting(rule="Budgeted(OPT(0.5), 0.1)", temperature=0.5, top_k=3),
         Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)"),
         Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
-        Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(max_ngram=4))"),
+        Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(3))"),
         Setting(drafting="Tree(parents=(0, 0, 1), children='top')", verification="Walk"),
         Setting(drafting="Branches(('drafter', Lookup(copies=2)))"),
         Setting(method="VerifierAlone"),
