@@ -111,7 +111,7 @@ class Setting:
             object.__setattr__(self, name, value)
 
         for name in _FIELDS:
-            if getattr(self, name) is not None:
+            if name == "rule" or getattr(self, name) is not None:
                 put(name, _checked_text(name, getattr(self, name)))
         if self.method is not None:
             for name in ("verification", "max_draft", "stopping", "drafting"):
