@@ -150,9 +150,9 @@ class Grid:
                     fitting |= set(values.items())
             for plan in self.plans:
                 found[dataclasses.replace(plan, **drawn)] = None
-        for values, error in misfits:
+        for values, misfit in misfits:
             if not fitting >= values.items():  # a value that fits nothing
-                raise error
+                raise misfit
         return list(found)
 
     def _methods(self) -> Iterator[Named]:

@@ -274,11 +274,10 @@ class _AnyModel(LanguageModel):
 
     vocab_size = 2**30
     reads_trees = True
-
-    def prompt_positions(self, *given: Any) -> Any:
-        raise NotImplementedError
-
-    prefill = score = write = prompt_positions
+    prompt_positions: Any = None
+    prefill: Any = None
+    score: Any = None
+    write: Any = None
 
 
 # Stands for any `TextModel` where only the parts are checked.

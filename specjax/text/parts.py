@@ -39,7 +39,7 @@ _BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
 )
 # Name -> class: all that a text may name. `register_part` adds the user's own.
 PARTS: dict[str, type] = {one.__name__: one for kind in _BY_FIELD.values() for one in kind}
-_SHIPPED = tuple(PARTS)
+SHIPPED = tuple(PARTS)
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -55,7 +55,7 @@ def register_part(kind: _Class) -> _Class:
     if not isinstance(kind, type):
         raise TypeError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
     same = _find(kind.__name__, PARTS)
-    if same in _SHIPPED and PARTS[same] is not kind:
+    if same in SHIPPED and PARTS[same] is not kind:
         raise ValueError(f"register_part: {same} is a part of specjax: rename {kind.__qualname__}")
     if same is not None:
         del PARTS[same]
@@ -101,7 +101,7 @@ class Part(NamedTuple):
             node = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             node = None
-        reader = _Reader(f"{what}={shown}", what)
+        reader = _TextReader(f"{what}={shown}", what)
         if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
             raise reader.refused("is not a class with arguments")
         return cls(*reader.part(node, _DEEPEST, names_of(*(fields or (what,)))))
@@ -213,10 +213,10 @@ def _plain(name: str) -> str:
 def names_of(*fields: str) -> list[str]:
     """Returns the parts of fields of `Setting`, or all, and the user's own."""
     shipped = [one.__name__ for field in fields for one in _BY_FIELD.get(field, ())]
-    return [*(shipped or _SHIPPED), *(name for name in PARTS if name not in _SHIPPED)]
+    return [*(shipped or SHIPPED), *(name for name in PARTS if name not in SHIPPED)]
 
 
-class _Reader(NamedTuple):
+class _TextReader(NamedTuple):
     """Reads the syntax tree of a text.
 
     Attributes:
@@ -284,13 +284,12 @@ class _Reader(NamedTuple):
             node = node.operand
             if not (isinstance(node, ast.Constant) and _is_number(node.value)):
                 raise self.refused("has an argument that is not a literal")
-        if not isinstance(node, ast.Constant) or not isinstance(
-            node.value, bool | int | float | str | None
-        ):
+        value: Any = node.value if isinstance(node, ast.Constant) else ...
+        if type(value) not in (bool, int, float, str, type(None)):
             raise self.refused("has an argument that is not a literal")
-        if isinstance(node.value, int) and abs(node.value) >= _LARGEST:
+        if type(value) is int and abs(value) >= _LARGEST:
             raise self.refused("has a number that is too large")
-        return sign * node.value if _is_number(node.value) else node.value
+        return sign * value if _is_number(value) else value
 
     def _too_deep(self) -> ValueError:
         return self.refused(f"is nested deeper than {_DEEPEST} levels")

@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax import drafting, processors, rules, verification
-from specjax.text import assembly
+from specjax.text import assembly, parts
 from specjax.text.parts import PARTS, Part, made_part, register_part
 from specjax.text.setting import MisfitError, Setting
 from specjax.types import traced_dataclass
@@ -55,7 +55,7 @@ TEXTS = {
 
 
 def test_each_part_has_a_text():
-    assert set(TEXTS) == set(PARTS)
+    assert set(TEXTS) == set(parts.SHIPPED)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -80,7 +80,7 @@ def test_each_part_is_reached_in_one_way():
         for kind in kinds:
             assert getattr(package, kind.__name__) is kind and kind.__name__ in package.__all__
     placed = {kind.__name__ for kinds in places.values() for kind in kinds}
-    for name in set(PARTS) - placed - {"Sum", "Mean", "Quantile"}:
+    for name in set(parts.SHIPPED) - placed - {"Sum", "Mean", "Quantile"}:
         assert getattr(specjax, name) is PARTS[name] and name in specjax.__all__
 
 
@@ -340,8 +340,8 @@ def check_pair_of_parts(models, values):
         for field, text in values.items()
     }
     left_out = made["drafting"].left_out if "drafting" in made else ()
-    parts = {field: part for field, part in made.items() if field not in left_out}
-    assert refuses(lambda: specjax.Decoder(models, **parts, **short)) is not None, values
+    given = {field: part for field, part in made.items() if field not in left_out}
+    assert refuses(lambda: specjax.Decoder(models, **given, **short)) is not None, values
 
 
 def costs_of(models):

@@ -190,7 +190,7 @@ SAME = {
     "lookup": (Setting(drafting="Lookup"), {"drafting": specjax.Lookup()}),
     "tree": (
         Setting(drafting="Tree(depth=2, width=2)"),
-        {"drafting": specjax.text.Tree(depth=2, width=2)},
+        {"drafting": specjax.Tree(depth=2, width=2)},
     ),
     "cascade": (
         Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)"),
