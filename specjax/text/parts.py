@@ -7,6 +7,7 @@ only the classes of `PARTS`, and nothing is imported or evaluated to read it.
 
 import ast
 import difflib
+import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -60,6 +61,7 @@ def register_part(kind: _Class) -> _Class:
     if same is not None:
         del PARTS[same]
     PARTS[kind.__name__] = kind
+    made_part.cache_clear()
     return kind
 
 
@@ -173,6 +175,7 @@ class Part(NamedTuple):
         return found
 
 
+@functools.lru_cache(maxsize=4096)  # grids ask for the same few
 def made_part(field: str, text: str | None) -> Any:
     """Makes the object of a field of `Setting` from its text; None for None."""
     return None if text is None else Part.parse(text, field).make(field)

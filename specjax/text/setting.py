@@ -348,18 +348,18 @@ def _checked_text(field: str, text: Any) -> str:
     """The text of a part with standard names, after its arguments have been checked."""
     if field == "method" and (alone := known_or_none(text, (VERIFIER_ALONE, DRAFTER_ALONE))):
         return alone
-    part = Part.parse(text, field)
-    made = part.make(field)
+    text = str(Part.parse(text, field))
+    made = made_part(field, text)
     if field == "drafting":
         check_is_plan(made)
-    _check_single(field, made, part)
-    return str(part)
+    _check_single(field, made, text)
+    return text
 
 
-def _check_single(field: str, made: Any, part: Part) -> None:
+def _check_single(field: str, made: Any, text: str) -> None:
     """Raises ValueError for a strength per row: a setting is for any prompts."""
     if any(map(np.ndim, jax.tree.leaves(made))):
-        raise ValueError(f"{field} of a setting must have single numbers as strengths, got {part}")
+        raise ValueError(f"{field} of a setting must have single numbers as strengths, got {text}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -399,15 +399,18 @@ def _canonical(processors: Any) -> tuple[str, ...]:
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
     what = "processors"
-    parts = [Part.parse(text, what) for text in processors]
-    made = [part.make(what) for part in parts]
-    parts = [part.without_defaults() for part in parts]
-    for part, one in zip(parts, made, strict=True):
-        check_part(f"{what}={str(part)!r}", one, ("process", "order"), "MinP(0.05)")
-        _check_single(what, one, part)
+    texts = []
+    for text in processors:
+        part = Part.parse(text, what)
+        part.make(what)  # checks the arguments
+        texts.append(str(part.without_defaults()))
+    made = [made_part(what, text) for text in texts]
+    for text, one in zip(texts, made, strict=True):
+        check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
+        _check_single(what, one, text)
     # The order in which they are given changes nothing.
-    ordered = sorted(zip(parts, made, strict=True), key=lambda pair: pair[1].order)
-    return tuple(str(part) for part, _ in ordered)
+    ordered = sorted(zip(texts, made, strict=True), key=lambda pair: pair[1].order)
+    return tuple(text for text, _ in ordered)
 
 
 _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))
