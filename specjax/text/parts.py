@@ -27,7 +27,7 @@ _LONGEST, _DEEPEST, _LARGEST = 100_000, 50, 2**63
 # The methods in which a single model writes at a time.
 CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
 # What a text may name, by the field of `Setting`; then the parts of other parts.
-_BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
+BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
         "rule": (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES),
         "verification": verification.ALL_VERIFICATIONS,
@@ -39,7 +39,7 @@ _BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
     }
 )
 # Name -> class: all that a text may name. `register_part` adds the user's own.
-PARTS: dict[str, type] = {one.__name__: one for kind in _BY_FIELD.values() for one in kind}
+PARTS: dict[str, type] = {one.__name__: one for kind in BY_FIELD.values() for one in kind}
 SHIPPED = tuple(PARTS)
 _Class = TypeVar("_Class", bound=type)
 
@@ -56,7 +56,9 @@ def register_part(kind: _Class) -> _Class:
     if not isinstance(kind, type):
         raise TypeError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
     same = _find(kind.__name__, PARTS)
-    if same in SHIPPED and PARTS[same] is not kind:
+    if same is not None and PARTS[same] is kind:
+        return kind
+    if same in SHIPPED:
         raise ValueError(f"register_part: {same} is a part of specjax: rename {kind.__qualname__}")
     if same is not None:
         del PARTS[same]
@@ -213,10 +215,15 @@ def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def own_parts() -> tuple[type, ...]:
+    """Returns the classes that the user has registered."""
+    return tuple(kind for name, kind in PARTS.items() if name not in SHIPPED)
+
+
 def names_of(*fields: str) -> list[str]:
     """Returns the parts of fields of `Setting`, or all, and the user's own."""
-    shipped = [one.__name__ for field in fields for one in _BY_FIELD.get(field, ())]
-    return [*(shipped or SHIPPED), *(name for name in PARTS if name not in SHIPPED)]
+    shipped = [one.__name__ for field in fields for one in BY_FIELD.get(field, ())]
+    return [*(shipped or SHIPPED), *(kind.__name__ for kind in own_parts())]
 
 
 class _TextReader(NamedTuple):

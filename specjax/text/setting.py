@@ -16,7 +16,7 @@ from specjax.checks import check_part, one_number, whole_number
 from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
 from specjax.text.drafts import ModelDrafts, check_is_plan
-from specjax.text.parts import PARTS, PLACE, Part, known_name, made_part, names_of
+from specjax.text.parts import PARTS, PLACE, Part, known_name, made_part, names_of, own_parts
 from specjax.text.text_models import Models, TextModel
 from specjax.types import Sampling
 
@@ -162,7 +162,7 @@ class Setting:
     def _check_fit(self) -> None:
         """Raises as a `Decoder` does, for parts that cannot be combined."""
         fields = (*_FIELDS, "max_draft", "min_draft", "processors")
-        _check_fit(*(getattr(self, name) for name in fields))
+        _check_fit(own_parts(), *(getattr(self, name) for name in fields))
 
     def _plan(self) -> Any:
         plan = self.made("drafting")
@@ -364,6 +364,7 @@ def _check_single(field: str, made: Any, text: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _check_fit(
+    _: tuple[type, ...],
     rule: str,
     verification: str | None,
     stopping: str | None,
@@ -373,7 +374,7 @@ def _check_fit(
     min_draft: int,
     processors: tuple[str, ...],
 ) -> None:
-    """See `Setting._check_fit`; a grid has many settings of the same parts."""
+    """See `Setting._check_fit`; a grid has many settings of the same parts, unless any is new."""
     texts = {
         "rule": rule,
         "verification": verification,

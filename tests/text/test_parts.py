@@ -1,6 +1,8 @@
 """Texts of parts: what they name, that reading and writing agree, hostile texts, which ones fit."""
 
+import inspect
 import itertools
+import json
 import time
 import warnings
 from typing import ClassVar
@@ -216,6 +218,46 @@ def test_no_file_and_no_model_is_read(tmp_path):
     plan = f"Cascade(((2, 1), (0, 1)), ('drafter', '{tmp_path}/absent'))"
     assert Setting(drafting=plan).drafters == ("drafter", f"{tmp_path}/absent")
     assert Setting(drafting=f"Lookup(bigram='{tmp_path}/absent')").drafters == ()
+
+
+ODD = [
+    *(
+        "None",
+        "True",
+        "'x'",
+        "''",
+        "-1",
+        "0",
+        "1e999",
+        "-1e999",
+        str(2**62),
+        "()",
+        "(1,)",
+        "(None,)",
+    ),
+    *("('a',)", "((1,),)", "((1, 2), (3,))", "{}", "{'a': 1}", "{1: 'a'}", "OPT(0.2)", "Lookup"),
+    *("Block", "Confidence(0.4)", "Sum", "MinP(0.1)", "TokenCascade"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.* should lie in")
+@pytest.mark.parametrize("name", variants(PARTS, "OPT", "Budgeted", "Cascade", "Tree", "LogitBias"))
+def test_odd_arguments_are_refused_or_read_again_as_they_were_written(name):
+    field = next(field for field, kinds in parts.BY_FIELD.items() if PARTS[name] in kinds)
+    names = inspect.signature(PARTS[name]).parameters
+    forms = ["{0}({2})", *(f"{{0}}({x}={{2}})" for x in names), "{0}({2}, {2})", "{0}(0.5, {2})"]
+    for form, odd in itertools.product(forms, ODD):
+        text = form.format(name, "", odd)
+        try:
+            if field:
+                one = Setting(**{field: (text,) if field == "processors" else text})
+                assert Setting(**json.loads(json.dumps(one.to_dict()))) == one
+                assert one.key and one.described() and one.to_gin() and one.curve
+            else:
+                part = Part.parse(text)
+                assert repr(Part.parse(str(part)).make()) == repr(part.make())
+        except (TypeError, ValueError) as error:
+            assert "\n" not in str(error)
 
 
 @traced_dataclass
