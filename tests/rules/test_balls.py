@@ -85,7 +85,6 @@ def most(q, p):
     return divergence(exact_tuned(q, p, np.exp(-80.0)), p)
 
 
-@pytest.mark.filterwarnings("ignore:KLBall. nats should lie in")
 def test_nothing_within_the_bound_accepts_more():
     q, p = (np.concatenate(x) for x in zip(*(pairs(6, seed=s) for s in range(3)), strict=True))
     closer = 0
