@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specjax import evaluation as evaluation
     from specjax import models as models
     from specjax import partitioning as partitioning
+    from specjax import processors as processors
     from specjax import rules as rules
     from specjax import sampling as sampling
     from specjax import study as study
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specjax.runs.compilation_cache import enable_compilation_cache
     from specjax.text import (
         BiLDCascade,
+        Branches,
         Cascade,
         Decoder,
         Engine,
@@ -39,14 +41,17 @@ if TYPE_CHECKING:
         Setting,
         TextModel,
         TokenCascade,
+        Tree,
         load_models,
         load_pair,
         load_text_model,
+        register_part,
     )
     from specjax.types import Sampling
 
 __all__ = [
     "BiLDCascade",
+    "Branches",
     "Cascade",
     "Decoder",
     "Engine",
@@ -62,10 +67,12 @@ __all__ = [
     "Setting",
     "TextModel",
     "TokenCascade",
+    "Tree",
     "enable_compilation_cache",
     "load_models",
     "load_pair",
     "load_text_model",
+    "register_part",
 ]
 
 # The names that do not come from `specjax.text`, and the packages that are attributes.
@@ -79,6 +86,7 @@ _PACKAGES = (
     "evaluation",
     "models",
     "partitioning",
+    "processors",
     "rules",
     "sampling",
     "study",

@@ -13,6 +13,7 @@ import pytest
 
 import specjax
 from specjax import models, rules, testing, types
+from specjax.text.parts import PARTS
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -46,6 +47,7 @@ def page(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specjax, "load_pair", lambda: pair)
         patch.setitem(models.FAMILIES, "biased", models.FAMILIES["llama"])  # taken out again
+        patch.setitem(PARTS, "Never", object)  # likewise
         return run_page()
 
 

@@ -165,7 +165,7 @@ def _audited(job: dict[str, Any], limit: float) -> Any:
 
 
 def _made_rule(text: str) -> Any:
-    from specjax.text.setting import made_part
+    from specjax.text.parts import made_part
 
     return made_part("rule", text)
 

@@ -38,27 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Imports the parts of a decoder and makes them configurable."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import (
-        checkpoints,
-        drafting,
-        partitioning,
-        processors,
-        rules,
-        text,
-        types,
-        verification,
-    )
+    from specjax import checkpoints, partitioning, text, types
     from specjax.data.few_shot import FewShot
     from specjax.runs import inference
-    from specjax.text.setting import CASCADES
+    from specjax.text.parts import PARTS
 
     gin_config.register(
         text.Decoder,
         types.Sampling,
-        text.Cascade,
-        text.Lookup,
-        text.Tree,
-        text.Branches,
         text.load_pair,
         text.load_text_model,
         partitioning.make_mesh,
@@ -67,16 +54,7 @@ def register() -> None:
         FewShot,
         checkpoints.sized,
         load_alone,
-        *rules.ALL_RULES,
-        rules.Budgeted,
-        rules.Learnt,
-        *rules.SEQUENTIAL_RULES,
-        *rules.ALL_AGGREGATIONS,
-        *CASCADES,
-        *processors.ALL_PROCESSORS,
-        *verification.ALL_VERIFICATIONS,
-        *drafting.ALL_POLICIES,
-        *drafting.ALL_ESTIMATES,
+        *PARTS.values(),
         costs_from,
     )
 

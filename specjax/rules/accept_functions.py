@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import jax.numpy as jnp
 
-from specjax.rules.target import Spans, TargetRule
+from specjax.rules.target import ALLOWANCE, SHARE, Span, Spans, Strengths, TargetRule
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
 
@@ -34,7 +34,7 @@ class Mixture(Spans, TargetRule):
 
     weight: Array | float
 
-    _spans = MappingProxyType({"weight": {"low": 0.0, "high": 1.0}})
+    spans = MappingProxyType({"weight": SHARE})
 
     def _target(self, q, p, q_conf, p_conf):
         return self.weight * p + (1.0 - self.weight) * q
@@ -55,9 +55,7 @@ class AcceptThreshold(Spans, TargetRule):
     single: Array | float = 1.0
     acc: Array | float = 1.0
 
-    _spans = MappingProxyType(
-        {"single": {"low": 0.0, "high": 1.0}, "acc": {"low": 0.0, "high": 1.0, "open_low": True}}
-    )
+    spans = MappingProxyType({"single": SHARE, "acc": Strengths(Span(0.0, 1.0, open_low=True))})
 
     def _target(self, q, p, q_conf, p_conf):
         refused = jnp.where(p >= self.single, 0.0, jnp.maximum(1.0 - p / self.acc, 0.0))
@@ -84,7 +82,7 @@ class Cactus(Spans, TargetRule):
 
     delta: Array | float
 
-    _spans = MappingProxyType({"delta": {"low": 0.0}})
+    spans = MappingProxyType({"delta": ALLOWANCE})
 
     def _target(self, q, p, q_conf, p_conf):
         spread = 2.0 * jnp.asarray(self.delta, jnp.float32) * p * (1.0 - p)

@@ -4,18 +4,19 @@ Notation as in `specjax.rules.target`. The cost of a text is sum_t KL(pi_t || p_
 a budget of eps nats per token keeps the cost of the first n tokens at eps * n or less.
 """
 
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from specjax.checks import check_scalars, checked
-from specjax.rules.target import check_is_rule, kl_divergence
+from specjax.checks import check_scalars
+from specjax.rules.target import ALLOWANCE, Spans, check_is_rule, kl_divergence
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
 
 
 @traced_dataclass
-class Budgeted:
+class Budgeted(Spans):
     """Another rule's target T, as close as a divergence budget allows: pi = s T + (1 - s) p.
 
     s in [0, 1] is the remaining strength, 1 if T is affordable. A position earns `nats_per_token`
@@ -42,6 +43,8 @@ class Budgeted:
     rule: Any
     nats_per_token: Array | float
 
+    spans = MappingProxyType({"nats_per_token": ALLOWANCE})
+
     def __post_init__(self) -> None:
         check_is_rule("rule", self.rule)
         if isinstance(self.rule, Budgeted) or not self.rule.reads_draft:
@@ -49,8 +52,7 @@ class Budgeted:
                 f"rule must have a strength to lower, got {self.rule!r}: give a rule such as "
                 "rules.OPT(strength=0.5)"
             )
-        budget = checked("nats_per_token", self.nats_per_token, low=0.0)
-        object.__setattr__(self, "nats_per_token", budget)
+        super().__post_init__()
 
     @property
     def reads_draft_confidence(self) -> bool:

@@ -12,7 +12,17 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from specjax.rules.target import Strength, TargetRule, cross_entropy, entropy, total_variation
+from specjax.rules.target import (
+    ALLOWANCE,
+    MARGIN,
+    NATS_APART,
+    SHARE,
+    Strength,
+    TargetRule,
+    cross_entropy,
+    entropy,
+    total_variation,
+)
 from specjax.types import Array, traced_dataclass
 
 
@@ -66,7 +76,7 @@ class Chow(Strength, Deferral):
 
     reads_verifier_confidence: ClassVar[bool] = False
     reads_verifier: ClassVar[bool] = False
-    _span = MappingProxyType({"low": 0.0, "high": 1.0})
+    spans = MappingProxyType({"strength": SHARE})
 
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""
@@ -79,7 +89,7 @@ class ChowLog(Strength, Deferral):
 
     reads_verifier_confidence: ClassVar[bool] = False
     reads_verifier: ClassVar[bool] = False
-    _span = MappingProxyType({"low": 0.0})
+    spans = MappingProxyType({"strength": ALLOWANCE})
 
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""
@@ -88,7 +98,9 @@ class ChowLog(Strength, Deferral):
 
 @traced_dataclass
 class Diff(Strength, Deferral):
-    """Defers iff max q_conf < max p_conf - strength (eq. 5); any strength."""
+    """Defers iff max q_conf < max p_conf - strength (eq. 5); strength in (-1, 1]."""
+
+    spans = MappingProxyType({"strength": MARGIN})
 
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""
@@ -99,6 +111,8 @@ class Diff(Strength, Deferral):
 class DiffLog(Strength, Deferral):
     """Defers iff H(p_conf) < H(q_conf) - strength (eq. 25); any strength, in nats."""
 
+    spans = MappingProxyType({"strength": NATS_APART})
+
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""
         return entropy(p_conf) < entropy(q_conf) - self.strength
@@ -106,7 +120,9 @@ class DiffLog(Strength, Deferral):
 
 @traced_dataclass
 class OPT(Strength, Deferral):
-    """Defers iff max q_conf < max p_conf - strength * D_TV(p, q) (eq. 10); any strength."""
+    """Defers iff max q_conf < max p_conf - strength * D_TV(p, q) (eq. 10); strength in (-1, 1]."""
+
+    spans = MappingProxyType({"strength": MARGIN})
 
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""
@@ -115,7 +131,9 @@ class OPT(Strength, Deferral):
 
 @traced_dataclass
 class OPTLog(Strength, Deferral):
-    """Defers iff H(p_conf) < H(q_conf) - strength * D_TV(p, q) (eq. 26); any strength."""
+    """Defers iff H(p_conf) < H(q_conf) - strength * D_TV(p, q) (eq. 26); any strength, in nats."""
+
+    spans = MappingProxyType({"strength": NATS_APART})
 
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""
@@ -132,7 +150,7 @@ class BiLD(Strength, Deferral):
     """
 
     reads_draft_confidence: ClassVar[bool] = False
-    _span = MappingProxyType({"low": 0.0})
+    spans = MappingProxyType({"strength": ALLOWANCE})
 
     def defers(self, q, p, q_conf, p_conf):
         """See `Deferral`."""

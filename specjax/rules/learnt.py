@@ -14,7 +14,7 @@ import numpy as np
 from specjax.acceptance_head.network import confidence_features, top_confidences
 from specjax.rules.accept_functions import Mixture
 from specjax.rules.lossy import Lossy, LossyTuned
-from specjax.rules.target import Spans, TargetRule
+from specjax.rules.target import Span, Spans, Strengths, TargetRule
 from specjax.types import Array, traced_dataclass
 
 
@@ -51,8 +51,11 @@ class Learnt(Spans, TargetRule):
     second: Array | float
     bias: Array | float
 
-    _spans = MappingProxyType(
-        {x: {"open_low": True, "open_high": True} for x in ("top", "entropy", "second", "bias")}
+    spans = MappingProxyType(
+        dict.fromkeys(
+            ("top", "entropy", "second", "bias"),
+            Strengths(Span(open_low=True, open_high=True), Span(-100.0, 100.0)),
+        )
     )
 
     def __post_init__(self) -> None:

@@ -17,8 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specjax.checks import checked
-from specjax.rules.target import Spans, Strength, TargetRule, kl_divergence
+from specjax.rules.target import (
+    ALLOWANCE,
+    PROPER_SHARE,
+    Span,
+    Spans,
+    Strength,
+    Strengths,
+    TargetRule,
+    kl_divergence,
+)
 from specjax.sampling import TINY, normalise, residual_mass, total
 from specjax.types import Array, traced_dataclass
 
@@ -30,7 +38,7 @@ _ROUNDING = 2e-5
 
 
 @traced_dataclass
-class Lossy(TargetRule):
+class Lossy(Spans, TargetRule):
     """Accepts with probability min(1, p / (keep q)), else draws from norm((p / beta - q)_+).
 
     keep = 1 - strength; pi = min(q, p / keep) + rho norm((p / beta - q)_+), with
@@ -44,9 +52,14 @@ class Lossy(TargetRule):
     strength: Array | float
     beta: Array | float = 1.0
 
+    spans = MappingProxyType(
+        {"strength": PROPER_SHARE, "beta": Strengths(Span(0.0, 1.0, open_low=True))}
+    )
+
     def __post_init__(self) -> None:
-        strength = checked("strength", self.strength, low=0.0, high=1.0, open_high=True)
-        beta = checked("beta", self.beta, low=0.0, high=1.0, open_low=True)
+        given = self.strength, self.beta
+        super().__post_init__()
+        strength, beta = self.strength, self.beta
         if isinstance(strength, np.ndarray) and isinstance(beta, np.ndarray):
             if strength.ndim and beta.ndim and strength.shape != beta.shape:
                 raise ValueError(
@@ -54,8 +67,8 @@ class Lossy(TargetRule):
                     "rows"
                 )
             # The given numbers are compared: 1 - float32(0.9) is above float32(0.1).
-            low = 1.0 - np.asarray(self.strength, np.float64)
-            if (np.asarray(self.beta, np.float64) < low - 1e-7).any():
+            low = 1.0 - np.asarray(given[0], np.float64)
+            if (np.asarray(given[1], np.float64) < low - 1e-7).any():
                 raise ValueError(
                     f"beta must lie in [1 - strength, 1], got beta={beta} with "
                     f"strength={strength}: use beta=1"
@@ -81,7 +94,7 @@ class LossyTuned(Strength, TargetRule):
       strength: 1 - keep, in [0, 1); 0 is lossless.
     """
 
-    _span = MappingProxyType({"low": 0.0, "high": 1.0, "open_high": True})
+    spans = MappingProxyType({"strength": PROPER_SHARE})
 
     def _target(self, q, p, q_conf, p_conf):
         keep = 1.0 - jnp.asarray(self.strength)
@@ -106,7 +119,7 @@ class KLBall(Spans, TargetRule):
 
     nats: Array | float
 
-    _spans = MappingProxyType({"nats": {"low": 0.0}})
+    spans = MappingProxyType({"nats": ALLOWANCE})
 
     def _target(self, q, p, q_conf, p_conf):
         nats = jnp.asarray(self.nats, jnp.float32)
@@ -132,7 +145,7 @@ class KLPrice(Strength, TargetRule):
       strength: the price, at least 0, in nats per accepted token; 0 is lossless.
     """
 
-    _span = MappingProxyType({"low": 0.0})
+    spans = MappingProxyType({"strength": ALLOWANCE})
 
     def _target(self, q, p, q_conf, p_conf):
         price = jnp.asarray(self.strength, jnp.float32)
@@ -154,7 +167,7 @@ class Mentored(Strength, TargetRule):
       strength: D >= 0, in nats; 0 is lossless.
     """
 
-    _span = MappingProxyType({"low": 0.0})
+    spans = MappingProxyType({"strength": ALLOWANCE})
 
     def _target(self, q, p, q_conf, p_conf):
         budget = jnp.asarray(self.strength, jnp.float32)

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.checks import check_part, checked
+from specjax.checks import check_part
 from specjax.rules.deferral import Deferral
-from specjax.rules.target import Strength
+from specjax.rules.target import SHARE, Span, Spans, Strength, Strengths
 from specjax.types import Array, traced_dataclass
 
 _DEFERRAL = ("defers", "reads_verifier", "reads_draft_confidence", "reads_verifier_confidence")
@@ -79,7 +79,7 @@ class Mean:
 
 
 @traced_dataclass
-class Quantile:
+class Quantile(Spans):
     """A quantile of the tokens' log-probabilities, interpolated linearly.
 
     Attributes:
@@ -88,8 +88,7 @@ class Quantile:
 
     level: Array | float
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "level", checked("level", self.level, low=0.0, high=1.0))
+    spans = MappingProxyType({"level": SHARE})
 
     def __call__(self, log_probs: Array, length: Array) -> Array:
         """See `Sum`."""
@@ -126,7 +125,7 @@ class SequenceChow(_OfResponses):
         `Quantile`, or your own pytree with the same call.
     """
 
-    _span = MappingProxyType({"low": 0.0, "high": 1.0})
+    spans = MappingProxyType({"strength": SHARE})
 
     def defers_response(self, log_probs: Array, length: Array) -> Array:
         """Decides about a response.
@@ -154,7 +153,7 @@ class SequenceChowLog(_OfResponses):
       aggregation: see `SequenceChow`.
     """
 
-    _span = MappingProxyType({"low": 0.0})
+    spans = MappingProxyType({"strength": Strengths(Span(0.0), Span(0.0, 1000.0))})
 
     def defers_response(self, log_probs: Array, length: Array) -> Array:
         """See `SequenceChow`."""

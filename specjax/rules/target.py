@@ -6,12 +6,15 @@ top-k and top-p). pi is the target distribution. All are `[V]` float32. Logarith
 """
 
 import abc
+import functools
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.checks import check_part, check_scalars, checked
 from specjax.sampling import residual_mass, total
@@ -39,26 +42,71 @@ class TargetRule(abc.ABC):
         """pi, for arguments with checked shapes; a confidence that is not read may be None."""
 
 
-class Spans:
-    """Checks the fields of a rule that are named in `_spans`, with the options of `checked`."""
+# No entropy is larger (log V of 2**18 tokens is 12.5), and no text shows a token of exp(-20).
+NATS = 20.0
 
-    _spans: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+
+class Span(NamedTuple):
+    """A range, as `checks.checked` takes it."""
+
+    low: float = -np.inf
+    high: float = np.inf
+    open_low: bool = False
+    open_high: bool = False
+
+
+class Strengths(NamedTuple):
+    """The numbers that a field of a rule may have.
+
+    Attributes:
+      valid: other numbers are errors.
+      useful: other valid numbers are warnings, except infinity; None: all that are valid.
+    """
+
+    valid: Span = Span()
+    useful: Span | None = None
+
+
+# The ranges of most strengths.
+SHARE = Strengths(Span(0.0, 1.0))
+PROPER_SHARE = Strengths(Span(0.0, 1.0, open_high=True))
+MARGIN = Strengths(useful=Span(-1.0, 1.0, open_low=True))
+NATS_APART = Strengths(useful=Span(-NATS, NATS))
+ALLOWANCE = Strengths(Span(0.0), Span(0.0, NATS))
+
+
+class Spans:
+    """Checks the fields of a rule that are named in `spans`; a warning is given once.
+
+    Traced values are not checked.
+    """
+
+    spans: ClassVar[Mapping[str, Strengths]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        for name, span in self._spans.items():
-            object.__setattr__(self, name, checked(name, getattr(self, name), **span))
+        for name, span in self.spans.items():
+            value = checked(name, getattr(self, name), **span.valid._asdict())
+            object.__setattr__(self, name, value)
+            if span.useful is not None and isinstance(value, np.ndarray):
+                finite = np.where(np.isinf(value), np.float32(span.useful.high), value)
+                try:
+                    checked(f"{type(self).__name__}: {name}", finite, **span.useful._asdict())
+                except ValueError as error:
+                    _warn_once(str(error).replace(" must ", " should "))
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(text: str) -> None:
+    warnings.warn(
+        f"{text}: beyond this range the rule decides alike at almost every position", stacklevel=4
+    )
 
 
 @traced_dataclass
-class Strength:
-    """A strength in the range `_span` of the class, the options of `checked`."""
+class Strength(Spans):
+    """A single strength; its range is in `spans`."""
 
     strength: Array | float
-
-    _span: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "strength", checked("strength", self.strength, **self._span))
 
 
 def check_is_rule(name: str, rule: Any) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count
-from specjax.rules.target import Spans, TargetRule, entropy
+from specjax.rules.target import MARGIN, SHARE, Span, Spans, Strengths, TargetRule, entropy
 from specjax.sampling import normalise, residual_mass, residual_weights, total
 from specjax.types import Array, traced_dataclass
 
@@ -39,7 +39,7 @@ class Replacing(Spans, TargetRule):
 
     replacement: str
 
-    _spans = MappingProxyType({"strength": {}})
+    spans = MappingProxyType({"strength": Strengths(useful=Span(0.0, 1.0))})
 
     def __post_init__(self) -> None:
         if self.replacement not in _REPLACEMENTS:
@@ -64,8 +64,9 @@ class Replacing(Spans, TargetRule):
 
 @traced_dataclass
 class TokenV1(Replacing):
-    """r(v) = 1 iff q_conf(v) < max p_conf - strength (eq. 13); any strength."""
+    """r(v) = 1 iff q_conf(v) < max p_conf - strength (eq. 13); strength in (-1, 1]."""
 
+    spans = MappingProxyType({"strength": MARGIN})
     reads_draft_confidence: ClassVar[bool] = True
     reads_verifier_confidence: ClassVar[bool] = True
 
@@ -78,7 +79,7 @@ class TokenV1(Replacing):
 
 @traced_dataclass
 class TokenV2(Replacing):
-    """r(v) = 1 iff p_conf(v) < max p_conf - strength (eq. 14); any strength.
+    """r(v) = 1 iff p_conf(v) < max p_conf - strength (eq. 14); useful strengths: [0, 1].
 
     Attributes:
       top_k: also r(v) = 1 unless v is among so many most probable tokens, as in TensorRT-LLM's
@@ -106,7 +107,7 @@ class TokenV2(Replacing):
 
 @traced_dataclass
 class TokenV3(Replacing):
-    """r(v) = 1 iff p_conf(v) < (1 - strength) max p_conf (eq. 15); useful strengths: [0, 1)."""
+    """r(v) = 1 iff p_conf(v) < (1 - strength) max p_conf (eq. 15); useful strengths: [0, 1]."""
 
     reads_verifier_confidence: ClassVar[bool] = True
 
@@ -135,7 +136,7 @@ class Typical(Replacing):
     alpha: Array | float = 0.09
     replacement: str = _replacement()
 
-    _spans = MappingProxyType({x: {"low": 0.0, "high": 1.0} for x in ("epsilon", "alpha")})
+    spans = MappingProxyType({"epsilon": SHARE, "alpha": SHARE})
 
     def _replaced(self, p, q_conf, p_conf):
         return p <= jnp.minimum(self.epsilon, self.alpha * jnp.exp(-entropy(p)))

@@ -7,12 +7,13 @@ from types import MappingProxyType
 from typing import Any
 
 from specjax.checks import one_number, whole_number
+from specjax.text.parts import made_part
 from specjax.text.setting import (
     DRAFTER_ALONE,
     VERIFIER_ALONE,
+    MisfitError,
     Named,
     Setting,
-    made_part,
     named_method,
     named_stopping,
 )
@@ -53,7 +54,8 @@ USUAL_METHODS: Mapping[str, Sequence[float] | None] = MappingProxyType(
 class Grid:
     """All valid combinations of the values of each axis.
 
-    A method without drafts is there once, whatever the axes of drafts have.
+    A method without drafts is there once, whatever the axes of drafts have. Parts that do not fit
+    together are not combined; a value that fits no other is an error.
 
     Attributes:
       methods: methods and their strengths; a name or a text (see `text.setting.named_method`) ->
@@ -117,6 +119,8 @@ class Grid:
     def settings(self) -> list[Setting]:
         """Returns all settings, each once; at each temperature the models alone first."""
         found: dict[Setting, None] = {}
+        misfits: list[tuple[dict[str, Any], MisfitError]] = []
+        fitting: set[tuple[str, Any]] = set()
         drafters = ["drafter" if name is None else name for name in self.drafters]
         for temperature in self.temperatures:
             drawn: dict[str, Any] = {
@@ -131,19 +135,24 @@ class Grid:
             combined = itertools.product(
                 self._methods(), drafters, self._verified_drafting(), self._drafts()
             )
-            for (rule, method), drafter, (drafting, verification), draft in combined:
-                setting = Setting(
-                    rule=rule,
-                    method=method,
-                    drafter=drafter,
-                    drafting=drafting,
-                    verification=verification,
+            for named, drafter, (drafting, verification), draft in combined:
+                values = {
+                    **named._asdict(),
+                    "drafting": drafting,
+                    "verification": verification,
                     **draft,
-                    **drawn,
-                )
-                found[setting] = None
+                }
+                try:
+                    found[Setting(drafter=drafter, **values, **drawn)] = None
+                except MisfitError as error:
+                    misfits.append((values, error))
+                else:
+                    fitting |= set(values.items())
             for plan in self.plans:
                 found[dataclasses.replace(plan, **drawn)] = None
+        for values, misfit in misfits:
+            if not fitting >= values.items():  # a value that fits nothing
+                raise misfit
         return list(found)
 
     def _methods(self) -> Iterator[Named]:

@@ -11,6 +11,7 @@ acceptance_nats.png, .pdf   acceptance against nats per token, with the frontier
 results.json    the tables, and how many settings are done
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -25,13 +26,13 @@ import numpy as np
 from specjax.evaluation import Bootstrap
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.scored import Predictions, predictions_of
-from specjax.runs.store import Record, Store
+from specjax.runs.store import Key, Record, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, tell
 from specjax.study.scores import Scores
 from specjax.text import TextModel
-from specjax.text.setting import DRAFTER_ALONE, Setting
+from specjax.text.setting import DRAFTER_ALONE, MisfitError, Setting
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
 RECORDS = "points"
@@ -109,37 +110,33 @@ class Points:
         Raises:
           ValueError: a record is damaged, or was measured with another model.
         """
-        for key, record in self._records():
-            self._check_models(key, record, models or {})
-            self._keep(str(key[1]), record)
+        for key, _, point in self._records():
+            self._check_models(key, point, models or {})
+            self._keep(point)
 
-    def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record]]:
+    def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record, Point]]:
         """The records of points; other records have keys that are texts."""
         keys = self.store.keys()
         for key in keys:
             record = self.store.get(key) if isinstance(key, tuple) else None
             if isinstance(key, tuple) and record is not None:
-                yield key, record
+                point = None
+                # Earlier versions tried parts that do not fit, and wrote that this failed.
+                with naming_record(self.store, key), contextlib.suppress(MisfitError):
+                    point = _point(str(key[1]), record)
+                if point is not None:
+                    yield key, record, point
 
-    def _check_models(self, key: Any, record: Record, models: Mapping[str, TextModel]) -> None:
-        for name, fingerprint in record.value["about"].get("models", {}).items():
+    def _check_models(self, key: Any, point: Point, models: Mapping[str, TextModel]) -> None:
+        for name, fingerprint in point.about.get("models", {}).items():
             if name in models and models[name].fingerprint != fingerprint:
                 raise ValueError(
                     f"{self.store.path(key)} was measured with another model {name!r}: choose "
                     "another output_dir, or delete the file to measure it again"
                 )
 
-    def _keep(self, part: str, record: Record) -> None:
-        value, setting = record.value, Setting(**record.value["setting"])
-        scores = None
-        if "figures" in value:
-            again = {
-                name.removeprefix(_RESAMPLED): array
-                for name, array in record.arrays.items()
-                if name.startswith(_RESAMPLED)
-            }
-            scores = Scores(value["figures"], again)
-        self._found.setdefault(part, {})[setting] = Point(setting, value["about"], scores, part)
+    def _keep(self, point: Point) -> None:
+        self._found.setdefault(point.part, {})[point.setting] = point
 
     def of(self, part: str = WHOLE) -> dict[Setting, Point]:
         """Returns all points of a part of the texts."""
@@ -179,10 +176,11 @@ class Points:
             self.store.put(key, {"estimates": values, "times": times})
             record = self.store.get(key)
         assert record is not None
-        for values, figures in record.value["estimates"]:
-            setting = Setting(**values)
-            kept = self.frontier if setting in frontier else self.estimates
-            kept[setting] = Expected.of(setting, figures)
+        with naming_record(self.store, key):
+            for values, figures in record.value["estimates"]:
+                setting = Setting(**values)
+                kept = self.frontier if setting in frontier else self.estimates
+                kept[setting] = Expected.of(setting, figures)
 
     def put(
         self,
@@ -218,15 +216,15 @@ class Points:
 
     def _put(self, setting: Setting, part: str, record: Record) -> None:
         self.store.put((setting.key, part), *record)
-        self._keep(part, record)
+        self._keep(_point(part, record))
 
     def take(self, other: "Points") -> None:
         """Copies the points of another directory of the same run; a failure replaces no figures."""
-        for key, record in other._records():
-            mine = self._found.get(str(key[1]), {}).get(Setting(**record.value["setting"]))
-            if mine is None or mine.scores is None or "figures" in record.value:
+        for key, record, point in other._records():
+            mine = self._found.get(point.part, {}).get(point.setting)
+            if mine is None or mine.scores is None or point.scores is not None:
                 self.store.put(key, *record)
-                self._keep(str(key[1]), record)
+                self._keep(point)
 
     def write(self, order: Iterable[Setting], parts: Sequence[str] = (WHOLE,)) -> list[Point]:
         """Writes the lines of all points, those of `order` first; returns the points.
@@ -313,6 +311,31 @@ class Points:
                 )
 
 
+def _point(part: str, record: Record) -> Point:
+    value, scores = record.value, None
+    if "figures" in value:
+        again = {
+            name.removeprefix(_RESAMPLED): array
+            for name, array in record.arrays.items()
+            if name.startswith(_RESAMPLED)
+        }
+        scores = Scores(value["figures"], again)
+    return Point(Setting(**value["setting"]), value["about"], scores, part)
+
+
+@contextlib.contextmanager
+def naming_record(store: Store, key: Key) -> Iterator[None]:
+    """Turns an error of a record's values into one line that names its file."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(
+            f"{store.path(key)} has no valid setting ({told}): delete it, and run the same command "
+            "again"
+        ) from None
+
+
 def read_points(directory: str | os.PathLike[str]) -> Points:
     """Reads the points of a directory of `specjax compare`, without a lock.
 
@@ -326,9 +349,13 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
         raise FileNotFoundError(
             f"{run.path} has no {CONFIG_NAME}: give a directory written by `specjax compare`"
         )
-    how = configuration["measuring"]
-    quality = how["metrics"][0] if how["metrics"] else None
-    found = Points(run, quality, Bootstrap(**how["bootstrap"]))
+    try:
+        how = configuration["measuring"]
+        quality = how["metrics"][0] if how["metrics"] else None
+        bootstrap = Bootstrap(**how["bootstrap"])
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{run.path / CONFIG_NAME} is damaged ({error}): restore it") from None
+    found = Points(run, quality, bootstrap)
     found.read()
     return found
 

@@ -16,7 +16,15 @@ from specjax.runs.processes import Process
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.study.measure import tell
-from specjax.study.points import CONFIG_NAME, MADE, POINTS_NAME, RECORDS, Points, read_points
+from specjax.study.points import (
+    CONFIG_NAME,
+    MADE,
+    POINTS_NAME,
+    RECORDS,
+    Points,
+    naming_record,
+    read_points,
+)
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.writing import InUseError
 
@@ -139,5 +147,9 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
 def _grid_of(path: Path) -> list[Setting] | None:
     """All settings of a finished part's grid; None if the part has not ended."""
     run = RunDirectory(path, config_name=CONFIG_NAME, makes=MADE)
-    record = None if run.peek() is None else Store(run, RECORDS).get(GRID)
-    return None if record is None else [Setting(**values) for values in record.value]
+    store = Store(run, RECORDS)
+    record = None if run.peek() is None else store.get(GRID)
+    if record is None:
+        return None
+    with naming_record(store, GRID):
+        return [Setting(**values) for values in record.value]

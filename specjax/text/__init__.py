@@ -7,6 +7,7 @@ from specjax.text.directories import load_models, load_pair, load_text_model
 from specjax.text.drafts import Lookup
 from specjax.text.engine import Engine
 from specjax.text.options import Own
+from specjax.text.parts import register_part
 from specjax.text.requests import Request
 from specjax.text.results import Result
 from specjax.text.setting import Setting
@@ -34,4 +35,5 @@ __all__ = [
     "load_models",
     "load_pair",
     "load_text_model",
+    "register_part",
 ]

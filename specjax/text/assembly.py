@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,11 +25,29 @@ from specjax.drafting import (
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.policy_calls import check_own_params, check_policy
 from specjax.rules import Budgeted, Lossless, check_rule
-from specjax.text.drafts import MOST_NODES, DraftPlan, Ingredients, ModelDrafts, OwnDrafts, Planned
+from specjax.text.binding import check_forbidding, check_one_constraint
+from specjax.text.drafts import (
+    MOST_NODES,
+    DraftPlan,
+    Ingredients,
+    ModelDrafts,
+    OwnDrafts,
+    Planned,
+    check_is_plan,
+)
 from specjax.text.options import Own
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel, digest
-from specjax.types import Params, Rule, Stopping, Verification
+from specjax.text.tree_drafts import Branches
+from specjax.types import (
+    Drafter,
+    LanguageModel,
+    Params,
+    Processor,
+    Rule,
+    Stopping,
+    Verification,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +147,9 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         parts.check_none(why, but=("rule",))
         return _alone(main, parts.rule)
     plan = parts.plan
-    _check_plan(named, parts, plan)
+    _check_plan(parts, plan)
+    what = "decoding with several models" if parts.drafting is None else f"drafting={plan!r}"
+    _check_names(named, plan.needs, what)
     costs = None
     if plan.weighs_costs:
         parts, costs = _with_costs(parts, Pair(named["drafter"], main), rows, prompt_length)
@@ -151,17 +172,22 @@ def _whole(named: Mapping[str, TextModel], main: TextModel, parts: Parts) -> Ass
     own = parts.method
     if isinstance(own, Own):
         return _own_method(named, main, own, parts.rule)
-    check_part("method", own, ("bound",), "specjax.TokenCascade()")
+    _check_whole(own, parts.rule)
     assert own is not None
-    name = type(own).__name__
-    _check_names(named, ("verifier", "drafter"), f"method={name}")
-    if parts.rule is None:
-        raise ValueError(f"rule must be given: {name} needs it, see docs/baselines.md")
+    _check_names(named, ("verifier", "drafter"), f"method={type(own).__name__}")
     small = named["drafter"]
     method = own.bound(main.model, small.model, tuple(main.tokenizer.eos_ids), main.partitioner)
-    method.check_rule(parts.rule)
     params = MethodParams(main.prepared, small.prepared, parts.rule)
     return Assembled(method, params, {"drafter": small, "verifier": main}, main)
+
+
+def _check_whole(method: Any, rule: Any) -> None:
+    """Raises unless it is a cascade of a pair, and the rule is for it."""
+    check_part("method", method, ("bound",), "specjax.TokenCascade()")
+    if rule is None:
+        name = type(method).__name__
+        raise ValueError(f"rule must be given: {name} needs it, see docs/baselines.md")
+    method.check_rule(rule)
 
 
 def _own_method(
@@ -194,11 +220,9 @@ def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: st
             )
 
 
-def _check_plan(named: Mapping[str, TextModel], parts: Parts, plan: DraftPlan) -> None:
-    needed = ("needs", "left_out", "weighs_costs", "longest", "make")
-    check_part("drafting", plan, needed, "specjax.Lookup()")
-    what = "decoding with several models" if parts.drafting is None else f"drafting={plan!r}"
-    _check_names(named, plan.needs, what)
+def _check_plan(parts: Parts, plan: DraftPlan) -> None:
+    """Raises unless it is a plan, and the other options can be given with it."""
+    check_is_plan(plan)
     for part, why in plan.left_out.items():
         if getattr(parts, part) is not None:
             raise ValueError(f"{part} must be left out: {why}")
@@ -214,16 +238,7 @@ def _speculative(
 ) -> Assembled:
     planned = _planned(named, main, parts, plan)
     used = {name: model for name, model in named.items() if model is main or name in plan.needs}
-    method = Speculative(
-        main.model,
-        planned.drafter,
-        plan.default_verification if parts.verification is None else parts.verification,
-        _given_widths(parts),
-        parts.process_drafts is not False,
-        eos_ids=tuple(main.tokenizer.eos_ids),
-        partitioner=main.partitioner,
-    )
-    rule = checked_rule(method, Lossless() if parts.rule is None else parts.rule)
+    method, rule = _joined(main, planned.drafter, parts, plan)
     weighed = parts.policy.costs if isinstance(parts.policy, CostAware) else None
     shared = parts.policy if isinstance(parts.policy, Budget) and not parts.min_draft else None
     return Assembled(
@@ -236,6 +251,62 @@ def _speculative(
         most_rows=None if weighed is None else weighed.rows[-1],
         budget=None if shared is None else shared.tokens,
     )
+
+
+def _joined(
+    main: TextModel, drafter: Drafter, parts: Parts, plan: DraftPlan
+) -> tuple[Speculative, Rule]:
+    """The method and its rule, after checking that they fit together."""
+    method = Speculative(
+        main.model,
+        drafter,
+        plan.default_verification if parts.verification is None else parts.verification,
+        _given_widths(parts),
+        parts.process_drafts is not False,
+        eos_ids=tuple(main.tokenizer.eos_ids),
+        partitioner=main.partitioner,
+    )
+    return method, checked_rule(method, Lossless() if parts.rule is None else parts.rule)
+
+
+class _AnyModel(LanguageModel):
+    """Stands for the network of any model."""
+
+    vocab_size = 2**30
+    reads_trees = True
+    prompt_positions: Any = None
+    prefill: Any = None
+    score: Any = None
+    write: Any = None
+
+
+# Stands for any `TextModel` where only the parts are checked.
+_ANY: Any = types.SimpleNamespace(
+    model=_AnyModel(),
+    tokenizer=types.SimpleNamespace(eos_ids=(0,)),
+    partitioner=None,
+    platform="cpu",
+    prepared=(),
+)
+
+
+def check_fit(parts: Parts, processors: Sequence[Processor] = ()) -> None:
+    """Raises as a `Decoder` does for parts that cannot be combined, whatever its models are.
+
+    No file is read. A plan of the user's own is checked only as far as it needs no models.
+    """
+    check_one_constraint(processors)
+    if parts.method is not None:
+        _check_whole(parts.method, parts.rule)
+        return
+    plan = parts.plan
+    _check_plan(parts, plan)
+    plans = [plan, *(plan.parts if isinstance(plan, Branches) else ())]
+    if all(type(x).__module__.startswith("specjax.") for x in plans if not isinstance(x, str)):
+        models = dict.fromkeys((*plan.needs, "verifier"), _ANY)
+        drafter = _planned(models, _ANY, parts, plan).drafter
+        method, rule = _joined(_ANY, drafter, parts, plan)
+        check_forbidding(method, rule, tuple(processors))
 
 
 def _planned(
@@ -253,7 +324,8 @@ def _planned(
         # Placed now, so that the calls of the loop do not transfer them.
         return drafter, params._replace(stopping=place(params.stopping))
 
-    planned = plan.make(Ingredients({**named, "verifier": main}, parts.longest, neural, place))
+    given = Ingredients({**named, "verifier": main}, parts.longest, neural, place, main is _ANY)
+    planned = plan.make(given)
     if isinstance(plan, OwnDrafts):  # checked with the method
         return planned
     size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
@@ -274,10 +346,11 @@ def _neural(
     min_draft = min_draft if longest is None else min(min_draft, longest)
     stopping = FixedLength() if parts.policy is None else parts.policy
     check_policy(stopping)
+    own: Any = ()
     if isinstance(parts.stopping, Own):
         own = parts.stopping.params
         check_own_params(stopping, own, small.head)
-    else:
+    elif small is not _ANY:
         stopping, own = stopping.bind(small.head)
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)

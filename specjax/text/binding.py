@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax.checks import check_part, check_static
 from specjax.decoding import Method, Speculative
-from specjax.processors import Constraint
+from specjax.processors import Constraint, JsonSchema, Regex
 from specjax.rules import Learnt, Mixture
 from specjax.text.options import Own
 from specjax.text.text_models import TextModel
@@ -90,12 +90,19 @@ def _bound(given: Any, model: TextModel) -> list[tuple[Processor, Params]]:
         check_static(f"processors[{i}]", structure)
         bound, shared = (part, entry.params) if isinstance(entry, Own) else part.bind(model)
         pairs.append((bound, shared))
-    if len(several := [x.source for x, _ in pairs if isinstance(x, Constraint)]) > 1:
-        raise ValueError(
-            f"processors must have at most one Regex or JsonSchema, got {', '.join(several)}: "
-            "write a single pattern, or a pattern for each row with `which`"
-        )
+    check_one_constraint([x for x, _ in pairs])
     return sorted(pairs, key=lambda pair: pair[0].order)
+
+
+def check_one_constraint(processors: Sequence[Processor]) -> None:
+    """Raises ValueError for several constraints."""
+    several = [x for x in processors if isinstance(x, Constraint | Regex | JsonSchema)]
+    if len(several) > 1:
+        shown = ", ".join(getattr(x, "source", None) or type(x).__name__ for x in several)
+        raise ValueError(
+            f"processors must have at most one Regex or JsonSchema, got {shown}: write a single "
+            "pattern, or a pattern for each row with `which`"
+        )
 
 
 def check_forbidding(

@@ -145,11 +145,13 @@ class Cascade(DraftPlan):
     def _levels(self, given: Ingredients) -> dict[str, TextModel]:
         """The models by name, loaded after all have been checked to be different."""
         main, named = given.models["verifier"], given.models
-        places = {_place(main): "the verifier"}
+        places = {"verifier" if given.is_trial else _place(main): "the verifier"}
         found: dict[str, str | os.PathLike[str] | TextModel] = {}
         for i, model in enumerate(self.models):
             known = named.get(model) if isinstance(model, str) else None
-            if (
+            if given.is_trial:
+                known = main
+            elif (
                 known is None
                 and not isinstance(model, TextModel)
                 and not os.path.isdir(real_path(model))
@@ -159,7 +161,7 @@ class Cascade(DraftPlan):
                     f"({', '.join(named)}) nor a directory: check the name or the path"
                 )
             level, name = model if known is None else known, f"level_{i + 1}"
-            place = _place(level)
+            place = model if given.is_trial else _place(level)
             if place in places:
                 raise ValueError(
                     f"models[{i}]={_shown(model)!r} is the same as {places[place]}: give different "
@@ -167,8 +169,11 @@ class Cascade(DraftPlan):
                 )
             places[place] = f"models[{i}]"
             found[name if known is None else str(model)] = level
-        levels = {}
+        levels: dict[str, Any] = {}
         for name, level in found.items():
+            if given.is_trial:
+                levels[name] = level
+                continue
             if not isinstance(level, TextModel):
                 form = form_of(self.weights, "drafter")
                 level = load_text_model(level, dtype=self.dtype, mesh=main.mesh, weights=form)

@@ -8,12 +8,12 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import check_count, check_path
+from specjax.checks import check_count, check_part, check_path
 from specjax.drafting import (
     Bigram,
     LookupDrafter,
@@ -43,12 +43,15 @@ class Ingredients:
       neural: (a model or its name, the longest draft or None for `max_draft`) -> the drafter of
         this model with the decoder's `stopping`, and its parameters.
       place: puts the plan's own parameters on the decoder's devices.
+      is_trial: whether only the parts are checked: the models have no parameters and stand for any
+        others, and no file may be read.
     """
 
     models: Mapping[str, TextModel]
     max_draft: int
     neural: Callable[..., tuple[NeuralDrafter, NeuralDrafterParams]]
     place: Callable[[Params], Params]
+    is_trial: bool = False
 
 
 class Planned(NamedTuple):
@@ -108,6 +111,12 @@ class DraftPlan(abc.ABC):
         Raises:
           ValueError: the drafter cannot be made.
         """
+
+
+def check_is_plan(plan: Any) -> None:
+    """Raises TypeError unless it is like a `DraftPlan`."""
+    needed = ("needs", "left_out", "weighs_costs", "longest", "make")
+    check_part("drafting", plan, needed, "specjax.Lookup()")
 
 
 class ModelDrafts(DraftPlan):
@@ -236,7 +245,7 @@ class Lookup(DraftPlan):
         Raises:
           ValueError: the table has another vocabulary.
         """
-        if self.bigram is None:
+        if self.bigram is None or given.is_trial:
             return ()
         main = given.models["verifier"]
         bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram, main.name)

@@ -1,26 +1,78 @@
 """Parts of a decoder as texts: `OPT(0.2)`, `Survival(OnlineEstimate(shared=True), 0.6)`.
 
 A text calls classes with literals and other parts, in Python's notation. So a part is a plain
-value, which can be compared, hashed, and written in JSON and gin files.
+value, which can be compared, hashed, and written in JSON and gin files. A text is data: it names
+only the classes of `PARTS`, and nothing is imported or evaluated to read it.
 """
 
 import ast
 import difflib
-import importlib
+import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from specjax import drafting, processors, rules, verification
+from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
+from specjax.text.cascades import Cascade
+from specjax.text.drafts import Lookup
+from specjax.text.tree_drafts import Branches, Tree
 
 PLACE = "{}"
 _EXAMPLE = "write a text such as 'OPT(0.2)'"
+# Limits of a text, for texts of strangers.
+_LONGEST, _DEEPEST, _LARGEST = 100_000, 50, 2**63
+
+# The methods in which a single model writes at a time.
+CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
+# What a text may name, by the field of `Setting`; then the parts of other parts.
+BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        "rule": (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES),
+        "verification": verification.ALL_VERIFICATIONS,
+        "stopping": drafting.ALL_POLICIES,
+        "drafting": (Lookup, Cascade, Tree, Branches),
+        "method": CASCADES,
+        "processors": processors.ALL_PROCESSORS,
+        "": (*rules.ALL_AGGREGATIONS, *drafting.ALL_ESTIMATES),
+    }
+)
+# Name -> class: all that a text may name. `register_part` adds the user's own.
+PARTS: dict[str, type] = {one.__name__: one for kind in BY_FIELD.values() for one in kind}
+SHIPPED = tuple(PARTS)
+_Class = TypeVar("_Class", bound=type)
+
+
+def register_part(kind: _Class) -> _Class:
+    """Lets texts name a class of your own, in this process: `register_part(Mine)`, then `Mine(3)`.
+
+    It is also a decorator. A class replaces an earlier one of its name.
+
+    Raises:
+      TypeError: it is not a class.
+      ValueError: a part of specjax has its name.
+    """
+    if not isinstance(kind, type):
+        raise TypeError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
+    same = _find(kind.__name__, PARTS)
+    if same is not None and PARTS[same] is kind:
+        return kind
+    if same in SHIPPED:
+        raise ValueError(f"register_part: {same} is a part of specjax: rename {kind.__qualname__}")
+    if same is not None:
+        del PARTS[same]
+    PARTS[kind.__name__] = kind
+    made_part.cache_clear()
+    return kind
 
 
 class Part(NamedTuple):
     """A class and its arguments.
 
     Attributes:
-      name: the name of the class; with dots a class in a user's own module.
-      arguments: by position: numbers, texts, None, tuples of these, or parts.
+      name: the name of the class, in `PARTS`.
+      arguments: by position: numbers, texts, None, tuples and dicts of these, or parts.
       named: (name, value) of keyword arguments.
     """
 
@@ -29,26 +81,34 @@ class Part(NamedTuple):
     named: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def parse(cls, text: str, what: str = "the part") -> Self:
-        """Parses a text.
+    def parse(cls, text: str, what: str = "the part", fields: Iterable[str] = ()) -> Self:
+        """Reads a text.
+
+        Equal parts have equal texts: classes have their standard names, and arguments without a
+        default are given by position: `min_p(min_p=0.05)` is `MinP(0.05)`.
 
         Args:
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
           what: its name in messages.
+          fields: fields of `Setting` whose parts it may be; by default `what`, if it is one.
 
         Raises:
           TypeError: `text` is not a text.
-          ValueError: the text is not a call of a class with literals and parts.
+          ValueError: the text is not a call of a part with literals and parts.
         """
         if not isinstance(text, str):
             raise TypeError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
+        shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
+        if len(text) > _LONGEST:
+            raise ValueError(f"{what}={shown} is too long: write at most {_LONGEST:,} characters")
         try:
-            found = _value(ast.parse(text.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError):
-            found = None
-        if not isinstance(found, Part):
-            raise ValueError(f"{what}={text!r} is not a class with arguments: {_EXAMPLE}")
-        return cls(*found)
+            node = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            node = None
+        reader = _TextReader(f"{what}={shown}", what)
+        if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
+            raise reader.refused("is not a class with arguments")
+        return cls(*reader.part(node, _DEEPEST, names_of(*(fields or (what,)))))
 
     def __str__(self) -> str:
         """The text for `parse`."""
@@ -69,62 +129,23 @@ class Part(NamedTuple):
         """The text with `{}` instead of `number`."""
         return str(_cut(self)[0])
 
-    def make(self, known: Mapping[str, Callable[..., Any]], what: str = "the part") -> Any:
+    def make(self, what: str = "the part") -> Any:
         """Calls the class.
-
-        Args:
-          known: name -> class.
-          what: its name in messages.
 
         Raises:
           TypeError: the class does not take these arguments.
-          ValueError: the class is unknown, or an argument is out of range.
+          ValueError: an argument is out of range.
         """
-        kind = self.kind(known, what)
-        arguments = [_made(value, known, what) for value in self.arguments]
-        named = {name: _made(value, known, what) for name, value in self.named}
+        kind = PARTS[self.name]
+        arguments = [_made(value, what) for value in self.arguments]
+        named = {name: _made(value, what) for name, value in self.named}
         try:
             inspect.signature(kind).bind(*arguments, **named)
         except TypeError as error:
             raise TypeError(f"{what}={str(self)!r}: {self.name}: {error}") from None
         return kind(*arguments, **named)
 
-    def kind(self, known: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
-        """Returns the class; see `make`."""
-        if "." not in self.name:
-            return known[known_name(what, self.name, known)]
-        module, _, name = self.name.rpartition(".")
-        try:
-            return getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            remedy = f"; write {name} without {module}" if name in known else ""
-            raise ValueError(
-                f"{what}={str(self)!r}: {self.name} cannot be imported: {error}{remedy}"
-            ) from None
-
-    def canonical(self, known: Mapping[str, Any], what: str = "the part") -> "Part":
-        """Returns the part with standard names of classes, so that equal parts have equal texts.
-
-        Arguments without a default are given by position: `MinP(min_p=0.05)` is `MinP(0.05)`.
-        """
-
-        def of(value: Any) -> Any:
-            if isinstance(value, Part):
-                return value.canonical(known, what)
-            return tuple(map(of, value)) if isinstance(value, tuple) else value
-
-        name = self.name if "." in self.name else known_name(what, self.name, known)
-        named = {key: of(value) for key, value in self.named}
-        arguments = list(map(of, self.arguments))
-        parameters = inspect.signature(self.kind(known, what)).parameters.values()
-        for one in list(parameters)[len(arguments) :]:
-            by_position = one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
-            if not by_position or one.name not in named:
-                break
-            arguments.append(named.pop(one.name))
-        return Part(name, tuple(arguments), tuple(named.items()))
-
-    def without_defaults(self, known: Mapping[str, Any], what: str = "the part") -> "Part":
+    def without_defaults(self) -> "Part":
         """Returns the part without arguments that are their defaults.
 
         Arguments with a default are given by name: `f(1, "both")` is `f(1)` if "both" is the
@@ -133,7 +154,7 @@ class Part(NamedTuple):
         Raises:
           TypeError: the class does not take these arguments.
         """
-        bound = inspect.signature(self.kind(known, what)).bind(*self.arguments, **dict(self.named))
+        bound = inspect.signature(PARTS[self.name]).bind(*self.arguments, **dict(self.named))
         parameters, positions, named = bound.signature.parameters, [], []
         for name, value in bound.arguments.items():
             one = parameters[name]
@@ -145,66 +166,158 @@ class Part(NamedTuple):
                 named.append((name, value))
         return self._replace(arguments=tuple(positions), named=tuple(named))
 
-    def bindings(self, known: Mapping[str, Callable[..., Any]], scope: str = "") -> dict[str, str]:
+    def bindings(self, scope: str = "") -> dict[str, str]:
         """Returns the gin bindings with which a reference to the class, in a scope, is the part."""
-        kind = self.kind(known, "the part")
-        names = list(inspect.signature(kind).parameters)
+        names = list(inspect.signature(PARTS[self.name]).parameters)
         found: dict[str, str] = {}
         for name, value in [*zip(names, self.arguments, strict=False), *self.named]:
-            text, below = _in_gin(value, known, f"{scope}{name}/")
-            found[f"{scope}{self.name.rpartition('.')[2]}.{name}"] = text
+            text, below = _in_gin(value, f"{scope}{name}/")
+            found[f"{scope}{self.name}.{name}"] = text
             found |= below
         return found
 
 
-def known_name(what: str, given: str, known: Mapping[str, Any]) -> str:
-    """Finds a name in a table, ignoring case and underscores.
+@functools.lru_cache(maxsize=4096)  # grids ask for the same few
+def made_part(field: str, text: str | None) -> Any:
+    """Makes the object of a field of `Setting` from its text; None for None."""
+    return None if text is None else Part.parse(text, field).make(field)
+
+
+def known_name(what: str, given: str, known: Iterable[str]) -> str:
+    """Finds a name among others, ignoring case and underscores.
 
     Raises:
       TypeError: the name is not a text.
-      ValueError: the name is not in the table.
+      ValueError: the name is not among them.
     """
+    names = list(known)
     if not isinstance(given, str):
-        raise TypeError(f"{what} must be a name such as {next(iter(known))!r}, got {given!r}")
-    plain = {name.replace("_", "").lower(): name for name in known}
-    found = plain.get(given.replace("_", "").lower())
+        raise TypeError(f"{what} must be a name such as {names[0]!r}, got {given!r}")
+    found = _find(given, names)
     if found is None:
-        near = difflib.get_close_matches(given.replace("_", "").lower(), plain, n=1)
-        meant = f"; did you mean {plain[near[0]]}?" if near else ""
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {given!r}{meant}")
+        raise ValueError(
+            f"{what} must be one of {', '.join(names)}, got {given!r}{_meant(given, names)}"
+        )
     return found
 
 
-def _value(node: ast.expr) -> Any:
-    """A literal, a tuple of values or a part; ValueError for anything else."""
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func)
-        if not all(word.isidentifier() for word in name.split(".")):
-            raise ValueError(name)
-        if any(keyword.arg is None for keyword in node.keywords):
-            raise ValueError(name)
-        named = tuple((str(word.arg), _value(word.value)) for word in node.keywords)
-        return Part(name, tuple(map(_value, node.args)), named)
-    if isinstance(node, ast.Name | ast.Attribute):
-        name = ast.unparse(node)
-        if not all(word.isidentifier() for word in name.split(".")):
-            raise ValueError(name)
-        return Part(name)
-    if isinstance(node, ast.Tuple | ast.List):
-        return tuple(map(_value, node.elts))
-    return ast.literal_eval(node)
+def _find(name: str, known: Iterable[str]) -> str | None:
+    return {_plain(one): one for one in known}.get(_plain(name))
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    plain = {_plain(one): one for one in known}
+    near = difflib.get_close_matches(_plain(name), plain, n=1)
+    return f"; did you mean {plain[near[0]]}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def own_parts() -> tuple[type, ...]:
+    """Returns the classes that the user has registered."""
+    return tuple(kind for name, kind in PARTS.items() if name not in SHIPPED)
+
+
+def names_of(*fields: str) -> list[str]:
+    """Returns the parts of fields of `Setting`, or all, and the user's own."""
+    shipped = [one.__name__ for field in fields for one in BY_FIELD.get(field, ())]
+    return [*(shipped or SHIPPED), *(kind.__name__ for kind in own_parts())]
+
+
+class _TextReader(NamedTuple):
+    """Reads the syntax tree of a text.
+
+    Attributes:
+      shown: the text, for messages.
+      what: its name in messages.
+    """
+
+    shown: str
+    what: str
+
+    def refused(self, why: str) -> ValueError:
+        return ValueError(f"{self.shown} {why}: {_EXAMPLE}")
+
+    def part(self, node: ast.expr, depth: int, known: Iterable[str] | None = None) -> Part:
+        """A part; `known` are the names that are allowed, by default all."""
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        if isinstance(call.func, ast.Attribute):
+            raise ValueError(
+                f"{self.shown} has a name with dots, and nothing is imported for a text: give your "
+                "own class to specjax.register_part, and write its name without dots"
+            )
+        if not isinstance(call.func, ast.Name):
+            raise self.refused("is not a class with arguments")
+        if known is not None:
+            name = known_name(self.what, call.func.id, known)
+        elif (name := _find(call.func.id, PARTS) or "") == "":
+            hint = _meant(call.func.id, PARTS) or ": give your own class to specjax.register_part"
+            raise ValueError(f"{self.shown}: there is no part {call.func.id}{hint}")
+        arguments = [self.value(each, depth - 1) for each in call.args]
+        named: dict[str, Any] = {}
+        for word in call.keywords:
+            if word.arg is None or word.arg in named:
+                raise self.refused("has an argument twice, or **")
+            named[word.arg] = self.value(word.value, depth - 1)
+        for one in list(inspect.signature(PARTS[name]).parameters.values())[len(arguments) :]:
+            by_position = one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
+            if not by_position or one.name not in named:
+                break
+            arguments.append(named.pop(one.name))
+        return Part(name, tuple(arguments), tuple(named.items()))
+
+    def value(self, node: ast.expr | None, depth: int) -> Any:
+        """A literal, a tuple or a dict of values, or a part."""
+        if depth <= 0:
+            raise self._too_deep()
+        if isinstance(node, ast.Name | ast.Attribute | ast.Call):
+            return self.part(node, depth)
+        if isinstance(node, ast.Tuple | ast.List):
+            return tuple(self.value(each, depth - 1) for each in node.elts)
+        return self.literal(node, depth)
+
+    def literal(self, node: ast.expr | None, depth: int) -> Any:
+        """A number, a text, True, False, None, or a dict of literals and of lists of them."""
+        if depth <= 0:
+            raise self._too_deep()
+        if isinstance(node, ast.Dict):
+            keys = [self.literal(key, 1) for key in node.keys]
+            values = [self.literal(each, depth - 1) for each in node.values]
+            return dict(zip(keys, values, strict=True))
+        if isinstance(node, ast.List):
+            return [self.literal(each, depth - 1) for each in node.elts]
+        sign = 1
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            sign = -1 if isinstance(node.op, ast.USub) else 1
+            node = node.operand
+            if not (isinstance(node, ast.Constant) and _is_number(node.value)):
+                raise self.refused("has an argument that is not a literal")
+        value: Any = node.value if isinstance(node, ast.Constant) else ...
+        if type(value) not in (bool, int, float, str, type(None)):
+            raise self.refused("has an argument that is not a literal")
+        if type(value) is int and abs(value) >= _LARGEST:
+            raise self.refused("has a number that is too large")
+        return sign * value if _is_number(value) else value
+
+    def _too_deep(self) -> ValueError:
+        return self.refused(f"is nested deeper than {_DEEPEST} levels")
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, tuple) and not isinstance(value, Part):
-        return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})"
-    return str(value) if isinstance(value, Part) else repr(value)
-
-
-def _made(value: Any, known: Mapping[str, Any], what: str) -> Any:
     if isinstance(value, Part):
-        return value.make(known, what)
-    return tuple(_made(each, known, what) for each in value) if isinstance(value, tuple) else value
+        return str(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})"
+    # Python writes "inf", which is a name.
+    return repr(value).replace("inf", "1e999") if isinstance(value, float) else repr(value)
+
+
+def _made(value: Any, what: str) -> Any:
+    if isinstance(value, Part):
+        return value.make(what)
+    return tuple(_made(each, what) for each in value) if isinstance(value, tuple) else value
 
 
 class _Place:
@@ -242,17 +355,16 @@ def _cut(value: Any) -> tuple[Any, float | None]:
     return value._replace(arguments=arguments, named=cut), number
 
 
-def _in_gin(value: Any, known: Mapping[str, Any], scope: str) -> tuple[str, dict[str, str]]:
+def _in_gin(value: Any, scope: str) -> tuple[str, dict[str, str]]:
     """A value as gin code, and the bindings that it needs."""
     if isinstance(value, Part):
-        name = value.name.rpartition(".")[2]
-        return f"@{scope}{name}()", value.bindings(known, scope)
+        return f"@{scope}{value.name}()", value.bindings(scope)
     if not isinstance(value, tuple):
-        return repr(value), {}
+        return _written(value), {}
     texts: list[str] = []
     found: dict[str, str] = {}
     for i, each in enumerate(value):
-        text, below = _in_gin(each, known, f"{scope[:-1]}_{i}/")
+        text, below = _in_gin(each, f"{scope[:-1]}_{i}/")
         texts.append(text)
         found |= below
     return f"({', '.join(texts)}{',' * (len(texts) == 1)})", found

@@ -1,62 +1,28 @@
 """`Setting`: a way to decode, in plain values."""
 
 import dataclasses
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specjax import drafting, processors, rules, verification
 from specjax.checks import check_part, one_number, whole_number
-from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
-from specjax.text.cascades import Cascade
+from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
-from specjax.text.drafts import Lookup, ModelDrafts
-from specjax.text.parts import PLACE, Part, known_name
+from specjax.text.drafts import ModelDrafts, check_is_plan
+from specjax.text.parts import PARTS, PLACE, Part, known_name, made_part, names_of, own_parts
 from specjax.text.text_models import Models, TextModel
-from specjax.text.tree_drafts import Branches, Tree
-from specjax.types import DraftTraits, Sampling
+from specjax.types import Sampling
 
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
 
-# The methods in which a single model writes at a time.
-CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
-
-
-def _named(*kinds: Any) -> dict[str, Callable[..., Any]]:
-    return {kind.__name__: kind for kind in kinds}
-
-
-_RULES = _named(
-    *rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES, *rules.ALL_AGGREGATIONS
-)
-_PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
-    {
-        "rule": _RULES,
-        "verification": _named(*verification.ALL_VERIFICATIONS),
-        "stopping": _named(*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
-        "processors": _named(*processors.ALL_PROCESSORS),
-        "drafting": {
-            **_named(Lookup, Cascade, Tree, Branches, *verification.ALL_VERIFICATIONS),
-            **_RULES,
-        },
-        "method": {
-            **_named(*CASCADES),
-            **dict.fromkeys((VERIFIER_ALONE, DRAFTER_ALONE), tuple),
-        },
-    }
-)
-# The attributes that some parts need, and an example.
-_NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
-    {
-        "stopping": (("begin", "step"), "Confidence(0.4)"),
-        "drafting": (("needs", "left_out"), "Lookup(min_match=3)"),
-    }
-)
+_FIELDS = ("rule", "verification", "stopping", "drafting", "method")
 # Methods by the names of their gin files in `gin_configs/methods`, unless these are classes; `{}`
 # is replaced by the strength.
 METHODS: Mapping[str, str] = MappingProxyType(
@@ -86,6 +52,10 @@ STOPPING: Mapping[str, str] = MappingProxyType(
 )
 
 
+class MisfitError(ValueError):
+    """The parts of a setting cannot be combined."""
+
+
 class Named(NamedTuple):
     """The fields of a `Setting` for a method's name."""
 
@@ -98,8 +68,8 @@ class Setting:
     """A way to decode with a verifier and a drafter: plain values, hashable.
 
     Its parts are texts that name a class with its arguments (see `specjax.text.parts`); case and
-    underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. A user's own class is named
-    with its module: `my_package.rules.Mine(0.3)`.
+    underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can be named
+    after `specjax.register_part(Mine)`.
 
     Attributes:
       rule: a rule of `specjax.rules`, such as `OPT(0.2)`.
@@ -118,6 +88,7 @@ class Setting:
       processors: of both models, such as ("RepetitionPenalty(1.3)", "MinP(0.05)").
 
     Raises:
+      MisfitError: a `Decoder` refuses these parts together, whatever its models are.
       TypeError: a value has a wrong type.
       ValueError: a name is unknown, or a value is out of range.
     """
@@ -139,15 +110,9 @@ class Setting:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        for name, known in ((x, y) for x, y in _PARTS.items() if x != "processors"):
-            given = getattr(self, name)
-            if given is not None:
-                part = Part.parse(given, name).canonical(known, name)
-                put(name, str(part))
-                if name != "method" or not self.is_alone:
-                    made = part.make(known, name)  # checks the arguments
-                    if name in _NEEDED:
-                        check_part(name, made, *_NEEDED[name])
+        for name in _FIELDS:
+            if name == "rule" or getattr(self, name) is not None:
+                put(name, _checked_text(name, getattr(self, name)))
         if self.method is not None:
             for name in ("verification", "max_draft", "stopping", "drafting"):
                 put(name, None)
@@ -158,7 +123,6 @@ class Setting:
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
-        self._check_fit()
         span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         put("temperature", one_number("temperature", self.temperature, **span))
         if not isinstance(self.drafter, str):
@@ -170,6 +134,8 @@ class Setting:
             put("top_k", int(self.top_k))
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
+        if not self.is_alone:
+            self._check_fit()
 
     def _fill_in(self, put: Callable[[str, Any], None]) -> None:
         """Sets fields that are None although the setting needs them to their defaults."""
@@ -194,18 +160,9 @@ class Setting:
             put("min_draft", 0)
 
     def _check_fit(self) -> None:
-        """Raises ValueError if the verification cannot verify the drafts."""
-        judge = self.made("verification")
-        if judge is None:
-            return
-        trees = self._plan().default_verification.walks_trees
-        if trees and not judge.walks_trees:
-            raise ValueError(
-                f"verification={self.verification!r} cannot verify the trees of "
-                f"drafting={self.drafting!r}: give Traversal, TopDown or Walk, or leave it out"
-            )
-        if not trees:
-            judge.check(self.max_draft or 1, DraftTraits())
+        """Raises as a `Decoder` does, for parts that cannot be combined."""
+        fields = (*_FIELDS, "max_draft", "min_draft", "processors")
+        _check_fit(own_parts(), *(getattr(self, name) for name in fields))
 
     def _plan(self) -> Any:
         plan = self.made("drafting")
@@ -217,9 +174,8 @@ class Setting:
     @property
     def sampling(self) -> Sampling:
         """The sampling of both models."""
-        known = _PARTS["processors"]
-        made = [Part.parse(text).make(known, "processors") for text in self.processors]
-        return Sampling(self.temperature, self.top_k, self.top_p, tuple(made) or None)
+        made = tuple(made_part("processors", text) for text in self.processors)
+        return Sampling(self.temperature, self.top_k, self.top_p, made or None)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -322,8 +278,8 @@ class Setting:
             parts = [Part.parse(text) for text in self.processors]
             references = []
             for i, part in enumerate(parts):
-                references.append(f"@processors_{i}/{part.name.rpartition('.')[2]}()")
-                found |= part.bindings(_PARTS["processors"], f"processors_{i}/")
+                references.append(f"@processors_{i}/{part.name}()")
+                found |= part.bindings(f"processors_{i}/")
             found["PROCESSORS"] = f"({', '.join(references)},)"
         has_none = self.method is not None or "min_draft" in self._plan_leaves_out()
         found["MIN_DRAFT"] = repr(None if has_none else self.min_draft)
@@ -334,8 +290,7 @@ class Setting:
         if text is None:
             return {name: "None"} if always else {}
         part, scope = Part.parse(text), f"{field}/"
-        own = part.bindings(_PARTS[field], scope)
-        return {name: f"@{scope}{part.name.rpartition('.')[2]}()", **own}
+        return {name: f"@{scope}{part.name}()", **part.bindings(scope)}
 
     def _named_drafters(self) -> tuple[str, ...]:
         """The models that draft, by the names in `drafting`."""
@@ -389,9 +344,52 @@ class Setting:
         return values
 
 
-def made_part(name: str, text: str | None) -> Any:
-    """Makes the object of a field of `Setting` from its text; None for None."""
-    return None if text is None else Part.parse(text, name).make(_PARTS[name], name)
+def _checked_text(field: str, text: Any) -> str:
+    """The text of a part with standard names, after its arguments have been checked."""
+    if field == "method" and (alone := known_or_none(text, (VERIFIER_ALONE, DRAFTER_ALONE))):
+        return alone
+    text = str(Part.parse(text, field))
+    made = made_part(field, text)
+    if field == "drafting":
+        check_is_plan(made)
+    _check_single(field, made, text)
+    return text
+
+
+def _check_single(field: str, made: Any, text: str) -> None:
+    """Raises ValueError for a strength per row: a setting is for any prompts."""
+    if any(map(np.ndim, jax.tree.leaves(made))):
+        raise ValueError(f"{field} of a setting must have single numbers as strengths, got {text}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_fit(
+    _: tuple[type, ...],
+    rule: str,
+    verification: str | None,
+    stopping: str | None,
+    drafting: str | None,
+    method: str | None,
+    max_draft: int | None,
+    min_draft: int,
+    processors: tuple[str, ...],
+) -> None:
+    """See `Setting._check_fit`; a grid has many settings of the same parts, unless any is new."""
+    texts = {
+        "rule": rule,
+        "verification": verification,
+        "stopping": stopping,
+        "drafting": drafting,
+        "method": method,
+    }
+    made = {field: made_part(field, text) for field, text in texts.items()}
+    parts = Parts(**made, max_draft=max_draft, min_draft=min_draft or None)
+    try:
+        check_fit(parts, [made_part("processors", text) for text in processors])
+    except (TypeError, ValueError) as error:
+        given = {**texts, "processors": processors, "min_draft": min_draft}
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+        raise MisfitError(f"{shown} cannot be combined: {error}") from None
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:
@@ -401,19 +399,19 @@ def _canonical(processors: Any) -> tuple[str, ...]:
         raise TypeError(
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
-    what, known = "processors", _PARTS["processors"]
-    parts = [Part.parse(text, what).canonical(known, what) for text in processors]
-    made = [part.make(known, what) for part in parts]
-    parts = [part.without_defaults(known, what) for part in parts]
-    for part, one in zip(parts, made, strict=True):
-        check_part(f"{what}={str(part)!r}", one, ("process", "order"), "MinP(0.05)")
-        if any(map(np.ndim, jax.tree.leaves(one))):
-            raise ValueError(
-                f"processors of a setting must have single numbers as strengths, got {part}"
-            )
+    what = "processors"
+    texts = []
+    for text in processors:
+        part = Part.parse(text, what)
+        part.make(what)  # checks the arguments
+        texts.append(str(part.without_defaults()))
+    made = [made_part(what, text) for text in texts]
+    for text, one in zip(texts, made, strict=True):
+        check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
+        _check_single(what, one, text)
     # The order in which they are given changes nothing.
-    ordered = sorted(zip(parts, made, strict=True), key=lambda pair: pair[1].order)
-    return tuple(str(part) for part, _ in ordered)
+    ordered = sorted(zip(texts, made, strict=True), key=lambda pair: pair[1].order)
+    return tuple(text for text, _ in ordered)
 
 
 _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))
@@ -431,10 +429,13 @@ def named_method(name: str, strength: float | None = None) -> Named:
       TypeError: a value has a wrong type.
       ValueError: the method is unknown, its strength is missing, or it takes no strength.
     """
-    if known := _known(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
+    if known := known_or_none(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
         name = METHODS.get(known, known)
-    part = Part.parse(_filled("methods", name, strength, _RULES), "methods")
-    if known_or_none(part.name, _PARTS["method"]) is None:
+    text = _filled("methods", name, strength, "rule")
+    if text in (VERIFIER_ALONE, DRAFTER_ALONE):
+        return Named("Lossless", text)
+    part = Part.parse(text, "methods", ("rule", "method"))
+    if part.name not in names_of("method"):
         return Named(str(part), None)
     rule = dict(part.named).get("rule", Part("Lossless"))
     others = tuple(pair for pair in part.named if pair[0] != "rule")
@@ -445,24 +446,20 @@ def named_stopping(name: str | None, threshold: float | None = None) -> str | No
     """Returns the policy of a name or a text, with its threshold; see `named_method`."""
     if name is None:
         return None
-    known = _known(name, STOPPING)
+    known = known_or_none(name, STOPPING)
     text = STOPPING[known] if known else name
-    return _filled("stopping", text, threshold, _PARTS["stopping"])
+    return _filled("stopping", text, threshold, "stopping")
 
 
-def known_or_none(name: str, known: Mapping[str, Any]) -> str | None:
+def known_or_none(name: str, known: Iterable[str]) -> str | None:
     """Like `known_name`, but returns None for an unknown name."""
     try:
         return known_name("", name, known)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
 
 
-def _known(name: str, table: Collection[str]) -> str | None:
-    return known_or_none(name, dict.fromkeys(table))
-
-
-def _filled(what: str, text: str, number: float | None, known: Mapping[str, Any]) -> str:
+def _filled(what: str, text: str, number: float | None, field: str) -> str:
     """The text with its number."""
     if number is not None:
         number = float(one_number(f"{what}: {text}", number, dtype=float))
@@ -472,11 +469,7 @@ def _filled(what: str, text: str, number: float | None, known: Mapping[str, Any]
         return text.replace(PLACE, repr(number))
     if number is None:
         return text
-    name = known_name(what, text, known) if "(" not in text and "." not in text else text
-    if "(" in text or not _takes_number(known.get(name)):
+    part = Part.parse(text, what, (field,))
+    if "(" in text or not inspect.signature(PARTS[part.name]).parameters:
         raise ValueError(f"{what}: {text} takes no number, got {number:g}: give None")
-    return f"{name}({number!r})"
-
-
-def _takes_number(kind: Any) -> bool:
-    return kind is None or bool(dataclasses.fields(kind))
+    return f"{part.name}({number!r})"

@@ -88,7 +88,7 @@ def test_figures_are_means_over_positions(models, texts):
 
 
 def test_what_the_verifier_cannot_draw_is_null_in_json(models, texts):
-    (found,) = of(models, texts, [Setting(rule="OPT(100.0)")])
+    (found,) = of(models, texts, [Setting(rule="OPT(1e999)")])
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert found.nats_per_token == math.inf and told["nats_per_token"] is None
     assert found.acceptance == pytest.approx(1.0) and found.defers == 0.0
@@ -118,7 +118,7 @@ def test_hundreds_of_strengths_are_one_program_each_rule(models, texts):
     few = KnownTexts(texts.prompts[:8], texts.outputs[:8])
     # Other tests may have compiled the same rules for the same shapes.
     positions._alone(jax.default_backend()).clear_cache()
-    strengths = np.linspace(-0.5, 1.5, 150).tolist()
+    strengths = np.linspace(-0.5, 1.0, 150).tolist()
     rule = [f"OPT({x})" for x in strengths] + [f"DiffLog({x})" for x in strengths[:60]]
     settings = [
         Setting(rule=one, max_draft=g, verification=v)
@@ -127,7 +127,7 @@ def test_hundreds_of_strengths_are_one_program_each_rule(models, texts):
     ]
     assert len(of(models, few, settings)) == 210 * 3
     assert positions.num_programs() == 2
-    of(models, few, [Setting(rule="OPT(7.0)")])
+    of(models, few, [Setting(rule="OPT(0.7)")])
     assert positions.num_programs() == 2
     # Whether it would be seen: another rule is another program.
     of(models, few, [Setting(rule="Chow(0.5)")])
@@ -251,8 +251,11 @@ CANNOT = {
     "head": ({"stopping": "Survival(HeadEstimate(), 0.5)"}, "the drafter has no acceptance head"),
     "model": ({"drafter": "other"}, "no model 'other'; the models are verifier, drafter"),
     "budget": ({"rule": "Budgeted(OPT(0.5), 0.1)"}, "decisions of Budgeted depend on"),
-    "method": ({"method": "TokenCascade"}, "choice of the model depends on the text"),
-    "rule": ({"rule": "OPT(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
+    "method": (
+        {"rule": "Chow(0.3)", "method": "TokenCascade"},
+        "choice of the model depends on the text",
+    ),
+    "rule": ({"rule": "Lossy(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
     "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
     "beam": ({"drafting": "Tree(depth=2, width=2, beam=1)"}, "depends on tokens that are not in"),
     "judge": (
@@ -265,7 +268,7 @@ CANNOT = {
         "is not a Cascade, a Lookup or a Tree",
     ),
     "rules": (
-        {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=OPT(0.1))"},
+        {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=Lossy(0.1))"},
         "a Cascade may set only K, models, last and lenience",
     ),
 }

@@ -153,3 +153,27 @@ def test_processors_are_texts(wrong):
     with pytest.raises(TypeError, match="processors must be a tuple of texts such as .*MinP"):
         Grid(processors=wrong)
     assert Grid(processors=["MinP(0.05)"]) and Grid(processors=("MinP(0.05)",))
+
+
+def test_parts_that_do_not_fit_are_left_out_and_a_value_that_never_fits_is_an_error():
+    found = Grid(
+        methods={"lossy": 0.2, "chow": 0.3},
+        verifications=("Block", "GreedyBlock"),
+        stopping={None: None, "confidence": 0.4},
+        drafting=(None, "Lookup()"),
+    ).settings()
+    kinds = {
+        (x.rule, x.verification, x.stopping, x.drafting) for x in found if not x.is_alone
+    }  # fmt: skip
+    # No carry with drafts of any length, no confidence of what is copied.
+    assert kinds == {
+        ("Lossy(0.2)", "Block", None, None),
+        ("Lossy(0.2)", "GreedyBlock", None, None),
+        ("Lossy(0.2)", "Block", "Confidence(0.4)", None),
+        ("Lossy(0.2)", "Block", None, "Lookup"),
+        ("Chow(0.3)", "Block", None, None),
+        ("Chow(0.3)", "GreedyBlock", None, None),
+        ("Chow(0.3)", "Block", "Confidence(0.4)", None),
+    }
+    with pytest.raises(ValueError, match=r"rule='Chow\(0.3\)'.* cannot be combined"):
+        Grid(methods={"lossy": 0.2, "chow": 0.3}, drafting=("Lookup()",))

@@ -32,12 +32,12 @@ def greedy(pair):
 
 ENDS = [
     (specjax.TokenCascade(), rules.Chow(0.0), rules.Chow(1.0)),
-    (specjax.OracleCascade(), rules.Diff(-2.0), rules.Diff(2.0)),
+    (specjax.OracleCascade(), rules.Diff(-np.inf), rules.Diff(np.inf)),
     (specjax.SequenceCascade(), rules.SequenceChow(0.0), rules.SequenceChow(1.0)),
     (
         specjax.BiLDCascade(),
         rules.FallbackRollback(rules.Chow(0.0), rules.BiLD(0.0)),
-        rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(1e9)),
+        rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(np.inf)),
     ),
 ]
 

@@ -71,12 +71,12 @@ def test_a_request_can_be_dropped(decoder, expected):
 
 def test_settings_are_each_requests_own(decoder):
     engine = decoder.engine(prompt_length=16, rows=2)
-    engine.add(_request(decoder, "a", 0, rule=rules.OPT(-9.0), draft_limit=0))
+    engine.add(_request(decoder, "a", 0, rule=rules.OPT(-0.9), draft_limit=0))
     engine.add(_request(decoder, "b", 1, sampling=Sampling(0.0)))
     rows = {}
     while engine.unfinished:
         rows |= {row.index: row for row in engine.step(until_empty=True)}
-    want = decoder(["a", "b"], seed=5, rule=rules.OPT([-9.0, 0.1]), sampling=Sampling([1.0, 0.0]),
+    want = decoder(["a", "b"], seed=5, rule=rules.OPT([-0.9, 0.1]), sampling=Sampling([1.0, 0.0]),
                    draft_limit=[0, 3])  # fmt: skip
     _check(rows.values(), want)
     assert not rows[0].info.drafted
