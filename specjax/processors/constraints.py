@@ -80,8 +80,8 @@ class Constraint(Processor):
         """Raises ValueError unless a row of `limit` tokens has room for a text."""
         if limit < self.shortest:
             raise ValueError(
-                f"max_new_tokens must be at least {self.shortest}, the shortest text that the constraint "
-                f"allows, got {limit}"
+                f"max_new_tokens must be at least {self.shortest}, the shortest text that the "
+                f"constraint allows, got {limit}"
             )
 
 
@@ -198,7 +198,7 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
     return Constraint(starts[which], shortest[which], source), table
 
 
-@bounded_cache(most_bytes=1 << 30)
+@bounded_cache(most_bytes=256 << 20)
 def _compiled(
     patterns: tuple[str, ...], of: Identity, vocab_size: int, goes_on: bool
 ) -> tuple[TokenTable, np.ndarray, np.ndarray]:
