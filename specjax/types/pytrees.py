@@ -27,8 +27,10 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
     names = tuple(field.name for field in fields if field.name not in (*static, *host))
 
     def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        leaves, fixed = (tuple(getattr(value, name) for name in of) for of in (names, static))
-        return leaves, (*fixed, _Unseen(host_values(value)))
+        leaves, fixed, unseen = (
+            tuple(getattr(value, name) for name in of) for of in (names, static, host)
+        )
+        return leaves, (*fixed, _Unseen(unseen))
 
     def flatten_with_keys(value: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
         keys = (jax.tree_util.GetAttrKey(name) for name in names)

@@ -173,6 +173,22 @@ def test_another_shape_is_counted(decoder):
     assert traced and compiled
 
 
+NUMBERS = {
+    "n-grams": processors.NoRepeatNgram,
+    "first": lambda numbers: processors.SuppressTokens(but(A), first=numbers),
+    "ends": lambda numbers: processors.MinNewTokens(numbers, eos_ids=but(A)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_row_has_its_own_whole_number(decoder, name):
+    numbers, prompts = np.array([1, 2, 3, 40]), ["one", "two", "two", "one"]
+    together = decoder(prompts, processors=(NUMBERS[name](numbers),)).texts
+    apart = [decoder(prompts, processors=(NUMBERS[name](n),)).texts for n in numbers]
+    assert together == [texts[i] for i, texts in enumerate(apart)]
+    assert len({tuple(texts) for texts in apart}) > 1
+
+
 # An engine's processor; the same with other strengths; and others of the same shape.
 DATA = [
     (
