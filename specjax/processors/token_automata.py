@@ -16,7 +16,6 @@ from specjax.processors.byte_automata import ByteAutomaton
 from specjax.processors.common import padded_size
 from specjax.processors.state_graphs import FAR, fewest_steps, members
 from specjax.tokenizers.tokenizer import Pieces
-from specjax.types import Array
 
 # The largest table, in bytes.
 MOST_BYTES = 512 << 20
@@ -54,9 +53,9 @@ class TokenTable(NamedTuple):
     No token is of an added class, and no text leads to an added state.
     """
 
-    table: Array
-    classes: Array
-    distances: Array
+    table: np.ndarray
+    classes: np.ndarray
+    distances: np.ndarray
 
 
 def padded(made: TokenAutomaton) -> TokenTable:

@@ -254,6 +254,18 @@ def test_a_padded_table_is_the_same_automaton(count):
     assert wide.distances[end] == 0 and (wide.distances[states - 1 : end] == 2**30).all()
 
 
+def test_many_schemas_share_few_programs(decoder):
+    values = [
+        processors.JsonSchema(
+            {"properties": {f"key {i} {j}": {"type": "integer"} for j in range(1 + i % 6)}}
+        )
+        for i in range(24)
+    ]
+    shapes = {value.bind(decoder.models)[1].table.shape for value in values}
+    compiled = [rows_of(decoder, value)[2] > 0 for value in values]
+    assert sum(compiled) <= len(shapes) <= 3
+
+
 def test_shapes_are_few():
     assert len({padded_size(n) for n in range(1, 152_000)}) == 16
     assert all(n <= padded_size(n) <= max(8, 2 * n - 1) for n in range(1, 5000))
