@@ -152,7 +152,8 @@ def _check_processors(given: Sequence[Processor], own: Sequence[Processor]) -> N
         if kinds[0] != kinds[1]:
             raise ValueError(
                 "processors of a request must be the engine's with other strengths: "
-                f"processors[{i}] is {one!r}, the engine has {other!r}: make the Decoder with it"
+                f"processors[{i}] is {one!r:.300}, the engine has {other!r:.300}: make the Decoder "
+                "with it"
             )
         for strength in jax.tree.leaves(one):
             if np.ndim(strength):
