@@ -60,12 +60,12 @@ class BoundBias(Processor):
     Its `params` are the ids as an array.
 
     Attributes:
-      ids: the tokens; of the host.
       values: for each id a number, or `[B]`; then zeros, up to a power of two.
+      ids: the tokens; of the host.
     """
 
-    ids: tuple[int, ...] = dataclasses.field(metadata={"host": True})
     values: tuple[Array | float, ...]
+    ids: tuple[int, ...] = dataclasses.field(metadata={"host": True})
 
     order: ClassVar[int] = 0
     forbids: ClassVar[bool] = False
@@ -116,7 +116,7 @@ class LogitBias(Unbound):
         check_known(self, "bias", ids, model)
         rest = padded_size(len(ids)) - len(ids)
         values = (*self.bias.values(), *[np.zeros((), np.float32)] * rest)
-        return BoundBias(ids, values), padded_ids(ids, model.model.vocab_size)
+        return BoundBias(values, ids), padded_ids(ids, model.model.vocab_size)
 
 
 @traced_dataclass
