@@ -97,7 +97,7 @@ class _RefusedError(Exception):
     """Why an expression is not compiled; follows its name."""
 
 
-@bounded_cache(most_bytes=512 << 20)
+@bounded_cache(most_bytes=128 << 20)
 def _compiled(pattern: str, ascii_only: bool) -> ByteAutomaton:
     if len(pattern) > MOST_CHARACTERS:
         raise _RefusedError(f"has {len(pattern)} characters, at most {MOST_CHARACTERS} are allowed")

@@ -75,12 +75,8 @@ def _gone(part: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return sum(map(_size, value))
-    return (
-        int(value.nbytes)
-        if hasattr(value, "nbytes")
-        else len(value)
-        if isinstance(value, str)
-        else 64
-    )
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    return 64 + (len(value) if isinstance(value, str | bytes) else 0)

@@ -10,9 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import checked
-from specjax.types import Array, Processor, PromptBatch
+from specjax.types import Array, Params, Processor, PromptBatch
 
 OVER = ("both", "prompt", "output")
+# The fewest entries of a padded list of tokens.
+LEAST = 8
+
+
+class Unbound(Processor):
+    """A processor in whose place `bind` gives another."""
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """Only a bound processor can: see `bind`."""
+        raise ValueError(f"{type(self).__name__} must be bound to a model: give it to a Decoder")
+
+
+def padded_size(count: int, least: int = LEAST) -> int:
+    """The size of an array that holds `count` entries: a power of two, so that sizes are few."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def padded_ids(ids: Iterable[int], rest: int) -> np.ndarray:
+    """Token ids as an array of `padded_size`, filled with `rest`."""
+    given = list(ids)
+    return np.array([*given, *[rest] * (padded_size(len(given)) - len(given))], np.int32)
 
 
 def check_strength(of: Processor, name: str, **span: Any) -> None:

@@ -1,6 +1,6 @@
 """Constraints: outputs that match a regular expression or a JSON schema.
 
-Axes: B rows, V vocabulary, C classes of tokens, K languages.
+Axes: B rows, V vocabulary, C classes of tokens.
 """
 
 import dataclasses
@@ -13,9 +13,11 @@ import numpy as np
 from specjax.checks import checked
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
+from specjax.processors.common import Unbound
 from specjax.processors.json_schemas import schema_pattern, schema_text
 from specjax.processors.state_graphs import FAR
-from specjax.processors.token_automata import TokenAutomaton, token_automaton
+from specjax.processors.token_automata import TokenTable, padded, token_automaton
+from specjax.tokenizers.tokenizer import Pieces
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
 
 
@@ -33,19 +35,19 @@ class Constraint(Processor):
     `JsonSchema` make it for a model.
 
     Attributes:
-      which: the language of the row, 0 .. K - 1: a number, or `[B]`.
-      source: what it was made from; static.
-      shortest: for each language the fewest tokens of a text; static.
+      start: the first state of the row's language: a number, or `[B]`.
+      shortest: the fewest tokens of a text of this language: a number, or `[B]`.
+      source: what it was made from; of the host.
     """
 
-    which: Array | int
-    source: str = dataclasses.field(metadata={"static": True})
-    shortest: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    start: Array | int
+    shortest: Array | int
+    source: str = dataclasses.field(metadata={"host": True})
 
     order: ClassVar[int] = 5
 
     def init(
-        self, params: TokenAutomaton, prompts: PromptBatch, vocab_size: int, room: int
+        self, params: TokenTable, prompts: PromptBatch, vocab_size: int, room: int
     ) -> _Progress:
         """See `types.Processor`.
 
@@ -57,10 +59,9 @@ class Constraint(Processor):
                 "prefix must be None, because a constraint describes the output from its first "
                 "token: remove the prefix or the constraint"
             )
-        which = jnp.broadcast_to(self.which, prompts.limits.shape)
-        return _Progress(jnp.asarray(params.starts)[which], prompts.limits)
+        return _Progress(jnp.broadcast_to(self.start, prompts.limits.shape), prompts.limits)
 
-    def process(self, params: TokenAutomaton, state: _Progress, logits: Array) -> Array:
+    def process(self, params: TokenTable, state: _Progress, logits: Array) -> Array:
         """See `types.Processor`."""
         following = params.table[state.states]  # [B, C]
         distances = jnp.where(following >= 0, params.distances[following], FAR)
@@ -68,7 +69,7 @@ class Constraint(Processor):
         allowed = distances < jnp.where(state.left > 0, state.left, FAR)[:, None]
         return jnp.where(jnp.take(allowed, params.classes, axis=1), logits, -jnp.inf)
 
-    def advance(self, params: TokenAutomaton, state: _Progress, tokens: Array) -> _Progress:
+    def advance(self, params: TokenTable, state: _Progress, tokens: Array) -> _Progress:
         """See `types.Processor`."""
         following = params.table[state.states, params.classes[tokens]]
         # Only an unprocessed draft has tokens that are not allowed. They are never accepted, so
@@ -78,16 +79,15 @@ class Constraint(Processor):
 
     def check_limit(self, limit: int) -> None:
         """Raises ValueError unless a row of `limit` tokens has room for a text."""
-        least = self.shortest[int(np.asarray(self.which))]
-        if limit < least:
+        if limit < self.shortest:
             raise ValueError(
-                f"max_new_tokens must be at least {least}, the shortest text that the constraint "
-                f"allows, got {limit}"
+                f"max_new_tokens must be at least {self.shortest}, the shortest text that the "
+                f"constraint allows, got {limit}"
             )
 
 
 @traced_dataclass
-class Regex(Processor):
+class Regex(Unbound):
     """Outputs that match a regular expression as a whole, as `re.fullmatch` decides.
 
     Attributes:
@@ -117,13 +117,9 @@ class Regex(Processor):
         patterns = _several("pattern", self.pattern, "")
         return _bound(f"Regex({_in_words(patterns)})", patterns, self.which, model)
 
-    def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """Only a bound processor can: see `bind`."""
-        raise ValueError("Regex must be bound to a model: give it to a Decoder")
-
 
 @traced_dataclass
-class JsonSchema(Processor):
+class JsonSchema(Unbound):
     """Outputs that are JSON of a schema. Needs the extra `constraints`.
 
     outlines-core turns a schema into a regular expression: the keys come in the schema's order, and
@@ -168,10 +164,6 @@ class JsonSchema(Processor):
         source = f"JsonSchema({_in_words(self.schema)}{space})"
         return _bound(source, patterns, self.which, model)
 
-    def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """Only a bound processor can: see `bind`."""
-        raise ValueError("JsonSchema must be bound to a model: give it to a Decoder")
-
 
 def _several(name: str, given: Any, example: str) -> tuple[str, ...]:
     found = (given,) if isinstance(given, str) else given
@@ -199,19 +191,26 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
             "complete must end: give the tokenizer eos_ids"
         )
     try:
-        made = _compiled(patterns, Identity(tokenizer), vocab_size, model.continues_prompts)
+        table, starts, shortest = _compiled(
+            patterns, Identity(tokenizer), vocab_size, model.continues_prompts
+        )
     except ValueError as error:
         raise ValueError(f"{source[:80]}: {error}") from None
-    shortest = tuple(int(x) for x in made.distances[made.starts])
-    return Constraint(which, source, shortest), made
+    return Constraint(starts[which], shortest[which], source), table
 
 
-@bounded_cache(most_bytes=1 << 30)
+@bounded_cache(most_bytes=256 << 20)
 def _compiled(
     patterns: tuple[str, ...], of: Identity, vocab_size: int, goes_on: bool
-) -> TokenAutomaton:
+) -> tuple[TokenTable, np.ndarray, np.ndarray]:
+    """The table of some languages, and for each its first state and its shortest text."""
     languages = [byte_automaton(pattern) for pattern in patterns]
     tokenizer = of.of
-    return token_automaton(
-        languages, tokenizer.pieces(), vocab_size, tokenizer.eos_ids, goes_on=goes_on
-    )
+    made = token_automaton(languages, _pieces(of), vocab_size, tokenizer.eos_ids, goes_on=goes_on)
+    return padded(made), made.starts, made.distances[made.starts]
+
+
+@bounded_cache(most_bytes=128 << 20)
+def _pieces(of: Identity) -> Pieces:
+    """The bytes of a tokenizer's tokens: as slow to read as a small schema is to compile."""
+    return of.of.pieces()

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import whole_number
 from specjax.processors.common import (
     check_over,
     check_strength,
@@ -145,20 +144,20 @@ class NoRepeatNgram(Processor):
     Source: `NoRepeatNGramLogitsProcessor` of transformers.
 
     Attributes:
-      size: n, at least 1; static.
+      size: n, at least 1; a whole number, or `[B]`.
       over: "both" (n-grams of prompt and output) or "output".
 
     Raises:
       ValueError: if a value is out of range.
     """
 
-    size: int = dataclasses.field(metadata={"static": True})
+    size: Array | int
     over: str = dataclasses.field(default="both", metadata={"static": True})
 
     order: ClassVar[int] = 13
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", whole_number("NoRepeatNgram.size", self.size, low=1))
+        check_strength(self, "size", low=1, dtype=jnp.int32)
         check_over(self, ("both", "output"))
 
     def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> _Text:
@@ -172,6 +171,7 @@ class NoRepeatNgram(Processor):
         """See `types.Processor`."""
         tokens, lengths = state
         rows, width = tokens.shape
+        size = column(self.size, logits)
         places = jnp.arange(width, dtype=jnp.int32)[None]
         repeats = places < lengths[:, None]
 
@@ -180,13 +180,12 @@ class NoRepeatNgram(Processor):
             earlier, repeats = so_far
             earlier = jnp.roll(earlier, 1, axis=1)
             last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
-            return earlier, repeats & (earlier == last) & (places >= back)
+            return earlier, repeats & ((earlier == last) & (places >= back) | (back >= size))
 
-        # A loop, because a long n-gram would make a long program.
-        most = min(self.size, width + 1)
-        _, repeats = lax.fori_loop(1, most, compare, (tokens, repeats), unroll=8)
+        most = jnp.minimum(jnp.max(size), width + 1)
+        _, repeats = lax.fori_loop(1, most, compare, (tokens, repeats))
         # Also if the text is shorter than n - 1.
-        repeats &= (lengths >= self.size - 1)[:, None]
+        repeats &= lengths[:, None] >= size - 1
         banned = jnp.zeros(logits.shape, bool)
         banned = banned.at[jnp.arange(rows)[:, None], tokens].max(repeats)
         return without(logits, banned)

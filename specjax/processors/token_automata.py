@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax.processors.byte_automata import ByteAutomaton
+from specjax.processors.common import padded_size
 from specjax.processors.state_graphs import FAR, fewest_steps, members
 from specjax.tokenizers.tokenizer import Pieces
 
@@ -23,6 +24,8 @@ _PAIRS = 4_000_000
 # Entries of a table that are read together.
 _ENTRIES = 1 << 22
 _SECONDS = 120.0
+# The fewest states and classes of a padded table.
+_LEAST = (256, 64)
 
 Pairs = Callable[[], Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]]
 
@@ -42,6 +45,28 @@ class TokenAutomaton(NamedTuple):
     classes: np.ndarray
     distances: np.ndarray
     starts: np.ndarray
+
+
+class TokenTable(NamedTuple):
+    """A `TokenAutomaton` without its starts, with powers of two of states and classes.
+
+    No token is of an added class, and no text leads to an added state.
+    """
+
+    table: np.ndarray
+    classes: np.ndarray
+    distances: np.ndarray
+
+
+def padded(made: TokenAutomaton) -> TokenTable:
+    """The table of an automaton, in one of few shapes."""
+    states, classes = made.table.shape
+    size, width = map(padded_size, made.table.shape, _LEAST)
+    table, distances = np.full((size, width), -1, np.int32), np.full(size, FAR)
+    table[: states - 1, :classes] = np.where(made.table == states - 1, size - 1, made.table)[:-1]
+    table[-1] = size - 1
+    distances[: states - 1], distances[-1] = made.distances[:-1], made.distances[-1]
+    return TokenTable(table, made.classes, distances)
 
 
 def token_automaton(

@@ -1,6 +1,6 @@
 """Processors of certain tokens, and of certain positions of the output.
 
-Axes: B rows, V vocabulary.
+Axes: B rows, K listed tokens with padding, V vocabulary.
 """
 
 import dataclasses
@@ -11,13 +11,16 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import checked, whole_number
+from specjax.checks import checked
 from specjax.processors.common import (
+    Unbound,
     check_known,
     check_strength,
     checked_ids,
     column,
     marked,
+    padded_ids,
+    padded_size,
     without,
 )
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
@@ -51,13 +54,36 @@ def _pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
 
 
 @traced_dataclass
-class LogitBias(Processor):
+class BoundBias(Processor):
+    """Adds numbers to the logits of some tokens; `LogitBias` makes it for a model.
+
+    Its `params` are the ids as an array.
+
+    Attributes:
+      values: for each id a number, or `[B]`; then zeros, up to a power of two.
+      ids: the tokens; of the host.
+    """
+
+    values: tuple[Array | float, ...]
+    ids: tuple[int, ...] = dataclasses.field(metadata={"host": True})
+
+    order: ClassVar[int] = 0
+    forbids: ClassVar[bool] = False
+
+    def process(self, params: Params, state: Any, logits: Array) -> Array:
+        """See `types.Processor`."""
+        added = [column(value, logits) for value in self.values]
+        return logits.at[:, params].add(jnp.concatenate(added, axis=1), mode="drop")
+
+
+@traced_dataclass
+class LogitBias(Unbound):
     """Adds a number to the logits of some tokens.
 
     Source: OpenAI's `logit_bias`; `SequenceBiasLogitsProcessor` of transformers for single tokens.
 
     Attributes:
-      bias: token id -> a finite number, or `[B]`; also as pairs. The ids are static.
+      bias: token id -> a finite number, or `[B]`; also as pairs.
 
     Raises:
       TypeError: if `bias` is not a mapping from token ids.
@@ -66,8 +92,8 @@ class LogitBias(Processor):
 
     bias: Any
 
-    order: ClassVar[int] = 0
-    forbids: ClassVar[bool] = False
+    order: ClassVar[int] = BoundBias.order
+    forbids: ClassVar[bool] = BoundBias.forbids
 
     def __post_init__(self) -> None:
         pairs = _pairs("LogitBias.bias", self.bias, "{42: -2.5} (token id: number)")
@@ -86,14 +112,11 @@ class LogitBias(Processor):
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        check_known(self, "bias", tuple(self.bias), model)
-        return self, ()
-
-    def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """See `types.Processor`."""
-        ids = jnp.asarray(list(self.bias), jnp.int32)
-        added = [column(value, logits) for value in self.bias.values()]
-        return logits.at[:, ids].add(jnp.concatenate(added, axis=1))
+        ids = tuple(self.bias)
+        check_known(self, "bias", ids, model)
+        rest = padded_size(len(ids)) - len(ids)
+        values = (*self.bias.values(), *[np.zeros((), np.float32)] * rest)
+        return BoundBias(values, ids), padded_ids(ids, model.model.vocab_size)
 
 
 @traced_dataclass
@@ -104,25 +127,23 @@ class SuppressTokens(_OverPositions):
     transformers (`first=1`).
 
     Attributes:
-      ids: the tokens; static.
-      first: the number of positions; None: all. Static.
+      ids: the tokens; of the host.
+      first: the number of positions, or `[B]`; None: all.
 
     Raises:
       TypeError: if `ids` are not token ids.
       ValueError: if the tokenizer lacks an id, `ids` has every token, or `first` is out of range.
     """
 
-    ids: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    first: int | None = dataclasses.field(default=None, metadata={"static": True})
+    ids: tuple[int, ...] = dataclasses.field(metadata={"host": True})
+    first: Array | int | None = None
 
     order: ClassVar[int] = 17
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", checked_ids("SuppressTokens.ids", self.ids))
         if self.first is not None:
-            object.__setattr__(
-                self, "first", whole_number("SuppressTokens.first", self.first, low=1)
-            )
+            check_strength(self, "first", low=1, dtype=jnp.int32)
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
@@ -132,11 +153,11 @@ class SuppressTokens(_OverPositions):
                 f"SuppressTokens.ids has all {size} tokens of the verifier, so none could follow: "
                 "leave some out"
             )
-        return self, ()
+        return self, marked(self.ids, size)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""
-        forbidden = jnp.asarray(marked(self.ids, logits.shape[1]))[None]
+        forbidden = params[None]
         if self.first is not None:
             forbidden = forbidden & (state < self.first)[:, None]
         return without(logits, forbidden)
@@ -149,14 +170,14 @@ class ForcedTokens(_OverPositions):
     Source: `ForcedBOSTokenLogitsProcessor` of transformers, for other positions too.
 
     Attributes:
-      tokens: position of the output (0 is the first) -> token id; static.
+      tokens: position of the output (0 is the first) -> token id; of the host.
 
     Raises:
       TypeError: if `tokens` is not a mapping from positions to token ids.
       ValueError: if a position is negative, or the tokenizer lacks an id.
     """
 
-    tokens: Any = dataclasses.field(metadata={"static": True})
+    tokens: Any = dataclasses.field(metadata={"host": True})
 
     order: ClassVar[int] = 16
 
@@ -170,18 +191,19 @@ class ForcedTokens(_OverPositions):
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        check_known(self, "tokens", tuple(token for _, token in self.tokens), model)
-        return self, ()
+        positions, ids = zip(*self.tokens, strict=True)
+        check_known(self, "tokens", ids, model)
+        return self, (padded_ids(positions, -1), padded_ids(ids, -1))
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""
+        positions, ids = params
+        here = positions[None] == state[:, None]  # [B, K]
+        token = jnp.max(jnp.where(here, ids[None], -1), axis=1, keepdims=True)
         place = jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
-        for position, token in self.tokens:
-            here = (state == position)[:, None]
-            # Not where a constraint forbids it.
-            forced = jnp.where((place == token) & (logits > -jnp.inf), 0.0, -jnp.inf)
-            logits = jnp.where(here, forced, logits)
-        return logits
+        # Not where a constraint forbids it.
+        forced = jnp.where((place == token) & (logits > -jnp.inf), 0.0, -jnp.inf)
+        return jnp.where(token >= 0, forced, logits)
 
 
 @traced_dataclass
@@ -192,7 +214,7 @@ class MinNewTokens(_OverPositions):
 
     Attributes:
       tokens: at least 0; a whole number, or `[B]`.
-      eos_ids: the tokens that end a row; the verifier's by default. Static.
+      eos_ids: the tokens that end a row; the verifier's by default. Of the host.
 
     Raises:
       TypeError: if `eos_ids` are not token ids.
@@ -200,7 +222,7 @@ class MinNewTokens(_OverPositions):
     """
 
     tokens: Array | int
-    eos_ids: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    eos_ids: tuple[int, ...] = dataclasses.field(default=(), metadata={"host": True})
 
     order: ClassVar[int] = 14
 
@@ -213,12 +235,11 @@ class MinNewTokens(_OverPositions):
         """See `types.Processor`."""
         found = self.eos_ids or tuple(model.tokenizer.eos_ids)
         check_known(self, "eos_ids", found, model)
-        return dataclasses.replace(self, eos_ids=found), ()
+        return dataclasses.replace(self, eos_ids=found), marked(found, model.model.vocab_size)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         """See `types.Processor`."""
-        ends = jnp.asarray(marked(self.eos_ids, logits.shape[1]))[None]
-        return without(logits, ends & (state < self.tokens)[:, None])
+        return without(logits, params[None] & (state < self.tokens)[:, None])
 
 
 @traced_dataclass

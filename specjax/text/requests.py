@@ -15,6 +15,7 @@ import numpy as np
 from specjax.decoding import Method
 from specjax.text.prompts import Prompt
 from specjax.types import Processor, Rule, Sampling
+from specjax.types.pytrees import host_values
 
 DRAWN = ("temperature", "top_k", "top_p")
 _WORD = 2**32 - 1
@@ -147,11 +148,12 @@ def _check_sampling(given: Any, own: Sampling) -> None:
 
 def _check_processors(given: Sequence[Processor], own: Sequence[Processor]) -> None:
     for i, (one, other) in enumerate(itertools.zip_longest(given, own)):
-        structures: set[Any] = {jax.tree.structure(x) for x in (one, other)}
-        if len(structures) > 1:
+        kinds: list[Any] = [(jax.tree.structure(x), host_values(x)) for x in (one, other)]
+        if kinds[0] != kinds[1]:
             raise ValueError(
                 "processors of a request must be the engine's with other strengths: "
-                f"processors[{i}] is {one!r}, the engine has {other!r}: make the Decoder with it"
+                f"processors[{i}] is {one!r:.300}, the engine has {other!r:.300}: make the Decoder "
+                "with it"
             )
         for strength in jax.tree.leaves(one):
             if np.ndim(strength):

@@ -24,7 +24,8 @@ class Processor(Protocol):
     """Changes the distribution that tokens are drawn from; a pytree.
 
     Its leaves are its strengths: numbers, or `[B]` a number per row. Everything else about it is
-    static and hashable. Derive your own from this class and decorate it with
+    static and hashable, or of the host: data such as token ids, which `bind` turns into arrays, so
+    that other ids compile nothing. Derive your own from this class and decorate it with
     `types.traced_dataclass`; `init`, `advance` and `bind` may be left out.
 
     Its state follows the tokens of each row. It advances token by token along a drafted block, and

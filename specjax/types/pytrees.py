@@ -14,18 +14,23 @@ _T = TypeVar("_T")
 def traced_dataclass(cls: type[_T]) -> type[_T]:
     """Makes a frozen dataclass whose fields are the leaves of a pytree.
 
-    A field with `metadata={"static": True}` is hashable and belongs to the tree's structure.
+    A field with `metadata={"static": True}` is hashable and belongs to the tree's structure. One
+    with `metadata={"host": True}` belongs to neither, so another value compiles nothing: a program
+    must not read it, and what a program returns may have the value of another call.
     Unflattening bypasses `__init__` and `__post_init__`: ranges are checked once, for a user's
     concrete value; jit, vmap, eval_shape and tree maps may put anything into the fields.
     """
     data: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(data)
-    names = tuple(field.name for field in fields if not field.metadata.get("static"))
     static = tuple(field.name for field in fields if field.metadata.get("static"))
+    host = tuple(field.name for field in fields if field.metadata.get("host"))
+    names = tuple(field.name for field in fields if field.name not in (*static, *host))
 
     def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        leaves, fixed = (tuple(getattr(value, name) for name in of) for of in (names, static))
-        return leaves, fixed
+        leaves, fixed, unseen = (
+            tuple(getattr(value, name) for name in of) for of in (names, static, host)
+        )
+        return leaves, (*fixed, _Unseen(unseen))
 
     def flatten_with_keys(value: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
         keys = (jax.tree_util.GetAttrKey(name) for name in names)
@@ -34,7 +39,9 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
 
     def unflatten(fixed: tuple[Any, ...], children: Any) -> Any:
         value = object.__new__(data)
-        for name, child in zip((*names, *static), (*children, *fixed), strict=True):
+        *fixed_values, unseen = fixed
+        values = (*children, *fixed_values, *unseen.values)
+        for name, child in zip((*names, *static, *host), values, strict=True):
             object.__setattr__(value, name, child)
         return value
 
@@ -45,6 +52,28 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
     data.__repr__ = show
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
     return data
+
+
+def host_values(value: Any) -> tuple[Any, ...]:
+    """The values of the fields of the host; see `traced_dataclass`."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return tuple(getattr(value, field.name) for field in fields if field.metadata.get("host"))
+
+
+class _Unseen:
+    """Values that make no difference between the structures of trees."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unseen)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "unseen"
 
 
 def _show(leaf: Any) -> str:

@@ -1,6 +1,9 @@
 """Short ways to start a method."""
 
+import types
+
 from specjax import decoding, drafting, rules
+from specjax.text.binding import bind_processors
 from specjax.types import PromptBatch
 
 
@@ -19,3 +22,9 @@ def pair(verifier, drafter, rule=None, stopping=()):
 def alone(params):
     """Parameters of one model."""
     return decoding.MethodParams(params)
+
+
+def bound_to(vocab_size, *processors):
+    """Processors bound to a vocabulary, and their arrays."""
+    sizes = types.SimpleNamespace(vocab_size=vocab_size)
+    return bind_processors(processors, types.SimpleNamespace(model=sizes, partitioner=None))

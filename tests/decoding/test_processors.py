@@ -20,7 +20,7 @@ from specjax import (
     verification,
 )
 from specjax.decoding.state import insert_rows
-from tests.decoding.helpers import begin
+from tests.decoding.helpers import begin, bound_to
 from tests.drafting.choices import Law
 from tests.tables import targets
 from tests.variants import variants
@@ -186,12 +186,12 @@ def begun_round(names, drafter, verify):
     proposer, params = DRAFTERS[drafter]
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
     one_round = decoding.Round(MODEL, proposer, judge, process_drafts=drafter != "unprocessed")
-    law = Law(one_round, types.Sampling(processors=[PROCESSORS[x][0] for x in names]).processors)
+    given, shared = bound_to(V, *(PROCESSORS[x][0] for x in names))
+    law = Law(one_round, given)
     ordered = [name for name in (ORDERED if len(names) > 1 else names) if name in names]
-    none = ((),) * len(names)
     return (
         law,
-        lambda rule: decoding.MethodParams(P, params, rule, none),
+        lambda rule: decoding.MethodParams(P, params, rule, shared),
         [PROCESSORS[name][1] for name in ordered],
     )
 
@@ -383,8 +383,8 @@ def test_wrong_values_are_refused():
 
 def test_no_processor_leaves_a_row_without_tokens():
     """Each alone would leave none at the second position: the one that comes last is left out."""
-    forced = processors.ForcedTokens({1: 1}), processors.SuppressTokens((1,))
-    params = decoding.MethodParams(P, processors=((), ()))
+    forced, shared = bound_to(V, processors.ForcedTokens({1: 1}), processors.SuppressTokens((1,)))
+    params = decoding.MethodParams(P, processors=shared)
     method = decoding.Autoregressive(MODEL)
     drawn = sampling.Sampling(processors=forced)
     state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
@@ -397,10 +397,11 @@ def test_no_processor_hides_a_nan():
     logits = jnp.array([[np.nan, 2.0, 1.0], [0.0, 2.0, 1.0]])
     batch = types.PromptBatch(INPUTS[:2], LENGTHS[:2], np.arange(2), np.full(2, 4))
     for name, (processor, _) in PROCESSORS.items():
-        drawn = types.Sampling(processors=(processor,))
-        state = processing.begun(batch._replace(sampling=drawn), V, 4, ((),))
+        given, shared = bound_to(V, processor)
+        drawn = types.Sampling(processors=given)
+        state = processing.begun(batch._replace(sampling=drawn), V, 4, shared)
         drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, 2), drawn)
-        drawn = processing.bound(processing.with_processing(drawn, state), ((),))
+        drawn = processing.bound(processing.with_processing(drawn, state), shared)
         found = np.asarray(jnp.isnan(processing.distributions(logits, drawn)).any(axis=1))
         np.testing.assert_array_equal(found, [True, False], err_msg=name)
 
@@ -420,8 +421,8 @@ LARGE = [
 @pytest.mark.parametrize("processor", LARGE, ids=repr)
 def test_no_strength_is_too_large(processor):
     """The text is still one that another processor allows."""
-    given = (processors.SuppressTokens((2,)), processor, processor)
-    params = decoding.MethodParams(P, processors=((), (), ()))
+    given, shared = bound_to(V, processors.SuppressTokens((2,)), processor, processor)
+    params = decoding.MethodParams(P, processors=shared)
     for temperature in (0.0, 1e-6, 1.0):
         method, drawn = decoding.Autoregressive(MODEL), sampling.Sampling(temperature)
         drawn = dataclasses.replace(drawn, processors=given)

@@ -14,7 +14,7 @@ from specjax import decoding, drafting, processors, rules, testing, types, verif
 from specjax.processors import token_automata
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.json_schemas import schema_pattern
-from specjax.processors.token_automata import token_automaton
+from specjax.processors.token_automata import padded, token_automaton
 from specjax.tokenizers.tokenizer import Pieces
 from tests.drafting.choices import Law
 from tests.processors.schema_values import SCHEMAS, fits
@@ -132,11 +132,11 @@ def laws(table):
 def test_the_law_of_constrained_outputs(case):
     verify, rule = case[0], {"Lossless": rules.Lossless(), "OPT": rules.OPT(0.2)}[case[1]]
     made = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
-    one = processors.Constraint(0, "a test", (1,))
+    one = processors.Constraint(made.starts[0], 1, "a test")
     drafter = drafting.NeuralDrafter(MODEL, 2)
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
     law = Law(decoding.Round(MODEL, drafter, judge), (one,))
-    shared = jax.tree.map(jnp.asarray, made)
+    shared = jax.tree.map(jnp.asarray, padded(made))
     given = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), rule, (shared,))
     p, q = laws(P), laws(Q)
     target = testing.target_law(targets(rule, (q, p, q, p)), N)
@@ -217,10 +217,9 @@ def test_a_limit_below_the_shortest_text_is_refused(pair):
 
 
 def test_past_its_limit_a_draft_may_go_on():
-    made = jax.tree.map(
-        jnp.asarray, token_automaton([byte_automaton("ab")], TOY, 3, (2,), goes_on=True)
-    )
-    one, ones = processors.Constraint(0, "a test", (2,)), jnp.ones(1, jnp.int32)
+    made = token_automaton([byte_automaton("ab")], TOY, 3, (2,), goes_on=True)
+    one, ones = processors.Constraint(made.starts[0], 2, "a test"), jnp.ones(1, jnp.int32)
+    made = jax.tree.map(jnp.asarray, padded(made))
     prompts = types.PromptBatch(ones[None], ones, ones, limits=0 * ones)
     place = one.init(made, prompts, 3, 8)
     assert np.isfinite(one.process(made, place, jnp.zeros((1, 3)))).any()

@@ -7,6 +7,7 @@ import pytest
 
 from specjax import processing, processors
 from specjax.types import PromptBatch, Sampling
+from tests.decoding.helpers import bound_to
 from tests.models.tiny import quick_jit
 
 torch = pytest.importorskip("torch")
@@ -81,14 +82,15 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_transformers(name):
-    processor, other = CASES[name]
+    (given, other) = CASES[name]
+    (processor,), (shared,) = bound_to(V, given)
     rng = np.random.default_rng(len(name))
     # Few kinds of tokens, so that they repeat.
     prompts = rng.integers(0, 6, (ROWS, PROMPT)).astype(np.int32)
     outputs = rng.integers(0, 6, (ROWS, OUTPUT)).astype(np.int32)
     batch = PromptBatch(jnp.asarray(prompts), jnp.asarray(LENGTHS), ids=None, limits=None)
-    state = processor.init((), batch, V, OUTPUT + 1)
-    step = quick_jit(lambda state, x: processor.process((), state, x))
+    state = processor.init(shared, batch, V, OUTPUT + 1)
+    step = quick_jit(lambda state, x: processor.process(shared, state, x))
     changed = 0
     for emitted in range(OUTPUT + 1):
         logits = (3.0 * rng.standard_normal((ROWS, V))).astype(np.float32)
@@ -101,7 +103,7 @@ def test_logits_equal_those_of_transformers(name):
             np.testing.assert_allclose(ours[row], theirs, rtol=1e-6, err_msg=f"row {row}")
         changed += (ours != logits).sum()
         if emitted < OUTPUT:
-            state = processor.advance((), state, jnp.asarray(outputs[:, emitted]))
+            state = processor.advance(shared, state, jnp.asarray(outputs[:, emitted]))
     assert changed > ROWS / 2
 
 
@@ -127,14 +129,15 @@ def test_all_together_run_in_the_order_of_transformers():
         *(processors.NoRepeatNgram(2), processors.RepetitionPenalty(1.7)),
         processors.LogitBias({3: 2.5}),
     ]
+    ours, shared = bound_to(V, *ours)
     drawn = Sampling(0.7, 12, 0.9, ours)
-    rng, none = np.random.default_rng(0), ((),) * len(ours)
+    rng = np.random.default_rng(0)
     prompts = rng.integers(0, 6, (ROWS, PROMPT)).astype(np.int32)
     outputs = rng.integers(0, 6, (ROWS, 4)).astype(np.int32)
     batch = PromptBatch(prompts, LENGTHS, np.arange(ROWS), np.full(ROWS, 4), sampling=drawn)
-    state = processing.begun(batch, V, 5, none)
+    state = processing.begun(batch, V, 5, shared)
     drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, ROWS), drawn)
-    drawn = processing.bound(processing.with_processing(drawn, state), none)
+    drawn = processing.bound(processing.with_processing(drawn, state), shared)
     kept = []
     for emitted in range(5):
         logits = rng.standard_normal((ROWS, V)).astype(np.float32)

@@ -1,0 +1,271 @@
+"""Another value of a processor compiles nothing, and is not mistaken for the first."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import processors, types
+from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.common import padded_size
+from specjax.processors.token_automata import padded, token_automaton
+from specjax.runs.compilation_cache import count_compilations
+from specjax.tokenizers.tokenizer import Pieces
+from tests import tiny_pair
+
+V, A, B, C = 259, 100, 101, 102  # the ids of the letters in bytes
+SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (16,)}
+GREEDY = types.Sampling(0.0)
+TRACE = "/jax/core/compile/jaxpr_trace_duration"
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return specjax.Decoder(tiny_pair.tabular(5), sampling=GREEDY, **SHAPE)
+
+
+def only(*ids):
+    return lambda row: set(row.tokens) == set(ids)
+
+
+def but(*ids):
+    return [i for i in range(V) if i not in ids]
+
+
+def distinct(n):
+    def is_distinct(row):
+        grams = [tuple(row.tokens[i : i + n]) for i in range(len(row.tokens) - n + 1)]
+        return len(grams) == len(set(grams))
+
+    return is_distinct
+
+
+def matches(*patterns):
+    return lambda row: re.fullmatch(patterns[row.index], row.text)
+
+
+def is_one_of(*values):
+    return lambda row: json.loads(row.text) in values
+
+
+def true(row):
+    return True
+
+
+@types.traced_dataclass
+class OnlyToken(types.Processor):
+    """One of a user's own, with data of the host."""
+
+    token: int = dataclasses.field(metadata={"host": True})
+
+    def bind(self, model):
+        return self, np.array(self.token)
+
+    def process(self, params, state, logits):
+        there = jnp.arange(logits.shape[1]) == params
+        return jnp.where(there[None], logits, -jnp.inf)
+
+
+AB, CD, SMALL = "[ab]{1,4}", "c[0-9]{2}", {"type": "boolean"}
+# Two values of each processor, and what shows in a row that it was that value.
+VALUES = {
+    "LogitBias": (
+        (processors.LogitBias({A: 99.0}), only(A)),
+        (processors.LogitBias({B: 99.0, 7: -3.0}), only(B)),
+    ),
+    "LogitBias of many": (
+        (processors.LogitBias(dict.fromkeys(but(A), -99.0)), only(A)),
+        (processors.LogitBias(dict.fromkeys(but(B), -99.0)), only(B)),
+    ),
+    "SuppressTokens": (
+        (processors.SuppressTokens(but(A)), only(A)),
+        (processors.SuppressTokens(but(B)), only(B)),
+    ),
+    "SuppressTokens at first": (
+        (processors.SuppressTokens(but(A), first=2), lambda row: [*row.tokens[:3]] != [A] * 3),
+        (processors.SuppressTokens(but(B), first=7), lambda row: [*row.tokens[:7]] == [B] * 7),
+    ),
+    "ForcedTokens": (
+        (processors.ForcedTokens({0: A}), lambda row: row.tokens[0] == A),
+        (
+            processors.ForcedTokens({0: C, 1: B, 3: A}),
+            lambda row: [row.tokens[i] for i in (0, 1, 3)] == [C, B, A],
+        ),
+    ),
+    "MinNewTokens": (
+        (processors.MinNewTokens(2), lambda row: len(row.tokens) >= 2),
+        (
+            processors.MinNewTokens(12, eos_ids=but(A)),
+            lambda row: [*row.tokens] == [A] * 12,
+        ),
+    ),
+    "NoRepeatNgram": (
+        (processors.NoRepeatNgram(1), distinct(1)),
+        (processors.NoRepeatNgram(3), distinct(3)),
+    ),
+    "Regex": (
+        (processors.Regex(AB), matches(AB, AB)),
+        (processors.Regex(CD), matches(CD, CD)),
+    ),
+    "Regex of each row": (
+        (processors.Regex((AB, CD), which=np.array([1, 0])), matches(CD, AB)),
+        (processors.Regex(("x", AB, "y{3}"), which=np.array([2, 0])), matches("yyy", "x")),
+    ),
+    "JsonSchema": (
+        (processors.JsonSchema(SMALL), is_one_of(True, False)),
+        (processors.JsonSchema({"enum": [12, "two"]}), is_one_of(12, "two")),
+    ),
+    "own": ((OnlyToken(A), only(A)), (OnlyToken(B), only(B))),
+    **{
+        kind.__name__: ((kind(0.3), true), (kind(0.6), true))
+        for kind in (
+            *(processors.RepetitionPenalty, processors.FrequencyPenalty),
+            *(processors.PresencePenalty, processors.MinP, processors.TypicalP),
+            *(processors.EpsilonCutoff, processors.EtaCutoff),
+        )
+    },
+    "LinearTemperature": (
+        (processors.LinearTemperature(1.0, 0.5, 3), true),
+        (processors.LinearTemperature(0.5, 2.0, 5), true),
+    ),
+}
+
+
+def test_every_processor_has_its_values():
+    kinds = {type(value) for pair in VALUES.values() for value, _ in pair}
+    assert kinds == {*processors.ALL_PROCESSORS, OnlyToken}
+
+
+def rows_of(decoder, value):
+    """Two rows with a processor, and the numbers of programs traced and compiled for them."""
+    traces = []
+    jax.monitoring.register_event_duration_secs_listener(
+        listen := lambda event, *_, **__: traces.append(event) if event == TRACE else None
+    )
+    try:
+        with count_compilations() as counts:
+            rows = decoder(["one", "two"], processors=(value,)).rows
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return rows, len(traces), counts.compiled + counts.read
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_another_value_traces_and_compiles_nothing(decoder, name):
+    (first, is_first), (second, is_second) = VALUES[name]
+    one = rows_of(decoder, first)[0]
+    other, *counts = rows_of(decoder, second)
+    again = rows_of(decoder, first)[0]
+    assert counts == [0, 0]
+    assert all(map(is_first, one)) and all(map(is_second, other))
+    assert [row.text for row in again] == [row.text for row in one]
+
+
+def test_another_shape_is_counted(decoder):
+    rows_of(decoder, processors.LogitBias({A: 99.0}))
+    _, traced, compiled = rows_of(decoder, processors.LogitBias(dict.fromkeys(range(70), 1.0)))
+    assert traced and compiled
+
+
+NUMBERS = {
+    "n-grams": processors.NoRepeatNgram,
+    "first": lambda numbers: processors.SuppressTokens(but(A), first=numbers),
+    "ends": lambda numbers: processors.MinNewTokens(numbers, eos_ids=but(A)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_row_has_its_own_whole_number(decoder, name):
+    numbers, prompts = np.array([1, 2, 3, 40]), ["one", "two", "two", "one"]
+    together = decoder(prompts, processors=(NUMBERS[name](numbers),)).texts
+    apart = [decoder(prompts, processors=(NUMBERS[name](n),)).texts for n in numbers]
+    assert together == [texts[i] for i, texts in enumerate(apart)]
+    assert len({tuple(texts) for texts in apart}) > 1
+
+
+# An engine's processor; the same with other strengths; and others of the same shape.
+DATA = [
+    (
+        processors.LogitBias({A: 99.0}),
+        processors.LogitBias({A: 98.0}),
+        processors.LogitBias({B: 99.0}),
+    ),
+    (
+        processors.SuppressTokens(but(A), first=2),
+        processors.SuppressTokens(but(A), first=3),
+        processors.SuppressTokens(but(B), first=2),
+    ),
+    (processors.ForcedTokens({0: A}), None, processors.ForcedTokens({0: B})),
+    (processors.ForcedTokens({0: A}), None, processors.ForcedTokens({1: A})),
+    (
+        processors.MinNewTokens(2, eos_ids=(1,)),
+        processors.MinNewTokens(4, eos_ids=(1,)),
+        processors.MinNewTokens(2, eos_ids=(2,)),
+    ),
+    (
+        processors.NoRepeatNgram(2),
+        processors.NoRepeatNgram(4),
+        processors.NoRepeatNgram(2, "output"),
+    ),
+    (
+        processors.Regex((AB, CD)),
+        processors.Regex((AB, CD), which=1),
+        processors.Regex((AB, "c[0-8]{2}")),
+    ),
+    (processors.JsonSchema(SMALL), None, processors.JsonSchema({"type": "null"})),
+    (processors.JsonSchema(SMALL), None, processors.JsonSchema(SMALL, whitespace="")),
+    (OnlyToken(A), None, OnlyToken(B)),
+]
+
+
+@pytest.mark.parametrize(("own", "same", "other"), DATA, ids=repr)
+def test_a_request_has_the_data_of_its_engine(decoder, own, same, other):
+    given = specjax.Decoder(decoder.models, processors=(own,), sampling=GREEDY, **SHAPE)
+    engine = given.engine(prompt_length=16)
+    wrong = types.Sampling(0.0, processors=(other,))
+    with pytest.raises(ValueError, match=r"processors\[0\] is .*, the engine has"):
+        engine.add(specjax.Request("one", sampling=wrong))
+    same = own if same is None else same
+    engine.add(specjax.Request("one", sampling=types.Sampling(0.0, processors=(same,))))
+    rows = list(itertools.chain(*iter(lambda: engine.step() if engine.unfinished else None, None)))
+    assert [row.text for row in rows] == decoder(["one"], processors=(same,)).texts
+
+
+@pytest.mark.parametrize("count", [0, 1, 252, 253, 254, 255, 256, 300])
+def test_a_padded_table_is_the_same_automaton(count):
+    """Also where the states just fit."""
+    pieces = Pieces([b"", b"a", b"b", b"ab"], [b"", b"a", b"b", b"ab"])
+    made = token_automaton([byte_automaton(f"a{{{count}}}b?")], pieces, 4, (0,), goes_on=True)
+    wide, states = padded(made), len(made.table)
+    end = len(wide.table) - 1
+    assert states <= end + 1 and (end + 1, wide.table.shape[1]) in {(256, 64), (512, 64)}
+    steps, wide_steps = made.table[:, made.classes], wide.table[:, wide.classes]
+    np.testing.assert_array_equal(
+        wide_steps[: states - 1], np.where(steps == states - 1, end, steps)[:-1]
+    )
+    assert (wide.table[states - 1 : end] == -1).all() and (wide.table[end] == end).all()
+    np.testing.assert_array_equal(wide.distances[: states - 1], made.distances[:-1])
+    assert wide.distances[end] == 0 and (wide.distances[states - 1 : end] == 2**30).all()
+
+
+def test_many_schemas_share_few_programs(decoder):
+    values = [
+        processors.JsonSchema(
+            {"properties": {f"key {i} {j}": {"type": "integer"} for j in range(1 + i % 6)}}
+        )
+        for i in range(24)
+    ]
+    shapes = {value.bind(decoder.models)[1].table.shape for value in values}
+    compiled = [rows_of(decoder, value)[2] > 0 for value in values]
+    assert sum(compiled) <= len(shapes) <= 3
+
+
+def test_shapes_are_few():
+    assert len({padded_size(n) for n in range(1, 152_000)}) == 16
+    assert all(n <= padded_size(n) <= max(8, 2 * n - 1) for n in range(1, 5000))
