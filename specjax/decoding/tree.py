@@ -136,7 +136,7 @@ def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Arr
     """The token after the accepted tokens, `[B]`; `bonus [B, V]`: the target after whole blocks."""
     if judged.path is None:
         assert judged.acceptance is not None
-        given = draft_probs(chain, bonus.shape[1]), chain.num_drafted, judged.accepted, bonus
+        given = chain.probs, chain.num_drafted, judged.accepted, bonus, chain.tokens
         return jax.vmap(draw_next)(uniforms, judged.acceptance, *given)
     whole = judged.accepted == chain.num_drafted
     return jax.vmap(draw)(jnp.where(whole[:, None], bonus, judged.path.weights), uniforms)

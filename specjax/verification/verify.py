@@ -119,26 +119,28 @@ def _check_acceptance(verification: Verification, given: Any, shape: tuple[int, 
 def draw_next(
     uniforms: Array,
     acceptance: Acceptance,
-    draft_probs: Array,
+    draft_probs: Array | None,
     num_drafted: Array,
     num_accepted: Array,
     bonus: Array | None = None,
+    tokens: Array | None = None,
 ) -> Array:
     """The second half of `verify`: the token that follows the accepted ones.
 
     Args:
       uniforms: `[num_uniforms(V)]` float32, independent of each other and of those for `accept`.
       acceptance: from `accept`.
-      draft_probs: `[G + 1, V]` float32.
+      draft_probs: `[G + 1, V]` float32, or None if the tokens are certain.
       num_drafted: int32 scalar.
       num_accepted: int32 scalar.
       bonus: `[V]` float32, the target distribution after the whole block; None if
         `acceptance.targets` has it.
+      tokens: `[G]` int32, the block; read without `draft_probs`.
 
     Returns:
       An int32 token.
     """
-    target, draft, scale = _at(acceptance, draft_probs, num_accepted)
+    target, draft, scale = _at(acceptance, draft_probs, num_accepted, tokens)
     weights = residual_weights(target, draft, scale)
     weights = jnp.where(num_accepted < num_drafted, weights, target if bonus is None else bonus)
     return draw(weights, uniforms)
@@ -254,7 +256,14 @@ def _num_accepted(verification: Verification, uniforms: Array, acceptance: Accep
     return jnp.sum(jnp.cumprod(passes.astype(jnp.int32)), dtype=jnp.int32)
 
 
-def _at(acceptance: Acceptance, draft_probs: Array, i: Array) -> tuple[Array, Array, Array]:
+def _at(
+    acceptance: Acceptance, draft_probs: Array | None, i: Array, tokens: Array | None = None
+) -> tuple[Array, Array, Array]:
     """The target, the draft distribution and the scale after i accepted tokens."""
     scale = lax.dynamic_index_in_dim(acceptance.scales, i, keepdims=False)
-    return row(acceptance.targets, i), row(draft_probs, i), scale
+    target = row(acceptance.targets, i)
+    if draft_probs is not None:
+        return target, row(draft_probs, i), scale
+    assert tokens is not None
+    token = lax.dynamic_index_in_dim(tokens, i, keepdims=False)
+    return target, jax.nn.one_hot(token, target.size, dtype=jnp.float32), scale

@@ -166,10 +166,11 @@ class Outputs:
 
     Args:
       method: a `Speculative`.
+      max_new: the longest output.
     """
 
-    def __init__(self, method):
-        self.method, self.choices = method, Choices()
+    def __init__(self, method, max_new=3):
+        self.method, self.choices, self.max_new = method, Choices(), max_new
         self.outcomes = round_slots(method.round)
         assert len(self.outcomes) == method.round.num_uniforms
         self.combinations = combinations_of(self.outcomes)
@@ -192,7 +193,7 @@ class Outputs:
             draft_limits=one * draft_limit, sampling=Sampling(np.float32(temperature)),
         )  # fmt: skip
         law, rng = collections.Counter(), np.random.default_rng(0)
-        states = {(): (1.0, self.method.init(params, prompts, max_new=limit))}
+        states = {(): (1.0, self.method.init(params, prompts, max_new=self.max_new))}
         with self.choices.installed():
             while states:
                 text = min(states, key=len)

@@ -23,6 +23,7 @@ OF_A, OF_B = (drafting.NeuralDrafterParams(table) for table in (A, B))
 COPIES = drafting.LookupDrafter(V, 2)
 COPY = drafting.LookupDrafter(V, 1)
 CHAIN = drafting.NeuralDrafter(MODEL, 1, name="b")
+MATRIX = drafting.cascade([[1, 1], [0, 1]], {"a": MODEL}, COPY)
 BY_A = drafting.VerticalCascadeParams(A, OF_B)
 
 
@@ -80,10 +81,7 @@ CHAINS = {
         drafting.VerticalCascade(COPIES, MODEL, 2, name="a"),
         drafting.VerticalCascadeParams(A, ()),
     ),
-    "a matrix": (
-        drafting.cascade([[1, 1], [0, 1]], {"a": MODEL}, COPY),
-        None,
-    ),
+    "a matrix": (MATRIX, drafting.cascade_params(MATRIX, {"a": A})),
 }
 JUDGES = {
     "Walk": verification.Walk(),
@@ -93,30 +91,27 @@ JUDGES = {
     "Block": verification.Block(),
 }
 OF_TREES, OF_CHAINS = ("Walk", "Traversal", "TopDown"), ("Token", "Block", "Traversal")
-# (drafter, how children are drawn, verification, rule)
+# (drafter, how children are drawn, verification)
 CASES = [
-    *((*x, "Lossless") for x in itertools.product(WITH_TREES, CHILDREN, OF_TREES)),
-    *((x, None, judge, "Lossless") for x, judge in itertools.product(OTHERS, OF_TREES)),
-    *((x, None, judge, "Lossless") for x, judge in itertools.product(CHAINS, OF_CHAINS)),
+    *itertools.product(WITH_TREES, CHILDREN, OF_TREES),
+    *((x, None, judge) for x, judge in itertools.product(OTHERS, OF_TREES)),
+    *((x, None, judge) for x, judge in itertools.product(CHAINS, OF_CHAINS)),
 ]
 QUICK = [
-    *(("tree and copies", x, "Traversal", "Lossless") for x in CHILDREN),
-    ("tree and copies", "top+1", "TopDown", "Lossless"),
-    ("branches of branches", "top+1", "Traversal", "Lossless"),
-    ("chain and copies", None, "Traversal", "Lossless"),
-    ("wide chain", None, "Traversal", "Lossless"),
-    ("copy", None, "Block", "Lossless"),
-    ("reviewed copies", None, "Token", "Lossless"),
+    *(("tree and copies", x, "Traversal") for x in CHILDREN),
+    ("tree and copies", "top+1", "TopDown"),
+    ("branches of branches", "top+1", "Traversal"),
+    ("chain and copies", None, "Traversal"),
+    ("wide chain", None, "Traversal"),
+    ("copy", None, "Block"),
+    ("reviewed copies", None, "Token"),
 ]
 
 
 def made(name, children):
     if name in WITH_TREES:
         return WITH_TREES[name](children)
-    drafter, params = (OTHERS | CHAINS)[name]
-    if params is None:
-        params = drafting.cascade_params(drafter, {"a": A})
-    return drafter, params
+    return (OTHERS | CHAINS)[name]
 
 
 def wanted(limit):
@@ -135,13 +130,13 @@ def distance(found, law):
 
 @pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
 def test_every_limit_leaves_the_law(case):
-    name, children, judge, _ = case
+    name, children, judge = case
     drafter, own = made(name, children)
     outputs = Outputs(decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(EOS,)))
     params = decoding.MethodParams(P, own, rules.Lossless())
-    for limit in range(drafter.max_draft + 1):
-        found = outputs(params, PROMPT, 3, limit)
-        assert distance(found, wanted(3)) < 1e-6, f"draft limit {limit}"
+    for length, limit in itertools.product((1, 3), range(drafter.max_draft + 1)):
+        found = outputs(params, PROMPT, length, limit)
+        assert distance(found, wanted(length)) < 1e-6, (length, limit)
 
 
 FIRST, SECOND = (
