@@ -272,20 +272,25 @@ def checked_block(
     Raises:
       TypeError: naming the drafter and the field that is of a wrong shape, dtype or type.
     """
-    where = f"{type(drafter).__name__}.propose"
+    where, traits = f"{type(drafter).__name__}.propose", drafter.traits
     block, state = unpacked(where, returned, ("block", "state"))
     axes = {
         "tokens": "[B, G]",
-        "probs": "[B, G + 1, V]",
         "num_drafted": "[B]",
         **({"confidences": "[B, G + 1, V]"} if with_confidence else {}),
-        **({"parents": "[B, G]"} if drafter.traits.drafts_trees else {}),
+        **({"parents": "[B, G]"} if traits.drafts_trees else {}),
     }
+    # Of a drafter that draws nothing, and whose nodes' distributions no rule reads.
+    unread = traits.drafts_trees and not traits.has_distributions
+    certain = drafter.num_uniforms == 0 and (unread or not traits.drafts_trees)
+    if not certain or getattr(block, "probs", None) is not None:
+        rows = "R" if unread and getattr(block, "drawn_from", None) is not None else "G + 1"
+        axes["probs"] = f"[B, {rows}, V]"
     for name in ("laws", "sources", "drawn_from"):
         if getattr(block, name, None) is not None:
             axes[name] = "[B, G]"
     _check_given(where, drafter, block, DraftBlock, axes, limits.size)
-    if block.parents is not None and not drafter.traits.drafts_trees:
+    if block.parents is not None and not traits.drafts_trees:
         raise TypeError(f"{where}: parents must be None, or the traits say drafts_trees=True")
     return block._replace(num_drafted=jnp.clip(block.num_drafted, 0, limits)), state
 
@@ -335,6 +340,7 @@ def _check_given(
         raise TypeError(f"{where} must return a types.{kind.__name__} first, got {got}")
     longest = drafter.max_draft
     sizes = {"B": rows, "G": longest, "G + 1": longest + 1, "V": drafter.vocab_size}
+    sizes["R"] = (*getattr(given.probs, "shape", ()), 0, 0)[1]
     for name, letters in axes.items():
         shape = [sizes[letter] for letter in letters[1:-1].split(", ")]
         dtype = jnp.float32 if letters.endswith("V]") else jnp.int32

@@ -142,6 +142,8 @@ def nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
     position = jnp.arange(p.shape[1])[None]
     # Any NaN among the logits makes all probabilities NaN.
     in_verifier = jnp.isnan(p[..., 0]) & (position <= block.num_drafted[:, None])
+    if block.probs is None:
+        return in_verifier.any(axis=1), jnp.zeros(p.shape[:1], bool)
     in_drafter = jnp.isnan(block.probs[..., 0])
     if block.drawn_from is None:  # else rows without a draw are 0
         in_drafter &= position < block.num_drafted[:, None]

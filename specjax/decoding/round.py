@@ -37,7 +37,7 @@ from specjax.decoding.outcome import (
 )
 from specjax.decoding.scoring import Scored, Wanted, check_widths, powers_of_two, score
 from specjax.decoding.token_sources import round_sources, wanted_of
-from specjax.decoding.tree import Judgement, along, draw_after, judge, kept
+from specjax.decoding.tree import Judgement, along, draft_probs, draw_after, judge, kept
 from specjax.platforms import row, rows_in_tiles
 from specjax.processing import advance, unprocessed
 from specjax.sampling import num_uniforms
@@ -196,12 +196,14 @@ class Round:
             block.parents,
         )
         scored, state = self._read(params.verifier, state, block, active, wanted)
-        block = block._replace(probs=rows_in_tiles(block.probs))
+        if block.probs is not None:
+            block = block._replace(probs=rows_in_tiles(block.probs))
         nan = nan_in_passes(block, scored.p)
+        q = draft_probs(block, self.verifier.vocab_size) if params.rule.reads_draft else scored.p
         # The bonus row of the block is not filled in yet; it is read only later.
         with jax.named_scope("rule"):
             targets, credits = block_targets(
-                params.rule, state.credit, block.probs, scored.p, block.confidences, scored.p_conf
+                params.rule, state.credit, q, scored.p, block.confidences, scored.p_conf
             )
         targets = rows_in_tiles(targets)
         with jax.named_scope("verification"):
@@ -382,7 +384,8 @@ class Round:
     ) -> Any:
         if judged.acceptance is None:
             return carry
-        given = judged.acceptance, block.probs, block.num_drafted
+        probs = draft_probs(block, self.verifier.vocab_size)
+        given = judged.acceptance, probs, block.num_drafted
         following = jax.vmap(self.verification.next_carry)
         return following(*given, carry, judged.accepted, next_token)
 

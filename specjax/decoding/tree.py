@@ -57,6 +57,13 @@ def part_of(tree: TreeShape, start: int, end: int) -> TreeShape:
     return TreeShape(tree.depths[:, :end], tree.seen[:, start:end, :end])
 
 
+def draft_probs(block: DraftBlock, vocab: int) -> Array:
+    """`DraftBlock.probs` of a chain; of certain tokens one-hot, and made where they are read."""
+    if block.probs is not None:
+        return block.probs
+    return jax.nn.one_hot(jnp.pad(block.tokens, ((0, 0), (0, 1))), vocab, dtype=jnp.float32)
+
+
 class Judgement(NamedTuple):
     """The result of verification.
 
@@ -78,13 +85,14 @@ def judge(
     given = uniforms, block.tokens
     if block.parents is None:
         of_chains = jax.vmap(functools.partial(accept, verification))
-        acceptance, accepted = of_chains(*given, block.probs, targets, block.num_drafted, carry)
+        needed = verification.needs_probs
+        probs = draft_probs(block, targets.shape[2]) if needed else block.probs
+        acceptance, accepted = of_chains(*given, probs, targets, block.num_drafted, carry)
         return Judgement(accepted, acceptance, None)
     tree = *given, block.parents, block.laws, block.probs, targets, block.num_drafted
     # A user's own verification may not have this argument.
-    path = jax.vmap(verification.walk)(
-        *tree, *(() if block.drawn_from is None else (block.drawn_from,))
-    )
+    more = () if block.drawn_from is None else (block.drawn_from,)
+    path = jax.vmap(verification.walk)(*tree, *more)
     return Judgement(path.length, None, path)
 
 
@@ -128,7 +136,7 @@ def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Arr
     """The token after the accepted tokens, `[B]`; `bonus [B, V]`: the target after whole blocks."""
     if judged.path is None:
         assert judged.acceptance is not None
-        given = chain.probs, chain.num_drafted, judged.accepted, bonus
+        given = chain.probs, chain.num_drafted, judged.accepted, bonus, chain.tokens
         return jax.vmap(draw_next)(uniforms, judged.acceptance, *given)
     whole = judged.accepted == chain.num_drafted
     return jax.vmap(draw)(jnp.where(whole[:, None], bonus, judged.path.weights), uniforms)

@@ -171,7 +171,8 @@ def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
     """The union of blocks after the same committed token, in their order.
 
     A token that was not drawn, or that has all of its draft distribution, is joined with an equal
-    earlier token after the same text. It leaves the block, unless the law of a sibling needs it.
+    earlier token after the same text. A sibling that the law of a drawn token needs stays in the
+    union, and past its end if it was cut off: the draw did not know of the limit.
 
     Args:
       blocks: chains and trees; `sources` of all or of none.
@@ -179,22 +180,27 @@ def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
     Returns:
       A tree of up to the sum of their lengths, with `drawn_from` and without calls.
     """
+    nobody = sum(_rows(block) for block in blocks)  # the row that no token is drawn from
     parts, probs, start = [], [], 0
     for block in blocks:
-        parts.append(_part(block, start))
-        size = block.tokens.shape[1]
-        # The last node is a leaf: no token is drawn from its row. Other rows may be arbitrary.
-        used = jnp.arange(size, dtype=jnp.int32)[None] < block.num_drafted[:, None]
-        probs.append(jnp.where(used[..., None], block.probs[:, :size], 0.0))
-        start += size
-    none = jnp.zeros((blocks[0].num_drafted.size, start), jnp.int32)
-    # Places without a node are siblings of none: nothing is drawn from the last row.
-    tree = _Part(none, none, none, jnp.full_like(none, start), none, none[:, 0])
+        part = _part(block, start, nobody)
+        parts.append(part)
+        if block.probs is not None:
+            rows = start + jnp.arange(_rows(block), dtype=jnp.int32)
+            # Rows that nothing is drawn from may be arbitrary.
+            exists = jax.vmap(_exists)(part)[:, None]
+            used = jnp.any((part.drawn_from[:, None] == rows[None, :, None]) & exists, axis=2)
+            probs.append(jnp.where(used[..., None], block.probs[:, : rows.size], 0.0))
+        start += _rows(block)
+    size = sum(part.tokens.shape[1] for part in parts)
+    none = jnp.zeros((blocks[0].num_drafted.size, size), jnp.int32)
+    tree = _Part(none, none, none, jnp.full_like(none, nobody), none, none[:, 0])
     for part in parts:
         tree = jax.vmap(_joined)(tree, part)
+    tree = jax.vmap(_with_cut_siblings)(tree, parts)
     return DraftBlock(
         tokens=tree.tokens,
-        probs=jnp.pad(jnp.concatenate(probs, axis=1), ((0, 0), (0, 1), (0, 0))),
+        probs=jnp.pad(jnp.concatenate(probs, axis=1), ((0, 0), (0, 1), (0, 0))) if probs else None,
         confidences=None,
         num_drafted=tree.length,
         calls={},
@@ -205,34 +211,57 @@ def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
     )
 
 
-def _part(block: DraftBlock, start: int) -> _Part:
+def _rows(block: DraftBlock) -> int:
+    """The number of rows of `probs` that a token may be drawn from."""
+    if block.probs is None:
+        return 0
+    # The last node has no children.
+    return block.probs.shape[1] - (block.drawn_from is None)
+
+
+def _exists(part: _Part) -> Array:
+    """Which nodes of a row's part its limit left, `[n]`."""
+    return jnp.arange(part.tokens.size) < part.length
+
+
+def _part(block: DraftBlock, start: int, nobody: int) -> _Part:
     """A block whose `probs` begin at row `start` of the union's."""
-    size = block.tokens.shape[1]
-    parents, laws = block.parents, block.laws
+    tokens, parents, laws = block.tokens, block.parents, block.laws
     if parents is None:
-        parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], block.tokens.shape)
-        laws = jnp.full_like(block.tokens, ChildLaw.DRAWN)
+        size = tokens.shape[1]
+        parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tokens.shape)
+        laws = jnp.full_like(tokens, ChildLaw.DRAWN)
     if laws is None:
         raise TypeError("the trees of BranchesDrafter need DraftBlock.laws, how tokens were drawn")
-    rows = parents if block.drawn_from is None else block.drawn_from
-    drawn_by = block.probs[:, :size]
-    if block.parents is not None:
-        drawn_by = jax.vmap(jax.vmap(row, (None, 0)))(block.probs, rows)
-    chances = jax.vmap(jax.vmap(entry))(drawn_by, block.tokens)
-    # A token that was certain is a function of the text.
-    laws = jnp.where(chances >= 1.0, ChildLaw.TOP, laws)
-    sources = drafted_sources(block)
-    return _Part(block.tokens, parents, laws, rows + start, sources, block.num_drafted)
+    rows = jnp.full_like(tokens, nobody)
+    if block.probs is None:
+        laws = jnp.full_like(tokens, ChildLaw.TOP)
+    else:
+        own = parents if block.drawn_from is None else block.drawn_from
+        rows = jnp.where(own < _rows(block), own + start, nobody)
+        drawn_by = block.probs[:, : tokens.shape[1]]
+        if block.parents is not None:
+            drawn_by = jax.vmap(jax.vmap(row, (None, 0)))(block.probs, own)
+        chances = jax.vmap(jax.vmap(entry))(drawn_by, tokens)
+        # A token that was certain is a function of the text.
+        laws = jnp.where(chances >= 1.0, ChildLaw.TOP, laws)
+    return _Part(tokens, parents, laws, rows, drafted_sources(block), block.num_drafted)
+
+
+def _needed(part: _Part) -> Array:
+    """The nodes `[n]` without which a drawn node of the block would have another law."""
+    index = jnp.arange(part.tokens.size)
+    beside = (part.drawn_from[:, None] == part.drawn_from[None]) & _exists(part)[None]
+    elder = index[:, None] < index[None]
+    law = part.laws[None]
+    return jnp.any(beside & ((law == ChildLaw.OFF) | (elder & (law == ChildLaw.WITHOUT))), axis=1)
 
 
 def _joined(tree: _Part, part: _Part) -> _Part:
     """A row's tree with one more part."""
     size, longest = part.tokens.size, tree.tokens.size
     numbers = jnp.arange(1, longest + 1, dtype=jnp.int32)
-    fixed = part.laws == ChildLaw.TOP
-    drawn = ~fixed & (jnp.arange(size) < part.length)
-    beside = part.drawn_from[:, None] == part.drawn_from[None]
-    needed = jnp.any(beside & drawn[None], axis=1)  # by the law of a sibling
+    fixed, needed = part.laws == ChildLaw.TOP, _needed(part)
 
     def step(i: Array, carry: tuple[_Part, Array]) -> tuple[_Part, Array]:
         tree, places = carry  # places [n + 1]: where the nodes of the part are in the tree
@@ -249,3 +278,14 @@ def _joined(tree: _Part, part: _Part) -> _Part:
 
     start = tree, jnp.zeros((size + 1,), jnp.int32)
     return lax.fori_loop(0, size, step, start)[0]
+
+
+def _with_cut_siblings(tree: _Part, parts: Sequence[_Part]) -> _Part:
+    """A row's tree, and past its end the nodes that were cut off and that a law needs."""
+    kept = jnp.concatenate([_needed(part) & ~_exists(part) for part in parts])
+    tokens = jnp.concatenate([part.tokens for part in parts])
+    rows = jnp.concatenate([part.drawn_from for part in parts])
+    at = tree.length - 1 + jnp.cumsum(kept, dtype=jnp.int32)
+    at = jnp.where(kept, at, kept.size)
+    put = lambda x, new: x.at[at].set(new, mode="drop")  # noqa: E731
+    return tree._replace(tokens=put(tree.tokens, tokens), drawn_from=put(tree.drawn_from, rows))

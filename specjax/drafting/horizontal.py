@@ -14,6 +14,7 @@ from specjax.checks import check_count
 from specjax.decoding.guards import checked_block, checked_bonus, committed, planned
 from specjax.decoding.outcome import last_token
 from specjax.decoding.token_sources import drafted_sources, wanted_of
+from specjax.decoding.tree import draft_probs
 from specjax.drafting.blocks import append_block, cut_from, empty_block
 from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.processing import advance
@@ -152,6 +153,7 @@ class HorizontalCascade(SeveralDrafters):
                 **wanted_of(drafter, with_sources),
             )
             part, states[i] = checked_block(drafter, returned, allowed, wanted)
+            part = part._replace(probs=draft_probs(part, self.vocab_size))
             if wanted != with_confidence:
                 part = part._replace(confidences=jnp.zeros_like(part.probs))
             if with_sources:

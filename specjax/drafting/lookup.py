@@ -65,6 +65,7 @@ class LookupDrafter(Drafter):
     then the committed tokens. The longest ending that occurs earlier is used. If there is none, or
     the tokens after it reach the end of the context, a table continues; without a table the block
     ends. Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
+    Blocks have no `probs`.
 
     Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 if unknown; or
     `NGrams`, which uses the longest known ending of the text so far; or () for none. `Bigram.table`
@@ -150,10 +151,8 @@ class LookupDrafter(Drafter):
     ) -> tuple[DraftBlock, LookupState]:
         """See `Drafter`."""
         chain, known = self.chain(params, state, tokens)
-        # The bonus position's distribution is there, too: it costs nothing.
-        probs = jax.nn.one_hot(chain, self.vocab_size, dtype=jnp.float32)
         drafted = jnp.minimum(known, jnp.where(active, limits, 0))
-        return DraftBlock(chain[:, :-1], probs, None, drafted, {}), state
+        return DraftBlock(chain[:, :-1], None, None, drafted, {}), state
 
     def bonus(
         self,
@@ -169,8 +168,9 @@ class LookupDrafter(Drafter):
 
         A rule that reads q then leaves the verifier's distribution nearly as it is.
         """
-        at = block.num_drafted[:, None, None]
-        return Bonus(jnp.take_along_axis(block.probs, at, axis=1)[:, 0], None, {}), state
+        chain, _ = self.chain(params, state, tokens)
+        after = jnp.take_along_axis(chain, block.num_drafted[:, None], axis=1)[:, 0]
+        return Bonus(jax.nn.one_hot(after, self.vocab_size, dtype=jnp.float32), None, {}), state
 
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None

@@ -12,6 +12,7 @@ from jax import lax
 
 from specjax.checks import check_count
 from specjax.decoding.token_sources import drafted_sources, wanted_of
+from specjax.decoding.tree import draft_probs
 from specjax.drafting.lookup import LookupDrafter
 from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.types import (
@@ -126,8 +127,8 @@ class LookupFirst(SeveralDrafters):
             ),
             probs=jnp.where(
                 copies[:, None, None],
-                _wide(copied.probs, longest + 1),
-                _wide(drafted.probs, longest + 1),
+                _wide(draft_probs(copied, self.vocab_size), longest + 1),
+                _wide(draft_probs(drafted, self.vocab_size), longest + 1),
             ),
             confidences=None,
             num_drafted=jnp.where(copies, copied.num_drafted, count),

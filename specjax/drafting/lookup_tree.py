@@ -14,7 +14,6 @@ from specjax.drafting.lookup import LookupDrafter, LookupState, Match, longest_m
 from specjax.types import (
     Array,
     Bonus,
-    ChildLaw,
     DraftBlock,
     Drafter,
     DraftTraits,
@@ -107,16 +106,9 @@ class LookupTreeDrafter(Drafter):
             copied, known = self.lookup.chain(params, one, tokens)
             if i:  # without a match only the first copy continues, by the table
                 known = jnp.where(self.lookup.matched(one) > 0, known, 0)
-            chains.append(self._chain(copied[:, :-1], jnp.minimum(known, limits)))
+            count = jnp.minimum(known, limits)
+            chains.append(DraftBlock(copied[:, :-1], None, None, count, {}))
         return united(chains), state
-
-    def _chain(self, tokens: Array, count: Array) -> DraftBlock:
-        rows, longest = tokens.shape
-        # Nothing is drawn, so no row is read.
-        probs = jnp.zeros((rows, longest + 1, self.vocab_size), jnp.float32)
-        parents = jnp.broadcast_to(jnp.arange(longest, dtype=jnp.int32)[None], tokens.shape)
-        laws = jnp.full_like(tokens, ChildLaw.TOP)
-        return DraftBlock(tokens, probs, None, count, {}, parents, laws)
 
     def bonus(
         self,

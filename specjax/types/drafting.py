@@ -38,10 +38,12 @@ class DraftBlock(NamedTuple):
     blocks are chains, in which each token follows the token before.
 
     Attributes:
-      tokens: `[B, G]` int32; arbitrary past `num_drafted`.
+      tokens: `[B, G]` int32; arbitrary past `num_drafted`, but for siblings that a law of `OFF`
+        needs: they stay there, with their `parents` or `drawn_from`, if the limit cuts them off.
       probs: `[B, G + 1, V]` float32; row i is the drafter's distribution after node i: in a chain,
         the distribution that `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus
-        position, is filled in only if needed; likewise the rows of a tree's leaves.
+        position, is filled in only if needed; likewise the rows of a tree's leaves. None if the
+        drafter draws nothing (`num_uniforms` is 0): each token is certain, as a copy is.
       confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
       num_drafted: `[B]` int32, at most the row's limit; a round cuts longer blocks.
       calls: model's name -> int32 scalar, the number of its passes for the block.
@@ -51,13 +53,14 @@ class DraftBlock(NamedTuple):
         verification does not read it. A draw without mass gives a token that is never accepted.
       sources: `[B, G]` int32, the index into `Drafter.source_names` of each token's part; None
         unless it is requested, or of a single part.
-      drawn_from: `[B, G]` int32, the row of `probs` that each token of a tree was drawn from, in
-        0 .. G. Tokens of one row are siblings for WITHOUT and OFF. None: the row of the parent.
-        With it, row i need not be the distribution after node i (`DraftTraits.has_distributions`).
+      drawn_from: `[B, G]` int32, the row of `probs` that each token of a tree was drawn from.
+        Tokens of one row are siblings for WITHOUT and OFF. None: the row of the parent. With it,
+        `probs` may have any number of rows, and row i need not be the distribution after node i
+        (`DraftTraits.has_distributions`).
     """
 
     tokens: Array  # [B, G]
-    probs: Array  # [B, G + 1, V]
+    probs: Any  # [B, G + 1, V], or None
     confidences: Array | None  # [B, G + 1, V]
     num_drafted: Array  # [B]
     calls: dict[str, Array]

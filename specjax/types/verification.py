@@ -68,6 +68,8 @@ class Verification(Protocol):
         (block verification), not the index before the first failure (token verification).
       has_carry: whether a round's carry changes the targets of later rounds. Then the drafter's
         distribution is needed at the bonus position whatever the rule.
+      needs_probs: whether `acceptance` reads the distributions of drafts that are certain, too.
+        False: it gets None for them, instead of one-hot distributions.
       walks_trees: whether it has a `walk`.
       is_exact: whether what it emits follows the target distributions. If not, results do not know
         the distance from the verifier, and it cannot verify inside a cascade.
@@ -75,6 +77,7 @@ class Verification(Protocol):
 
     keeps_last_pass: ClassVar[bool] = False
     has_carry: ClassVar[bool] = False
+    needs_probs: ClassVar[bool] = True
     walks_trees: ClassVar[bool] = False
     is_exact: ClassVar[bool] = True
 
@@ -82,7 +85,7 @@ class Verification(Protocol):
     def acceptance(
         self,
         tokens: Array,
-        draft_probs: Array,
+        draft_probs: Any,
         target_probs: Array,
         num_drafted: Array,
         carry: Any = (),
@@ -103,7 +106,7 @@ class Verification(Protocol):
         tokens: Array,
         parents: Array,
         laws: Array | None,
-        draft_probs: Array,
+        draft_probs: Any,
         target_probs: Array,
         num_drafted: Array,
         drawn_from: Array | None = None,
@@ -115,7 +118,8 @@ class Verification(Protocol):
           tokens: `[G]` int32.
           parents: `[G]` int32; see `DraftBlock`.
           laws: `[G]` int32, or None; see `DraftBlock`.
-          draft_probs: `[G + 1, V]` float32, the drafter's distribution after each node.
+          draft_probs: `[G + 1, V]` float32, the drafter's distribution after each node; None if no
+            token was drawn. With `drawn_from`, any number of rows.
           target_probs: `[G + 1, V]` float32, the rule's target distribution after each node;
             unknown at leaves if the rule reads the drafter.
           num_drafted: int32 scalar, the number of tokens.

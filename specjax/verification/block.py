@@ -22,11 +22,12 @@ class Block(Verification):
     """Accepts the longest prefix whose uniform is below its threshold; see `Verification`."""
 
     keeps_last_pass: ClassVar[bool] = True
+    needs_probs: ClassVar[bool] = False
 
     def acceptance(
         self,
         tokens: Array,
-        draft_probs: Array,
+        draft_probs: Any,
         target_probs: Array,
         num_drafted: Array,
         carry: Any = (),
@@ -36,8 +37,11 @@ class Block(Verification):
         reached = block_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
         # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.
-        # A slice [G - 1, V] of the arrays would be a copy, so the result is sliced.
-        remain = jax.vmap(residual_mass)(target_probs, draft_probs, scales)[1:-1]
+        if draft_probs is None:  # all but the certain token
+            remain = scales[1:-1] * (1.0 - ratios(tokens, None, target_probs)[1:])
+        else:
+            # A slice [G - 1, V] of the arrays would be a copy, so the result is sliced.
+            remain = jax.vmap(residual_mass)(target_probs, draft_probs, scales)[1:-1]
         below = remain + (1.0 - scales[1:-1])
         inner = jnp.where(below == 0.0, 1.0, remain / jnp.where(below == 0.0, 1.0, below))
         inner = jnp.concatenate([inner, jnp.ones((1,), jnp.float32)])
@@ -48,7 +52,7 @@ class Block(Verification):
 
 
 def block_acceptance_probs(
-    tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array
+    tokens: Array, draft_probs: Array | None, target_probs: Array, num_drafted: Array
 ) -> Array:
     """The probabilities P_i = min(1, P_{i-1} pi_i(x_i) / q_i(x_i)) to accept at least i tokens.
 

@@ -54,7 +54,7 @@ class FLy(Token):
     def acceptance(
         self,
         tokens: Array,
-        draft_probs: Array,
+        draft_probs: Any,
         target_probs: Array,
         num_drafted: Array,
         carry: Any = (),

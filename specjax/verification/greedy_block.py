@@ -65,7 +65,7 @@ class GreedyBlock(Verification):
     def acceptance(
         self,
         tokens: Array,
-        draft_probs: Array,
+        draft_probs: Any,
         target_probs: Array,
         num_drafted: Array,
         carry: Any = (),

@@ -4,7 +4,7 @@ Source: Leviathan et al. (arXiv 2211.17192), Algorithm 1; Faster Cascades, Algor
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -16,10 +16,12 @@ from specjax.verification.verify import drafted, ratios
 class Token(Verification):
     """Accepts x_i with probability min(1, pi_i(x_i) / q_i(x_i)); see `Verification`."""
 
+    needs_probs: ClassVar[bool] = False
+
     def acceptance(
         self,
         tokens: Array,
-        draft_probs: Array,
+        draft_probs: Any,
         target_probs: Array,
         num_drafted: Array,
         carry: Any = (),
@@ -32,7 +34,7 @@ class Token(Verification):
 
 
 def token_acceptance_probs(
-    tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array
+    tokens: Array, draft_probs: Array | None, target_probs: Array, num_drafted: Array
 ) -> Array:
     """min(1, pi_i(x_i) / q_i(x_i)), zero past the block's length; `[G]` float32."""
     probs = jnp.minimum(ratios(tokens, draft_probs, target_probs), 1.0)

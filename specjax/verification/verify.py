@@ -76,7 +76,7 @@ def accept(
     verification: Verification,
     uniforms: Array,
     tokens: Array,
-    draft_probs: Array,
+    draft_probs: Array | None,
     target_probs: Array,
     num_drafted: Array,
     carry: Any = (),
@@ -87,6 +87,7 @@ def accept(
     Without a carry, nothing at the bonus position is read. So its draft and target distributions
     can be computed afterwards, and only if the whole block is accepted. The arguments are those of
     `verify`, except `uniforms`: `[G]` float32, independent (else block verification is biased).
+    `draft_probs` may be None for tokens that are certain; see `Verification.needs_probs`.
 
     Returns:
       The `Acceptance`, and the number of accepted tokens (int32 scalar).
@@ -118,26 +119,28 @@ def _check_acceptance(verification: Verification, given: Any, shape: tuple[int, 
 def draw_next(
     uniforms: Array,
     acceptance: Acceptance,
-    draft_probs: Array,
+    draft_probs: Array | None,
     num_drafted: Array,
     num_accepted: Array,
     bonus: Array | None = None,
+    tokens: Array | None = None,
 ) -> Array:
     """The second half of `verify`: the token that follows the accepted ones.
 
     Args:
       uniforms: `[num_uniforms(V)]` float32, independent of each other and of those for `accept`.
       acceptance: from `accept`.
-      draft_probs: `[G + 1, V]` float32.
+      draft_probs: `[G + 1, V]` float32, or None if the tokens are certain.
       num_drafted: int32 scalar.
       num_accepted: int32 scalar.
       bonus: `[V]` float32, the target distribution after the whole block; None if
         `acceptance.targets` has it.
+      tokens: `[G]` int32, the block; read without `draft_probs`.
 
     Returns:
       An int32 token.
     """
-    target, draft, scale = _at(acceptance, draft_probs, num_accepted)
+    target, draft, scale = _at(acceptance, draft_probs, num_accepted, tokens)
     weights = residual_weights(target, draft, scale)
     weights = jnp.where(num_accepted < num_drafted, weights, target if bonus is None else bonus)
     return draw(weights, uniforms)
@@ -194,10 +197,15 @@ def expected_accepted(verification: Verification, thresholds: Array) -> Array:
     return jnp.sum(jnp.arange(probs.size, dtype=probs.dtype) * probs)
 
 
-def ratios(tokens: Array, draft_probs: Array, target_probs: Array) -> Array:
-    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if any is; `[G]` float32."""
+def ratios(tokens: Array, draft_probs: Array | None, target_probs: Array) -> Array:
+    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if any is; `[G]` float32.
+
+    Without `draft_probs` the tokens are certain, and q_i(x_i) is 1.
+    """
     # A slice [G, V] of the arrays would be a copy, so the result is cut instead.
     padded = jnp.pad(tokens, (0, 1))
+    if draft_probs is None:
+        return jax.vmap(entry)(target_probs, padded)[:-1]
     target, draft = (jax.vmap(entry)(x, padded)[:-1] for x in (target_probs, draft_probs))
     ratio = target / jnp.where(draft == 0.0, 1.0, draft)
     return jnp.where(draft == 0.0, jnp.where(target > 0.0, jnp.inf, target), ratio)
@@ -208,8 +216,11 @@ def drafted(tokens: Array, num_drafted: Array) -> Array:
     return jnp.arange(tokens.size) < num_drafted
 
 
-def check_block(tokens: Array, draft_probs: Array, target_probs: Array, num_drafted: Array) -> None:
-    """Raises ValueError (at trace time) for other shapes or dtypes; see `verify`."""
+def check_block(
+    tokens: Array, draft_probs: Array | None, target_probs: Array, num_drafted: Array
+) -> None:
+    """Raises ValueError (at trace time) for other shapes or dtypes; see `accept`."""
+    draft_probs = target_probs if draft_probs is None else draft_probs
     for name, array in (("tokens", tokens), ("draft_probs", draft_probs)):
         if not hasattr(array, "dtype"):
             raise ValueError(f"{name} must be an array, got {type(array).__name__}")
@@ -245,7 +256,14 @@ def _num_accepted(verification: Verification, uniforms: Array, acceptance: Accep
     return jnp.sum(jnp.cumprod(passes.astype(jnp.int32)), dtype=jnp.int32)
 
 
-def _at(acceptance: Acceptance, draft_probs: Array, i: Array) -> tuple[Array, Array, Array]:
+def _at(
+    acceptance: Acceptance, draft_probs: Array | None, i: Array, tokens: Array | None = None
+) -> tuple[Array, Array, Array]:
     """The target, the draft distribution and the scale after i accepted tokens."""
     scale = lax.dynamic_index_in_dim(acceptance.scales, i, keepdims=False)
-    return row(acceptance.targets, i), row(draft_probs, i), scale
+    target = row(acceptance.targets, i)
+    if draft_probs is not None:
+        return target, row(draft_probs, i), scale
+    assert tokens is not None
+    token = lax.dynamic_index_in_dim(tokens, i, keepdims=False)
+    return target, jax.nn.one_hot(token, target.size, dtype=jnp.float32), scale

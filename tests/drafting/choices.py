@@ -8,6 +8,7 @@ does not use is counted with all its outcomes, so that the probabilities still a
 Axes: C combinations of choices, S states, U uniforms of a round, V vocabulary, N tokens.
 """
 
+import collections
 import contextlib
 import functools
 import importlib
@@ -16,8 +17,12 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from specjax.decoding import speculative
+from specjax.decoding.state import add_step
 from specjax.drafting import CaterpillarDrafter
+from specjax.drafting.several import SeveralDrafters
 from specjax.processing import advance, begun, bound
 from specjax.sampling import Sampling, distribution
 from specjax.types import PromptBatch
@@ -110,8 +115,8 @@ def slots(drafter):
     if hasattr(drafter, "reviewer"):
         inner = round_slots(drafter._round)
         return inner * (drafter.num_uniforms // len(inner))
-    if hasattr(drafter, "drafters"):
-        return [n for each in drafter.drafters for n in slots(each)]
+    if isinstance(drafter, SeveralDrafters):
+        return [n for each in drafter.parts for n in slots(each)]
     if isinstance(drafter, CaterpillarDrafter):
         return slots(drafter.drafter)
     if drafter.traits.drafts_trees:
@@ -150,6 +155,68 @@ def rounds_of(one_round, chosen, limit=None):
     return call
 
 
+def combinations_of(outcomes):
+    """All choices of a round, `[C, U]`."""
+    each = [np.arange(1, n + 1) for n in outcomes]
+    return np.array(list(itertools.product(*each)), np.float32)
+
+
+class Outputs:
+    """Enumerates what the whole loop writes, ends of sequence and all limits inside.
+
+    Args:
+      method: a `Speculative`.
+      max_new: the longest output.
+    """
+
+    def __init__(self, method, max_new=3):
+        self.method, self.choices, self.max_new = method, Choices(), max_new
+        self.outcomes = round_slots(method.round)
+        assert len(self.outcomes) == method.round.num_uniforms
+        self.combinations = combinations_of(self.outcomes)
+
+        @quick_jit
+        def step(params, state, combos):
+            rows = lambda x: jnp.broadcast_to(x, (len(combos), *x.shape[1:]))  # noqa: E731
+            state = jax.tree.map(rows, state)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(speculative, "step_uniforms", lambda *_: combos)
+                return add_step(state, method.step(params, state), method.eos_ids)
+
+        self.step = step
+
+    def __call__(self, params, prompt, limit, draft_limit, temperature=1.0):
+        """Output -> its probability, of up to `limit` tokens."""
+        one = np.ones(1, np.int32)
+        prompts = PromptBatch(
+            np.asarray([prompt], np.int32), one * len(prompt), ids=one, limits=one * limit,
+            draft_limits=one * draft_limit, sampling=Sampling(np.float32(temperature)),
+        )  # fmt: skip
+        law, rng = collections.Counter(), np.random.default_rng(0)
+        states = {(): (1.0, self.method.init(params, prompts, max_new=self.max_new))}
+        with self.choices.installed():
+            while states:
+                text = min(states, key=len)
+                chance, state = states.pop(text)
+                self.choices.start(len(self.combinations), self.outcomes)
+                after = self.step(params, state, self.combinations)
+                finished, lengths, tokens = map(
+                    np.asarray, (after.finished, after.lengths, after.tokens)
+                )
+                weights = chance * self.choices.weights
+                assert abs(self.choices.weights.sum() - 1.0) < 1e-4
+                # Which of the states that come to the same text goes on is left to chance.
+                for row in rng.permutation(np.flatnonzero(weights > 0)):
+                    new = tuple(tokens[row, : lengths[row]].tolist())
+                    if finished[row]:
+                        law[new] += weights[row]
+                        continue
+                    kept = jax.tree.map(lambda x: x[row : row + 1], after)  # noqa: B023
+                    old, kept = states.get(new, (0.0, kept))
+                    states[new] = (old + weights[row], kept)
+        return law
+
+
 class Law:
     """Enumerates a round; compiled once for all parameters and temperatures.
 
@@ -167,9 +234,7 @@ class Law:
         self.choices = Choices()
         self.run = rounds_of(one_round, self.choices, limit)
         self.prefill = quick_jit(functools.partial(one_round.prefill, max_length=40))
-        each = [np.arange(1, n + 1) for n in self.outcomes]
-        combos = np.array(list(itertools.product(*each)), np.float32)
-        self.combinations = combos
+        self.combinations = combinations_of(self.outcomes)
 
     def __call__(self, params, prompt, num_tokens, temperature=1.0):
         """The law of the first N tokens after a prompt, `[V ** N]` float64."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoding.tree import draft_probs
 from specjax.sampling import Sampling
 from tests.drafting.rounds import cross, in_chunks, numbers, outcomes_of, put, take
 
@@ -120,7 +121,8 @@ def _jitted(drafter, params, verification, temperature):
             with_confidence=False,
         )  # fmt: skip
         _, whole = drafter.bonus(params, state, last[None], block, sampling, with_confidence=False)
-        return block.tokens[0], block.probs[0], block.num_drafted[0], state, whole
+        probs = draft_probs(block, drafter.vocab_size)
+        return block.tokens[0], probs[0], block.num_drafted[0], state, whole
 
     def one_commit(state, tokens, count):
         return drafter.commit(state, tokens[None], count[None])

@@ -96,9 +96,7 @@ def compare(drafter, seed, with_table):
             drafted = min(len(expected), int(limits[i])) if active[i] else 0
             assert int(block.num_drafted[i]) == drafted, (text, expected)
             assert block.tokens[i, :drafted].tolist() == expected[:drafted], text
-            np.testing.assert_array_equal(
-                block.probs[i, :drafted], np.eye(vocab)[expected[:drafted]].reshape(-1, vocab)
-            )
+            assert block.probs is None
             assert float(bonus.probs[i].max()) == float(bonus.probs[i].sum()) == 1.0
             if drafted < len(expected):
                 assert int(bonus.probs[i].argmax()) == expected[drafted]

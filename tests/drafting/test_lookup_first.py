@@ -24,11 +24,11 @@ def method(drafter, verify=None):
     )
 
 
-def params(rule=None):
-    return decoding.MethodParams(whole.PARAMS[0], PARAMS, rule or rules.Lossless())
+def params(rule=None, own=PARAMS):
+    return decoding.MethodParams(whole.PARAMS[0], own, rule or rules.Lossless())
 
 
-def start(loop, copies, prompts=whole.PROMPTS, lengths=whole.LENGTHS, rule=None, **options):
+def start(loop, copies, given=None, prompts=whole.PROMPTS, lengths=whole.LENGTHS, **options):
     rows = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (prompts, lengths)]
     batch = PromptBatch(
         *rows,
@@ -37,7 +37,7 @@ def start(loop, copies, prompts=whole.PROMPTS, lengths=whole.LENGTHS, rule=None,
         sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, copies)),
         **options,
     )
-    return loop.init(params(rule), batch, max_new=4)
+    return loop.init(given or params(), batch, max_new=4)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,11 @@ class Kept:
         return q
 
 
-def test_a_rule_that_reads_q_reads_the_copied_one():
+@pytest.mark.parametrize(("drafter", "own"), [(FIRST, PARAMS), (FIRST.lookup, ())])
+def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
     """With the rule that keeps all of q, all that is copied stands."""
-    loop = method(FIRST)
-    state = loop.run(params(Kept()), start(loop, 1, rule=Kept()), 100)
+    loop, given = method(drafter), params(Kept(), own)
+    state = loop.run(given, start(loop, 1, given), 100)
     drafted, accepted = (
         np.asarray(x).sum(axis=0) for x in (state.info.drafted_lengths, state.info.accepted_lengths)
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import drafting, sampling, testing, verification
+from specjax.decoding.tree import draft_probs
 from specjax.types import DraftBlock
 from tests.drafting.paths import law
 
@@ -90,7 +91,7 @@ class Softened(drafting.LookupDrafter):
 
     def propose(self, *args, **options):
         block, state = super().propose(*args, **options)
-        return block._replace(probs=0.6 * block.probs + 0.4 / V), state
+        return block._replace(probs=0.6 * draft_probs(block, V) + 0.4 / V), state
 
 
 class Afterwards(drafting.LookupFirst):
@@ -107,7 +108,7 @@ class Afterwards(drafting.LookupFirst):
         return (
             DraftBlock(
                 jnp.where(same[:, None], wide, copied.tokens),
-                jnp.where(same[:, None, None], probs, copied.probs),
+                jnp.where(same[:, None, None], probs, draft_probs(copied, V)),
                 None,
                 count,
                 drawn.calls,

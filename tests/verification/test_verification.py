@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specjax import rules, verification
-from specjax.types import DraftTraits
+from specjax.decoding.tree import draw_after, judge
+from specjax.types import DraftBlock, DraftTraits
 from tests.tables import RULES, VERIFICATIONS, p_value, random_distributions
 
 
@@ -347,3 +348,63 @@ def test_nan_is_never_accepted(name, which, at, token):
     probs[which][at, 0 if token else 1] = np.nan
     # Token verification never reads the other entries; the loop ends such a row.
     assert accepted() <= at or (name == "Token" and not token)
+
+
+CERTAIN = {
+    "Token": verification.Token(),
+    "Block": verification.Block(),
+    "FLy": verification.FLy(0.3, 1, allow_inexact=True),
+}
+
+
+class Told(verification.Block):
+    """The control: it reads distributions also of certain tokens."""
+
+    needs_probs = True
+
+
+def certain_round(algorithm, uniforms, tokens, targets, count, bonus):
+    """How many certain tokens of each row are accepted, and which token follows them."""
+    block = DraftBlock(tokens, None, None, count, {})
+    judged = judge(algorithm, uniforms[:, :-1], block, targets, ())
+    return judged.accepted, draw_after(judged, uniforms[:, -1:], block, bonus)
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_certain_tokens_are_judged_as_by_one_hot_distributions(name):
+    rows, longest, vocab = 200, 3, 5
+    rng = np.random.default_rng(0)
+    targets = rng.dirichlet(np.full(vocab, 0.4), (rows, longest + 1)).astype(np.float32)
+    targets[:9] = np.eye(vocab, dtype=np.float32)[rng.integers(vocab, size=(9, longest + 1))]
+    tokens = rng.integers(vocab, size=(rows, longest)).astype(np.int32)
+    count = rng.integers(longest + 1, size=rows).astype(np.int32)
+    hot = np.eye(vocab, dtype=np.float32)[np.pad(tokens, ((0, 0), (0, 1)))]
+
+    @jax.jit
+    @jax.vmap
+    def both(tokens, hot, targets, count):
+        give = CERTAIN[name].acceptance
+        return give(tokens, hot, targets, count), give(tokens, None, targets, count)
+
+    told, certain = both(tokens, hot, targets, count)
+    np.testing.assert_allclose(certain.thresholds, told.thresholds, atol=2e-6)
+    np.testing.assert_allclose(certain.scales, told.scales, atol=2e-6)
+    uniforms = rng.random((rows, longest + 1), np.float32)
+    accepted, token = certain_round(CERTAIN[name], uniforms, tokens, targets, count, targets[:, 0])
+    assert (np.asarray(accepted) <= count).all() and (np.asarray(accepted) > 0).any()
+    # A token that has failed does not follow.
+    failed = np.flatnonzero(np.asarray(accepted) < count)
+    assert len(failed) > 20
+    assert (token[failed] != tokens[failed, accepted[failed]]).all()
+
+
+@pytest.mark.parametrize("algorithm", [*CERTAIN.values(), Told()], ids=str)
+def test_certain_tokens_need_no_array_of_distributions(algorithm):
+    rows, longest, vocab = 2, 3, 97
+    shapes = (rows, longest + 1), (rows, longest), (rows, longest + 1, vocab), (rows,)
+    kinds = jnp.float32, jnp.int32, jnp.float32, jnp.int32
+    given = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, kinds, strict=True)]
+    bonus = jax.ShapeDtypeStruct((rows, vocab), jnp.float32)
+    program = jax.jit(functools.partial(certain_round, algorithm)).lower(*given, bonus).as_text()
+    # Which entries are the tokens'.
+    assert (f"tensor<{rows}x{longest + 1}x{vocab}xi1>" in program) == isinstance(algorithm, Told)
