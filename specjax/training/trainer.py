@@ -343,7 +343,7 @@ class _Run:
         """Trains up to `num_steps` and returns the best checkpoint."""
         config, store, phases = self._config, self._store, self._data.phases
         state, step = self._start(init_params)
-        self._log, first = Log(self._run, step), step
+        self._log, first = Log(self._run, store.log(step) if step else b""), step
         progress = Progress(
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
         )
