@@ -23,11 +23,12 @@ from specjax.drafting import (
 )
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.policy_calls import check_own_params, check_policy
+from specjax.fingerprints import digest
 from specjax.rules import Budgeted, Lossless, check_rule
 from specjax.text.drafts import MOST_NODES, DraftPlan, Ingredients, ModelDrafts, OwnDrafts, Planned
 from specjax.text.options import Own
 from specjax.text.passes import check_costs, measure_costs
-from specjax.text.text_models import Models, Pair, TextModel, digest
+from specjax.text.text_models import Models, Pair, TextModel
 from specjax.types import Params, Rule, Stopping, Verification
 
 

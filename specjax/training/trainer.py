@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, checked, whole_number
+from specjax.fingerprints import digest
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
-from specjax.text.text_models import digest
 from specjax.training.checkpoint_store import (
     CHECKPOINTS_NAME,
     DAMAGED_NAME,
