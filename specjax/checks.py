@@ -10,6 +10,21 @@ import jax
 import numpy as np
 
 
+def shown(value: Any) -> str:
+    """A value for a message: on one line, and not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks and without gin's notes."""
+    try:
+        text = str(error)
+    except (Exception, SystemExit):  # of a stranger's class
+        text = ""
+    return " ".join(text.split("\n  In ")[0].split())
+
+
 def check_path(path: Any, what: str = "") -> None:
     """Raises TypeError or ValueError for an invalid path; `what` is "name=" in messages."""
     if not isinstance(path, str | os.PathLike):
@@ -24,7 +39,7 @@ def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
     """Raises ValueError unless `value` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise ValueError(
-            f"{name} must be a whole number of at least {low}, got {value!r}: {remedy}"
+            f"{name} must be a whole number of at least {low}, got {shown(value)}: {remedy}"
         )
 
 
@@ -46,13 +61,13 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
     if missing:
         plain = type(value).__module__ == "builtins"
         lacks = "" if plain else f": it has no {', '.join(missing)}"
-        raise TypeError(f"{name} must be like {example}, got {value!r}{lacks}")
+        raise TypeError(f"{name} must be like {example}, got {shown(value)}{lacks}")
 
 
 def check_flag(name: str, value: Any) -> None:
     """Raises TypeError unless it is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {_short(value)}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_static(name: str, value: Any) -> None:
@@ -142,9 +157,10 @@ def _checked(
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise TypeError(f"{name} must be a number or one number per row, got {value!r}") from error
+        got = shown(value)
+        raise TypeError(f"{name} must be a number or one number per row, got {got}") from error
     if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
-        raise TypeError(f"{name} must be a number, got {_short(array.tolist())}")
+        raise TypeError(f"{name} must be a number, got {shown(array.tolist())}")
     if array.ndim > 1 or not array.size:
         raise ValueError(f"{name} must be a number or one number per row, got shape {array.shape}")
     whole = np.dtype(dtype).kind == "i"
@@ -176,7 +192,7 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
     """
     array = checked(name, value, low=low, dtype=np.int32)
     if array.ndim:
-        raise TypeError(f"{name} must be a single whole number, got {_short(value)}")
+        raise TypeError(f"{name} must be a single whole number, got {shown(value)}")
     return int(array)
 
 
@@ -189,7 +205,7 @@ def one_number(name: str, value: Any, **span: Any) -> float:
     """
     array = checked(name, value, **span)
     if array.ndim:
-        raise TypeError(f"{name} must be a single number, got {_short(value)}")
+        raise TypeError(f"{name} must be a single number, got {shown(value)}")
     return float(array)
 
 
@@ -214,11 +230,6 @@ def _wanted(
     if high == limit or (high > limit and open_high):
         ends.insert(0, "finite")
     return f"be {' and '.join(ends)}" if ends else "be a number, not NaN"
-
-
-def _short(value: Any) -> str:
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) -> Any:
@@ -304,4 +315,4 @@ def _described(value: Any) -> str:
         return f"{list(value.shape)} {value.dtype}"
     if isinstance(value, tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    return _short(value)
+    return shown(value)

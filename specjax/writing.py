@@ -113,6 +113,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def append(path: Path, data: bytes) -> None:
+    """Adds to the end of a file; one that has a second name, as `cp -al` makes, is copied first.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with naming_failures(path):
+        if path.exists() and path.stat().st_nlink > 1:
+            write_atomically(path, path.read_bytes())
+        with path.open("ab") as file:
+            file.write(data)
+
+
 def read_regular(path: Path) -> bytes:
     """Returns the content of a regular file; opening a pipe or a device would block.
 

@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import os
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,27 @@ def test_a_link_in_the_place_of_the_unfinished_file_is_not_followed(tmp_path):
     assert (tmp_path / "mine").read_bytes() == b"mine"
     assert (tmp_path / "file.json").read_bytes() == b"new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "mine"]
+
+
+def test_only_this_file_changes_when_another_name_has_its_content(tmp_path):
+    (tmp_path / "copy").write_bytes(b"a\n")
+    os.link(tmp_path / "copy", tmp_path / "file")
+    writing.append(tmp_path / "file", b"b\n")
+    writing.append(tmp_path / "file", b"c\n")
+    writing.append(tmp_path / "new", b"d\n")
+    texts = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert texts == {"copy": b"a\n", "file": b"a\nb\nc\n", "new": b"d\n"}
+
+
+def test_files_are_changed_in_place_nowhere_else():
+    """A run's file may have a second name, in a hard-linked copy of the run."""
+    in_place = re.compile(
+        r"""["']r?\+?[ab]?a[bt]?\+?["'](?=[,)])|["']r[bt]?\+|truncate\(|O_APPEND"""
+    )
+    for path in Path(writing.__file__).parent.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            if ("open" in line or "truncate(" in line) and in_place.search(line):
+                assert path.name == "writing.py" or "check_truncate" in line, f"{path}: {line}"
 
 
 def test_new_files_have_the_permissions_of_the_umask(tmp_path):

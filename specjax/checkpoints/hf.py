@@ -175,13 +175,16 @@ def open_hf(
         values = _inner_fields(values, nested, path)
     reader = SafetensorsReader(directory, nested)
     embedding, output = _embedding(reader, family), family.hf_name(_LOGITS).hf
+    denied = values.get("tie_word_embeddings") is False
 
     @functools.cache
     def head() -> str | None:
         """See `HFFields`; it reads two large arrays, so only where the answer matters."""
         if output not in reader.specs:
             return None
-        same = embedding and same_values(reader.read(output), reader.read(embedding))
+        if embedding is None:  # the shared array may be stored under this name only
+            return "own" if denied else "copied"
+        same = same_values(reader.read(output), reader.read(embedding))
         return "copied" if same else "own"
 
     try:
@@ -246,9 +249,9 @@ def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict
     return {**outer, **inner}
 
 
-def _embedding(reader: SafetensorsReader, family: Family) -> str | None:
-    """The name of the stored embedding; a checkpoint may have only a copy."""
-    names = (family.hf_name(_EMBEDDING).hf, *family.copies)
+def _embedding(reader: SafetensorsReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
+    """The name of the stored embedding; a checkpoint may have only a copy, or only a tied head."""
+    names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
 
 
@@ -270,8 +273,8 @@ def hf_pieces(
     """
     family = family_of(config)
     lines = {path: family.hf_name(path) for path in shapes}
-    stored = _embedding(reader, family)
-    tied = [family.hf_name(_LOGITS).hf] if config.tie_embeddings else []
+    tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
+    stored = _embedding(reader, family, tied)
     copies = dict(family.second_copies)
     if stored is not None:
         copies |= dict.fromkeys((lines[_EMBEDDING].hf, *family.copies, *tied), stored)

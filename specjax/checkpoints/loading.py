@@ -26,6 +26,7 @@ from specjax.checkpoints.arrays import (
     materialise,
 )
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
+from specjax.checkpoints.ignored import check_adapter, warn_of_adapter
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
@@ -174,6 +175,7 @@ def load_model(
     given = {"dtype": dtype, "param_dtype": param_dtype}
     requested = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
     opened = _open(path, config, check_weights)
+    warn_of_adapter(opened.path)
     ids, rows = opened.ids, opened.config.vocab_size
     if any(eos >= rows for eos in ids.eos):
         raise ValueError(
@@ -285,6 +287,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
         if path.name in _FILES or path.name.endswith(_SUFFIXES):
             raise ValueError(f"{path} is a file; give its directory, {path.absolute().parent}")
         raise ValueError(f"{path} is a file, not a checkpoint's directory; check the path")
+    check_adapter(path)
     own = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None
     if own or (path / "config.json").is_file() or any(path.glob("*.safetensors")):

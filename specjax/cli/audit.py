@@ -23,7 +23,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specjax.cli.failures import is_refusal, one_line
+from specjax.checks import one_line
+from specjax.cli.failures import is_refusal
 
 # How long a process may go on after its time, for the last call and the report.
 _GRACE = 15.0
@@ -195,9 +196,11 @@ def load(target: str) -> Callable[..., Any]:
             module = importlib.import_module(place)
         found = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        raise ValueError(f"{place} has no {name} ({error}): give one of its functions") from None
+        raise ValueError(
+            f"{place} has no {name} ({one_line(error)}): give one of its functions"
+        ) from None
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        told = f"{type(error).__name__}: {one_line(error)[:200]}"
         raise ValueError(
             f"{place} cannot be imported ({told}): correct it, or give path/to/file.py:{name}"
         ) from None

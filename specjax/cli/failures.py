@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from specjax.checks import one_line
 from specjax.runs import native_output
 from specjax.runs.processes import LostProcessError
 
@@ -27,11 +28,6 @@ def is_refusal(error: BaseException) -> bool:
         return False
     made_at = frames[-1]
     return made_at.filename.startswith(_PACKAGE) and (made_at.line or "").startswith("raise")
-
-
-def one_line(error: BaseException) -> str:
-    """Returns an error's message without line breaks and without gin's notes."""
-    return " ".join(str(error).split("\n  In ")[0].split())
 
 
 def tell(command: str, error: Exception) -> int:

@@ -28,8 +28,8 @@ import gin
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
-from specjax.checks import check_path
-from specjax.cli.failures import is_refusal, one_line
+from specjax.checks import check_path, one_line
+from specjax.cli.failures import is_refusal
 from specjax.cli.help_format import SHIPPED, definitions, names_and_files
 from specjax.cli.renamed import hint
 from specjax.runs.processes import LostProcessError

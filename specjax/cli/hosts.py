@@ -59,7 +59,7 @@ def start(args: argparse.Namespace) -> "Process | None":
     Raises:
       ValueError: the options contradict one another, or the processes cannot be joined.
     """
-    from specjax.runs import processes
+    from specjax.runs import processes, rendezvous
 
     count, index = (_number(name, args) for name in ("process_count", "process_index"))
     address = _value("coordinator_address", args)
@@ -94,6 +94,7 @@ def start(args: argparse.Namespace) -> "Process | None":
     if not address:
         return process
     _check_address(address)
+    rendezvous.meet(address, count, index)
     return _join(args, address, count, index)
 
 

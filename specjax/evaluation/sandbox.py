@@ -27,6 +27,8 @@ _LAUNCHER = Path(__file__).with_name("sandbox_launcher.py")
 _MIB = 1 << 20
 # Seconds for the processes to start; the launcher measures the program's own time.
 _GRACE = 30.0
+# In the pipe, all before this word is the launcher's, and all after it may be the program's.
+_STARTED = "started\n"
 
 
 class Outcome(NamedTuple):
@@ -100,18 +102,20 @@ class Sandbox:
           OSError: the program could not be contained.
         """
         contained = not (self.uncontained and missing() is not None)
-        outcome = self._run(source, contained=contained)
-        if outcome.reason.startswith("setup: "):
-            raise OSError(f"a program could not be contained ({outcome.reason}): see Sandbox.check")
-        return outcome
+        try:
+            return self._run(source, contained=contained)
+        except _NotStartedError as why:
+            raise OSError(f"a program could not be contained ({why}): see Sandbox.check") from None
 
     def _run(self, source: str, *, contained: bool) -> Outcome:
-        token = secrets.token_hex(16)
+        token, late = secrets.token_hex(16), f"timed out after {self.seconds:g} seconds"
         with tempfile.TemporaryDirectory(prefix="specjax-sandbox-") as work:
             reading, writing = os.pipe()
             job = {
                 "source": source,
+                "started": _STARTED,
                 "token": token,
+                "late": late,
                 "status": writing,
                 "work": os.path.realpath(work),
                 "contained": contained,
@@ -126,10 +130,16 @@ class Sandbox:
                 finally:
                     os.close(writing)
                 content = _content(status)
-        if content == token and in_time:
-            return Outcome(True, "")
-        late = f"timed out after {self.seconds:g} seconds"
-        return Outcome(False, (content[:200] or "exited early") if in_time else late)
+        if not in_time or content == late:
+            return Outcome(False, late)
+        if not content.startswith(_STARTED):
+            raise _NotStartedError(content[:200] or "the process ended early")
+        told = content.removeprefix(_STARTED)
+        return Outcome(True, "") if told == token else Outcome(False, told[:200] or "exited early")
+
+
+class _NotStartedError(Exception):
+    """Why the launcher did not start a program."""
 
 
 @functools.cache
@@ -137,7 +147,10 @@ def missing() -> str | None:
     """Returns why programs cannot be contained on this machine, or None."""
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces"
-    outcome = Sandbox()._run("pass", contained=True)
+    try:
+        outcome = Sandbox()._run("pass", contained=True)
+    except _NotStartedError as why:
+        return str(why)
     return None if outcome.passed else outcome.reason
 
 

@@ -1,8 +1,9 @@
 """Runs an untrusted program in its own namespaces; a script that `sandbox` starts.
 
 It reads a job as JSON from stdin: `source`, `token`, `status` (a file descriptor), `work` (an empty
-directory), `contained`, and the limits `memory`, `seconds`, `processes`, `disk`. It writes the
-token to `status` if the program reached its end, otherwise the reason.
+directory), `contained`, and the limits `memory`, `seconds`, `processes`, `disk`. It writes to
+`status` why it cannot start the program; or the text `started`, and then `token` if the program
+reached its end, `late` if it did not in time, otherwise the error.
 
 Three processes: the first makes the namespaces and waits; the second is process 1 in them, so that
 all end with it; the third has the limits, no privileges, and runs the program. The program's file
@@ -95,7 +96,7 @@ def main() -> None:
             _end_in_time(job)
         os.waitpid(child, 0)
     except OSError as error:
-        _tell(job, f"setup: {error}")
+        _tell(job, str(error))
     os._exit(0)
 
 
@@ -143,7 +144,7 @@ def _supervise(job: dict) -> None:
         while os.wait()[0] != child:
             pass
     except OSError as error:
-        _tell(job, f"setup: {error}")
+        _tell(job, str(error))
     os._exit(0)
 
 
@@ -151,7 +152,7 @@ def _end_in_time(job: dict) -> None:
     """Ends this process when the program's time is over."""
 
     def end(*_: object) -> None:
-        _tell(job, f"timed out after {job['seconds']:g} seconds")
+        _tell(job, job["late"])
         os._exit(0)
 
     signal.signal(signal.SIGALRM, end)
@@ -302,11 +303,14 @@ def _refuse_calls(calls: _Calls) -> None:
 def _execute(job: dict) -> None:
     """Runs the program, and reports whether it reached its end."""
     me = os.getpid()
+    _tell(job, job["started"])
     try:
         exec(compile(job["source"], "program.py", "exec"), {"__name__": "__main__"})
         status = job["token"]
     except BaseException as error:
-        status = f"{type(error).__name__}: {error}"[:200]
+        status = type(error).__name__
+        with contextlib.suppress(BaseException):  # its own code makes the message
+            status = f"{status}: {error}"[:200]
     if os.getpid() == me:  # not a child of the program
         _tell(job, status)
     os._exit(0)

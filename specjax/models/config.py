@@ -36,14 +36,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 
-# The largest values of fields; of all others, about a million.
+_LAYERS = ("num_layers", "num_encoder_layers", "num_decoder_layers", "num_hidden_layers")
+_POSITIONS = ("sliding_window", "original_max_position", "original_max_position_embeddings")
 _MOST = {
-    "num_layers": 1_000,
-    "num_encoder_layers": 1_000,
-    "num_decoder_layers": 1_000,
+    **dict.fromkeys(_LAYERS, 1_000),
     "vocab_size": 2**24,
-    "sliding_window": 2**31 - 1,
-    "original_max_position": 2**31 - 1,
+    **dict.fromkeys(_POSITIONS, 2**31 - 1),
 }
 _MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
@@ -255,6 +253,11 @@ class DecoderOnlyConfig(ModelConfig):
         return self.num_kv_heads
 
 
+def largest(field: str) -> int:
+    """The largest whole number of a field, by its name here or in a `config.json`."""
+    return _MOST.get(field, 2**20)
+
+
 def _float_dtype(name: str, value: Any) -> Any:
     remedy = "must be a floating dtype, such as float32 or bfloat16"
     try:
@@ -288,7 +291,7 @@ def check_numbers(config: Any, name: str) -> None:
             continue  # checked by the class
         if isinstance(value, int) and value < 1:
             raise ValueError(f"{what}={value} must be at least 1")
-        if isinstance(value, int) and value > (most := _MOST.get(field.name, 2**20)):
+        if isinstance(value, int) and value > (most := largest(field.name)):
             raise ValueError(f"{what}={value} must be at most {most}")
         if not 0 < value < float("inf"):
             raise ValueError(f"{what}={value} must be positive and finite")

@@ -97,7 +97,8 @@ class Family:
       from_hf: makes a configuration from the fields of a `config.json`.
       to_hf: makes these fields from a configuration; raises ValueError if transformers has no such
         network. Sizes of the vocabulary, dtypes and special ids are added to them.
-      copies: names under which a checkpoint may hold the embedding a second time, or its only copy.
+      copies: names under which a checkpoint may hold the embedding a second time, or its only copy;
+        of a tied network the head's name is one, too.
       second_copies: other arrays that a checkpoint may hold twice: name of the copy -> name of the
         array, which it must equal.
       unused: a pattern of the names of arrays in old checkpoints that no network reads.

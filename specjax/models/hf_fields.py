@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.models.config import DecoderOnlyConfig
+from specjax.models.config import DecoderOnlyConfig, largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,13 @@ class HFFields:
         return value
 
     def whole(self, name: str, *default: int, least: int = 1) -> int:
-        """A whole number, at least `least`."""
+        """A whole number from `least` to the `largest` of the field."""
         value = self.number(name, *default)
         if not float(value).is_integer() or value < least:
             raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
+        # Here, before anything is made whose size this is.
+        if value > (most := largest(name)):
+            raise ValueError(f"{self.path}: {name}={value!r} must be at most {most}")
         return int(value)
 
     def part(self, name: str, model_type: str) -> "HFFields":

@@ -178,7 +178,7 @@ def t5_from_hf(
         ),
         dropout_rate=fields.number("dropout_rate", 0.1),
         decoder_start_token=fields.whole(
-            "decoder_start_token_id", max(0, fields.number("pad_token_id", 0)), least=0
+            "decoder_start_token_id", max(0, fields.whole("pad_token_id", 0, least=-1)), least=0
         ),
         tie_embeddings=not untied,
         scale_tied_logits=untied or scales,

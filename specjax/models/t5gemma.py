@@ -78,14 +78,15 @@ def check_encoder(config: Any) -> Any:
 
 def start_from_hf(fields: HFFields, decoder: HFFields) -> int:
     """The first token of the decoder: `decoder_start_token_id`, else bos."""
-    bos = fields.values.get("bos_token_id", decoder.values.get("bos_token_id", 2))
-    return fields.whole("decoder_start_token_id", 2 if bos is None else bos, least=0)
+    stated = fields if "bos_token_id" in fields.values else decoder
+    bos = stated.whole("bos_token_id", 2, least=0)
+    return fields.whole("decoder_start_token_id", bos, least=0)
 
 
 def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
     """Raises ValueError unless the vocabularies of a `config.json` are one."""
-    outer = fields.values.get("vocab_size")
-    if len({*sizes, sizes[0] if outer is None else outer}) > 1:
+    outer = fields.whole("vocab_size", sizes[0])
+    if len({*sizes, outer}) > 1:
         raise ValueError(
             f"{fields.path}: vocab_size of the encoder, the decoder and the model must be the "
             f"same, got {', '.join(map(str, sizes))}, {outer}"

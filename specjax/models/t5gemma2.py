@@ -147,7 +147,7 @@ T5GEMMA2 = Family(
     ),
     from_hf=_from_hf,
     to_hf=_to_hf,
-    copies=("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
+    copies=("model.decoder.embed_tokens.weight",),
     second_copies={"model.decoder.embed_tokens.eoi_embedding": _EOI},
     nested=Nested(
         model_type="t5gemma2",

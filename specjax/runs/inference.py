@@ -20,7 +20,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +56,7 @@ from specjax.text.passes import costs_file
 from specjax.text.prompts import check_truncate
 from specjax.text.results import NanWarning
 from specjax.text.showing import Shown, has_colours, split
+from specjax.writing import append
 
 
 def infer(
@@ -376,15 +376,14 @@ def _decode(
     records: dict[tuple[int, int], Record] = {}
     ids, tokens = list(prompts), 0
     start, compiled = time.perf_counter(), compile_seconds()
-    # Unbuffered: a line is written at once, and survives if this process is killed.
-    with path.open("ab", buffering=0) as file, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # `_say_nan` reports NaN for all rows.
         warnings.simplefilter("ignore", NanWarning)
 
         def put(record: Record) -> None:
             run.keep()
             records[key_of(record)] = record
-            _write(file, line_of(record, fingerprint), path)
+            append(path, line_of(record, fingerprint))  # at once: this process may be killed
 
         for record in errors:
             put(record)
@@ -401,20 +400,6 @@ def _decode(
         "tokens_per_second": tokens / seconds,
         "tokens_per_second_without_compilation": tokens / (seconds - compiling),
     }
-
-
-def _write(file: Any, line: bytes, path: Path) -> None:
-    """Writes a line at once; an incomplete write is an error."""
-    try:
-        if file.write(line) == len(line):
-            return
-        reason = "no space left"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise OSError(
-        f"{path} cannot be written ({reason}): free some space and run the same command again; "
-        "the finished rows are kept"
-    )
 
 
 def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:

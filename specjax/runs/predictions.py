@@ -7,7 +7,6 @@ detect damaged rows and those of another run.
 import hashlib
 import json
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from specjax.data.examples import Example
 from specjax.text.draft_acceptance import DraftAcceptance
 from specjax.text.results import COUNTS, Row, finite
-from specjax.writing import read_regular
+from specjax.writing import read_regular, write_atomically
 
 CONFIG_NAME = "infer_config.json"
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -192,7 +191,7 @@ def resume(
             raise not_a_row(path, number)
         records[key] = record
     if torn:
-        os.truncate(path, path.stat().st_size - len(torn))
+        write_atomically(path, path.read_bytes()[: -len(torn)])
     return records
 
 

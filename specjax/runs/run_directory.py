@@ -23,8 +23,8 @@ from typing import Any, Self
 from specjax.checks import check_path
 from specjax.environment import environment
 from specjax.writing import (
+    append,
     locked,
-    naming_failures,
     new_directory,
     read_regular,
     write_atomically,
@@ -202,9 +202,7 @@ class RunDirectory:
             "python": platform.python_version(),
             **environment(),
         }
-        path = self.own(RUNS_NAME)
-        with naming_failures(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(self.own(RUNS_NAME), (json.dumps(line) + "\n").encode())
 
     def own(self, name: str) -> Path:
         """Returns the path of a file or directory, and lists it as made by the run.
@@ -288,10 +286,16 @@ class RunDirectory:
                     f"output_dir={self.path} has a run of another command ({other}): choose "
                     "another output_dir"
                 )
-            if name not in made or not (path.is_file() or path.is_dir()):
+            if name not in made:
                 raise FileExistsError(
                     f"{path} exists, but {self._config.name} does not list it as a file of a run: "
                     "choose another output_dir, or move it"
+                )
+            # Names of files have a suffix, names of directories have none.
+            if not (path.is_file() if path.suffix else path.is_dir()):
+                raise FileExistsError(
+                    f"{path} is not the {'file' if path.suffix else 'directory'} that the run has "
+                    "made: choose another output_dir, or move it"
                 )
 
     def _other_command(self) -> str | None:

@@ -24,6 +24,7 @@ from specjax.drafting import (
 )
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.policy_calls import check_own_params, check_policy
+from specjax.fingerprints import digest
 from specjax.rules import Budgeted, Lossless, check_rule
 from specjax.text.binding import check_forbidding, check_one_constraint
 from specjax.text.drafts import (
@@ -37,7 +38,7 @@ from specjax.text.drafts import (
 )
 from specjax.text.options import Own
 from specjax.text.passes import check_costs, measure_costs
-from specjax.text.text_models import Models, Pair, TextModel, digest
+from specjax.text.text_models import Models, Pair, TextModel
 from specjax.text.tree_drafts import Branches
 from specjax.types import (
     Drafter,

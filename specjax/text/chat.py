@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specjax.checks import check_count
+from specjax.checks import check_count, shown
 from specjax.text.engine import Engine
 from specjax.text.prefixes import Prefix
 from specjax.text.prompts import check_unicode
@@ -129,7 +129,7 @@ def _message(role: str, text: Any) -> dict[str, str]:
     """A message; raises TypeError or ValueError unless its text is a text."""
     name = "the message" if role == "user" else role
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a text, got {text!r:.60}")
+        raise TypeError(f"{name} must be a text, got {shown(text)}")
     if not text.strip():
         raise ValueError(f"{name} is empty: add text")
     check_unicode(text, name)

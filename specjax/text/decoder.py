@@ -22,6 +22,7 @@ from specjax import environment
 from specjax.checks import check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.roundless import PairMethod
+from specjax.fingerprints import digest
 from specjax.memory import told_if_full
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
@@ -59,7 +60,7 @@ from specjax.text.requests import (
 from specjax.text.results import Result, Row, apart, warn_of_nan
 from specjax.text.stops import check_stops, stop_table
 from specjax.text.streaming import Added
-from specjax.text.text_models import Models, TextModel, any_float32, digest
+from specjax.text.text_models import Models, TextModel, any_float32
 from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verification
 
 

@@ -127,10 +127,12 @@ def load_text_model(
     """
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
+    from specjax.checkpoints.ignored import check_adapter, warn_of_settings
 
     path = real_path(path)
     check_model_path("path", path)
     _check_mesh(mesh)
+    check_adapter(Path(path))
     words = _tokenizer(path, tokenizer)
     if mesh is not None and not replicate:
         _check_heads(path, read_config(path).num_heads, mesh)
@@ -143,6 +145,7 @@ def load_text_model(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
             "correct generation_config.json"
         )
+    warn_of_settings(Path(path), has_encoder=loaded.config.encoder_style is not None)
     found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
     model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
     return TextModel(model, loaded.params, words, mesh, name, found)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import whole_number
+from specjax.checks import shown, whole_number
 from specjax.text import prompts as prompts_lib
 from specjax.text.known_texts import KnownTexts, with_top
 from specjax.text.requests import checked_sampling
@@ -55,7 +55,7 @@ def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarr
     """
     if isinstance(outputs, str) or not isinstance(outputs, Sequence | np.ndarray):
         raise TypeError(
-            f"outputs must be a list of texts, lists of token ids or rows, got {repr(outputs)[:60]}"
+            f"outputs must be a list of texts, lists of token ids or rows, got {shown(outputs)}"
         )
     if len(outputs) != count:
         raise ValueError(
@@ -74,7 +74,7 @@ def _tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
         ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
     elif not isinstance(output, Sequence | np.ndarray):
         raise TypeError(
-            f"{name} must be a text, a list of token ids or a row of a result, got {output!r:.60}"
+            f"{name} must be a text, a list of token ids or a row of a result, got {shown(output)}"
         )
     return prompts_lib.encode(ids, name, model.model.vocab_size)
 

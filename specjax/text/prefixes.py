@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.checks import shown
 from specjax.decoding import Method
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning
@@ -78,15 +79,15 @@ class Prefix:
             return prompt
         if isinstance(self.prompt, str):
             if not isinstance(prompt, str):
-                shown = repr(prompt)[:60]
-                raise TypeError(f"{name} must be a text, because the prefix is a text, got {shown}")
+                raise TypeError(
+                    f"{name} must be a text, because the prefix is a text, got {shown(prompt)}"
+                )
             return self.prompt + prompt
         if isinstance(prompt, str) or not isinstance(prompt, Sequence | np.ndarray):
             kind = "token ids" if isinstance(self.prompt[0], int | np.integer) else "messages"
-            shown = repr(prompt)[:60]
             raise TypeError(
                 f"{name} must be a list of {kind}, because the prefix is a list of {kind}, got "
-                f"{shown}"
+                f"{shown(prompt)}"
             )
         if isinstance(prompt, np.ndarray):
             return np.concatenate([self.prompt, prompt])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import shown
 from specjax.tokenizers import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
@@ -110,7 +111,7 @@ def _token_ids(prompt: Any, name: str) -> np.ndarray:
         hint = " (give a single prompt as a list: [prompt])"
     raise TypeError(
         f"{name} must be a text, a list of token ids or a list of chat messages, got "
-        f"{repr(prompt)[:60]}{hint}"
+        f"{shown(prompt)}{hint}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax.checks import shown
 from specjax.decoding import Method
 from specjax.text.prompts import Prompt
 from specjax.types import Processor, Rule, Sampling
@@ -243,8 +244,7 @@ def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
     except (TypeError, ValueError):  # a key, or lists of different lengths
         array = np.asarray("")
     if array.dtype.kind in "US":
-        shown = " ".join(repr(value).split())[:60]
-        raise TypeError(f"{name} must be a number, or a number per prompt, got {shown}")
+        raise TypeError(f"{name} must be a number, or a number per prompt, got {shown(value)}")
     if array.shape not in ((), (count,)):
         raise ValueError(
             f"{name} has shape {list(array.shape)}, but there are {count} prompts: give a single "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from specjax.acceptance_head.head import Head
 from specjax.checks import check_part, check_static
+from specjax.fingerprints import digest, weights_fingerprint
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
@@ -287,48 +287,6 @@ def any_float32(models: Iterable[TextModel]) -> bool:
     """Whether a model may have float32 products; a user's own network counts as float32."""
     configs = [getattr(model.model, "config", None) for model in models]
     return any(getattr(config, "dtype", np.float32) == np.float32 for config in configs)
-
-
-def digest(
-    params: Params,
-    described: str = "",
-    change: Callable[[np.ndarray], np.ndarray] = lambda array: array,
-) -> str:
-    """Returns a hash of parameters' names, shapes, dtypes and values.
-
-    Args:
-      params: a pytree of arrays.
-      described: a text to include in the hash.
-      change: a function applied to each array first.
-
-    Returns:
-      16 hexadecimal digits.
-    """
-    made = hashlib.sha256(described.encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = change(_whole(leaf))
-        made.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
-        made.update(np.ascontiguousarray(array).tobytes())
-    return made.hexdigest()[:16]
-
-
-def weights_fingerprint(params: Params) -> str:
-    """See `TextModel.weights_fingerprint`."""
-
-    def rounded(array: np.ndarray) -> np.ndarray:
-        is_float = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
-        return array.astype(jax.numpy.bfloat16) if is_float else array
-
-    return digest(params, change=rounded)
-
-
-def _whole(array: Any) -> np.ndarray:
-    """All values of an array, also if this process has only a part."""
-    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
-        return np.asarray(array)
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def _millions(number: int) -> str:

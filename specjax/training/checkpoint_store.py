@@ -11,7 +11,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from specjax.checkpoints.orbax import quiet, quiet_writes
 from specjax.checksums import find_damage, has_checksums, write_checksums
 from specjax.runs.run_directory import RunDirectory
-from specjax.training.progress import say
+from specjax.training.progress import METRICS_NAME, say
 from specjax.training.step import TrainState
 from specjax.writing import naming_failures
 
@@ -25,10 +25,11 @@ _DELETED = "deleted"
 class CheckpointStore:
     """The checkpoints (the two latest and the best) of a training run.
 
-    Each checkpoint has checksums of its files, with the run's fingerprint and its step, which are
-    verified when the store opens. A checkpoint that is damaged, or of another run or step, is moved
-    to `damaged_checkpoints`, and the run continues from the one before; the repeated updates give
-    the same bits. If the run would not repeat its step, the start is refused.
+    Each checkpoint has the log up to its step, and checksums of its files, with the run's
+    fingerprint and its step, which are verified when the store opens. A checkpoint that is damaged,
+    or of another run or step, is moved to `damaged_checkpoints`, and the run continues from the one
+    before; the repeated updates give the same bits. If the run would not repeat its step, the start
+    is refused.
 
     Incomplete checkpoints of an interrupted save are removed at once.
 
@@ -99,6 +100,7 @@ class CheckpointStore:
                 step, args=ocp.args.StandardSave(state), metrics=dict(figures), force=True
             )
             self._manager.wait_until_finished()
+            shutil.copyfile(self.path / METRICS_NAME, place / METRICS_NAME)
             write_checksums(place, owner=self._owner(step))
         self._empty_deleted()
 
@@ -113,6 +115,10 @@ class CheckpointStore:
     def figures(self, step: int) -> dict[str, float]:
         """The figures of a checkpoint."""
         return dict(self._manager.metrics(step))
+
+    def log(self, step: int) -> bytes:
+        """The log up to a checkpoint."""
+        return (self.path / CHECKPOINTS_NAME / str(step) / METRICS_NAME).read_bytes()
 
     def _owner(self, step: int) -> dict[str, Any]:
         return {"run": self._run.fingerprint, "step": step}

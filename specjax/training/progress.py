@@ -13,7 +13,7 @@ import tqdm
 
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.step import StepMetrics
-from specjax.writing import naming_failures
+from specjax.writing import append
 
 METRICS_NAME = "metrics.jsonl"
 # Seconds between two readings of the loss: each waits for the device.
@@ -32,18 +32,16 @@ class Log:
 
     Args:
       run: the run's directory; claimed.
-      step: lines of later steps are dropped, and an incomplete last line.
+      saved: the log at the checkpoint from which the run continues; later lines are dropped.
     """
 
-    def __init__(self, run: RunDirectory, step: int):
+    def __init__(self, run: RunDirectory, saved: bytes):
         self._run, self._path = run, run.own(METRICS_NAME)
-        if not self._path.exists():
-            return
-        kept = []
-        for line in self._path.read_text("utf-8").split("\n"):
-            with contextlib.suppress(ValueError, TypeError, LookupError):
-                kept += [line + "\n"] * (json.loads(line)["step"] <= step)
-        run.write(METRICS_NAME, "".join(kept).encode())
+        present = self._path.read_bytes() if self._path.exists() else b""
+        if not present.startswith(saved):
+            say(f"warning: {self._path} was changed: it is restored from the checkpoint")
+        if present != saved:
+            run.write(METRICS_NAME, saved)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Appends a line.
@@ -52,8 +50,7 @@ class Log:
           OSError: it cannot be written.
         """
         self._run.keep()
-        with naming_failures(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append(self._path, (json.dumps(row) + "\n").encode())
 
 
 class Progress:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.environment import environment
+from specjax.fingerprints import digest
 from specjax.models import ModelConfig, config_to_dict
-from specjax.text.text_models import digest
 from specjax.training.step import GENERATOR, root_key
 
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from specjax.checks import check_path, checked, whole_number
 from specjax.compilation import jit
 from specjax.data.pairs import TokenPairs
+from specjax.fingerprints import digest
 from specjax.models import ModelConfig, model_from_config
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import TextModel
 from specjax.text.known_texts import KnownRows, KnownTexts, batches, read, rows_at_once
-from specjax.text.text_models import digest
 from specjax.training.losses import Total, total_variation
 from specjax.training.progress import say
 from specjax.training.record import describe

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, checked, whole_number
+from specjax.fingerprints import digest
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
-from specjax.text.text_models import digest
 from specjax.training.checkpoint_store import (
     CHECKPOINTS_NAME,
     DAMAGED_NAME,
@@ -343,7 +343,7 @@ class _Run:
         """Trains up to `num_steps` and returns the best checkpoint."""
         config, store, phases = self._config, self._store, self._data.phases
         state, step = self._start(init_params)
-        self._log, first = Log(self._run, step), step
+        self._log, first = Log(self._run, store.log(step) if step else b""), step
         progress = Progress(
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
         )

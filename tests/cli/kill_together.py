@@ -81,7 +81,7 @@ class Convert:
 
     def outcome(self, output: Path) -> Any:
         from specjax.checkpoints import load_model
-        from specjax.text.text_models import digest
+        from specjax.fingerprints import digest
 
         unfinished = [path.name for path in output.parent.glob(f".{output.name}.*")]
         return digest(load_model(output).params), unfinished

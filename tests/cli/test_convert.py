@@ -27,9 +27,9 @@ from specjax.checkpoints import (
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
+from specjax.fingerprints import weights_fingerprint
 from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
 from specjax.text.inspection import inspect
-from specjax.text.text_models import weights_fingerprint
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from tests.models.tiny import CONFIGS

@@ -2,9 +2,11 @@
 
 import errno
 import fcntl
+import io
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from specjax import environment
 from specjax.checksums import CHECKSUMS_NAME
 from specjax.cli.main import main
 from specjax.runs import inference
+from specjax.writing import naming_failures
 from tests.cli.infer_command import TEXTS, arguments, rows, write
 
 
@@ -120,34 +123,66 @@ def test_a_full_disk_is_told_and_the_run_continues_once_there_is_room(
 ):
     """The write that reaches the end of the disk is short, and those after it fail."""
     source, output = done
-    write_line = inference._write
+    unpatched = Path.open
 
-    class Disk:
-        def __init__(self, file):
-            self.file, self.left = file, room
-
+    class Disk(io.FileIO):
         def write(self, data):
-            if not self.left:
+            left = room - os.fstat(self.fileno()).st_size
+            if not left:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            written = self.file.write(data[: self.left])
-            self.left -= written
-            return written
+            return super().write(data[:left])
 
-    disks = {}
-    monkeypatch.setattr(
-        inference,
-        "_write",
-        lambda file, line, path: write_line(disks.setdefault(file, Disk(file)), line, path),
-    )
+    def opened(path, mode="r", *others, **options):
+        if (path.name, mode) == ("predictions.jsonl", "ab"):
+            return io.BufferedWriter(Disk(path, mode))
+        return unpatched(path, mode, *others, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
     assert main(arguments(paths, source, tmp_path)) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "predictions.jsonl cannot be written (no space left)" in message
+    assert "predictions.jsonl cannot be written (No space left on device): free some" in message
     assert (tmp_path / "predictions.jsonl").stat().st_size == room
-    monkeypatch.setattr(inference, "_write", write_line)
+    monkeypatch.setattr(Path, "open", unpatched)
     assert main(arguments(paths, source, tmp_path)) == 0
     assert (tmp_path / "predictions.jsonl").read_bytes() == (
         output / "predictions.jsonl"
     ).read_bytes()
+
+
+def test_a_hard_linked_copy_stays_as_it_was(paths, done, tmp_path):
+    """As `cp -al` makes it; whichever of the two continues."""
+    source, output = done
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(output, run)
+    whole = (run / "predictions.jsonl").read_bytes()
+    (run / "metrics.json").unlink()
+    (run / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])  # ends within a row
+    shutil.copytree(run, copy, copy_function=os.link)
+    before = contents(copy)
+    assert main(arguments(paths, source, run)) == 0
+    assert contents(copy) == before
+    after = contents(run)
+    assert after["predictions.jsonl"] == whole
+    assert after["runs.jsonl"].count(b"\n") == before["runs.jsonl"].count(b"\n") + 1
+    assert main(arguments(paths, source, copy)) == 0
+    assert contents(run) == after
+    assert (copy / "predictions.jsonl").read_bytes() == whole
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "predictions.jsonl", "config.gin", "runs.jsonl"])
+def test_a_directory_in_the_place_of_a_file_is_refused(paths, done, tmp_path, capsys, name):
+    source, output = done
+    run = shutil.copytree(output, tmp_path / "run")
+    (run / name).unlink()
+    (run / name).mkdir()
+    assert main(arguments(paths, source, run)) == 2
+    error = capsys.readouterr().err
+    assert f"{run / name} is not the file that the run has made" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -270,19 +305,20 @@ def test_text_without_a_known_token_is_told(paths, tmp_path, capsys):
 def test_every_start_that_lasts_for_a_row_gets_further(paths, done, tmp_path, capsys, monkeypatch):
     """Though all rows share a plan: those that are written are not decoded again."""
     source, output = done
-    write_line = inference._write
-    started = []
+    appended = inference.append
+    room = 0
 
-    class FullDisk:
-        def write(self, data):
-            return 0
+    def append_once(path, line):
+        nonlocal room
+        with naming_failures(path):
+            if not room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room -= 1
+        appended(path, line)
 
-    def write_once(file, line, path):
-        write_line(FullDisk() if file in started else file, line, path)
-        started.append(file)
-
-    monkeypatch.setattr(inference, "_write", write_once)
+    monkeypatch.setattr(inference, "append", append_once)
     for starts in range(1, len(TEXTS) + 1):
+        room = 1
         assert main(arguments(paths, source, tmp_path)) == 2 * (starts < len(TEXTS))
         lines = (tmp_path / "predictions.jsonl").read_bytes().splitlines()
         assert len(lines) == starts

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 
 import pytest
@@ -60,6 +61,45 @@ def test_what_is_not_the_runs_own_is_refused_and_kept(data, tmp_path, capsys, na
     assert f"{mine} exists, but train_config.json does not list it as a file of a run" in error
     assert error.count("\n") == 1
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "file") for name in ("metrics.jsonl", "runs.jsonl", "config.gin", "results.json")),
+        *((name, "directory") for name in ("checkpoints", "model", "tokenizer")),
+    ],
+)
+def test_a_file_in_the_place_of_a_directory_or_the_reverse_is_refused(
+    data, trained, tmp_path, capsys, name, kind
+):
+    place = shutil.copytree(trained, tmp_path / "run")
+    if kind == "file":
+        (place / name).unlink()
+        (place / name).mkdir()
+    else:
+        shutil.rmtree(place / name)
+        (place / name).write_text("")
+    before = content(place)
+    assert run(data, place) == 2
+    error = capsys.readouterr().err
+    assert f"{place / name} is not the {kind} that the run has made" in error
+    assert error.count("\n") == 1
+    assert content(place) == before
+
+
+def test_a_hard_linked_copy_stays_as_it_was(data, trained, tmp_path):
+    """As `cp -al` makes it; whichever of the two continues."""
+    place, copy = tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(trained, place)
+    shutil.copytree(place, copy, copy_function=os.link)
+    before = content(copy)
+    assert run(data, place, "NUM_STEPS=2") == 0
+    assert content(copy) == before
+    after = content(place)
+    assert after["metrics.jsonl"] != before["metrics.jsonl"]
+    assert run(data, copy, "NUM_STEPS=2") == 0
+    assert content(place) == after
 
 
 @pytest.mark.parametrize("binding", ["VOCABULARY={}/tokenizer", "INIT_FROM={}/model"])

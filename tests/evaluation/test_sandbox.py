@@ -86,6 +86,52 @@ def test_what_goes_wrong_is_a_failure(source, reason):
     assert not outcome.passed and reason in outcome.reason
 
 
+WRITE = "for i in range(3, 64):\n  try: os.write(i, {text!r})\n  except OSError: pass\n"
+# What a program says of itself, and what is told of it.
+CLAIMS = {
+    "class setup(Exception): pass\nraise setup('hello')": "setup: hello",
+    "class started(Exception): pass\nraise started('hello')": "started: hello",
+    "import os\n" + WRITE.format(text=b"setup: x") + "os._exit(0)": "setup: x",
+    "import os\n" + WRITE.format(text=b"started\n") + "os._exit(0)": "started\n",
+    "import os\n"
+    + WRITE.format(text=b"timed out after 9 s")
+    + "os._exit(0)": "timed out after 9 s",
+    "import os\n" + WRITE.format(text=b"setup: y") + "1 / 0": "setup: yZeroDivisionError: divi",
+    "class E(Exception):\n  def __str__(self): 1 / 0\nraise E": "E",
+    "class E(Exception):\n  def __str__(self): raise SystemExit\nraise E": "E",
+    "class E(Exception):\n  def __str__(self): import os; os._exit(1)\nraise E": "exited early",
+}
+
+
+@needs_namespaces
+@pytest.mark.parametrize("source", CLAIMS)
+@pytest.mark.parametrize("contained", [True, False])
+def test_a_programs_words_are_not_the_sandboxs(source, contained, monkeypatch):
+    if not contained:
+        monkeypatch.setattr(sandbox_lib, "missing", lambda: "no namespaces")
+    sandbox = Sandbox(seconds=20.0, uncontained=not contained)
+    outcome = sandbox.run(source)
+    assert not outcome.passed and outcome.reason.startswith(CLAIMS[source])
+
+
+@needs_namespaces
+def test_what_keeps_a_program_from_its_start_is_an_error(monkeypatch, tmp_path):
+    launcher = tmp_path / "launcher.py"
+    for change, why in (
+        ("raise OSError(1, 'no mounts')", r"\(\[Errno 1\] no mounts\)"),
+        ("raise KeyError('a defect')", "the process ended early"),
+    ):
+        text = sandbox_lib._LAUNCHER.read_text()
+        place = "    pivot_root = _calls_of("
+        assert place in text
+        launcher.write_text(text.replace(place, f"    {change}\n{place}"))
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox_lib, "_LAUNCHER", launcher)
+            with pytest.raises(OSError, match=f"a program could not be contained .*{why}"):
+                QUICK.run("pass")
+            assert sandbox_lib.missing.__wrapped__()
+
+
 @needs_namespaces
 @pytest.mark.parametrize("busy", ["while True: pass", "import time; time.sleep(1000)"])
 def test_an_endless_program_ends(busy):

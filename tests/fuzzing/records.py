@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 import specjax
+from specjax.fingerprints import digest
 from specjax.runs import merging
 from specjax.runs.evaluation import evaluate
 from specjax.runs.inference import infer
@@ -19,7 +20,6 @@ from specjax.runs.processes import Process
 from specjax.runs.run_directory import fingerprint_of
 from specjax.study.choose import Search
 from specjax.text.results import COUNTS
-from specjax.text.text_models import digest
 from specjax.training import HeadRecipe, train_head
 from specjax.training.head_data import Labelling
 from specjax.training.samples import SAMPLES_NAME, stored_pairs

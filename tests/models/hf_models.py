@@ -153,14 +153,17 @@ _OPTIONS = {
     "qwen2": (
         {"head_dim": 8},
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1,
-         "rope_theta": 300.0},
+         "rope_theta": 300.0, "tie_word_embeddings": True},
     ),
     "qwen3": (
         {"head_dim": 8, "tie_word_embeddings": True},
         {"head_dim": 10, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
          "use_sliding_window": True, "sliding_window": 7},
     ),
-    "mistral": ({"sliding_window": 6, "head_dim": 8}, {"sliding_window": None, "head_dim": 12}),
+    "mistral": (
+        {"sliding_window": 6, "head_dim": 8},
+        {"sliding_window": None, "head_dim": 12, "tie_word_embeddings": True},
+    ),
     "olmo2": ({}, {"tie_word_embeddings": True}),
     "smollm3": (
         {"num_hidden_layers": 4},

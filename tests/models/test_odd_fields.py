@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import shutil
+import time
 import warnings
 
 import numpy as np
@@ -10,7 +12,10 @@ import torch
 import transformers
 
 from specjax.checkpoints import load_model
-from tests.models.hf_models import save_random
+from specjax.checkpoints.loading import read_config
+from specjax.models import FAMILIES as OUR_FAMILIES
+from specjax.models import config_from_dict, config_to_dict
+from tests.models.hf_models import made, save_random
 from tests.models.tiny import error, quick_jit
 from tests.variants import variants
 
@@ -140,3 +145,57 @@ def test_odd_fields_are_refused_or_read_as_transformers_does(name, tmp_path):
             wrong.append(f"{field}={value!r}: other logits")
     assert not wrong, "\n".join(wrong)
     assert min(refused, read) > 20
+
+
+COUNTS = (10**30, 2**31, -1, 0, [], {}, "8", None, True, 1.5)
+
+
+def with_counts(values, absent=()):
+    """Yields a field with a whole number, each of `COUNTS`, and a copy of `values` with that."""
+    for name, value in [*values.items(), *((name, 2) for name in absent)]:
+        if isinstance(value, int) and not isinstance(value, bool):
+            for other in COUNTS:
+                yield name, other, {**values, name: other}
+        if isinstance(value, dict):
+            for inner, other, copy in with_counts(value):
+                yield inner, other, {**values, name: copy}
+
+
+def refusal(read, name, value):
+    """The message of a refusal, "" without one; each is one line that names the field, and fast."""
+    start, message = time.process_time(), ""
+    try:
+        read()
+    except ValueError as error:
+        message = str(error)
+        assert name in message and "\n" not in message, (name, value, message)
+    assert time.process_time() - start < 1, (name, value)
+    return message
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_impossible_counts_of_a_config_json_are_named_at_once(name, tmp_path):
+    shutil.copytree(made(name)[1], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    # Fields that transformers does not write here.
+    absent = {"num_key_value_heads", "sliding_window_pattern", "num_decoder_layers"} - set(values)
+    refused = {}
+    for field, value, copy in with_counts(values, absent):
+        file.write_text(json.dumps(copy))
+        if refusal(lambda: read_config(tmp_path), field, value):
+            refused.setdefault(field, []).append(value)
+    layers = "num_layers" if "d_model" in values else "num_hidden_layers"
+    for field in ("vocab_size", layers):
+        assert all(value in refused[field] for value in COUNTS if value is not None), field
+
+
+@pytest.mark.parametrize("name", OUR_FAMILIES)
+def test_impossible_counts_of_our_own_configuration_are_named_at_once(name):
+    config = next(iter(OUR_FAMILIES[name].presets.values()))
+    values = config_to_dict(config)
+    assert config_from_dict(values) == config
+    refused = 0
+    for field, value, copy in with_counts(values):
+        refused += bool(refusal(lambda copy=copy: config_from_dict(copy), field, value))
+    assert refused > 40

@@ -1,11 +1,13 @@
 """Logits, also with a cache, compared with transformers on the same weights."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from specjax.checkpoints import load_model
 from specjax.checkpoints.hf import config_to_hf
@@ -65,6 +67,39 @@ def test_logits_equal_those_of_transformers(pair):
     np.testing.assert_array_equal(tokens, outputs[:, 0])
     cached = quick_jit(model.extend)(params, cache, outputs.astype(np.int32), positions)
     assert error(cached.logits, expected[:, -NEW:]) <= 2e-5
+
+
+# A tied network of each family.
+TIED = (
+    "t5_v1_0", "mt5", "umt5", "t5gemma", "t5gemma2", "llama_tied", "qwen2_wide", "qwen3",
+    "mistral_wide", "olmo2_wide", "smollm3", "phi3_wide", "gemma", "gemma2", "gemma3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", variants(TIED, "t5_v1_0", "t5gemma", "llama_tied"))
+def test_a_tied_matrix_may_be_stored_under_any_of_its_names(name, tmp_path):
+    theirs, path = made(name)
+    matrix = theirs.get_output_embeddings().weight
+    names = [n for n, x in theirs.state_dict(keep_vars=True).items() if x is matrix]
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    stored = load_file(path / "model.safetensors")
+    others = {n: x for n, x in stored.items() if not torch.equal(x, matrix)}
+    assert len(names) >= 2 and len(stored) - len(others) == 1
+    tokens = np.random.default_rng(0).integers(3, 48, (1, 12))
+    model = load_model(path).model
+    inputs = {"input_ids": torch.tensor(tokens)}
+    arguments = (tokens,)
+    if model.config.encoder_style is not None:
+        inputs["decoder_input_ids"], arguments = inputs["input_ids"], (tokens, tokens)
+    with torch.no_grad():
+        expected = theirs(**inputs).logits.numpy()
+    apply = quick_jit(model.apply)
+    for alias in names:
+        arrays = {**others, alias: matrix.detach()}
+        save_file(arrays, tmp_path / "model.safetensors", {"format": "pt"})
+        loaded = load_model(tmp_path)
+        assert loaded.model.config == model.config, alias
+        assert error(apply(loaded.params, *arguments), expected) <= 2e-5, alias
 
 
 def test_relative_position_buckets_are_those_of_transformers():

@@ -1,5 +1,6 @@
 """Two processes with four devices each, as one program, decode as one process with eight does."""
 
+import json
 import re
 import time
 
@@ -57,6 +58,10 @@ def test_two_processes_write_what_one_does(setting, tmp_path, seconds):
     joined, meshed, later = map(int, re.search(r"^groups: (\d+) (\d+) (\d+)$", told, re.M).groups())
     assert 0 < joined < meshed == later
     kill_hosts.compare(tmp_path / "both", tmp_path / "alone")
+    configs = [
+        json.loads((tmp_path / x / "infer_config.json").read_text()) for x in ("both", "alone")
+    ]
+    assert configs[0]["models"] == configs[1]["models"]  # though each process has read its parts
     parts = sorted((tmp_path / "both").glob("part-*/predictions.jsonl"))
     rows = [path.read_bytes().splitlines() for path in parts]
     assert len(rows) == 2 and all(len(own) > 4 for own in rows) and sum(map(len, rows)) == 24

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import sys
 import time
 
 import numpy as np
@@ -202,6 +203,28 @@ def raises(*_):
     raise KeyError("no such thing")
 
 
+def muted(answer):
+    """A function that raises an error whose message cannot be had."""
+
+    class MuteError(Exception):
+        def __str__(self):
+            return answer()
+
+    def raises_mute(*_):
+        raise MuteError
+
+    return raises_mute
+
+
+def exits(*_):
+    return Exits()
+
+
+class Exits:
+    def __array__(self, *_, **__):
+        sys.exit("no array")
+
+
 def not_a_number(tokens, draft_probs, *_):
     return np.full(len(tokens), np.nan), np.zeros(len(tokens))
 
@@ -231,6 +254,11 @@ def draws(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
     ("function", "words"),
     [
         (raises, "it raised KeyError: 'no such thing' (test_auditing.py:"),
+        (muted(lambda: 1 / 0), "it raised MuteError (test_auditing.py:"),
+        (muted(lambda: 5), "it raised MuteError (test_auditing.py:"),
+        (muted(sys.exit), "it raised MuteError (test_auditing.py:"),
+        (muted(lambda: "two\nlines"), "it raised MuteError: two lines (test_auditing.py:"),
+        (exits, "its result cannot be read as an array: SystemExit: no array (test_auditing.py:"),
         (not_a_number, "NaN, out of range"),
         (too_few, "its accepted must have shape [B]"),
         (too_short, "G + 1 = 3, got an array of shape"),
@@ -242,6 +270,7 @@ def draws(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
 def test_bad_functions_are_invalid(function, words):
     found = audit(function, cases=["random"], mode="injected")
     assert found.verdict is Verdict.INVALID and words in found.reason, found
+    assert "\n" not in found.reason
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -443,6 +472,7 @@ def test_other_parameters_are_refused():
 
 MINE = """
 import os
+import sys
 import numpy as np
 
 def right(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
@@ -460,6 +490,14 @@ def hang(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
     while True:
         pass
 """
+
+
+def test_a_module_whose_error_has_no_message_is_told(tmp_path, capfd):
+    file = tmp_path / "mute.py"
+    file.write_text("class Mute(Exception):\n    def __str__(self):\n        1 / 0\nraise Mute")
+    assert main(["audit", f"{file}:f"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "mute.py cannot be imported (Mute: )" in error
 
 
 def test_the_command(tmp_path, capfd, monkeypatch):

@@ -67,6 +67,34 @@ def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path):
     assert log(tmp_path) == log(directory)
 
 
+@pytest.mark.parametrize("steps", [20, 30])  # as many as are done, or more
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: None,
+        lambda text: "",
+        lambda text: text[:200],
+        lambda text: text.replace('"loss": ', '"loss": 1', 1),
+        lambda text: "my notes\n" + text,
+        lambda text: text.split("\n", 1)[1],
+    ],
+    ids=["gone", "empty", "cut", "a number", "a line more", "a line less"],
+)
+def test_a_changed_log_is_told_and_restored(finished, tmp_path, capsys, change, steps):
+    train_copies(tmp_path, num_steps=20)
+    file = tmp_path / "metrics.jsonl"
+    own = file.read_text()
+    file.unlink()
+    if (text := change(own)) is not None:
+        file.write_text(text)
+    train_copies(tmp_path, num_steps=steps)
+    told = capsys.readouterr().err
+    assert told == f"specjax: warning: {file} was changed: it is restored from the checkpoint\n"
+    assert file.read_text().startswith(own)
+    if steps == 30:
+        assert log(tmp_path) == log(finished[0])
+
+
 def test_a_finished_run_gives_its_result_again(finished):
     directory, result = finished
     before = (directory / "metrics.jsonl").read_text()

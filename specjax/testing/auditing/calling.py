@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from specjax.checks import one_line
 from specjax.testing.auditing.hard_cases import VerifyArguments
 from specjax.testing.auditing.injected import LAST_UNIFORM
 
@@ -364,7 +365,7 @@ def _read(found: Any, rows: VerifyArguments, is_batched: bool) -> tuple[np.ndarr
 def _numbers(value: Any) -> np.ndarray:
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadOutcomeError(f"its result cannot be read as an array: {_told(error)}") from error
     if array.dtype.kind not in "iufb":
         raise BadOutcomeError(
@@ -384,7 +385,7 @@ def _whole(values: np.ndarray) -> np.ndarray:
 
 
 def _told(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
     return f"{type(error).__name__}: {text[:200]}{where}" if text else type(error).__name__ + where

@@ -19,6 +19,7 @@ from unittest import mock
 
 import numpy as np
 
+from specjax.checks import shown
 from specjax.testing.auditing.calling import AuditLimitError, BadOutcomeError
 
 MOST_UNIFORMS = 64  # of one run
@@ -69,7 +70,9 @@ class Script:
         found = []
         for row in rows:
             if not (np.isfinite(row).all() and (row >= 0.0).all() and row.sum() > 0.0):
-                raise BadOutcomeError(f"it draws by weights that are no distribution: {row[:8]}")
+                raise BadOutcomeError(
+                    f"it draws by weights that are no distribution: {shown(row[:8])}"
+                )
             found.append(self.choices.get(len(self.forks), int(np.argmax(row))))
             self.forks.append(row / row.sum())
         return np.array(found, np.int64).reshape(weights.shape[:-1])
@@ -221,7 +224,7 @@ def replaced(script_of: Callable[[], Script]) -> Iterator[None]:
         if isinstance(seed, np.random.BitGenerator | np.random.RandomState):
             raise _unknown("a bit generator of its own")
         if repr(seed) in seeds:
-            raise BadOutcomeError(f"it seeds its generator with a constant, {seed!r}")
+            raise BadOutcomeError(f"it seeds its generator with a constant, {shown(seed)}")
         if seed is not None:
             seeds.add(repr(seed))
 

@@ -1,0 +1,150 @@
+"""The processes of a program meet before JAX joins them: process 0 waits for all at its address.
+
+JAX's coordinator ends with a segmentation fault if its port is in use; and a process that reaches
+the coordinator of another run, such as one that was not cleaned up, ends that run and then waits
+for minutes. So process 0 first listens at the port itself. Each other process says who it is; when
+all have, process 0 sends them on, and leaves the port to the coordinator.
+"""
+
+import contextlib
+import errno
+import socket
+import time
+
+from specjax.runs.processes import LostProcessError
+
+_SECONDS = 300.0  # for all processes to start, as in JAX
+_ANSWER = 5.0  # for a line that is sent at once
+_WAIT, _JOIN = b"specjax wait\n", b"specjax join\n"
+_AGAIN = "read the errors of the other processes, and start all processes again"
+
+
+def meet(address: str, count: int, index: int) -> None:
+    """Waits until all processes are there.
+
+    Args:
+      address: host and port of process 0.
+      count: the number of processes.
+      index: the index of this process.
+
+    Raises:
+      LostProcessError: a process did not start in time, or has ended; a later start may succeed.
+      ValueError: the port is in use, or the processes have other options.
+    """
+    if index == 0:
+        _wait_for_others(address, count)
+    else:
+        _wait_for_first(address, count, index)
+
+
+def _wait_for_others(address: str, count: int) -> None:
+    ends = time.monotonic() + _SECONDS
+    present: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(_opened(address, count))
+        while len(present) < count - 1:
+            server.settimeout(max(ends - time.monotonic(), 1e-3))
+            try:
+                caller = stack.enter_context(server.accept()[0])
+            except TimeoutError:
+                absent = ", ".join(str(i) for i in range(1, count) if i not in present)
+                raise LostProcessError(
+                    f"process {absent} of {count} did not start within {_SECONDS:g} s: {_AGAIN}"
+                ) from None
+            index, theirs = _told(caller)
+            if theirs is None:
+                continue
+            if theirs != count or not 0 < index < count:
+                raise ValueError(
+                    f"process {index} was started with --process_count={theirs}, process 0 with "
+                    f"{count}: give all processes the same"
+                )
+            if index in present and not _has_ended(present[index]):
+                raise ValueError(
+                    f"two processes have --process_index={index}: give each its own index"
+                )
+            present[index] = caller
+        for caller in present.values():
+            with contextlib.suppress(OSError):  # it has ended, as JAX will find
+                caller.sendall(_JOIN)
+
+
+def _opened(address: str, count: int) -> socket.socket:
+    """A server at all addresses of this machine, as JAX's coordinator will be one."""
+    port = int(address.rpartition(":")[2])
+    try:
+        if socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, backlog=count, dualstack_ipv6=True
+                )
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+        return socket.create_server(("", port), backlog=count)
+    except OSError as error:
+        reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise ValueError(
+            f"--coordinator_address={address}: process 0 cannot open port {port} ({reason}): end "
+            "the program that uses it, or give all processes another port"
+        ) from None
+
+
+def _told(caller: socket.socket) -> tuple[int, int | None]:
+    """The index and the number of processes that a caller says; None: it is a stranger."""
+    caller.settimeout(_ANSWER)
+    with contextlib.suppress(OSError, ValueError), caller.makefile("rb") as lines:
+        name, index, count = lines.readline(100).split()
+        if name == b"specjax":
+            caller.sendall(_WAIT)
+            return int(index), int(count)
+    return 0, None
+
+
+def _has_ended(caller: socket.socket) -> bool:
+    caller.setblocking(False)
+    try:
+        return not caller.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        caller.settimeout(_ANSWER)
+
+
+def _wait_for_first(address: str, count: int, index: int) -> None:
+    answer = b""
+    with _reached(address) as first, contextlib.suppress(OSError), first.makefile("rb") as lines:
+        first.sendall(b"specjax %d %d\n" % (index, count))
+        answer = lines.readline(100)
+        if answer == _WAIT:
+            first.settimeout(_SECONDS + _ANSWER)
+            if lines.readline(100) == _JOIN:
+                return
+    if answer == _WAIT:
+        raise LostProcessError(f"process 0 ended before all processes had started: {_AGAIN}")
+    raise ValueError(
+        f"--coordinator_address={address}: another program answers at this port: end it, or give "
+        "all processes another port"
+    )
+
+
+def _reached(address: str) -> socket.socket:
+    """A connection to process 0, or to another program at its address."""
+    host, _, port = address.rpartition(":")
+    ends = time.monotonic() + _SECONDS
+    while True:
+        try:
+            first = socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER)
+        except OSError as error:  # it has not started yet
+            if time.monotonic() > ends:
+                raise LostProcessError(
+                    f"process 0 cannot be reached at {address} ({error}): {_AGAIN}"
+                ) from None
+        else:
+            # A port of this machine that nobody has opened may be given to the caller itself.
+            if first.getsockname() != first.getpeername():
+                return first
+            first.close()
+        time.sleep(0.2)

@@ -1,0 +1,127 @@
+"""What lies beside the weights and is not applied is told, once and in one line."""
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+from specjax import processors
+from specjax.checkpoints import load_model
+from specjax.checkpoints.ignored import warn_of_settings
+from specjax.checkpoints.loading import read_config
+from specjax.text import load_text_model
+from tests import tiny_pair
+from tests.checkpoints.checkpoint_helpers import assert_same, edit_json, one_line
+
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "base/of-it", "r": 8}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))["verifier"]
+
+
+def told(call):
+    """The warnings of a call, as a user sees them: equal ones of a line once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        result = call()
+    return result, [str(one.message) for one in caught]
+
+
+def test_an_adapter_beside_the_weights_is_told(model, tmp_path):
+    place = shutil.copytree(model, tmp_path / "model")
+    (place / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (place / "adapter_model.safetensors").write_bytes(b"not even read")
+    for load in (load_model, load_text_model):
+        loaded, found = told(lambda load=load: load(place))
+        assert found == [
+            f"{place}: the PEFT adapter (adapter_config.json) is ignored: merge it with peft "
+            "(merge_and_unload, then save_pretrained), and load the merged model"
+        ]
+        assert_same(loaded.params, load_model(model).params)
+    assert told(lambda: read_config(place))[1] == []
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize("has_config", [True, False])
+def test_an_adapter_alone_is_no_model(model, tmp_path, file, has_config):
+    place = shutil.copytree(model, tmp_path / "adapter")
+    (place / "specjax_checksums.json").unlink()
+    (place / "model.safetensors").rename(place / file)
+    (place / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    if not has_config:
+        (place / "config.json").unlink()
+        for tokenizer in (*place.glob("spiece*"), *place.glob("tokenizer*")):
+            tokenizer.unlink()
+    for load in (load_model, read_config, load_text_model):
+        one_line(
+            lambda load=load: load(place),
+            f"{place} is a PEFT adapter of 'base/of-it', not a model: merge it with peft",
+        )
+
+
+# What a file says, and the processors that do the same.
+SETTINGS = {
+    "repetition_penalty": (1.1, "RepetitionPenalty(1.1, over='output')"),
+    "no_repeat_ngram_size": (3, "NoRepeatNgram(3, over='output')"),
+    "suppress_tokens": ([3, 4], "SuppressTokens([3, 4])"),
+    "begin_suppress_tokens": ([5], "SuppressTokens([5], first=1)"),
+    "forced_bos_token_id": (6, "ForcedTokens({0: 6})"),
+    "min_new_tokens": (2, "MinNewTokens(2)"),
+    "min_p": (0.05, "MinP(0.05)"),
+    "typical_p": (0.9, "TypicalP(0.9)"),
+    "epsilon_cutoff": (0.001, "EpsilonCutoff(0.001)"),
+    "eta_cutoff": (0.002, "EtaCutoff(0.002)"),
+    "bad_words_ids": ([[3], [4, 5]], None),
+    "sequence_bias": ([[[3], -1.0]], None),
+    "encoder_repetition_penalty": (1.2, None),
+    "encoder_no_repeat_ngram_size": (2, None),
+    "exponential_decay_length_penalty": ([5, 1.1], None),
+    "forced_eos_token_id": (1, None),
+    "min_length": (4, None),
+    "guidance_scale": (1.5, None),
+    "num_beams": (4, None),
+    "penalty_alpha": (0.6, None),
+    "stop_strings": (["\n"], None),
+}
+NEUTRAL = {
+    "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "min_length": 0,
+    "forced_bos_token_id": None, "min_p": None, "typical_p": 1, "epsilon_cutoff": 0.0,
+    "bad_words_ids": None, "num_beams": 1, "guidance_scale": None, "temperature": 0.6,
+    "top_k": 50, "top_p": 0.9, "do_sample": True, "max_length": 20, "eos_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_a_generation_are_told(model, tmp_path, name):
+    place = shutil.copytree(model, tmp_path / "model")
+    file = place / "generation_config.json"
+    value, processor = SETTINGS[name]
+    edit_json(file, **{**NEUTRAL, name: value})
+    _, (line,) = told(lambda: load_text_model(place))
+    assert line.startswith(f"{file}: {name}={value!r}: not applied; ") and "\n" not in line
+    if processor is None:
+        assert line.endswith("; no processor does the same")
+    else:
+        assert line.endswith(f"; give processors=({processor},)")
+        assert type(eval(processor, vars(processors))).__name__ in processor  # it can be made
+
+
+def test_several_settings_are_one_line_and_usual_ones_none(model, tmp_path):
+    place = shutil.copytree(model, tmp_path / "model")
+    file = place / "generation_config.json"
+    edit_json(file, **NEUTRAL)
+    assert told(lambda: load_text_model(place))[1] == []
+    edit_json(file, repetition_penalty=1.05, suppress_tokens=list(range(90)), num_beams=2)
+    (line,) = told(lambda: warn_of_settings(place, has_encoder=False))[1]
+    numbers = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16..."
+    assert line == (
+        f"{file}: repetition_penalty=1.05, suppress_tokens={numbers}, num_beams=2: not applied; "
+        f"give processors=(RepetitionPenalty(1.05), SuppressTokens({numbers}),)"
+    )
+    for odd in ("text", {"a": [1]}, [[]], np.pi):
+        edit_json(file, **dict.fromkeys(SETTINGS, odd))
+        assert len(told(lambda: warn_of_settings(place, has_encoder=True))[1]) == 1
