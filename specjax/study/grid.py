@@ -1,17 +1,22 @@
 """Grids of settings: methods and strengths with every temperature, draft and drafter."""
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from specjax.checks import one_number, whole_number
+from specjax import rules
+from specjax.checks import one_number, tuple_text, whole_number
 from specjax.text.setting import (
+    CASCADES,
     DRAFTER_ALONE,
+    METHODS,
     VERIFIER_ALONE,
     Named,
     Setting,
+    known_or_none,
     made_part,
     named_method,
     named_stopping,
@@ -154,6 +159,7 @@ class Grid:
                     f"methods: a method must be a name or a text, got {name!r}: write strengths "
                     "as in {'opt': (0.1, 0.2)}"
                 )
+            _check_method(name)
             yield named_method(name, strength)
 
     def _verified_drafting(self) -> Iterator[tuple[str | None, str | None]]:
@@ -187,6 +193,19 @@ class Grid:
                 yield {"max_draft": length, "stopping": policy, "min_draft": least}
 
 
+def _check_method(name: str) -> None:
+    """Raises ValueError for an unknown method, with a similar name."""
+    head = name.partition("(")[0].strip()
+    kinds = (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *CASCADES)
+    known = {*USUAL_METHODS, *METHODS, VERIFIER_ALONE, DRAFTER_ALONE}
+    classes = dict.fromkeys({*known, *(kind.__name__ for kind in kinds)})
+    if "." in head or known_or_none(head, classes) is not None:
+        return
+    near = difflib.get_close_matches(head.lower(), known, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}"
+    raise ValueError(f"methods={name!r}: no such method; {remedy}")
+
+
 def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
     """Each name with each of its numbers."""
     choices = given if isinstance(given, Mapping) else dict.fromkeys(given)
@@ -207,7 +226,7 @@ def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
 
 def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:
     if isinstance(values, str) or not isinstance(values, kind):
-        example = f"; write ({values!r},)" if isinstance(values, str) else ""
+        example = f"; write {tuple_text(values)}" if isinstance(values, str | int | float) else ""
         raise TypeError(f"{name} must be {words}, got {values!r}{example}")
     if not values:
         raise ValueError(f"{name} is empty: give at least one value")
