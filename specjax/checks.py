@@ -1,5 +1,6 @@
 """Checks of users' values, with uniform messages."""
 
+import ast
 import functools
 import importlib
 import os
@@ -33,6 +34,16 @@ def check_path(path: Any, what: str = "") -> None:
         raise TypeError(f"{what}{path!r} must be a path: {remedy}")
     if "\0" in str(os.fspath(path)):
         raise ValueError(f"{what}{path!r} has a NUL character: remove it")
+
+
+def tuple_text(given: Any) -> str:
+    """Returns the tuple that a user meant by a single value, or by a text with commas."""
+    if not isinstance(given, str):
+        return repr((given,))
+    try:
+        return repr(tuple(ast.literal_eval(f"({given},)")))
+    except (ValueError, SyntaxError):
+        return repr(tuple(part.strip() for part in given.split(",")))
 
 
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:

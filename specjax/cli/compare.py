@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli import gin_config, hosts, infer
+from specjax.cli import gin_config, hosts, infer, print_data
 from specjax.cli.failures import SOME_FAILED
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares as the gin files configure; prints tables and one line of JSON."""
+    """Compares as the gin files configure; prints tables and, for programs, a line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import study, text
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         study.compare, models_of, parts=parts, on_start=on_start, process=process
     )
     print(tables(results))
-    print(json.dumps(results))
+    print_data(json.dumps(results))
     if process is None:
         print(f"specjax: {_next(results)}", file=sys.stderr)
     if not results["failed"]:

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from specjax.cli import gin_config, hosts
+from specjax.cli import gin_config, hosts, print_data
 from specjax.cli.bench.report import Report
 
 DEFAULT_FILE = "runs/evaluate.gin"
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Scores as the gin files configure; prints tables and one line of JSON."""
+    """Scores as the gin files configure; prints tables and, for programs, a line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax.data.few_shot import FewShot
     from specjax.evaluation import AnswerAfter, AnswerPattern, Bootstrap, Sandbox
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     print(tables(scores))
-    print(json.dumps(scores))
+    print_data(json.dumps(scores))
     return 0
 
 

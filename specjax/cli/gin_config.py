@@ -30,7 +30,7 @@ from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
 from specjax.checks import check_path, one_line
 from specjax.cli.failures import is_refusal
-from specjax.cli.help_format import SHIPPED, definitions, names_and_files
+from specjax.cli.help_format import SHIPPED, FullHelp, definitions, names_and_files
 from specjax.cli.renamed import hint
 from specjax.runs.processes import LostProcessError
 
@@ -38,6 +38,14 @@ from specjax.runs.processes import LostProcessError
 _ROOT = "gin_configs"
 # The folder of the main files of the commands.
 _RUNS = "runs"
+# The folder of methods, and what a run may take from one of them only.
+_METHODS = "methods"
+_CHOICES = {
+    ("Decoder", "rule"): "rule",
+    ("Decoder", "drafting"): "way to draft",
+    ("Decoder", "stopping"): "stopping policy",
+    ("STOPPING", ""): "stopping policy",
+}
 _MODULE = "specjax"
 _MACRO = "gin.macro"
 _CONSTANT, _REQUIRED = "gin.constant", "%gin.REQUIRED"
@@ -66,7 +74,7 @@ def add_arguments(
       default: the run file of the command, read first unless another run file is given. The help
         lists its names.
       groups: folder or pattern of gin files of specjax -> their description; the help lists the
-        files with the names that they add.
+        files, and the names that they add.
     """
     parser.add_argument(
         "--gin_file",
@@ -95,7 +103,15 @@ def add_arguments(
         "short form: --gin.NAME=VALUE",
     )
     parser.set_defaults(default_gin_file=default)
-    parser.epilog = "\n".join(names_and_files(default, groups or {}))
+    parser.add_argument(
+        "--helpfull",
+        action=FullHelp,
+        nargs=0,
+        const=(default, groups or {}),
+        default=argparse.SUPPRESS,
+        help="show all names, and what each gin file is for",
+    )
+    parser.epilog = "\n".join(names_and_files(default, groups or {}, full=False))
 
 
 def configure_from(args: argparse.Namespace) -> None:
@@ -219,6 +235,8 @@ class _Reader:
     def __init__(self, files: Sequence[str], search_paths: Sequence[str]) -> None:
         gin.clear_config()
         self.read: list[Path] = []
+        # What the given methods choose: the file and the value.
+        self._choices: dict[str, tuple[Path, Any]] = {}
         self.defined: set[str] = set()
         self._delegate = _Delegate()
         self._folders = list(search_paths)
@@ -250,6 +268,8 @@ class _Reader:
                 else:
                     with _naming(place):
                         self._execute(statement)
+                    if not within and path.parent.name == _METHODS:
+                        self._check_choice(statement, path)
 
     def _look_around(self, file: Path) -> None:
         """Adds the folders to search for the includes of a file."""
@@ -282,6 +302,21 @@ class _Reader:
             name = "/".join(filter(None, statement[:2]))
             self.defined.add(name)
             gin.bind_parameter((name, _MACRO, "value"), statement.value)
+
+    def _check_choice(self, statement: Any, path: Path) -> None:
+        """Raises ValueError if two given files of methods choose the same part of the decoder."""
+        key = (getattr(statement, "selector", ""), getattr(statement, "arg_name", ""))
+        if key not in _CHOICES or str(statement.value) == "%STOPPING":
+            return
+        part, value = _CHOICES[key], statement.value
+        other, before = self._choices.setdefault(part, (path, value))
+        both_none = part == "stopping policy" and value is None and before is None
+        if other != path and not both_none:
+            first, second = (f"{_METHODS}/{file.name}" for file in (other, path))
+            raise _NamedError(
+                f"--gin_file={first} and --gin_file={second} both set the {part}, and the last "
+                "would win: give one of them"
+            )
 
     def override(self, binding: str) -> None:
         """Binds an existing name to a value; a value that gin cannot parse is a string."""
@@ -530,7 +565,18 @@ class _Walk:
                 # It may also be an English word: only in the positions of a parameter.
                 word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
             text = re.sub(word, next(iter(names)), text)
+        return _with_reference(text)
+
+
+def _with_reference(text: str) -> str:
+    """A message about a part, with how gin files write the part that was meant."""
+    text = re.sub(r"(got the class (\w+): write )\2\(\.\.\.\)$", r"\1@\2()", text)
+    found = re.search(r"must be like .*, got '(\w+)(\(.+\))?(?:\(\))?'$", text)
+    if found is None or found[1] not in _registered:
         return text
+    first = next(iter(inspect.signature(_registered[found[1]]).parameters), "")
+    more = f" and --gin.{found[1]}.{first}=..." if found[2] else ""
+    return f"{text}: write @{found[1]}(){more}"
 
 
 _Key = tuple[tuple[str, ...], str]

@@ -6,9 +6,13 @@ import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # The gin files of the package.
 SHIPPED = Path(__file__).parents[1] / "gin_configs"
+# How many names `--help` shows, from the first of the file.
+_FIRST = 20
+_REQUIRED = "(required)"
 _DEFINITION = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.*)$")
 
 
@@ -24,23 +28,47 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {shown.replace('%', '%%')})"
 
 
-def names_and_files(default: str, groups: Mapping[str, str]) -> Iterator[str]:
+class FullHelp(argparse.Action):
+    """The option `--helpfull`; its `const` has the arguments of `names_and_files`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Prints the help with all names and files."""
+        parser.epilog = "\n".join(names_and_files(*self.const))
+        parser.print_help()
+        parser.exit()
+
+
+def names_and_files(default: str, groups: Mapping[str, str], *, full: bool = True) -> Iterator[str]:
     """Yields the lines below the options: the names to set, then the files to add.
 
     Args:
       default: the run file of the command.
       groups: folder or pattern of gin files -> their description.
+      full: whether all names are shown, and what each file is for.
     """
     own = list(_names_in(SHIPPED / default))
-    yield f"names in {default}, set with --gin.NAME=VALUE:"
-    yield ""
-    yield from _columns(own, "  ")
     known = {name for name, _ in own}
+    shown = own if full else own[:_FIRST]
+    rest = f" ({len(own) - _FIRST} more: --helpfull)" if len(shown) < len(own) else ""
+    yield f"names in {default}, set with --gin.NAME=VALUE{rest}:"
+    yield ""
+    yield from _columns(shown, "  ")
     for folder, what in groups.items():
         yield ""
         yield f"{what}:"
         yield ""
         files = sorted(SHIPPED.glob(folder if "*" in folder else f"{folder}/*.gin"))
+        if not full:
+            needed = [
+                name
+                for file in files
+                for name, text in _names_in(file, known)
+                if text.endswith(_REQUIRED)
+            ]
+            yield from _columns([("", ", ".join(file.stem for file in files))], "")
+            if needed:
+                yield from _columns([("", f"They need {', '.join(dict.fromkeys(needed))}.")], "")
+            continue
         width = 2 + max(len(file.stem) for file in files)
         for file in files:
             yield from _columns([(file.stem, _header(file))], "  ", width)
@@ -63,8 +91,8 @@ def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, st
         if (match := _DEFINITION.match(line)) and match[1] not in known:
             name, value = match.groups()
             value += {"{": "...}", "(": "...)", "[": "...]"}.get(value, "")  # of several lines
-            default = "required" if value == "%gin.REQUIRED" else f"default: {value}"
-            yield name, " ".join([*comment, f"({default})"])
+            default = _REQUIRED if value == "%gin.REQUIRED" else f"(default: {value})"
+            yield name, " ".join([*comment, default])
         comment = []
 
 

@@ -14,11 +14,21 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
-    "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin",
+    "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin; "
+    "most take STRENGTH",
     "prompts": "prompts made from records, to add to a method: --gin_file=prompts/KIND.gin",
     "papers/*/task_*.gin": "tasks of a paper's runs, to add to a pair: "
     "--gin_file=papers/PAPER/task_NAME.gin",
     "papers/*/pair_*.gin": "pairs of a paper's runs: --gin_file=papers/PAPER/pair_NAME.gin",
+}
+
+# Parameters of `Decoder` that gin files set to parts, with examples.
+_PARTS = {
+    "rule": "@OPT()",
+    "verification": "@Block()",
+    "stopping": "@Confidence()",
+    "drafting": "@Lookup()",
+    "method": "@TokenCascade()",
 }
 
 
@@ -79,6 +89,9 @@ def check_values() -> None:
     absent = object()
     if gin_config.binding_of("Decoder.models") == "@load_pair()":
         check_pair("give both, or add --gin_file=methods/{}_alone.gin")
+    for name, example in _PARTS.items():
+        if isinstance(value := gin_config.value_of(f"Decoder.{name}"), str):
+            raise TypeError(f"{name} must be like {example}, got {value!r}")
     values = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not absent})
     drawn = {name: gin_config.value_of(f"Sampling.{name}", absent) for name in DRAWN}

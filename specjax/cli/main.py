@@ -6,18 +6,19 @@ words of the whole command line.
 """
 
 import argparse
+import contextlib
 import difflib
 import importlib
+import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from logging import LogRecord
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import jax
-from absl import logging
+from absl import logging as absl_logging
 
 from specjax.cli import INTERRUPTED, hosts
 from specjax.cli.failures import tell
@@ -99,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _parse(command, rest, args)
         args.command_line = ["specjax", *argv]
-        return _run(args)
+        with _printing_logs():
+            return _run(args)
     except Exception as error:
         together = jax.distributed.is_initialized()
         if os.environ.get("SPECJAX_TRACEBACK"):
@@ -122,11 +124,33 @@ def _tell_failed_writes_once() -> None:
     """
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # absl creates its logger on first use.
-    logging.get_absl_logger().addFilter(_raises_nothing)
+    absl_logging.get_absl_logger().addFilter(_raises_nothing)
 
 
-def _raises_nothing(record: LogRecord) -> bool:
+def _raises_nothing(record: logging.LogRecord) -> bool:
     return "_SignalingThread.run() raised" not in record.getMessage()
+
+
+class _Printed(logging.Handler):
+    """Prints what specjax logs, such as the models that it loads."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"specjax: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _printing_logs() -> Iterator[None]:
+    logger, printed = logging.getLogger("specjax"), _Printed()
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(printed)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(printed)
+        logger.setLevel(level)
+        logger.propagate = propagates
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -177,18 +201,16 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
             sub.set_defaults(run=module.run)
     # argparse cannot declare --gin.NAME=value, because NAME is arbitrary.
     short = "--gin."
+    rest = ["--helpfull" if word == "--help=all" else word for word in rest]
     words = [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in rest]
     _, unknown = parser.parse_known_args([name, *words], args)
     if unknown and not unknown[0].startswith("-"):
         raise ValueError(f"{unknown[0]}: unexpected argument; {_meant(name, unknown[0], args)}")
     if unknown:
-        default = getattr(args, "default_gin_file", None)
-        names = definitions(SHIPPED / default) if default else {}
-        option, equals, value = unknown[0].partition("=")
-        wanted = option.lstrip("-").replace("-", "_").upper()
-        meant = f"did you mean --gin.{wanted}{equals}{value}?"
-        remedy = meant if wanted in names else f"see specjax {name} --help"
-        raise ValueError(f"{unknown[0]}: unknown option; {remedy}")
+        options = commands.choices[name]._actions
+        raise ValueError(
+            f"{unknown[0]}: unknown option; {_option_meant(name, unknown, options, args)}"
+        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -196,6 +218,25 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _option_meant(
+    name: str, unknown: Sequence[str], options: Sequence[argparse.Action], args: argparse.Namespace
+) -> str:
+    """A hint about an unknown option."""
+    option, equals, value = unknown[0].partition("=")
+    default = getattr(args, "default_gin_file", None)
+    wanted = option.lstrip("-").replace("-", "_").upper()
+    if default and wanted in definitions(SHIPPED / default):
+        return f"did you mean --gin.{wanted}{equals}{value}?"
+    value = value or " ".join(word for word in unknown[1:2] if not word.startswith("-"))
+    takes_it = [x.option_strings[0] for x in options if value and value in (x.choices or ())]
+    near = takes_it or difflib.get_close_matches(
+        option, [text for action in options for text in action.option_strings], n=1
+    )
+    if not near:
+        return f"see specjax {name} --help"
+    return f"did you mean {near[0]}{'=' if value else ''}{value}?"
 
 
 def _meant(name: str, word: str, args: argparse.Namespace) -> str:
@@ -206,6 +247,8 @@ def _meant(name: str, word: str, args: argparse.Namespace) -> str:
     default = getattr(args, "default_gin_file", None)
     if default is None:
         return f"see specjax {name} --help"
+    if word.endswith(".gin"):
+        return f"write --gin_file={word}"
     unset = [binding for binding in args.gin_binding if "=" not in binding]
     names = definitions(SHIPPED / default)
     first = next((x for x in (*unset, "INPUT", "PREDICTIONS") if x in names), "NAME")

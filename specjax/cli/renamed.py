@@ -45,6 +45,10 @@ NEW_NAMES = {
     "on_policy": "Teacher.on_policy_share",
     "schedule": "learning_rate, warmup_steps and decay",
 }
+# Names of other libraries, in lower case.
+_ELSEWHERE = dict.fromkeys(
+    ("num_speculative_tokens", "num_draft_tokens", "num_assistant_tokens", "gamma"), "MAX_DRAFT"
+)
 
 
 def hint(name: str, known: Collection[str], otherwise: str) -> str:
@@ -57,6 +61,7 @@ def hint(name: str, known: Collection[str], otherwise: str) -> str:
     """
     if name in NEW_NAMES:
         return f"it was renamed to {NEW_NAMES[name]}"
+    name = _ELSEWHERE.get(name.lower(), name)
     near = [other for other in known if other.lower() == name.lower()]
     near = near or difflib.get_close_matches(name, sorted(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -48,10 +48,16 @@ def run(args: argparse.Namespace) -> int:
     results = gin_config.call(training.train_model, on_start=record)
     place = os.path.expanduser(str(gin_config.value_of("train.output_dir")))
     print(json.dumps(results))
-    print(
-        f"specjax: next: specjax infer --gin_file=methods/verifier_alone.gin "
-        f"--gin.VERIFIER={place}/model --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN; --gin.TEACHER="
-        f"{place}/model trains a drafter for this model",
-        file=sys.stderr,
-    )
+    print(f"specjax: next: {_next(f'{place}/model')}", file=sys.stderr)
     return 0
+
+
+def _next(model: str) -> str:
+    """The next command: a distilled model is its teacher's drafter."""
+    run = "--gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
+    if teacher := gin_config.value_of("Teacher.path"):
+        return f"specjax infer --gin.VERIFIER={teacher} --gin.DRAFTER={model} {run}"
+    return (
+        f"specjax infer --gin_file=methods/verifier_alone.gin --gin.VERIFIER={model} {run}; "
+        f"--gin.TEACHER={model} trains a drafter for this model"
+    )

@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
         f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
     )
     print(
-        "specjax: next: specjax infer --gin_file=methods/lookup.gin --gin.VERIFIER=DIRECTORY "
+        "specjax: next: specjax infer --gin_file=methods/verifier_alone.gin "
+        "--gin_file=methods/lookup.gin --gin.VERIFIER=DIRECTORY "
         f"--gin.BIGRAM={args.output} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
         file=sys.stderr,
     )
@@ -101,8 +102,9 @@ def _texts(args: argparse.Namespace, words: object, seen: dict[str, int]) -> Ite
 
     assert isinstance(words, Tokenizer)
     field = int(args.field) if (args.field or "").isdecimal() else args.field
+    options: dict[str, Any] = {"format": args.format, "inputs_field": field, "option": "--field"}
     for source in args.sources:
-        for example in read_examples(source, format=args.format, inputs_field=field):
+        for example in read_examples(source, **options):
             ids = words.encode(example.inputs)
             seen["texts"] += 1
             seen["tokens"] += len(ids)

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from specjax.cli import gin_config
+from specjax.cli import gin_config, print_data
 
 DEFAULT_FILE = "runs/train_head.gin"
 GROUPS = {
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains as the gin files configure; prints a table and one line of JSON."""
+    """Trains as the gin files configure; prints a table and, for programs, a line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import text, training
     from specjax.cli.bench.report import Report
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         print(Report(results["heads"], (*_GRID, *_MEASURED)).table())
     else:
         print(Report(results["rows"], _PREDICTORS).table())
-    print(json.dumps(results))
+    print_data(json.dumps(results))
     if "installed" not in results:
         print(f"specjax: next: {_NEXT}", file=sys.stderr)
     return 0

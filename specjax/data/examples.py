@@ -33,19 +33,21 @@ def read_examples(
     targets_field: str | int | None = None,
     split: str = "train",
     directory: str | os.PathLike[str] = "",
+    option: str = "inputs_field",
 ) -> Iterator[Example]:
     """Yields examples in the order of the source.
 
     Args:
       source: a file, plain or `.gz`, or `seqio:TASK` for a registered seqio task.
       format: see `read_records`.
-      inputs_field: the field of the input. TSV: a column, counted from 0 (0 by default), or its
-        name in the first line, which is then a header. JSONL: a key, "inputs" by default. seqio:
-        a feature, "inputs" by default. Text files have no fields. A field may be inside objects and
-        lists (see `Template`), such as "answers.text".
+      inputs_field: the field of the input. TSV: a column, counted from 0, or its name in the first
+        line, which is then a header; 0 by default, if that line does not look like a header. JSONL:
+        a key, "inputs" by default. seqio: a feature, "inputs" by default. Text files have no
+        fields. A field may be inside objects and lists (see `Template`), such as "answers.text".
       targets_field: the field of the reference, in the same form. By default no reference is read.
       split: the split of a seqio task.
       directory: the directory of a relative path.
+      option: the user's option for `inputs_field`, in messages.
 
     Yields:
       `Example`s, whose ids count from 0.
@@ -60,18 +62,38 @@ def read_examples(
             raise TypeError(
                 f"{name} must be the name of a field or the number of a column, got {field!r}"
             )
-    header = isinstance(inputs_field, str) or isinstance(targets_field, str)
+    named = isinstance(inputs_field, str) or isinstance(targets_field, str)
     options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
+    options["header"] = True if named else None if inputs_field is None else False
+    kind = "seqio" if str(source).startswith(SEQIO_PREFIX) else format or guess_format(str(source))
+    if kind == "text":
+        for name, field in ((option, inputs_field), ("targets_field", targets_field)):
+            if field not in (None, 0):
+                raise ValueError(
+                    f"{source}: a line of a text file is one text, so there is no {name}={field!r}"
+                    ": give a .tsv or .jsonl file"
+                )
     if inputs_field is None:
-        name = str(source)
-        has_keys = name.startswith(SEQIO_PREFIX) or (format or guess_format(name)) == "jsonl"
-        inputs_field = "inputs" if has_keys else 0
-    for i, record in enumerate(read_records(source, header=header, **options)):
+        inputs_field = "inputs" if kind in ("seqio", "jsonl") else 0
+    for i, record in enumerate(read_records(source, option=option, **options)):
+        if kind == "tsv":
+            _check_column(record, option, inputs_field)
+            _check_column(record, "targets_field", targets_field)
         inputs = field_of(record, inputs_field)
         if not isinstance(inputs, str):
             raise ValueError(f"{record.where}: {inputs_field!r} must be a text, got a list")
         targets = None if targets_field is None else field_of(record, targets_field)
         yield Example(i, inputs, targets, record.where)
+
+
+def _check_column(record: SourceRecord, name: str, field: str | int | None) -> None:
+    count = len(record.values)
+    if isinstance(field, int) and not 0 <= field < count:
+        columns = f"{count} columns" if count > 1 else "one column"
+        raise ValueError(
+            f"{record.where}: {name}={field}, but the line has {columns}, counted from 0: put a "
+            "tab between two columns, or give another number"
+        )
 
 
 def field_of(record: SourceRecord, field: str | int) -> str | tuple[str, ...]:

@@ -1,8 +1,11 @@
 """Records of named values: lines of text, TSV and JSONL files, and rows of seqio tasks."""
 
+import itertools
 import json
 import os
+import re
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +14,10 @@ from specjax.data.files import read_lines
 
 FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
+# A column's name: a word or two. Most texts have more words, or punctuation.
+_NAME = re.compile(r"#?[^\W\d]\w{,29}([ ._/-]\w{1,29})?")
+# How many rows must not look like names.
+_ROWS = 20
 _REMEDY = "every line must be a JSON object"
 
 
@@ -48,8 +55,9 @@ def read_records(
     *,
     format: str | None = None,
     split: str = "test",
-    header: bool = True,
+    header: bool | None = True,
     directory: str | os.PathLike[str] = "",
+    option: str = "inputs_field",
 ) -> Iterator[SourceRecord]:
     """Yields records in the order of the source.
 
@@ -59,8 +67,10 @@ def read_records(
         `.gz`), otherwise text. A line of a text file is the value "0".
       split: the split of a seqio task.
       header: whether the first line of a TSV has the columns' names; columns without a name are
-        "0", "1", ... by their places.
+        "0", "1", ... by their places. None: the user has not said; a first line that looks like
+        a header is then refused. False gives a warning.
       directory: the directory of a relative path.
+      option: the user's option for the field, in that message.
 
     Yields:
       `SourceRecord`s.
@@ -69,7 +79,8 @@ def read_records(
       FileNotFoundError: the file does not exist.
       ImportError: a seqio task needs seqio, which is not installed.
       TypeError: a path is not a path.
-      ValueError: the source is empty or unreadable, or its format or its task is unknown.
+      ValueError: the source is empty or unreadable, its format or its task is unknown, or its first
+        line looks like a header.
     """
     for path in (directory, source):
         check_path(path, "" if path is directory else "source=")
@@ -88,7 +99,7 @@ def read_records(
         for number, line in read_lines(name):
             yield SourceRecord(f"{name}:{number}", {"0": line})
     elif format == "tsv":
-        yield from _tsv(name, header)
+        yield from _tsv(name, header, option)
     elif format == "jsonl":
         for number, _, values in read_objects(name):
             yield SourceRecord(f"{name}:{number}", values)
@@ -97,15 +108,31 @@ def read_records(
 
 
 def guess_format(path: str) -> str:
-    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text"."""
+    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text".
+
+    Raises:
+      ValueError: it is a CSV file, whose header and commas would be part of the texts.
+    """
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
+    if ending == ".csv":
+        raise ValueError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
 
 
-def _tsv(path: str, header: bool) -> Iterator[SourceRecord]:
+def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
     names: list[str] = []
     number = 0
-    for number, line in read_lines(path):
+    lines = read_lines(path)
+    first = [] if header else list(itertools.islice(lines, 1 + _ROWS))
+    if found := _header_in([line.split("\t") for _, line in first]):
+        what = f"{path}:1: this line looks like a header ({', '.join(map(repr, found))})"
+        if header is None:
+            raise ValueError(
+                f"{what}: name a column, such as {option}={found[0]!r}; if the line is a row, set "
+                f"{option}=0"
+            )
+        warnings.warn(f"{what}, but is read as a row: name the columns to skip it", stacklevel=2)
+    for number, line in itertools.chain(first, lines):
         row = line.split("\t")
         if number == 1:
             # A column without a name has its number.
@@ -124,6 +151,17 @@ def _tsv(path: str, header: bool) -> Iterator[SourceRecord]:
             f"{path} has a header but no other line: add lines, or give fields by number if line 1 "
             "is not a header"
         )
+
+
+def _header_in(rows: list[list[str]]) -> list[str]:
+    """The names in the first row, if it has only names, and a column below it has none."""
+    names, *others = rows or [[]]
+    named = [name for name in names if _NAME.fullmatch(name)]
+    if not named or len({*named}) < len(named) or any({*names} - {*named, ""}):
+        return []
+    below = zip(*others, strict=False)
+    texts = (all(cell and not _NAME.fullmatch(cell) for cell in column) for column in below)
+    return named if any(texts) else []
 
 
 def _check_columns(path: str, names: list[str]) -> None:

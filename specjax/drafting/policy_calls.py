@@ -119,8 +119,8 @@ def decide(policy: Stopping, params: Params, state: Any, drawn: Drawn) -> tuple[
     where = f"{type(policy).__name__}.step"
     try:
         returned = policy.step(params, state, drawn)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        remedy = _remedy(str(error), params, drawn.confidences)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        remedy = _remedy(error, params, drawn.confidences)
         if remedy is None:
             raise
         raise TypeError(f"{where} failed ({' '.join(str(error).split())}): {remedy}") from error
@@ -130,9 +130,12 @@ def decide(policy: Stopping, params: Params, state: Any, drawn: Drawn) -> tuple[
     return stops, new
 
 
-def _remedy(error: str, params: Params, confidences: Array | None) -> str | None:
-    if confidences is None and "NoneType" in error:
+def _remedy(error: Exception, params: Params, confidences: Array | None) -> str | None:
+    """What a policy lacks, if it used an argument that is None or empty."""
+    text = str(error)
+    # For jax.lax.top_k None is an array without axes; other functions name it.
+    if confidences is None and ("None" in text or "of dimension 0" in text):
         return "confidences are None unless the policy sets reads_confidence = True"
-    if isinstance(params, tuple) and not params and "tuple" in error:
+    if isinstance(params, tuple) and not params and "tuple" in text:
         return "it has no parameters: give stopping=Own(policy, params)"
     return None

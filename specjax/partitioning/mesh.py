@@ -67,14 +67,16 @@ def make_mesh(
         raise ValueError("devices must have at least one device, got []: leave it out for all")
     if model < 1 or (data is not None and data < 1):
         raise ValueError(f"mesh sizes must be at least 1, got data={data}, model={model}")
+    count = len(devices)
     if data is None:
-        data = len(devices) // model
-        if data * model != len(devices):
-            raise ValueError(f"model={model} does not divide {len(devices)} devices: give data too")
-    if data * model > len(devices):
+        data = max(1, count // model)
+        if data * model < count:
+            raise ValueError(f"model={model} does not divide {count} devices: give `data` too")
+    if data * model > count:
+        given = " times ".join(f"{name}={size}" for name, size in sizes.items())
         raise ValueError(
-            f"data={data} times model={model} needs {data * model} devices, but there are "
-            f"{len(devices)}: choose smaller sizes"
+            f"{given} needs {data * model} devices, but there {'is' if count == 1 else 'are'} "
+            f"{count}: choose smaller sizes"
         )
     left_out = {d.process_index for d in devices} - {
         d.process_index for d in devices[: data * model]

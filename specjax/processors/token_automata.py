@@ -125,9 +125,10 @@ def token_automaton(
     )
     table[~np.append(distances < FAR, False)[table]] = -1
     if (empty := np.flatnonzero(distances[starts] >= FAR)).size:
+        which = f"entry {empty[0]}: " if len(starts) > 1 else ""
         raise ValueError(
-            f"language {empty[0]} has no text that the tokenizer's tokens can write: check the "
-            "pattern or schema, and that its characters are in the vocabulary"
+            f"{which}the tokenizer's tokens can write no text that matches: check the pattern or "
+            "schema, and that its characters are in the vocabulary"
         )
     classes = classes[alike.kinds]
     return TokenAutomaton(table, classes, distances, starts.astype(np.int32))

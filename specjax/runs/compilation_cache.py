@@ -10,6 +10,8 @@ import hashlib
 import importlib
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,10 @@ import jax
 
 from specjax.compilation import BACKEND_COMPILE
 
-# An event of jax.monitoring.
+# Seconds between two lines about a long compilation.
+_EVERY = 20.0
+# Events of jax.monitoring.
+_REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -152,15 +157,21 @@ class Compilations:
     announcement: str = ""
 
     _hit: bool = False
+    _ended: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def on_event(self, event: str, **_: Any) -> None:
         """A listener for the events of `jax.monitoring`."""
         self._hit |= event == _CACHE_HIT
+        if event == _REQUEST and self.announcement:
+            self._ended.set()
+            self._ended = threading.Event()
+            threading.Thread(target=_tell_time, args=(self._ended,), daemon=True).start()
 
     def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
         """A listener for the durations of `jax.monitoring`."""
         if event != BACKEND_COMPILE:
             return
+        self._ended.set()
         if self._hit:
             self.read += 1
         else:
@@ -168,6 +179,14 @@ class Compilations:
             if self.compiled == 1 and self.announcement:
                 print(self.announcement, file=sys.stderr, flush=True)
         self._hit = False
+
+
+def _tell_time(ended: threading.Event) -> None:
+    """Prints how long a compilation takes, until it ends."""
+    start = time.monotonic()
+    while not ended.wait(_EVERY):
+        seconds = time.monotonic() - start
+        print(f"specjax: compiling a program: {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -187,5 +206,6 @@ def count_compilations(announcement: str = "") -> Iterator[Compilations]:
     try:
         yield counts
     finally:
+        counts._ended.set()
         jax.monitoring.unregister_event_listener(counts.on_event)
         jax.monitoring.unregister_event_duration_listener(counts.on_duration)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checks import check_part
+from specjax.checks import check_part, tuple_text
 from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, pooled
 from specjax.evaluation.efficiency import (
     check_costs,
@@ -70,7 +70,9 @@ def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
       ValueError: a name is unknown, or "pass_at_1" has no sandbox.
     """
     if isinstance(metrics, str):
-        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}; write ({metrics!r},)")
+        raise TypeError(
+            f"metrics must be a tuple of names, got {metrics!r}; write {tuple_text(metrics)}"
+        )
     if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
         raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
     check_metrics(name for name in metrics if name != PASS_AT_1)

@@ -49,9 +49,10 @@ from specjax.runs.predictions import (
     totals,
 )
 from specjax.runs.processes import Process
-from specjax.runs.run_directory import PART, RunDirectory
-from specjax.text import Decoder
+from specjax.runs.run_directory import MODEL_NAMES, PART, RunDirectory
+from specjax.text import Decoder, TextModel
 from specjax.text.assembly import known_costs
+from specjax.text.directories import shown_path
 from specjax.text.passes import costs_file
 from specjax.text.prompts import check_truncate
 from specjax.text.results import NanWarning
@@ -267,6 +268,9 @@ def _claim(
             same = hash_of({**configuration, "environment": None})
             processes.check_same("other models or settings", same)
         configuration[PART] = dataclasses.asdict(process)
+    models = decoder.models
+    named = {"verifier": models} if isinstance(models, TextModel) else models.named
+    configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in named.items()}
     run.claim(configuration, allow_other_environment=allow_other_environment)
 
 

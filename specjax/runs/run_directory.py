@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -35,8 +36,14 @@ RUNS_NAME = "runs.jsonl"
 # Keys of a configuration: the device and versions, and the process.
 ENVIRONMENT, PART = "environment", "part"
 # Keys in the file that are not part of the configuration; earlier versions wrote a fingerprint.
-_FILES, _KEPT = "files", "kept"
-_BESIDE = (_FILES, _KEPT, "fingerprint")
+_FILES, _KEPT, MODEL_NAMES = "files", "kept", "model_names"
+_BESIDE = (_FILES, _KEPT, "fingerprint", MODEL_NAMES)
+# What another model changes in a configuration.
+_OF_A_MODEL = re.compile(
+    r"^models\b|(^|\.)(model|tokens|teacher|sampled_teacher|constants|init_params|drafter)$"
+)
+# The longest value that is shown whole.
+_LONGEST = 100
 _RECORDS = (GIN_NAME, RUNS_NAME)
 _LOCK_NAME = ".specjax.lock"
 # The names of files that show that a directory holds a model; loading it would read some names of a
@@ -138,8 +145,9 @@ class RunDirectory:
         """Records the configuration of the run, or compares it with the recorded one.
 
         Args:
-          configuration: JSON values that determine the run; the key `environment`, if present, has
-            the result of `specjax.environment.environment`.
+          configuration: JSON values that determine the run. The key `environment`, if present, has
+            the result of `specjax.environment.environment`; `model_names` has the names of the
+            models by role, for messages only.
           allow_other_environment: whether to continue, with a warning, if only the environment
             differs from the recorded environment.
           replace: whether a different configuration replaces the recorded configuration.
@@ -390,14 +398,40 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return stored
 
 
-def difference(theirs: Any, ours: Any, name: str = "") -> str:
+def difference(theirs: Any, ours: Any) -> str:
     """Describes the first differences of two configurations."""
+    parts = list(_differences(theirs, ours))
+    others = [part for part in parts if not _OF_A_MODEL.search(part[0])]
+    if len(others) < len(parts) and (models := list(_other_models(theirs, ours))):
+        parts = models + others
+    shown = [f"{key}: {text}" for key, text in parts]
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+
+
+def _other_models(theirs: Any, ours: Any) -> Iterator[tuple[str, str]]:
+    """The models that differ, by name."""
+    for role, here in ours.get(MODEL_NAMES, {}).items():
+        there = theirs.get(MODEL_NAMES, {}).get(role, here)
+        hashes = [each.get("models", {}).get(role) for each in (theirs, ours)]
+        if there != here and (None in hashes or hashes[0] != hashes[1]):
+            yield role.upper(), f"{there} there, {here} here"
+
+
+def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The keys of different values, with both values."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        parts = [
-            difference(theirs.get(key), ours.get(key), f"{name}.{key}" if name else key)
-            for key in sorted({*theirs, *ours})
-            if theirs.get(key) != ours.get(key) and (name or key not in _BESIDE)
-        ]
-        shown = ", ".join(parts[:4])
-        return shown + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
-    return f"{name}: {theirs!r} there, {ours!r} here"
+        for key in sorted({*theirs, *ours}):
+            if theirs.get(key) != ours.get(key) and (name or key not in _BESIDE):
+                inner = f"{name}.{key}" if name else key
+                yield from _differences(theirs.get(key), ours.get(key), inner)
+        return
+    texts = repr(theirs), repr(ours)
+    start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    start = max(0, start - _LONGEST // 3) if max(map(len, texts)) > _LONGEST else 0
+    there, here = (
+        "..." * (start > 0)
+        + text[start : start + _LONGEST]
+        + "..." * (len(text) > start + _LONGEST)
+        for text in texts
+    )
+    yield name, f"{there} there, {here} here"

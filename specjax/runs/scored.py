@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_path
+from specjax.checks import check_path, tuple_text
 from specjax.data.examples import field_of
 from specjax.data.records import SourceRecord, guess_format, read_objects, read_records
 from specjax.evaluation.efficiency import RowCounts
@@ -170,6 +170,7 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
         files = [paths] if alone else list(paths)
         for path in files:
             check_path(path, "predictions=")
+            _refuse_joined("predictions", path)
         short = [_short_name(path) for path in files]
         several = {}
         for name, path in zip(short, files, strict=True):
@@ -210,6 +211,8 @@ def read_references(
     names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(names, Sequence) or not names:
         raise TypeError(f"references must be a path or several paths, got {sources!r}")
+    for path in names:
+        _refuse_joined("references", path)
     columns = [_column(path, field) for path in names]
     for path, column in zip(names, columns, strict=True):
         if len(column) != len(columns[0]):
@@ -225,19 +228,25 @@ def as_references(found: str | Sequence[str]) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else tuple(found) or ("",)
 
 
+def _refuse_joined(name: str, path: Any) -> None:
+    """Raises ValueError for several files in one text."""
+    if isinstance(path, str) and "," in path and not os.path.exists(os.path.expanduser(path)):
+        raise ValueError(f"{name}={path!r}: no such file; write several as {tuple_text(path)}")
+
+
 def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
     check_path(path, "references=")
     name = os.path.expanduser(os.fspath(path))
     kind = guess_format(name)
     if kind == "text" and field is not None:
         raise ValueError(f"{name}: a text file has no field {field!r}: leave out the field")
-    records = read_records(name, header=isinstance(field, str))
+    header = None if field is None else isinstance(field, str)
+    records = list(read_records(name, header=header, option="references_field"))
     if field is None:
         field = "targets" if kind == "jsonl" else 0
-        first = next(read_records(name, header=False)).values if kind == "tsv" else {}
-        if len(first) > 1:
+        if kind == "tsv" and (count := len(records[0].values)) > 1:
             raise ValueError(
-                f"{name} has {len(first)} columns: choose the column of the references with "
+                f"{name} has {count} columns: choose the column of the references with "
                 "references_field (0 is the first)"
             )
     return [as_references(field_of(record, field)) for record in records]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from specjax.checks import one_number, whole_number
+from specjax.checks import one_number, tuple_text, whole_number
 from specjax.text.parts import made_part
 from specjax.text.setting import (
     DRAFTER_ALONE,
@@ -216,7 +216,7 @@ def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
 
 def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:
     if isinstance(values, str) or not isinstance(values, kind):
-        example = f"; write ({values!r},)" if isinstance(values, str) else ""
+        example = f"; write {tuple_text(values)}" if isinstance(values, str | int | float) else ""
         raise TypeError(f"{name} must be {words}, got {values!r}{example}")
     if not values:
         raise ValueError(f"{name} is empty: give at least one value")

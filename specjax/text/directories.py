@@ -1,6 +1,7 @@
 """Loads models from directories, and built-in pairs: "built-in:gsm8k/drafter"."""
 
 import dataclasses
+import logging
 import os
 import warnings
 from collections.abc import Collection, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 
 from specjax.checks import check_flag, check_path
+from specjax.models import PRESETS
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.text_models import Models, Pair, TextModel, Words, check_vocabularies
@@ -20,6 +22,9 @@ PAIRS = Path(__file__).parents[1] / "pairs"
 DEFAULT_PAIR = "multi30k_ende"
 PREFIX = "built-in:"
 PathLike = str | os.PathLike[str]
+# What the built-in pairs write.
+_ABOUT = {"multi30k_ende": "built in: English to German captions", "gsm8k": "built in: school math"}
+_LOGGER = logging.getLogger(__name__)  # the commands print its lines
 
 
 def built_in_pairs() -> tuple[str, ...]:
@@ -80,6 +85,22 @@ def portable_path(path: PathLike) -> str:
     return PREFIX + os.path.relpath(absolute, PAIRS).replace(os.sep, "/")
 
 
+def shown_path(path: PathLike) -> str:
+    """Returns the "built-in:" name of a part of a built-in pair, and any other path unchanged."""
+    name = portable_path(path)
+    return name if name.startswith(PREFIX) else os.fspath(path)
+
+
+def log_models(paths: Mapping[str, PathLike]) -> None:
+    """Logs which models are loaded, each with its role; "" for a model without one."""
+    shown = {role: shown_path(path) for role, path in paths.items()}
+    built_in = [path.removeprefix(PREFIX) for path in shown.values() if path.startswith(PREFIX)]
+    pairs = dict.fromkeys(path.partition("/")[0] for path in built_in)
+    what = ", ".join(_ABOUT[pair] for pair in pairs if pair in _ABOUT)
+    listed = ", ".join(f"{role}={path}" if role else path for role, path in shown.items())
+    _LOGGER.info("models: %s%s", listed, f" ({what})" if what else "")
+
+
 def built_in_table(model: PathLike) -> Path:
     """Returns the bigram table of a built-in model's pair; for other models the default pair's.
 
@@ -125,6 +146,24 @@ def load_text_model(
       ValueError: the directory is unreadable; the model does not match its tokenizer or its head;
         or the mesh does not divide the model's heads.
     """
+    check_model_path("path", real_path(path))
+    log_models({"": path})
+    options = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "weights": weights}
+    return _load(path, tokenizer, head=head, replicate=replicate, **options)
+
+
+def _load(
+    path: PathLike,
+    tokenizer: PathLike | Tokenizer | None,
+    *,
+    dtype: Any,
+    mesh: jax.sharding.Mesh | None,
+    check_weights: bool,
+    head: bool,
+    replicate: bool,
+    weights: str | None,
+) -> TextModel:
+    """See `load_text_model`."""
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
     from specjax.checkpoints.ignored import check_adapter, warn_of_settings
@@ -210,7 +249,7 @@ def load_pair(
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     whole = ("drafter",) if replicate_drafter else ()
     check_flag("translate_drafter", translate_drafter)
-    paths = {"drafter": drafter, "verifier": verifier}
+    paths = {"verifier": verifier, "drafter": drafter}
     models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
     return Pair(**models)
 
@@ -278,6 +317,7 @@ def _loaded(
     paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
         check_model_path(name, path)
+    log_models(paths)
     _check_mesh(options["mesh"])
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
@@ -290,9 +330,9 @@ def _loaded(
             check_vocabularies({name: size, "verifier": sizes["verifier"]})
         _tell_special_ids(words)
     found = {
-        name: load_text_model(
+        name: _load(
             path,
-            tokenizer=words[name],
+            words[name],
             replicate=name in replicate,
             weights=forms[name],
             **options,
@@ -346,6 +386,11 @@ def check_model_path(name: str, path: Any) -> None:
     """Raises TypeError or FileNotFoundError unless the path, a value of `name`, is there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
+        if path in PRESETS:
+            raise FileNotFoundError(
+                f"{name}={path!r} is a published size, not a directory: download the model, and "
+                "give its directory"
+            )
         raise FileNotFoundError(
             f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
             "models from a hub first"

@@ -1,6 +1,7 @@
 """What a model is, and what two models need as a pair, without reading their arrays."""
 
 import dataclasses
+import difflib
 import os
 import re
 from collections import Counter
@@ -122,12 +123,22 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
     if name in PRESETS and not os.path.exists(name):
         return Inspected(name, model(PRESETS[name]), made)
     place = real_path(name)
+    if not os.path.exists(place) and (near := _near_preset(name)):
+        raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
     opened = open_checkpoint(place)
     try:
         words = load_tokenizer(place)
     except FileNotFoundError:
         words = None
     return Inspected(name, model(opened.config), made, opened, words)
+
+
+def _near_preset(name: str) -> str | None:
+    """A published size with a similar name, such as qwen3_0.6b for Qwen/Qwen3-0.6B."""
+    plain = {re.sub(r"[^a-z0-9]", "", size): size for size in PRESETS}
+    given = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
+    near = difflib.get_close_matches(given, plain, n=1)
+    return plain[near[0]] if near else None
 
 
 def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None) -> dict[str, Any]:

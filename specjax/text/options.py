@@ -26,6 +26,17 @@ _INSTEAD = {
     "no_repeat_ngram_size": "processors=(processors.NoRepeatNgram(...),)",
     "logit_bias": "processors=(processors.LogitBias(...),)",
     "min_new_tokens": "processors=(processors.MinNewTokens(...),)",
+    **dict.fromkeys(
+        (
+            "num_speculative_tokens",
+            "num_draft_tokens",
+            "num_assistant_tokens",
+            "gamma",
+            "lookahead",
+        ),
+        "max_draft=...",
+    ),
+    "prompt_lookup_num_tokens": "drafting=Lookup(), max_draft=...",
     "strength": "rule=rules.OPT(strength=...), or another rule",
     "alpha": "rule=rules.OPT(strength=...), or another rule",
     "drafter": "drafting=Own(drafter, params)",

@@ -9,13 +9,15 @@ times on their numbers of passes.
 Axes: B rows, P prompt length.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +38,8 @@ from specjax.environment import environment, machine
 from specjax.rules import Lossless
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
+
+_LOGGER = logging.getLogger(__name__)
 
 # A short and a long run separate the cost of a round from the cost of a call.
 _ROUNDS = (2, 10)
@@ -366,10 +370,27 @@ def _of_steps(model: TextModel) -> list[LoopCase]:
     return [LoopCase(alone, MethodParams(model.prepared), 1)]
 
 
-def _progress(cases: int, progress: bool | None) -> Any:
+class _Logged:
+    """Logs how many cases are done, where there is no terminal for a bar."""
+
+    def __init__(self, cases: int) -> None:
+        self.n, self.total = 0, cases
+        self._next = time.perf_counter() + 2.0
+
+    def update(self, cases: int) -> None:
+        self.n += cases
+        if time.perf_counter() > self._next:
+            _LOGGER.info("measuring the costs of passes: %s of %s cases", self.n, self.total)
+            self._next = time.perf_counter() + 10.0
+
+
+@contextlib.contextmanager
+def _progress(cases: int, progress: bool | None) -> Iterator[Any]:
     """A bar over the cases, whose compilation takes most of the time."""
     disable = None if progress is None else not progress
-    return tqdm.tqdm(total=cases, desc="costs of passes", unit="case", disable=disable, delay=2.0)
+    shown: Any = {"desc": "costs of passes", "unit": "case", "disable": disable, "delay": 2.0}
+    with tqdm.tqdm(total=cases, **shown) as bar:
+        yield _Logged(cases) if bar.disable else bar
 
 
 def _steady_fit(

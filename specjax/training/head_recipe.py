@@ -18,9 +18,9 @@ from specjax.checks import check_part, one_number, whole_number
 from specjax.data.examples import Example
 from specjax.drafting import Survival
 from specjax.models.weights import has_stored
-from specjax.runs.run_directory import RunDirectory
+from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, Pair
-from specjax.text.directories import PAIRS
+from specjax.text.directories import PAIRS, shown_path
 from specjax.training.head_data import DATA_NAME, HeadBatches, HeadData, HeadTask, Labelling
 from specjax.training.optimizer import AdamW
 from specjax.training.predictors import compare_predictors
@@ -351,7 +351,10 @@ def _train_one(
         task,
         TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
         output_dir=run,
-        notes={"checkpoints": recipe.checkpoints},
+        notes={
+            "checkpoints": recipe.checkpoints,
+            MODEL_NAMES: {name: shown_path(x.name) for name, x in pair.named.items()},
+        },
         on_start=on_start,
     )
     rows, curves, train_kl = compare_predictors(task, result.params, data)

@@ -16,7 +16,8 @@ from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
 from specjax.memory import check_fits
 from specjax.models import ModelConfig, family_of, model_from_config
-from specjax.runs.run_directory import RunDirectory
+from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
+from specjax.text.directories import log_models, portable_path
 from specjax.tokenizers import Tokenizer, load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.training.losses import FIGURES, Objective
@@ -213,7 +214,11 @@ def train_model(
             constants=teaching.constants,
             init_params=parts.starting and parts.starting.params,
             evaluate=lambda params: {k: v for m in measures for k, v in m(params).items()},
-            notes={"vocabulary_type": recipe.vocabulary_type, **teaching.notes},
+            notes={
+                "vocabulary_type": recipe.vocabulary_type,
+                **teaching.notes,
+                MODEL_NAMES: {name: portable_path(path) for name, path in recipe.sources.items()},
+            },
             on_start=begin,
         )
         _export(run, parts, result, recipe.export_dtype)
@@ -250,6 +255,8 @@ class _Parts:
                     f"{name}={path} is an output of the run in output_dir={run.path}: choose "
                     "another output_dir, or copy it to another place"
                 )
+        if recipe.sources:
+            log_models(recipe.sources)
         models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
         self.starting, teacher = models.get("init_from"), models.get("teacher")
         config: Any = recipe.model or (self.starting and self.starting.config)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import check_flag, whole_number
+from specjax.checks import check_flag, tuple_text, whole_number
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
@@ -52,7 +52,7 @@ class Evaluation:
         if isinstance(self.metrics, str):
             raise TypeError(
                 f"Evaluation: `metrics` must be a tuple of names, got {self.metrics!r}; write "
-                f"({self.metrics!r},)"
+                f"{tuple_text(self.metrics)}"
             )
         object.__setattr__(self, "metrics", tuple(self.metrics))
         check_metrics(self.metrics)

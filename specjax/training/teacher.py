@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.checks import check_path, checked, whole_number
+from specjax.checks import check_path, checked, tuple_text, whole_number
 from specjax.compilation import jit
 from specjax.data.pairs import TokenPairs
 from specjax.fingerprints import digest
@@ -78,7 +78,7 @@ class Teacher:
         if isinstance(self.accepted, str):
             raise TypeError(
                 f"Teacher: accepted must be a tuple of names, got {self.accepted!r}; write "
-                f"({self.accepted!r},)"
+                f"{tuple_text(self.accepted)}"
             )
         object.__setattr__(self, "accepted", tuple(self.accepted))
         for name in self.accepted:

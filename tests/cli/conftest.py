@@ -7,6 +7,12 @@ from tests import tiny_pair
 from tests.cli.infer_command import TEXTS, arguments, write
 
 
+@pytest.fixture(autouse=True)
+def models_line(monkeypatch):
+    """Leaves out the line about the models, so that tests count the lines of errors."""
+    monkeypatch.setattr("specjax.cli.main._Printed.emit", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))

@@ -134,7 +134,7 @@ def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
 # One of each kind, before any model is read; the others are tested where values are checked.
 NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
-    "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "must be one of"),
+    "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "METHODS='opd': no such method; did you"),
     "strength": ({"METHODS": "{'lossy': 1.5}", **NO_MODELS}, "strength must lie in [0, 1), got"),
     "measuring": (
         {"NUM_SAMPLES": 0, **NO_MODELS},
@@ -142,12 +142,12 @@ WRONG = {
     ),
     "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
     "texts": ({"LIMIT": 1, **NO_MODELS}, "1 texts are too few for an interval of the latency"),
-    "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2'"),
+    "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "TARGETS_FIELD=2, but the line has 2 columns"),
     "prompts": ({"CHAT": 1}, "CHAT must be True or False, got 1"),
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
     "one model": ({"DRAFTER": None}, "VERIFIER is given without DRAFTER: give both"),
     # An option of what loads the models is read.
-    "part": ({"load_pair__check_weights": False, **NO_MODELS}, "DRAFTER='nowhere': no such file"),
+    "part": ({"load_pair__check_weights": False, **NO_MODELS}, "VERIFIER='nowhere': no such file"),
     "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no parameter widths"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
     "old name": ({"LATENCY_TEXTS": 3}, "it was renamed to LATENCY_LIMIT"),

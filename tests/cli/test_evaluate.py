@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -131,6 +132,15 @@ def test_references_come_from_fields(tmp_path, capsys, name, text, field):
     status, out, _ = run(capsys, PREDICTIONS=path, METRICS="('exact_match',)", **settings)
     found = json.loads(out.splitlines()[-1])["methods"]["p"]["figures"]["exact_match"]
     assert status == 0 and found["value"] == 100.0
+
+
+def test_a_terminal_gets_the_tables_only(tmp_path, capsys, monkeypatch):
+    path = write(tmp_path / "p.jsonl", [{"prediction": "a", "targets": "a"}] * 2)
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda answer=terminal: answer)
+        status, out, _ = run(capsys, PREDICTIONS=path, METRICS="('exact_match',)")
+        assert status == 0 and "exact_match" in out
+        assert out.splitlines()[-1].startswith("{") != terminal
 
 
 def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys):

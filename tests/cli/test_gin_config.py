@@ -273,7 +273,7 @@ def test_every_name_of_a_shipped_file_is_explained(file):
 )
 def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told, other):
     with pytest.raises(SystemExit, match="0"):
-        main.main([command, "--help"])
+        main.main([command, "--helpfull"])
     shown = capsys.readouterr().out
     for text in told:
         assert re.search(rf"^ +{text}", shown, re.M), text
@@ -284,6 +284,31 @@ def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told
         assert len(gap) >= 2 and re.match(r"[A-Z'].*", text), name
         assert not text.startswith("Required:"), name
     assert max(map(len, shown.split("\n\nnames in ")[1].splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("command", "lines", "first", "left_out", "files"),
+    [
+        ("infer", 115, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "MESH_DATA", "  token_v3, tree_beam,"),
+        ("compare", 110, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "ROUNDS", "multi30k_ende"),
+        ("train", 85, "OUTPUT_DIR MODEL", "LIMIT", "They need TRAIN_INPUTS, TRAIN_TARGETS,"),
+    ],
+)
+def test_the_short_help_has_the_names_that_matter_first(
+    capsys, command, lines, first, left_out, files
+):
+    shown = {}
+    for option in ("--help", "--helpfull", "--help=all"):
+        with pytest.raises(SystemExit, match="0"):
+            main.main([command, option])
+        shown[option] = capsys.readouterr().out
+    assert shown["--helpfull"] == shown["--help=all"]
+    short = shown["--help"]
+    names = re.findall(r"^  ([A-Z_]+)  ", short, re.M)
+    assert len(names) == 20 and " ".join(names).startswith(first)
+    assert left_out not in names and re.search(rf"^  {left_out} ", shown["--helpfull"], re.M)
+    assert files in short and "more: --helpfull)" in short
+    assert short.count("\n") < lines < shown["--helpfull"].count("\n")
 
 
 def test_files_are_found_in_search_paths_before_the_package(files):

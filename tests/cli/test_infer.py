@@ -120,7 +120,7 @@ def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
 
 def test_help_lists_the_names_and_methods(capsys):
     with pytest.raises(SystemExit, match="0"):
-        main(["infer", "--help"])
+        main(["infer", "--helpfull"])
     # A text that is too long for its line goes on below.
     lines = re.sub(r"\n {10,}(?=\S)", " ", capsys.readouterr().out).splitlines()
     text = (CONFIGS / "runs/infer.gin").read_text()
@@ -375,8 +375,10 @@ def test_trees_go_with_a_rule_before_or_after(paths, name):
         assert type(method.drafter) is drafting.TreeDrafter
         assert type(method.verification).__name__ == TREES[name]
         assert (type(decoder.rule) is rules.OPT) == (len(files) == 2)
-    files = ["runs/infer.gin", "methods/adaptive_confidence.gin", f"methods/{name}.gin"]
-    assert type(cascading(paths, files).method.drafter) is drafting.TreeDrafter
+    # A policy has no effect on a tree, so it is not lost in silence.
+    with pytest.raises(ValueError, match="both set the stopping policy, and the last would win"):
+        cascading(paths, ["runs/infer.gin", *files, "methods/adaptive_confidence.gin"])
+    files = ["runs/infer.gin", f"methods/{name}.gin"]
     with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter"):
         cascading(paths, files, "VERIFICATION=@Block()")
 

@@ -32,7 +32,11 @@ def test_another_configuration_or_input_is_refused(paths, done, tmp_path, capsys
         (arguments(paths, other, output), "input: "),
         (
             arguments(paths, source, output, VERIFIER=paths["drafter"]),
-            "verifier: ",
+            f"(VERIFIER: {paths['verifier']} there, {paths['drafter']} here): choose",
+        ),
+        (
+            arguments(paths, source, output, VERIFIER=paths["drafter"], SEED=1),
+            f"{paths['verifier']} there, {paths['drafter']} here, seed: 0 there, 1 here)",
         ),
     ):
         assert main(argv) == 2

@@ -106,6 +106,11 @@ def test_a_drafter_learns_on_policy_and_is_chosen_by_what_is_accepted(
     # The default would never draw in so short a run.
     shown = capsys.readouterr().err
     assert "reduced refresh_every from 200 to 10, half of num_steps=20" in shown
+    # The teacher is the verifier of what was distilled from it.
+    assert shown.splitlines()[-1] == (
+        f"specjax: next: specjax infer --gin.VERIFIER={trained}/model "
+        f"--gin.DRAFTER={tmp_path}/model --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
+    )
     names = sorted(p.name.rpartition("-")[0] for p in (tmp_path / "samples").iterdir())
     assert names == ["student-10", "validation-greedy", "validation-sampled"]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -304,7 +309,10 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         ),
         (["training/read_examples.source=absent.tsv"], "absent.tsv: no such file"),
         (["training/read_examples.source=seqio:x"], "seqio"),
-        (["read_examples.targets_field=2"], "there is no field '2': the record has '0', '1'"),
+        (
+            ["read_examples.targets_field=2"],
+            "targets_field=2, but the line has 2 columns, counted from 0",
+        ),
         (["STEPS=3"], "no such name; did you mean NUM_STEPS?"),
     ],
 )

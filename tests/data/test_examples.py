@@ -79,7 +79,13 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.tsv",
             "a\tb\n",
             {"inputs_field": 2},
-            r"a\.tsv:1: there is no field '2': the record",
+            r"a\.tsv:1: inputs_field=2, but the line has 2 columns, counted from 0: put a tab",
+        ),
+        (
+            "a.tsv",
+            "a\n",
+            {"targets_field": 1},
+            r"a\.tsv:1: targets_field=1, but the line has one column, counted from 0: put a tab",
         ),
         (
             "a.tsv",
@@ -117,7 +123,7 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
         ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object .* got \[1\]"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no field 'inputs': .* 'text'"),
         ("a.jsonl", '{"inputs": {}}\n', {}, r"a\.jsonl:1: 'inputs' must be a text, a number or"),
-        ("a.txt", "a\n", {"targets_field": 1}, r"a\.txt:1: there is no field '1'"),
+        ("a.txt", "a\n", {"targets_field": 1}, r"there is no targets_field=1: give a .tsv or"),
         ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )

@@ -148,6 +148,14 @@ WRONG = {
         _stop(lambda self, params, state, drawn: (drawn.confidences.max(-1) < 0.5, state)),
         "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
     ),
+    "confidences undeclared, in a function": (
+        _stop(lambda self, params, state, drawn: (jnp.argmax(drawn.confidences, -1) > 3, state)),
+        "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
+    ),
+    "confidences undeclared, as an array": (
+        _stop(lambda self, params, state, drawn: (jnp.asarray(drawn.confidences)[:, 0] > 0, state)),
+        "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
+    ),
     "parameters left out": (
         _stop(lambda self, params, state, drawn: (drawn.probs[:, 0] < params, state)),
         "Mine.step failed .*: it has no parameters: give stopping=Own",

@@ -224,7 +224,12 @@ def test_a_tree_is_the_same_however_many_devices_share_it(vocab, most):
     ("call", "message"),
     [
         (lambda: make_mesh(4, 4), "data=4 times model=4 needs 16 devices, but there are 8"),
-        (lambda: make_mesh(model=3), "model=3 does not divide 8 devices: give data too"),
+        (lambda: make_mesh(model=3), "model=3 does not divide 8 devices: give `data` too"),
+        (lambda: make_mesh(model=16), "model=16 needs 16 devices, but there are 8: choose"),
+        (
+            lambda: make_mesh(model=8, devices=jax.devices()[:1]),
+            "model=8 needs 8 devices, but there is 1: choose smaller sizes",
+        ),
         (lambda: make_mesh(devices=[]), r"devices must have at least one device, got \[\]"),
         (lambda: make_mesh(0, 4), "mesh sizes must be at least 1, got data=0, model=4"),
         (

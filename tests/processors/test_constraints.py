@@ -76,7 +76,7 @@ def test_two_languages_share_a_table_and_an_empty_one_is_refused():
     assert walk(made, (1, 1, 0), 0) is not None and walk(made, (0,), 0) is None
     assert walk(made, (0,), 1) is not None and walk(made, (1,), 1) is None
     assert [int(made.distances[i]) for i in made.starts] == [1, 0]
-    with pytest.raises(ValueError, match="language 1 has no text that the tokenizer's tokens can"):
+    with pytest.raises(ValueError, match="^entry 1: the tokenizer's tokens can write no text that"):
         token_automaton([byte_automaton("a"), byte_automaton("c")], PIECES, V, (EOS,))
 
 

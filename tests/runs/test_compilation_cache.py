@@ -3,6 +3,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from jax._src import compilation_cache as jax_cache
 from jax._src.lru_cache import LRUCache
 
 import specjax
+from specjax.compilation import BACKEND_COMPILE
+from specjax.runs import compilation_cache
 from specjax.runs.compilation_cache import CheckedCache, count_compilations
 
 CHILD = """
@@ -154,3 +157,15 @@ def test_a_full_disk_is_told_once_and_leaves_no_torn_entry(tmp_path, capsys):
         f"specjax: compiled programs are not saved: {tmp_path}: No space left on device\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_long_compilation_is_told_while_it_lasts(monkeypatch, capsys):
+    monkeypatch.setattr(compilation_cache, "_EVERY", 0.1)
+    counts = compilation_cache.Compilations(announcement="compiling")
+    counts.on_event(compilation_cache._REQUEST)
+    time.sleep(0.35)
+    counts.on_duration(BACKEND_COMPILE, 0.35)
+    told = capsys.readouterr().err
+    assert told.count("specjax: compiling a program: 0 s\n") in (2, 3)
+    time.sleep(0.25)
+    assert capsys.readouterr().err == ""

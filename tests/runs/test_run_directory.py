@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specjax.runs import run_directory
-from specjax.runs.run_directory import RunDirectory
+from specjax.runs.run_directory import RunDirectory, difference, fingerprint_of
 
 
 def opened(path, *makes):
@@ -337,3 +337,44 @@ def test_a_full_disk_gives_an_error(tmp_path, monkeypatch):
     ):
         run.claim({})
         run.record(command=[], config="")
+
+
+CONFIG = "T5Config(vocab_size=2048, embed_dim={}, num_heads=4, head_dim=32, " + "x=0.1, " * 40 + ")"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        (
+            {"models": {"verifier": "a1"}, "model_names": {"verifier": "large"}, "tokens": "x"},
+            {"models": {"verifier": "b2"}, "model_names": {"verifier": "base"}, "tokens": "y"},
+            "VERIFIER: large there, base here",
+        ),
+        (  # the same weights at another place
+            {"models": {"verifier": "a1"}, "model_names": {"verifier": "large"}, "seed": 0},
+            {"models": {"verifier": "a1"}, "model_names": {"verifier": "../large"}, "seed": 1},
+            "seed: 0 there, 1 here",
+        ),
+        (  # other weights at the same place
+            {"models": {"verifier": "a1"}, "model_names": {"verifier": "large"}},
+            {"models": {"verifier": "b2"}, "model_names": {"verifier": "large"}},
+            "models.verifier: 'a1' there, 'b2' here",
+        ),
+        (  # of a training, which has hashes of the teacher's parameters
+            {"constants": "a1", "model_names": {"teacher": "large"}, "task": {"teacher": CONFIG}},
+            {"constants": "b2", "model_names": {"teacher": "base"}, "task": {"teacher": None}},
+            "TEACHER: large there, base here",
+        ),
+        (
+            {"model": CONFIG.format(128)},
+            {"model": CONFIG.format(64)},
+            "model: ...onfig(vocab_size=2048, embed_dim=128, num_heads=4, head_dim=32, x=0.1, "
+            "x=0.1, x=0.1, x=0.1, x=0.1, x... there, ...onfig(vocab_size=2048, embed_dim=64, "
+            "num_heads=4, head_dim=32, x=0.1, x=0.1, x=0.1, x=0.1, x=0.1, x=... here",
+        ),
+        ({"model_names": {"verifier": "a"}}, {"model_names": {"verifier": "b"}}, ""),
+    ],
+)
+def test_a_changed_model_is_told_by_its_name(theirs, ours, told):
+    assert difference(theirs, ours) == told
+    assert fingerprint_of({"model_names": {}}) == fingerprint_of({})

@@ -122,7 +122,7 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
         ({"methods": {"opt": {"ALPHA": 1}}}, "methods: the values of opt must be numbers, got"),
         ({"methods": {"lossless": (0.1,)}}, "lossless takes no number"),
         ({"methods": {"opt": ()}}, "opt has no numbers"),
-        ({"methods": ("never",)}, "must be one of"),
+        ({"methods": ("never",)}, "methods=.never.: no such method; choose from"),
         ({"methods": (3,)}, "a method must be a name or a text, got 3"),
         ({"methods": {"lossy": 1.5}}, "strength must lie in"),
         ({"temperatures": (-1.0,)}, "temperatures must be finite and at least 0"),

@@ -132,7 +132,7 @@ WRONG = [
     (
         {"processors": (processors.Regex(r"[^\s\S]"),)},
         ValueError,
-        r"Regex\('\[\^\\\\s\\\\S\]'\): language 0 has no text that the tokenizer's tokens",
+        r"Regex\('\[\^\\\\s\\\\S\]'\): the tokenizer's tokens can write no text that",
     ),
     (
         {"processors": STACK, "sampling": types.Sampling(processors=STACK)},

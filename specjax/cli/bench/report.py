@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from specjax.cli import print_data
+
 
 @dataclasses.dataclass
 class Report:
@@ -37,9 +39,9 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
     def show(self, name: str) -> None:
-        """Prints the table, then all figures as one line of JSON."""
+        """Prints the table, then all figures as one line of JSON (not on a terminal)."""
         print(self.table())
-        print(self.json_line(name))
+        print_data(self.json_line(name))
 
     def json_line(self, name: str) -> str:
         """Returns all figures as one line of JSON, with the machine."""

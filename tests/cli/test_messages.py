@@ -1,0 +1,192 @@
+"""Messages that are understood at once: what was typed -> the whole line."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import specjax
+from specjax import types
+from specjax.cli.main import main
+from specjax.processors import Regex
+from tests import tiny_pair
+
+RUN = ["--gin.INPUT=in.txt", "--gin.OUTPUT_DIR=out"]
+TRAIN = ["train", "--gin_file=models/t5_mini.gin", "--gin_file=tasks/fields.gin"]
+TRAIN += ["--gin.VALIDATION=in.tsv", "--gin.OUTPUT_DIR=out"]
+OPT, BOTH = "--gin_file=methods/opt.gin", "--gin_file=methods/opt.gin and --gin_file=methods/"
+TYPED = [
+    (
+        ["infer", "--gin.STOPPING=Confidence", *RUN],
+        "STOPPING must be like @Confidence(), got 'Confidence': write @Confidence()",
+    ),
+    (
+        ["infer", "--gin.STOPPING=Confidence(0.4)", *RUN],
+        "STOPPING must be like @Confidence(), got 'Confidence(0.4)': write @Confidence() and "
+        "--gin.Confidence.threshold=...",
+    ),
+    (
+        ["infer", "--gin.VERIFICATION=Token", *RUN],
+        "VERIFICATION must be like @Block(), got 'Token': write @Token()",
+    ),
+    (
+        ["infer", "--gin.TASK=FewShot", *RUN],
+        "TASK must be like FewShot(prompt='Question: {question}'), got 'FewShot': write @FewShot()",
+    ),
+    (
+        ["evaluate", "--gin.PREDICTIONS=in.txt", "--gin.ANSWER=AnswerAfter"],
+        "ANSWER must be like AnswerAfter('####'), got 'AnswerAfter': write @AnswerAfter()",
+    ),
+    (
+        ["infer", "--gin.MESH_MODEL=16", *RUN],
+        "MESH_MODEL=16 needs 16 devices, but there are 8: choose smaller sizes",
+    ),
+    (
+        ["infer", "methods/opt.gin"],
+        "methods/opt.gin: unexpected argument; write --gin_file=methods/opt.gin",
+    ),
+    (
+        [*TRAIN, "--gin.TRAIN=one.tsv"],
+        "one.tsv:1: TARGETS_FIELD=1, but the line has one column, counted from 0: put a tab "
+        "between two columns, or give another number",
+    ),
+    (
+        [*TRAIN, "--gin.TRAIN=in.txt"],
+        "in.txt: a line of a text file is one text, so there is no TARGETS_FIELD=1: give a .tsv or "
+        ".jsonl file",
+    ),
+    (
+        ["compare", "--gin.METHODS=('optt',)", *RUN],
+        "METHODS='optt': no such method; did you mean 'opt'?",
+    ),
+    (
+        ["compare", "--gin.METHODS={'Lossyy(0.2)': None}", *RUN],
+        "METHODS='Lossyy(0.2)': no such method; did you mean 'lossy'?",
+    ),
+    (
+        ["compare", "--gin.METHODS=opt,lossy", *RUN],
+        "METHODS must be a tuple of names or a dict, got 'opt,lossy'; write ('opt', 'lossy')",
+    ),
+    (
+        ["compare", "--gin.TEMPERATURES=0,1", *RUN],
+        "TEMPERATURES must be a tuple, got '0,1'; write (0, 1)",
+    ),
+    (["compare", "--gin.MAX_DRAFTS=5", *RUN], "MAX_DRAFTS must be a tuple, got 5; write (5,)"),
+    (
+        ["evaluate", "--gin.PREDICTIONS=r_opt,r_ver"],
+        "PREDICTIONS='r_opt,r_ver': no such file; write several as ('r_opt', 'r_ver')",
+    ),
+    (
+        ["evaluate", "--gin.PREDICTIONS=in.jsonl", "--gin.REFERENCES=a,b"],
+        "REFERENCES='a,b': no such file; write several as ('a', 'b')",
+    ),
+    (
+        ["evaluate", "--gin.PREDICTIONS=in.jsonl", "--gin.METRICS=bleu,chrf"],
+        "METRICS must be a tuple of names, got 'bleu,chrf'; write ('bleu', 'chrf')",
+    ),
+    (
+        ["infer", "--gin.NUM_SPECULATIVE_TOKENS=5", *RUN],
+        "--gin.NUM_SPECULATIVE_TOKENS: no such name; did you mean MAX_DRAFT?",
+    ),
+    (["demo", "--pair", "gsm8k"], "--pair: unknown option; did you mean --built-in=gsm8k?"),
+    (["demo", "--pair=gsm8k"], "--pair=gsm8k: unknown option; did you mean --built-in=gsm8k?"),
+    (["demo", "--max-drafts=3"], "--max-drafts=3: unknown option; did you mean --max-draft=3?"),
+    (
+        ["infer", OPT, "--gin_file=methods/token_v3.gin", *RUN],
+        f"{BOTH}token_v3.gin both set the rule, and the last would win: give one of them",
+    ),
+    (
+        ["infer", OPT, "--gin_file=methods/verifier_alone.gin", *RUN],
+        f"{BOTH}verifier_alone.gin both set the rule, and the last would win: give one of them",
+    ),
+    (
+        [
+            "infer",
+            "--gin_file=methods/adaptive_cost.gin",
+            "--gin_file=methods/lookup.gin",
+            *RUN,
+        ],
+        "--gin_file=methods/adaptive_cost.gin and --gin_file=methods/lookup.gin both set the "
+        "stopping policy, and the last would win: give one of them",
+    ),
+    (
+        ["inspect", "qwen3_06b"],
+        "qwen3_06b: no such directory or size; did you mean qwen3_0.6b?",
+    ),
+    (
+        ["inspect", "Qwen/Qwen3-0.6B"],
+        "Qwen/Qwen3-0.6B: no such directory or size; did you mean qwen3_0.6b?",
+    ),
+    (
+        ["inspect", "nowhere"],
+        "nowhere: no such directory; check the path, or download the model",
+    ),
+    (
+        ["infer", "--gin.VERIFIER=qwen3_0.6b", "--gin.DRAFTER=qwen3_0.6b", *RUN],
+        "VERIFIER='qwen3_0.6b' is a published size, not a directory: download the model, and give "
+        "its directory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), TYPED, ids=lambda x: " ".join(x)[:60])
+def test_what_is_typed_gets_one_line(tmp_path, monkeypatch, capsys, words, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("Ein Hund rennt.\n")
+    (tmp_path / "in.tsv").write_text("A dog runs.\tEin Hund rennt.\n")
+    (tmp_path / "one.tsv").write_text("A dog runs.\n")
+    (tmp_path / "in.jsonl").write_text('{"prediction": "Ein Hund"}\n')
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"specjax {words[0]}: {line}\n"
+
+
+TOGETHER = [
+    [OPT, "--gin_file=methods/adaptive_cost.gin"],
+    [OPT, "--gin_file=methods/lookup.gin"],
+    ["--gin_file=methods/verifier_alone.gin", "--gin_file=methods/lookup.gin"],
+    ["--gin_file=methods/adaptive_online.gin", "--gin_file=methods/cascade.gin"],
+    ["--gin_file=methods/tree_greedy.gin", "--gin_file=methods/opt.gin"],
+]
+
+
+@pytest.mark.parametrize("files", TOGETHER, ids=" ".join)
+def test_files_of_different_parts_go_together(tmp_path, monkeypatch, capsys, files):
+    monkeypatch.chdir(tmp_path)
+    assert main(["infer", *files, "--gin.INPUT=absent.txt", "--gin.OUTPUT_DIR=out"]) == 2
+    assert capsys.readouterr().err == "specjax infer: absent.txt: no such file: check the path\n"
+
+
+def _policy(step):
+    kind = dataclasses.dataclass(frozen=True)(type("Mine", (types.Stopping,), {"step": step}))
+    return {"stopping": kind()}
+
+
+CALLED = [
+    (
+        {"num_speculative_tokens": 5},
+        "there is no option num_speculative_tokens: write max_draft=...",
+    ),
+    (
+        {"processors": (Regex(r"[^\s\S]"),)},
+        r"Regex('[^\\s\\S]'): the tokenizer's tokens can write no text that matches: check the "
+        "pattern or schema, and that its characters are in the vocabulary",
+    ),
+    (
+        _policy(
+            lambda self, params, state, drawn: (
+                jax.lax.top_k(drawn.confidences, 1)[1][:, 0] > 3,
+                state,
+            )
+        ),
+        "Mine.step failed (axis -1 is out of bounds for array of dimension 0): confidences are "
+        "None unless the policy sets reads_confidence = True",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), CALLED, ids=lambda x: str(x)[:40])
+def test_what_is_called_gets_one_line(options, line):
+    pair = specjax.text.Pair(drafter=tiny_pair.tabular(1), verifier=tiny_pair.tabular(2))
+    with pytest.raises((TypeError, ValueError)) as error:
+        specjax.Decoder(pair, max_new_tokens=4, **options)(["a"])
+    assert str(error.value) == line
