@@ -1,6 +1,7 @@
 """Settings of a wrong type and chat templates without an end are told in one line."""
 
 import json
+import marshal
 import os
 import re
 
@@ -131,6 +132,16 @@ def test_a_lost_renderer_is_replaced():
     assert render_chat("a", []) == "a"
     chat_template._renderers[os.getpid()]._process.kill()
     assert render_chat("b", []) == "b"
+
+
+def test_an_answer_to_another_request_is_not_taken():
+    assert render_chat("a", []) == "a"
+    renderer = chat_template._renderers[os.getpid()]
+    stdin = renderer._process.stdin
+    stdin.write(marshal.dumps({"template": "old", "variables": {}, "number": 99}))
+    stdin.flush()
+    assert render_chat("new", []) == "new"
+    assert chat_template._renderers[os.getpid()] is not renderer
 
 
 def test_messages_must_be_json():
