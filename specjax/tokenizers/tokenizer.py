@@ -69,18 +69,23 @@ class Tokenizer(abc.ABC):
           The ids.
         """
         ids = self._encode(text)
-        if add_special_tokens and self.add_bos and self.bos_id is not None:
-            ids = [self.bos_id, *ids]
-        if add_special_tokens and self.add_eos and self._own_eos is not None:
-            ids = [*ids, self._own_eos]
-        if add_special_tokens:
-            warn_of_two_bos(
-                self,
-                ids,
-                "the tokenizer adds it: remove it from the text, or give the messages of a chat "
-                "instead of their text",
-            )
+        if not add_special_tokens:
+            return ids
+        before, after = self._around()
+        ids = [*before, *ids, *after]
+        warn_of_two_bos(
+            self,
+            ids,
+            "the tokenizer adds it: remove it from the text, or give the messages of a chat "
+            "instead of their text",
+        )
         return ids
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids that `encode` adds before and after a text."""
+        before = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        after = [self._own_eos] if self.add_eos and self._own_eos is not None else []
+        return before, after
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
