@@ -106,8 +106,8 @@ class SentencePieceTokenizer(SubwordTokenizer):
         ):
             _say(
                 file,
-                "tokenizer_config.json does not set add_bos_token, so transformers 5 begins no text "
-                f"with {self.token(before[0])}, but specjax does: set it",
+                "tokenizer_config.json does not set add_bos_token, so texts do not begin with "
+                f"{self.token(before[0])} in transformers 5, but in specjax: set it",
             )
         if settings.directory is not None and name == PLAIN and self._dummy_prefix and not is_t5:
             _say(file, "transformers 5 reads it without the space before texts; specjax has it")
