@@ -188,9 +188,12 @@ def plain(name: str, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    for kind, base in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
-        if isinstance(value, kind):
-            return base(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

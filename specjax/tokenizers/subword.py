@@ -1,9 +1,11 @@
 """Tokenizers with a trained vocabulary: SentencePiece models and `tokenizer.json` files."""
 
+import contextlib
 import json
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from specjax.tokenizers.transformers_classes import (
     differences,
     special_texts,
 )
+
+# The most times as long that the replacements of a tokenizer.json may make a text.
+MOST_GROWTH = 1000
 
 
 class SubwordTokenizer(Tokenizer):
@@ -210,10 +215,18 @@ class HuggingFaceTokenizer(SubwordTokenizer):
 
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such file")
+        self._file = file
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            with _no_panic(f"{file} cannot be read"):
+                self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
             raise ValueError(f"{file} is not a tokenizer ({error}); copy it again") from None
+        for part in ("normalizer", "decoder"):
+            if (times := growth(self._step(part))) > MOST_GROWTH:
+                raise ValueError(
+                    f"{file}: its {part} may make a text {times:.3g} times as long, more than "
+                    f"{MOST_GROWTH}: use another tokenizer"
+                )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = TokenizerSettings(directory)
@@ -266,10 +279,42 @@ class HuggingFaceTokenizer(SubwordTokenizer):
         return pieces_of(json.loads(self._tokenizer.to_str())["decoder"], texts)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with _no_panic(f"{self._file} cannot split the text"):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        with _no_panic(f"{self._file} cannot join the tokens"):
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@contextlib.contextmanager
+def _no_panic(what: str) -> Iterator[None]:
+    """Raises ValueError for a panic of Rust code, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{what} ({' '.join(str(error).split())[:200]})") from None
+
+
+def growth(step: Any) -> float:
+    """How many times as long the replacements of a normalizer or decoder may make a text.
+
+    Args:
+      step: as JSON, or None.
+    """
+    if not isinstance(step, Mapping):
+        return 1.0
+    parts = step.get("normalizers") or step.get("decoders") or []
+    times = math.prod(map(growth, parts))
+    if step["type"] == "Replace":
+        found = step["pattern"].get("String")
+        # A regular expression may also match the empty text beside each character.
+        times *= (
+            len(step["content"]) + 1 if not found else max(1, len(step["content"]) / len(found))
+        )
+    return times
 
 
 def is_tiktoken(file: Path) -> bool:
