@@ -154,8 +154,7 @@ def infer(
         the output directory has another run.
     """
     check_path(source, "source=")
-    options_of_chat = checked_chat("chat", chat)
-    chat = chat if isinstance(chat, bool) else options_of_chat or True
+    chat = (chosen := checked_chat("chat", chat)) or chosen is not None
     check_flag("allow_other_environment", allow_other_environment)
     check_flag("sources", sources)
     if whole_number("show", show, low=0) and not sources:

@@ -51,7 +51,6 @@ def _compiled(template: str) -> Any:
     """The template in the environment of transformers 5."""
     import jinja2
     import jinja2.ext
-    import jinja2.utils
     from jinja2 import nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -68,6 +67,28 @@ def _compiled(template: str) -> Any:
 
         def body(self, caller: Any) -> Any:
             return caller()
+
+    def fail(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    extensions = [GenerationMarks, jinja2.ext.loopcontrols]
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions
+    )
+    # Jinja's own tojson escapes HTML.
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": fail,
+        "strftime_now": lambda text: datetime.datetime.now().strftime(text),
+        **_types(),
+    }
+    return environment.from_string(template)
+
+
+def _types() -> dict[str, Any]:
+    """`dict` and `namespace` without what a template must not reach."""
+    import jinja2
+    import jinja2.utils
 
     class Dict:
         """`dict` without its other attributes."""
@@ -98,22 +119,7 @@ def _compiled(template: str) -> Any:
                 f"a namespace must have no name that begins with an underscore, got {name!r}"
             )
 
-    def fail(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    extensions = [GenerationMarks, jinja2.ext.loopcontrols]
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions
-    )
-    # Jinja's own tojson escapes HTML.
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {
-        "raise_exception": fail,
-        "strftime_now": lambda text: datetime.datetime.now().strftime(text),
-        "dict": Dict(),
-        "namespace": Namespace,
-    }
-    return environment.from_string(template)
+    return {"dict": Dict(), "namespace": Namespace}
 
 
 def _to_json(

@@ -1,9 +1,10 @@
 """The small files beside a model's weights: JSON settings, special ids, tokenizer files."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,14 @@ def copy_tokenizer_files(source: Path, destination: Path) -> list[str]:
             shutil.copyfile(source / name, destination / name)
             copied.append(name)
     return copied
+
+
+@contextlib.contextmanager
+def no_panic(what: str) -> Iterator[None]:
+    """Raises ValueError for a panic of Rust code, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{what} ({' '.join(str(error).split())[:200]})") from None

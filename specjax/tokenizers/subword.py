@@ -1,14 +1,14 @@
 """Tokenizers with a trained vocabulary: SentencePiece models and `tokenizer.json` files."""
 
-import contextlib
 import json
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.pieces import pieces_of
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
@@ -217,7 +217,7 @@ class HuggingFaceTokenizer(SubwordTokenizer):
             raise FileNotFoundError(f"{file}: no such file")
         self._file = file
         try:
-            with _no_panic(f"{file} cannot be read"):
+            with no_panic(f"{file} cannot be read"):
                 self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
             raise ValueError(f"{file} is not a tokenizer ({error}); copy it again") from None
@@ -279,23 +279,12 @@ class HuggingFaceTokenizer(SubwordTokenizer):
         return pieces_of(json.loads(self._tokenizer.to_str())["decoder"], texts)
 
     def _encode(self, text: str) -> list[int]:
-        with _no_panic(f"{self._file} cannot split the text"):
+        with no_panic(f"{self._file} cannot split the text"):
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        with _no_panic(f"{self._file} cannot join the tokens"):
+        with no_panic(f"{self._file} cannot join the tokens"):
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-
-@contextlib.contextmanager
-def _no_panic(what: str) -> Iterator[None]:
-    """Raises ValueError for a panic of Rust code, which is no Exception."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"{what} ({' '.join(str(error).split())[:200]})") from None
 
 
 def growth(step: Any) -> float:

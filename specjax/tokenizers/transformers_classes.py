@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.tokenizer_config import TokenizerSettings
 
 # The class that reads `tokenizer.json` as it is, and other names that lead to it.
@@ -122,7 +123,14 @@ def around_texts(
     text = 2**32 - 1
     model = {"type": "WordLevel", "vocab": {"x": text}, "unk_token": "x"}
     parts = {"version": "1.0", "added_tokens": [], "post_processor": processor, "model": model}
-    ids = tokenizers.Tokenizer.from_str(json.dumps(parts)).encode("x").ids
+    file = f"{settings.directory}/tokenizer.json"
+    with no_panic(f"{file}: its post_processor cannot be used"):
+        try:
+            ids = tokenizers.Tokenizer.from_str(json.dumps(parts)).encode("x").ids
+        except Exception as error:  # the package raises plain Exceptions
+            raise ValueError(f"{file}: its post_processor is wrong ({error})") from None
+    if ids.count(text) != 1:
+        raise ValueError(f"{file}: its post_processor must write a text once, and no other")
     place = ids.index(text)
     return ids[:place], ids[place + 1 :]
 

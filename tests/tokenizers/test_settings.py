@@ -58,6 +58,19 @@ def _write(directory, name, values):
         ("added_tokens.json", {"<a>": "x"}, "<a>='x' must be an id"),
         ("specjax.json", {"config": "x"}, "config='x' must be an object"),
         ("tokenizer.json", {"added_tokens": [1]}, "must be a list of objects with content and id"),
+        ("tokenizer.json", {"post_processor": {"type": "x"}}, "its post_processor is wrong"),
+        (
+            "tokenizer.json",
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+                    "pair": [{"Sequence": {"id": i, "type_id": 0}} for i in "AB"],
+                    "special_tokens": {},
+                }
+            },
+            "its post_processor must write a text once",
+        ),
     ],
 )
 def test_settings_of_a_wrong_type_are_told(t5_dir, tmp_path, file, values, message):
