@@ -99,9 +99,9 @@ def special_texts(settings: TokenizerSettings, name: str) -> dict[str, str]:
     if "added_tokens_decoder" not in settings.config:
         files.append(settings.files.get("special_tokens_map.json", {}))
     for values in files:
-        texts |= {key: value for key, value in values.items() if key.endswith("_token")}
         more = values.get("extra_special_tokens")
-        texts |= more if isinstance(more, dict) else {}
+        named = {**values, **(more if isinstance(more, dict) else {})}
+        texts |= {key: value for key, value in named.items() if key.endswith("_token")}
     contents = {key: v.get("content") if isinstance(v, dict) else v for key, v in texts.items()}
     return {key: text for key, text in contents.items() if isinstance(text, str)}
 
