@@ -104,18 +104,16 @@ class SentencePieceTokenizer(SubwordTokenizer):
         add_eos = is_t5 or settings.flag("add_eos_token", False)
         before = [self.bos_id] if add_bos and self.bos_id is not None else []
         after = [self._own_eos] if add_eos and self._own_eos is not None else []
-        if (
-            settings.directory is not None
-            and before
-            and settings.config.get("add_bos_token") is None
-        ):
-            _say(
-                file,
+        reasons = []
+        if before and settings.config.get("add_bos_token") is None:
+            reasons.append(
                 "tokenizer_config.json does not set add_bos_token, so texts do not begin with "
-                f"{self.token(before[0])} in transformers 5, but in specjax: set it",
+                f"{self.token(before[0])} in transformers 5, but in specjax: set it"
             )
-        if settings.directory is not None and name == PLAIN and self._dummy_prefix and not is_t5:
-            _say(file, "transformers 5 reads it without the space before texts; specjax has it")
+        if name == PLAIN and self._dummy_prefix and not is_t5:
+            reasons.append("transformers 5 reads it without the space before texts; specjax has it")
+        if reasons and settings.directory is not None:
+            _say(file, ". And ".join(reasons))
         return before, after
 
     def _tokens_by_name(
