@@ -112,7 +112,8 @@ class SentencePieceTokenizer(SubwordTokenizer):
             )
         if name == PLAIN and self._dummy_prefix and not is_t5:
             reasons.append("transformers 5 reads it without the space before texts; specjax has it")
-        if reasons and settings.directory is not None:
+        # transformers 5 does not read one without bos, except for T5.
+        if reasons and settings.directory is not None and self._sp.bos_id() >= 0:
             _say(file, ". And ".join(reasons))
         return before, after
 
