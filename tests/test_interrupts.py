@@ -68,7 +68,8 @@ def nothing_left():
 
 
 def test_a_conversation_gets_its_own_prompt_after_an_interrupt():
-    slow = "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}"
+    inner = "{% for i in range(99999) %}{% endfor %}"
+    slow = "{% for j in range(60) %}" + inner + "{% endfor %}{{ messages[0].content }}"
     count = 0
     for i in range(8):
         assert render_chat("ready", []) == "ready"
