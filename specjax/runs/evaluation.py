@@ -110,7 +110,7 @@ def evaluate(
     problems: Path | None = None,
     sandbox: Sandbox | None = None,
     score: Any = None,
-    chat: bool = False,
+    chat: bool | Mapping[str, Any] = False,
     output_dir: Path | None = None,
     compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
     on_start: Callable[..., None] | None = None,
@@ -139,7 +139,8 @@ def evaluate(
         as programs, for the figure `pass_at_1`.
       sandbox: runs the programs; required with `problems`.
       score: a model or its directory, for the figure `perplexity`; see `perplexities`.
-      chat: whether each input is a user's message for this model's chat template.
+      chat: whether each input is a user's message for this model's chat template; or options of
+        the template.
       output_dir: a new directory, or that of an earlier evaluation, which is replaced; None writes
         nothing.
       compared: maps a directory of compared settings to setting -> the predictions of its seeds;

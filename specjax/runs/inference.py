@@ -54,7 +54,7 @@ from specjax.text import Decoder, TextModel
 from specjax.text.assembly import known_costs
 from specjax.text.directories import shown_path
 from specjax.text.passes import costs_file
-from specjax.text.prompts import check_truncate
+from specjax.text.prompts import check_truncate, checked_chat
 from specjax.text.results import NanWarning
 from specjax.text.showing import Shown, has_colours, split
 from specjax.writing import append
@@ -71,7 +71,7 @@ def infer(
     split: str = "test",
     task: FewShot | None = None,
     truncate: str | None = None,
-    chat: bool = False,
+    chat: bool | Mapping[str, Any] = False,
     seed: int = 0,
     num_samples: int = 1,
     sources: bool = False,
@@ -128,7 +128,8 @@ def infer(
         once. `inputs_field` and `targets_field` must then be left out, because its templates name
         the fields.
       truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
-      chat: whether each prompt is a user's message for the model's chat template.
+      chat: whether each prompt is a user's message for the model's chat template; or options of
+        the template, such as `{"enable_thinking": False}`.
       seed: the seed of the run.
       num_samples: the number of outputs of each input; see `Decoder.__call__`.
       sources: whether to write where each token came from.
@@ -154,8 +155,8 @@ def infer(
         the output directory has another run.
     """
     check_path(source, "source=")
-    for name, value in (("chat", chat), ("allow_other_environment", allow_other_environment)):
-        check_flag(name, value)
+    chat = (chosen := checked_chat("chat", chat)) or chosen is not None
+    check_flag("allow_other_environment", allow_other_environment)
     check_flag("sources", sources)
     if whole_number("show", show, low=0) and not sources:
         raise ValueError("show needs the sources of tokens: set SOURCES=True")
@@ -275,7 +276,10 @@ def _claim(
 
 
 def _encode(
-    decoder: Decoder, examples: list[Example], chat: bool, truncate: str | None
+    decoder: Decoder,
+    examples: list[Example],
+    chat: bool | Mapping[str, Any],
+    truncate: str | None,
 ) -> tuple[dict[int, Any], dict[int, str]]:
     """The tokens of the inputs that can be decoded, and the errors of the others, by id."""
     prompts: dict[int, Any] = {}

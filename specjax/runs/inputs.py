@@ -1,6 +1,7 @@
 """The inputs of a run."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from specjax.checks import check_part
 from specjax.data.examples import Example, read_examples
 from specjax.data.few_shot import FewShot
 from specjax.text import Decoder
+from specjax.text.prompts import checked_chat
 
 
 def read_inputs(
@@ -49,7 +51,7 @@ def read_inputs(
 
 
 def tokens_of(
-    decoder: Decoder, text: str, name: str, *, chat: bool, truncate: str | None
+    decoder: Decoder, text: str, name: str, *, chat: bool | Mapping[str, Any], truncate: str | None
 ) -> np.ndarray:
     """Returns the tokens of an input.
 
@@ -57,7 +59,7 @@ def tokens_of(
       decoder: the decoder of the tokens.
       text: the input.
       name: its name in messages.
-      chat: whether it is a user's message for the model's chat template.
+      chat: whether it is a user's message for the model's chat template, or its options.
       truncate: "end" or "beginning", where a long input is cut; None: it is an error.
 
     Returns:
@@ -66,5 +68,6 @@ def tokens_of(
     Raises:
       ValueError: the input is empty or too long.
     """
-    prompt: Any = [{"role": "user", "content": text}] if chat and text.strip() else text
-    return decoder.encode(prompt, name, truncate=truncate)
+    options = checked_chat("chat", chat)
+    said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]
+    return decoder.encode(said, name, truncate=truncate, chat_template_kwargs=options)

@@ -14,7 +14,8 @@ class Likelihood:
 
     Args:
       model: a model, or its directory (see `specjax.text.load_text_model`).
-      chat: whether each input is a user's message for the model's chat template.
+      chat: whether each input is a user's message for the model's chat template; or options of the
+        template.
       runs: the predictions to score, for checks before the model is loaded.
 
     Attributes:
@@ -26,13 +27,13 @@ class Likelihood:
       ValueError: the model cannot be loaded, or a row has no input.
     """
 
-    def __init__(self, model: Any, chat: bool, runs: Sequence[Predictions]) -> None:
+    def __init__(self, model: Any, chat: Any, runs: Sequence[Predictions]) -> None:
         # Imported here, because other scores need no models.
-        from specjax.checks import check_flag
         from specjax.text import TextModel, load_text_model
         from specjax.text.directories import check_model_path, real_path
+        from specjax.text.prompts import checked_chat
 
-        check_flag("chat", chat)
+        self._options = checked_chat("chat", chat)
         for run in runs:
             if None in run.inputs:
                 raise ValueError(
@@ -43,7 +44,6 @@ class Likelihood:
             check_model_path("score", real_path(model))
             model = load_text_model(model)
         self.model = model
-        self._chat = chat
 
     def perplexity(self, run: Predictions) -> Sums:
         """Returns exp(nats / tokens) of the outputs; infinite if an output is impossible.
@@ -76,9 +76,9 @@ class Likelihood:
         from specjax.text import prompts
 
         text: Any = run.inputs[row]
-        given = [{"role": "user", "content": text}] if self._chat else text
-        name = f"{run.path}: the input of row {row}"
-        return prompts.encode(given, name, self.model.model.vocab_size, self.model.tokenizer)
+        given = text if self._options is None else [{"role": "user", "content": text}]
+        name, model = f"{run.path}: the input of row {row}", self.model
+        return prompts.encode(given, name, model.model.vocab_size, model.tokenizer, self._options)
 
 
 def _perplexity(sums: np.ndarray) -> np.ndarray:

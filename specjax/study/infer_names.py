@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_flag
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
 from specjax.text import Cascade, Lookup, TextModel
 from specjax.text.directories import portable_path
-from specjax.text.prompts import check_truncate
+from specjax.text.prompts import check_truncate, checked_chat
 from specjax.text.setting import Setting
 
 _FILE = "runs/infer.gin"
@@ -23,7 +22,8 @@ class Prompting:
     """How prompts are made from texts, and how models are loaded.
 
     Attributes:
-      chat: whether each text is a user's message for the model's chat template.
+      chat: whether each text is a user's message for the model's chat template; or options of the
+        template.
       truncate: where long texts are cut: "end" or "beginning"; None: long texts are errors.
       task: the task that has made the texts from records, or None.
       dtype: the dtype of the models; None: that of each checkpoint.
@@ -31,7 +31,7 @@ class Prompting:
       weights: the form of their matrices; see `specjax.load_pair`.
     """
 
-    chat: bool = False
+    chat: bool | Mapping[str, Any] = False
     truncate: str | None = None
     task: FewShot | None = None
     dtype: Any = None
@@ -39,7 +39,7 @@ class Prompting:
     weights: str | Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
-        check_flag("chat", self.chat)
+        checked_chat("chat", self.chat)
         check_truncate(self.truncate)
 
     def names(self) -> dict[str, str]:

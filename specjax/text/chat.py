@@ -1,6 +1,6 @@
 """A conversation, in which each turn reads only the tokens that are new."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from specjax.checks import check_count, shown
 from specjax.text.engine import Engine
 from specjax.text.prefixes import Prefix
-from specjax.text.prompts import check_unicode
+from specjax.text.prompts import check_unicode, checked_template_kwargs
 from specjax.text.results import Row, warn_of_nan
 from specjax.text.streaming import Added
 
@@ -26,13 +26,20 @@ class Chat:
     Args:
       decoder: the decoder.
       system: the text of a first message with the role `system`; None for none.
+      chat_template_kwargs: options of the chat template, besides those of the decoder.
 
     Raises:
-      TypeError: `system` is not a text.
-      ValueError: the tokenizer has no chat template, or the mesh has several processes.
+      TypeError: `system` is not a text, or the options are not a mapping.
+      ValueError: an option is invalid, the tokenizer has no chat template, or the mesh has several
+        processes.
     """
 
-    def __init__(self, decoder: "Decoder", system: str | None = None) -> None:
+    def __init__(
+        self,
+        decoder: "Decoder",
+        system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         if decoder.tokenizer.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template: put chat_template.jinja into the model's "
@@ -41,6 +48,7 @@ class Chat:
         if decoder.uses_processes:
             raise ValueError("a chat needs a mesh of a single process: load the models without it")
         self._decoder = decoder
+        self._template_kwargs = _merged(decoder.chat_template_kwargs, chat_template_kwargs)
         self._messages = [] if system is None else [_message("system", system)]
         self._prefix: Prefix | None = None
 
@@ -97,7 +105,9 @@ class Chat:
     def _turn(self, text: str, every: int | None, options: dict[str, Any]) -> Iterator[Added]:
         """The texts and the row of a turn; arguments are checked now."""
         messages = [*self._messages, _message("user", text)]
-        tokens = self._decoder.encode(messages, "the conversation")
+        options = dict(options)
+        template = _merged(self._template_kwargs, options.pop("chat_template_kwargs", None))
+        tokens = self._decoder.encode(messages, "the conversation", chat_template_kwargs=template)
         engine = self._decoder._engine_of_turn(tokens, self._prefix, options)
 
         def steps() -> Iterator[Added]:
@@ -123,6 +133,17 @@ class Chat:
         self._messages = [*messages, {"role": "assistant", "content": row.text}]
         kept = self._decoder.can_share_prefix and row.error is None
         self._prefix = engine.prefix_of(read) if kept else None
+
+
+def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
+    """All options of the chat template; raises ValueError if a turn would answer nothing."""
+    found = {**options, **checked_template_kwargs(more)}
+    if found.get("continue_final_message"):
+        raise ValueError(
+            "continue_final_message must be left out of a chat, in which the model answers the "
+            "user's message: give the messages to decoder([messages]) instead"
+        )
+    return found
 
 
 def _message(role: str, text: Any) -> dict[str, str]:

@@ -102,6 +102,9 @@ class Decoder:
         mesh it is rounded up to a multiple of its `data`.
       buckets: increasing prompt lengths in tokens; a batch is padded to the first bucket that is
         long enough. Each used bucket is a program to compile; the last is the longest prompt.
+      chat_template_kwargs: options of the chat template, for prompts that are chats: `tools`,
+        `documents`, `chat_template`, `add_generation_prompt`, `continue_final_message`, and
+        variables such as `{"enable_thinking": False}`; see `Tokenizer.render_chat`.
 
     Attributes:
       models: the given models.
@@ -112,6 +115,7 @@ class Decoder:
       tokenizer: the verifier's tokenizer.
       costs: the costs measured for `drafting.CostAware()`, or None.
       stop: the stop strings.
+      chat_template_kwargs: the options of the chat template.
 
     Raises:
       TypeError: a value has a wrong type, or an option is unknown.
@@ -137,6 +141,7 @@ class Decoder:
         stop: str | Sequence[str] = (),
         batch_size: int = 16,
         buckets: Sequence[int] = BUCKETS,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
         check_options(unknown, tuple(Decoder.__init__.__kwdefaults__ or ()))
@@ -145,6 +150,7 @@ class Decoder:
         self.buckets = check_buckets(buckets)
         sampling = checked_sampling(sampling)
         self.stop = check_stops(stop)
+        self.chat_template_kwargs = prompts_lib.checked_template_kwargs(chat_template_kwargs)
         parts = Parts(
             rule=rule,
             verification=verification,
@@ -166,6 +172,7 @@ class Decoder:
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
         table = stop_table(self.stop, made.main, self.method) if self.stop else None
         self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
+        self._of_engines["chat_template_kwargs"] = self.chat_template_kwargs
 
     def __repr__(self) -> str:
         parts = {
@@ -220,6 +227,8 @@ class Decoder:
               user's own method does not write them.
             - sources: True keeps where each token came from, for `Row.sources` and `Row.show`. It
               compiles a program of its own.
+            - chat_template_kwargs: more options of the chat template, for all prompts that are
+              chats; to give each its own, encode them by `encode`.
 
         Returns:
           A `Result`, in the order of the prompts. With several processes each gets its own rows.
@@ -378,7 +387,12 @@ class Decoder:
         return self._made.main.text_after(prompt)
 
     def encode(
-        self, prompt: Prompt, name: str = "the prompt", *, truncate: str | None = None
+        self,
+        prompt: Prompt,
+        name: str = "the prompt",
+        *,
+        truncate: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> np.ndarray:
         """Returns the tokens of a prompt.
 
@@ -386,6 +400,7 @@ class Decoder:
           prompt: as in a call.
           name: its name in messages.
           truncate: "end" or "beginning", where a long prompt is cut; None: it is an error.
+          chat_template_kwargs: more options of the chat template, if it is a chat.
 
         Returns:
           `[n]` int32, also a valid prompt of a call.
@@ -395,7 +410,7 @@ class Decoder:
           TypeError: it is not a prompt.
         """
         prompts_lib.check_truncate(truncate)
-        tokens = self._encoded(prompt, name)
+        tokens = self._encoded(prompt, name, chat_template_kwargs)
         if truncate is not None:
             tokens = prompts_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)
         check_request(Request(tokens), tokens, self._border(self.sampling, self.rule), name)
@@ -443,11 +458,14 @@ class Decoder:
             found.beginning  # noqa: B018  reads it
         return found
 
-    def chat(self, system: str | None = None) -> Chat:
+    def chat(
+        self, system: str | None = None, *, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> Chat:
         """Begins a conversation, in which each turn reads only the tokens that are new.
 
         Args:
           system: the text of a first message with the role `system`; None for none.
+          chat_template_kwargs: more options of the chat template, such as `tools`.
 
         Returns:
           A `Chat`: `chat("Hello")` returns the reply's `Row`.
@@ -456,7 +474,7 @@ class Decoder:
           TypeError: `system` is not a text.
           ValueError: the tokenizer has no chat template, or the mesh has several processes.
         """
-        return Chat(self, system)
+        return Chat(self, system, chat_template_kwargs)
 
     @property
     def can_share_prefix(self) -> bool:
@@ -507,6 +525,11 @@ class Decoder:
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
             **({"stop": list(self.stop)} if self.stop else {}),
+            **(
+                {"chat_template_kwargs": self.chat_template_kwargs}
+                if self.chat_template_kwargs
+                else {}
+            ),
             "mesh": None if made.main.mesh is None else dict(made.main.mesh.shape),
             "environment": environment.environment(float32=any_float32(made.models.values())),
         }
@@ -621,8 +644,11 @@ class Decoder:
             )
             warnings.warn(what, stacklevel=3)
 
-    def _encoded(self, prompt: Prompt, name: str) -> np.ndarray:
-        return prompts_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer)
+    def _encoded(
+        self, prompt: Prompt, name: str, more: Mapping[str, Any] | None = None
+    ) -> np.ndarray:
+        options = {**self.chat_template_kwargs, **prompts_lib.checked_template_kwargs(more)}
+        return prompts_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer, options)
 
     def _border(self, sampling: Sampling, rule: Rule | None, num_samples: int = 1) -> Border:
         sizes = self.buckets[-1], self.max_new_tokens
@@ -647,6 +673,7 @@ class Decoder:
         num_samples: int = 1,
         prefix: Prefix | None = None,
         share_prefix: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> "_Call":
         check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
@@ -666,7 +693,7 @@ class Decoder:
         named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
         if prefix is not None:
             named = [(name, prefix.join(prompt, name)) for name, prompt in named]
-        tokens = [self._encoded(prompt, name) for name, prompt in named]
+        tokens = [self._encoded(prompt, name, chat_template_kwargs) for name, prompt in named]
         requests = requests_of(
             tokens,
             seed=seed,

@@ -6,7 +6,7 @@ Axes: B slots, L prompt length, N longest output.
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +63,7 @@ class Engine:
       sources: whether to keep where each token came from.
       stop: a row's text is cut before the first of these.
       stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
+      chat_template_kwargs: options of the chat template, for requests whose prompts are chats.
       num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
         slots. B and `refill` are multiples of n.
       prefix: each prompt takes the caches of its first tokens, as far as it begins with them; a
@@ -90,6 +91,7 @@ class Engine:
         sources: bool = False,
         stop: Sequence[str] = (),
         stop_table: Array | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         num_samples: int = 1,
         prefix: Prefix | None = None,
         fitting: set[Any] | None = None,
@@ -116,6 +118,7 @@ class Engine:
                 )
         self._method, self._params, self._model = method, params, model
         self._rows, self._stop = rows, tuple(stop)
+        self._chat_template_kwargs = chat_template_kwargs
         self._by_token = {"token_log_probs": log_probs, "token_sources": sources}
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         rule = getattr(params, "rule", None)
@@ -158,7 +161,7 @@ class Engine:
         request = self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
-        tokens = prompts.encode(prompt, name, vocab_size, words)
+        tokens = prompts.encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
         check_request(request, tokens, self._border)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")

@@ -8,6 +8,8 @@ import numpy as np
 
 from specjax.checks import shown
 from specjax.tokenizers import Tokenizer
+from specjax.tokenizers.chat_template import plain
+from specjax.tokenizers.tokenizer import warn_of_two_bos
 
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 
@@ -34,7 +36,11 @@ def as_list(prompts: Any) -> list[Prompt]:
 
 
 def encode(
-    prompt: Prompt, name: str, vocab_size: int, tokenizer: Tokenizer | None = None
+    prompt: Prompt,
+    name: str,
+    vocab_size: int,
+    tokenizer: Tokenizer | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
     """Returns the tokens of a prompt.
 
@@ -43,6 +49,7 @@ def encode(
       name: its name in messages.
       vocab_size: V of the model.
       tokenizer: the tokenizer of the model; without it a prompt must be token ids.
+      chat_template_kwargs: options of `Tokenizer.encode_chat`, for the messages of a chat.
 
     Returns:
       `[n]` int32 in 0 .. V - 1, n >= 1.
@@ -57,17 +64,23 @@ def encode(
         if not prompt.strip():
             raise ValueError(f"{name} is empty: add text, or leave it out")
         check_unicode(prompt, name)
-        ids = tokenizer.encode(prompt)
+        try:
+            ids = tokenizer.encode(prompt)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     elif tokenizer is not None and _is_chat(prompt):
         for message in prompt:
             if isinstance(message, Mapping):
                 check_unicode(str(message.get("content")), name)
         try:
-            ids = tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+            options = chat_template_kwargs or {}
+            ids = tokenizer.encode_chat(prompt, **options)  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     else:
         ids = _token_ids(prompt, name)
+        if isinstance(tokenizer, Tokenizer):
+            warn_of_two_bos(tokenizer, ids, "remove one")
     array = np.asarray(ids)
     if not array.size:
         raise ValueError(f"{name} has no tokens: add text, or leave it out")
@@ -76,6 +89,46 @@ def encode(
         first = array[bad][0]
         raise ValueError(f"{name} has token {first}: tokens must be in 0 .. {vocab_size - 1}")
     return array.astype(np.int32)
+
+
+def checked_template_kwargs(options: Any) -> dict[str, Any]:
+    """Returns a plain copy of the options of a chat template; {} for None.
+
+    Raises:
+      TypeError: they are not a mapping from names.
+      ValueError: a value is not of JSON's types, or the messages are among them.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise TypeError(
+            "chat_template_kwargs must be options by name, such as {'enable_thinking': False}, got "
+            f"{options!r}"
+        )
+    if "messages" in options:
+        raise ValueError("chat_template_kwargs must not have messages: give them as a prompt")
+    return plain("chat_template_kwargs", dict(options))
+
+
+def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
+    """Returns the options of the chat template for inputs that are messages, or None for texts.
+
+    Args:
+      name: the name of the value in messages.
+      chat: whether inputs are messages of the user; or options of the chat template.
+
+    Raises:
+      TypeError: it is neither.
+      ValueError: as `checked_template_kwargs`.
+    """
+    if isinstance(chat, Mapping):
+        return checked_template_kwargs(chat)
+    if not isinstance(chat, bool):
+        raise TypeError(
+            f"{name} must be True or False, or options of the chat template such as "
+            f"{{'enable_thinking': False}}, got {chat!r}"
+        )
+    return {} if chat else None
 
 
 def check_unicode(text: str, name: str) -> None:

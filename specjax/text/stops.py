@@ -67,7 +67,8 @@ def token_table(
 ) -> np.ndarray:
     """Returns the automaton's next state for each state and token.
 
-    State 0 is the state before the first token; S - 1 is final: a stop string is complete.
+    State 0 is the state before the first token; S - 1 is final: a stop string is complete. A
+    special token adds no text, but completes a stop string that is its own text.
 
     Args:
       strings: the stop strings, at least one.
@@ -79,13 +80,16 @@ def token_table(
       `[S, V]` int16, or int32 if there are too many states.
 
     Raises:
-      ValueError: the text of a token depends on other tokens.
+      ValueError: the text of a token depends on other tokens, or a string joins a special token
+        with other text.
     """
     pieces = tokenizer.pieces()
+    special = _special_tokens(strings, tokenizer, pieces.later[:vocab_size])
     steps = automaton([string.encode() for string in strings])
     found = len(steps) - 1
     size = np.int16 if found + 1 < 2**15 else np.int32
     later = _over_tokens(steps, pieces.later, vocab_size)
+    later[:, special] = found
     if goes_on:
         return later.astype(size)
     # After a token without text the text is still empty.
@@ -93,8 +97,26 @@ def token_table(
     known = [not piece for piece in pieces.later[:vocab_size]]
     empty[: len(known)] = known
     first = np.where(empty, 0, _first(steps, pieces, vocab_size))
+    first[special] = found + 1
     table = np.concatenate([first[None], later + 1])
     return table.astype(size)
+
+
+def _special_tokens(
+    strings: Sequence[str], tokenizer: Tokenizer, pieces: Sequence[bytes]
+) -> list[int]:
+    """The special tokens whose texts are stop strings."""
+    silent = ((i, tokenizer.token(i)) for i, piece in enumerate(pieces) if not piece)
+    ids = {text: i for i, text in silent if text}
+    for string in strings:
+        inside = [text for text in ids if text != string and text in string]
+        if string not in ids and inside:
+            special = max(inside, key=len)
+            raise ValueError(
+                f"stop has {string!r}, but the special token {special!r} adds no text: give "
+                f"{special!r} alone, which ends a row at this token"
+            )
+    return [ids[string] for string in strings if string in ids]
 
 
 def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:

@@ -1,34 +1,41 @@
 """Renders chat templates with limited memory; a script that `chat_template` starts.
 
-Each line of standard input is a JSON object: first `path` (of Python's modules), `memory` (bytes)
-and `longest` (characters), then for each rendering `template` and `variables`. Each line of
-standard output answers one: `text`, or `error`, with `full` if the memory is full.
+Standard input has values that `marshal` writes, which keeps the types of Python's plain values:
+first `path` (of Python's modules), `memory` (bytes) and `longest` (characters), then for each
+rendering `number`, `template` and `variables`. Each line of standard output answers one, as JSON:
+its `number`, and `text` or `error`, with `full` if the memory is full.
 """
 
 import datetime
 import functools
 import json
+import marshal
 import sys
 from typing import Any
 
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    settings = json.loads(sys.stdin.buffer.readline())
+    settings = marshal.load(sys.stdin.buffer)
     sys.path[:] = settings["path"]
     _compiled("")  # imports Jinja before memory is limited
     _limit(settings["memory"])
-    _answer(text="")
-    for line in sys.stdin.buffer:
+    _answer(number=0, text="")
+    while True:
         try:
-            request = json.loads(line)
+            request = marshal.load(sys.stdin.buffer)
+        except (EOFError, TypeError, ValueError):  # the other process has ended, perhaps meanwhile
+            return
+        try:
             pieces = _compiled(request["template"]).generate(**request["variables"])
-            _answer(text=_joined(pieces, settings["longest"]))
+            answer: dict[str, Any] = {"text": _joined(pieces, settings["longest"])}
         except MemoryError:
-            _answer(error=f"it needs more than {settings['memory'] >> 20} MiB of memory", full=True)
+            needs = f"it needs more than {settings['memory'] >> 20} MiB of memory"
+            answer = {"error": needs, "full": True}
         except Exception as error:  # a template may do anything to the messages
             why = " ".join(str(error).split())[:1000]
-            _answer(error=why or type(error).__name__)
+            answer = {"error": why or type(error).__name__}
+        _answer(number=request["number"], **answer)
 
 
 def _limit(memory: int) -> None:
@@ -41,7 +48,7 @@ def _limit(memory: int) -> None:
 
 @functools.cache
 def _compiled(template: str) -> Any:
-    """The template in transformers' environment."""
+    """The template in the environment of transformers 5."""
     import jinja2
     import jinja2.ext
     from jinja2 import nodes
@@ -55,7 +62,11 @@ def _compiled(template: str) -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
+            call = self.call_method("body")
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def body(self, caller: Any) -> Any:
+            return caller()
 
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -66,13 +77,65 @@ def _compiled(template: str) -> Any:
     )
     # Jinja's own tojson escapes HTML.
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = fail
-    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
+    environment.globals |= {
+        "raise_exception": fail,
+        "strftime_now": lambda text: datetime.datetime.now().strftime(text),
+        **_types(),
+    }
     return environment.from_string(template)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _types() -> dict[str, Any]:
+    """`dict` and `namespace` without what a template must not reach."""
+    import jinja2
+    import jinja2.utils
+
+    class Dict:
+        """`dict` without its other attributes."""
+
+        def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
+            return dict(*args, **fields)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    class Namespace(jinja2.utils.Namespace):
+        """Without names that begin with an underscore."""
+
+        def __init__(*args: Any, **fields: Any) -> None:  # a field may be named self
+            own, *values = args
+            named = dict(*values, **fields)
+            for name in named:
+                _check(name)
+            jinja2.utils.Namespace.__init__(own, named)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check(name)
+            super().__setitem__(name, value)
+
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(
+                f"a namespace must have no name that begins with an underscore, got {name!r}"
+            )
+
+    return {"dict": Dict(), "namespace": Namespace}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _joined(pieces: Any, longest: int) -> str:

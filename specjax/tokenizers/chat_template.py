@@ -1,4 +1,4 @@
-"""Chat templates: Jinja text that turns a list of messages into a prompt.
+"""Chat templates: Jinja text that turns a list of messages into a prompt, as in transformers 5.
 
 A template comes with a model, and may be hostile. Jinja's sandbox keeps it from files and modules.
 A process of its own (`chat_renderer`) keeps it from the memory and the time of this one.
@@ -6,7 +6,9 @@ A process of its own (`chat_renderer`) keeps it from the memory and the time of 
 
 import atexit
 import contextlib
+import dataclasses
 import json
+import marshal
 import os
 import selectors
 import subprocess
@@ -17,7 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.tokenizers.model_files import read_json_if_there
+import numpy as np
+
+from specjax.tokenizers.model_files import CHAT_TEMPLATE, MORE_CHAT_TEMPLATES, read_json_if_there
 
 # Far more than any conversation needs.
 MOST_SECONDS = 10.0
@@ -26,29 +30,40 @@ MOST_TEXT = 10_000_000
 # Importing Jinja on a busy machine.
 _START_SECONDS = 120.0
 _SCRIPT = Path(__file__).with_name("chat_renderer.py")
+# The keys of a message's reasoning; templates read the first, those of gpt-oss the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+# Marks the end of the text that a model continues.
+_END = "CONTINUE_FINAL_MESSAGE_TAG "
+
+# A template, or several by name.
+ChatTemplate = str | Mapping[str, str]
 
 
-def read_chat_template(directory: Path) -> str | None:
-    """A directory's chat template.
+def read_chat_template(directory: Path) -> ChatTemplate | None:
+    """A directory's chat template, or several by name.
 
-    `chat_template.jinja` has priority over the `chat_template` of `tokenizer_config.json`; of
-    several named templates, `default` is used.
+    `chat_template.jinja` (the template `default`) and the files of `additional_chat_templates` have
+    priority over the `chat_template` of `tokenizer_config.json`.
 
     Args:
       directory: a model's directory.
 
     Returns:
-      The Jinja source, or None if there is none.
+      Jinja sources, or None if there is none.
 
     Raises:
-      ValueError: for an unreadable file, or named templates without a default.
+      ValueError: for an unreadable file.
     """
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not UTF-8 ({error}); restore the file") from None
+    files = {"default": directory / CHAT_TEMPLATE} if (directory / CHAT_TEMPLATE).is_file() else {}
+    files |= {file.stem: file for file in sorted((directory / MORE_CHAT_TEMPLATES).glob("*.jinja"))}
+    if files:
+        named = {}
+        for name, file in files.items():
+            try:
+                named[name] = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file} is not UTF-8 ({error}); restore the file") from None
+        return named["default"] if list(named) == ["default"] else named
     config = directory / "tokenizer_config.json"
     template = read_json_if_there(config).get("chat_template")
     if isinstance(template, list):
@@ -57,65 +72,194 @@ def read_chat_template(directory: Path) -> str | None:
                 f"{config}: chat_template must be text, or a list of objects with name and "
                 "template; restore the file"
             )
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        if "default" not in named:
-            raise ValueError(
-                f"{config}: none of its chat templates ({', '.join(map(str, named))}) is named "
-                "'default'; rename the template to use"
-            )
-        template = named["default"]
-    if template is not None and not isinstance(template, str):
+        template = {entry["name"]: entry.get("template") for entry in template}
+    texts = list(template.values()) if isinstance(template, dict) else [template]
+    if template is not None and not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{config}: chat_template must be text, or a list of named texts")
     return template
+
+
+def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> str:
+    """The template of a conversation.
+
+    Args:
+      templates: of the tokenizer.
+      choice: a name among them or a template; None for `tool_use` if there are tools and it is
+        there, otherwise `default`.
+      tools: the tools, or None.
+
+    Raises:
+      TypeError: `choice` is not a text.
+      ValueError: none of several templates is named `default`.
+    """
+    if not isinstance(choice, str | None):
+        raise TypeError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
+    if isinstance(templates, str):
+        return templates if choice is None else choice
+    if choice is not None:
+        return templates.get(choice, choice)
+    for name in ("default",) if tools is None else ("tool_use", "default"):
+        if name in templates:
+            return templates[name]
+    raise ValueError(
+        f"none of the model's chat templates is named 'default': choose one of "
+        f"{', '.join(sorted(templates))} as chat_template"
+    )
 
 
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     *,
-    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | str = False,
     **variables: Any,
 ) -> str:
-    """Renders a conversation, with the names that transformers gives templates.
+    """Renders a conversation, like `apply_chat_template` of transformers 5.
 
-    The template may use 10 seconds and 1 GiB of memory, and write 10,000,000 characters.
+    The template may use 10 seconds and 1 GiB of memory, and write 10,000,000 characters. It gets
+    plain values: enumerations, numbers of NumPy, dataclasses and models of pydantic become these.
 
     Args:
       template: Jinja source.
-      messages: dicts with `role` and `content`.
-      add_generation_prompt: whether the text ends at the start of the assistant's answer.
-      **variables: other variables of the template, such as `bos_token`.
+      messages: dicts with `role` and `content`, and `tool_calls`, `reasoning_content`, ...; a key
+        whose value is None counts as absent.
+      tools: JSON schemas of functions.
+      documents: dicts with `title` and `text`.
+      add_generation_prompt: whether the text ends at the start of the assistant's answer; by
+        default unless it continues the final message.
+      continue_final_message: True if the text ends with the content of the last message, which the
+        model continues; or another key of this message.
+      **variables: other variables of the template, such as `enable_thinking` or `bos_token`.
 
     Returns:
       The prompt's text, with special tokens as text.
 
     Raises:
+      TypeError: an option has a wrong type.
       ValueError: for a faulty template, or messages that it rejects.
     """
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
-        raise ValueError(f"chat messages must be a list of objects, got {messages!r}")
-    messages = list(messages)
-    for message in messages:
-        if not isinstance(message, Mapping):
-            raise ValueError(
-                'a chat message must be an object, such as {"role": "user", "content": "..."}, '
-                f"got {message!r}"
-            )
+    chat = [
+        _with_reasoning({key: value for key, value in message.items() if value is not None})
+        for message in _objects("chat messages", messages, '{"role": "user", "content": "..."}')
+    ]
+    final = _left_open(chat, template, continue_final_message) if continue_final_message else None
+    if add_generation_prompt is None:
+        add_generation_prompt = final is None
+    if add_generation_prompt and final is not None:
+        raise ValueError(
+            "add_generation_prompt begins a new message, and continue_final_message continues the "
+            "last: give one of them"
+        )
+    schema = '{"type": "function", ...} (transformers.utils.get_json_schema describes a function)'
+    pages = '{"title": "...", "text": "..."}'
     given = {
-        "messages": [dict(message) for message in messages],
+        "messages": chat,
+        "tools": None if tools is None else _objects("tools", tools, schema),
+        "documents": None if documents is None else _objects("documents", documents, pages),
         "add_generation_prompt": add_generation_prompt,
-        "tools": None,
-        "documents": None,
-        **variables,
+        **plain("variables of a chat template", variables),
     }
+    answer = _rendered({"template": template, "variables": given})
+    if "text" not in answer:
+        raise ValueError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
+    return answer["text"] if final is None else _up_to(answer["text"], final)
+
+
+def plain(name: str, value: Any) -> Any:
+    """A copy of a value without objects that have methods of their own.
+
+    Args:
+      name: its name in messages.
+      value: of JSON's types, or tuples; enumerations, NumPy's numbers, dataclasses and models of
+        pydantic become values of these types.
+
+    Raises:
+      ValueError: there is another object in it.
+    """
     try:
-        request = json.dumps({"template": template, "variables": given})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"chat messages must be JSON values: {error}") from None
-    answer = _rendered(request)
-    if "text" in answer:
-        return answer["text"]
-    raise ValueError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
+        return _plain(value)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{name} must be JSON values: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(_plain, value))
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):
+        return _plain(value.model_dump())
+    schema = "; transformers.utils.get_json_schema describes a function" if callable(value) else ""
+    raise TypeError(f"got a {type(value).__name__}{schema}")
+
+
+def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
+    """Plain copies; raises ValueError unless it is a list of objects."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list of objects, got {values!r}")
+    values = list(values)
+    for value in values:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be objects, such as {example}, got {value!r}")
+    return plain(name, values)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the keys that templates read."""
+    reasoning = next((message[key] for key in _REASONING if key in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> str:
+    """The text of the last message that the model continues; marks its end in the message."""
+    key = field if isinstance(field, str) else "content"
+    last = chat[-1] if chat else {}
+    text: Any = last.get(key)
+    if text is None:
+        raise ValueError(f"continue_final_message: the last message has no {key!r} to continue")
+    # A template may read the reasoning under any of its keys.
+    keys = [k for k in _REASONING if last.get(k) == text] if key in _REASONING else [key]
+    if not any(name in template for name in keys):
+        raise ValueError(f"continue_final_message: the chat template does not read {key!r}")
+    block, place = last, keys
+    if isinstance(text, list | tuple):
+        blocks = [b for b in text if isinstance(b, dict) and isinstance(b.get("text"), str)]
+        block, place = (blocks[-1], ["text"]) if blocks else ({}, [])
+        text = block.get("text")
+    if not isinstance(text, str):
+        raise ValueError("continue_final_message: the last message has no text to continue")
+    block.update(dict.fromkeys(place, text + _END))
+    return text
+
+
+def _up_to(rendered: str, final: str) -> str:
+    """The text up to the mark at the end of the last message."""
+    mark = _END.strip()
+    if final.strip() not in rendered or mark not in rendered:
+        raise ValueError(
+            "continue_final_message: the chat template changes or leaves out the last message"
+        )
+    place = rendered.rindex(mark)
+    text = rendered[:place]
+    # Otherwise the template has stripped the message.
+    return text if rendered.startswith(_END, place) else text.rstrip()
 
 
 class _Renderer:
@@ -129,20 +273,28 @@ class _Renderer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C ends this process, which then ends the other
         )
-        settings = {"path": sys.path, "memory": MOST_MEMORY, "longest": MOST_TEXT}
-        self.ask(json.dumps(settings), _START_SECONDS)
+        self._number = -1
+        try:
+            settings = {"path": sys.path, "memory": MOST_MEMORY, "longest": MOST_TEXT}
+            self.ask(settings, _START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
 
-    def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """Returns the answer to a line.
+    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Returns the answer to a request of plain values.
+
+        After any exception the pipe may have an answer that nobody has read: close the renderer.
 
         Raises:
-          EOFError: the process has ended.
+          EOFError: the process has ended, or answered another request.
           TimeoutError: there is no answer after these seconds.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
+        self._number += 1
         with contextlib.suppress(BrokenPipeError):  # its end is noticed below
-            stdin.write(line.encode() + b"\n")
+            stdin.write(marshal.dumps({**request, "number": self._number}))
             stdin.flush()
         end, answer = time.monotonic() + seconds, bytearray()
         with selectors.DefaultSelector() as selector:
@@ -153,7 +305,10 @@ class _Renderer:
                 if not (piece := os.read(stdout.fileno(), 1 << 20)):
                     raise EOFError
                 answer += piece
-        return json.loads(answer)
+        found = json.loads(answer.partition(b"\n")[0])
+        if found["number"] != self._number:
+            raise EOFError
+        return found
 
     def close(self) -> None:
         """Ends the process."""
@@ -166,7 +321,7 @@ _lock = threading.Lock()
 _renderers: dict[int, _Renderer] = {}
 
 
-def _rendered(request: str) -> dict[str, Any]:
+def _rendered(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a request; the renderer is started if there is none."""
     answer: dict[str, Any] = {"error": "it ends the process that renders it"}
     with _lock:
@@ -175,11 +330,14 @@ def _rendered(request: str) -> dict[str, Any]:
                 if os.getpid() not in _renderers:
                     _renderers[os.getpid()] = _Renderer()
                 answer = _renderers[os.getpid()].ask(request, MOST_SECONDS)
-            except TimeoutError:
-                answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
             except EOFError:
                 _close()
                 continue
+            except TimeoutError:
+                answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
+            except BaseException:  # an interrupt
+                _close()
+                raise
             if answer.get("full"):
                 _close()
             break

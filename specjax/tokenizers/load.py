@@ -1,8 +1,9 @@
 """Loads tokenizers behind a small interface: SentencePiece, bytes, and `tokenizer.json`.
 
-No TensorFlow and no transformers. The ids are those of transformers' tokenizers, except in two
-cases in which SentencePiece decides: transformers 5 drops the first of several leading spaces for a
-Llama model, and splits a text at user-defined pieces that no file names.
+No TensorFlow and no transformers. The ids are those of transformers 5, or loading warns how they
+differ; except in two cases in which SentencePiece decides: transformers 5 drops the first of
+several leading spaces for a Llama model, and splits a text at user-defined pieces that no file
+names.
 """
 
 import json
@@ -10,7 +11,11 @@ import os
 from pathlib import Path
 
 from specjax.tokenizers.model_files import read_json_if_there, write_json
-from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer
+from specjax.tokenizers.subword import (
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    is_tiktoken,
+)
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, implied_sentinels
 
@@ -23,7 +28,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
     Args:
       path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
-        `sentencepiece.model`) has priority over a `tokenizer.json`; one of these files; or "bytes".
+        `sentencepiece.model`) has priority over a `tokenizer.json`, unless it is in tiktoken's
+        format; one of these files; or "bytes".
 
     Returns:
       The tokenizer, with the ids that the directory's `generation_config.json`, `config.json` and
@@ -53,15 +59,22 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         settings = TokenizerSettings(path)  # checks the types of fields
         extra = settings.config.get("extra_ids")
         return ByteTokenizer(125 if extra is None else extra)
-    for name in SENTENCEPIECE_FILES:
-        if (path / name).is_file():
-            return SentencePieceTokenizer(path / name, path)
+    if (model := _sentencepiece_file(path)) is not None:
+        return SentencePieceTokenizer(model, path)
     if (path / HF_FILE).is_file():
         return HuggingFaceTokenizer(path / HF_FILE, path)
     raise FileNotFoundError(
         f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy a "
         "tokenizer file into the directory, or give its path"
     )
+
+
+def _sentencepiece_file(directory: Path) -> Path | None:
+    """The SentencePiece model that is read; none if it is tiktoken's beside a tokenizer.json."""
+    files = (directory / name for name in SENTENCEPIECE_FILES)
+    model = next((file for file in files if file.is_file()), None)
+    skipped = model is not None and (directory / HF_FILE).is_file() and is_tiktoken(model)
+    return None if skipped else model
 
 
 def keep_sentinels(directory: Path, rows: int) -> None:
@@ -79,7 +92,7 @@ def keep_sentinels(directory: Path, rows: int) -> None:
     config = read_json_if_there(file)
     if "extra_ids" in config or "<extra_id_" in json.dumps(config):
         return
-    model = next((directory / n for n in SENTENCEPIECE_FILES if (directory / n).is_file()), None)
+    model = _sentencepiece_file(directory)
     try:
         if model is not None:
             tokenizer: Tokenizer = SentencePieceTokenizer(model)
@@ -90,7 +103,10 @@ def keep_sentinels(directory: Path, rows: int) -> None:
         elif (directory / HF_FILE).is_file() and "tokenizer_class" not in config:
             # The class that uses tokenizer.json unchanged.
             tokenizer = HuggingFaceTokenizer(directory / HF_FILE, directory)
-            config |= {**tokenizer.special_tokens, "tokenizer_class": "PreTrainedTokenizerFast"}
+            ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_ids[0], "pad": tokenizer.pad_id}
+            texts = {f"{n}_token": tokenizer.token(i) for n, i in ids.items() if i is not None}
+            config |= {**texts, **tokenizer.special_tokens}
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
     except ValueError:
         return  # Damaged before: loading it raises.
     if config != read_json_if_there(file):

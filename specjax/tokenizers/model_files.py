@@ -1,14 +1,18 @@
 """The small files beside a model's weights: JSON settings, special ids, tokenizer files."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 SPECJAX_FILE = "specjax.json"
 GENERATION_FILE = "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+# The directory of other chat templates.
+MORE_CHAT_TEMPLATES = "additional_chat_templates"
 
 # The files of a tokenizer, and of the end of a generation.
 TOKENIZER_FILES = (
@@ -19,7 +23,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     GENERATION_FILE,
 )
 
@@ -167,9 +171,22 @@ def copy_tokenizer_files(source: Path, destination: Path) -> list[str]:
     Returns:
       The names copied.
     """
+    more = sorted((source / MORE_CHAT_TEMPLATES).glob("*.jinja"))
     copied = []
-    for name in TOKENIZER_FILES:
+    for name in (*TOKENIZER_FILES, *(f"{MORE_CHAT_TEMPLATES}/{file.name}" for file in more)):
         if (source / name).is_file() and not (destination / name).exists():
+            (destination / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, destination / name)
             copied.append(name)
     return copied
+
+
+@contextlib.contextmanager
+def no_panic(what: str) -> Iterator[None]:
+    """Raises ValueError for a panic of Rust code, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{what} ({' '.join(str(error).split())[:200]})") from None

@@ -1,17 +1,45 @@
 """Tokenizers with a trained vocabulary: SentencePiece models and `tokenizer.json` files."""
 
 import json
+import math
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.pieces import pieces_of
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
+from specjax.tokenizers.transformers_classes import (
+    PLAIN,
+    around_texts,
+    class_of,
+    differences,
+    special_texts,
+)
+
+# The most times as long that the replacements of a tokenizer.json may make a text.
+MOST_GROWTH = 1000
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SubwordTokenizer(Tokenizer):
+    """A tokenizer that may add other ids than bos and eos around a text."""
+
+    _others: tuple[list[int], list[int]] = ([], [])
+
+    def _set_around(self, before: list[int], after: list[int]) -> None:
+        self.add_bos = self.bos_id is not None and before == [self.bos_id]
+        self.add_eos = self._own_eos is not None and after == [self._own_eos]
+        self._others = [] if self.add_bos else before, [] if self.add_eos else after
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        before, after = super()._around()
+        return before or self._others[0], after or self._others[1]
+
+
+class SentencePieceTokenizer(SubwordTokenizer):
     """A SentencePiece model, and the tokens its directory adds to it.
 
     Args:
@@ -32,6 +60,11 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
+            if is_tiktoken(file):
+                raise ValueError(
+                    f"{file} is in tiktoken's format, which does not say how texts are split: put "
+                    "tokenizer.json beside it (transformers.AutoTokenizer writes it)"
+                ) from None
             raise ValueError(f"{file} is no SentencePiece model ({error}); copy it again") from None
         settings = TokenizerSettings(directory)
         is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
@@ -49,11 +82,40 @@ class SentencePieceTokenizer(Tokenizer):
         self.bos_id = settings.id_of("bos_token", self._ids, self._sp.bos_id())
         pad = settings.id_of("pad_token", self._ids, self._sp.pad_id())
         self.eos_ids, self.pad_id = settings.eos_and_pad(self._own_eos, pad, file)
-        self.add_bos = settings.flag("add_bos_token", not is_t5)
-        self.add_eos = settings.flag("add_eos_token", is_t5)
         self.chat_template = settings.chat_template
         self.unk_id = self._sp.unk_id()
-        self.special_tokens = settings.texts(self, self._own_eos, self.unk_id)
+        name = class_of(settings)
+        self._set_around(*self._around_ids(settings, name, is_t5, file))
+        texts = special_texts(settings, name)
+        if name == PLAIN and not settings.tokenizer_json:
+            ids = {"bos": self._sp.bos_id(), "eos": self._sp.eos_id(), "unk": self.unk_id}
+            pieces = {f"{n}_token": self._sp.IdToPiece(i) for n, i in ids.items() if i >= 0}
+            texts = {**pieces, **texts}
+        self.special_tokens = texts
+
+    def _around_ids(
+        self, settings: TokenizerSettings, name: str, is_t5: bool, file: Path
+    ) -> tuple[list[int], list[int]]:
+        """The ids before and after a text."""
+        if settings.tokenizer_json:
+            processor = settings.tokenizer_json.get("post_processor")
+            return around_texts(settings, name, processor, self._ids)
+        add_bos = settings.flag("add_bos_token", not is_t5)
+        add_eos = is_t5 or settings.flag("add_eos_token", False)
+        before = [self.bos_id] if add_bos and self.bos_id is not None else []
+        after = [self._own_eos] if add_eos and self._own_eos is not None else []
+        reasons = []
+        if before and settings.config.get("add_bos_token") is None:
+            reasons.append(
+                "tokenizer_config.json does not set add_bos_token, so texts do not begin with "
+                f"{self.token(before[0])} in transformers 5, but in specjax: set it"
+            )
+        if name == PLAIN and self._dummy_prefix and not is_t5:
+            reasons.append("transformers 5 reads it without the space before texts; specjax has it")
+        # transformers 5 does not read one without bos, except for T5.
+        if reasons and settings.directory is not None and self._sp.bos_id() >= 0:
+            _say(file, ". And ".join(reasons))
+        return before, after
 
     def _tokens_by_name(
         self, settings: TokenizerSettings, is_t5: bool
@@ -135,7 +197,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text.removeprefix(" ") if begins else text
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(SubwordTokenizer):
     """A `tokenizer.json`, by the `tokenizers` package.
 
     Args:
@@ -152,10 +214,18 @@ class HuggingFaceTokenizer(Tokenizer):
 
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such file")
+        self._file = file
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            with no_panic(f"{file} cannot be read"):
+                self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
             raise ValueError(f"{file} is not a tokenizer ({error}); copy it again") from None
+        for part in ("normalizer", "decoder"):
+            if (times := growth(self._step(part))) > MOST_GROWTH:
+                raise ValueError(
+                    f"{file}: its {part} may make a text {times:.3g} times as long, more than "
+                    f"{MOST_GROWTH}: use another tokenizer"
+                )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = TokenizerSettings(directory)
@@ -175,13 +245,19 @@ class HuggingFaceTokenizer(Tokenizer):
         self.unk_id = settings.id_of("unk_token", vocabulary, -1)
         pad = settings.id_of("pad_token", vocabulary, -1)
         self.eos_ids, self.pad_id = settings.eos_and_pad(self._own_eos, pad, file)
-        # Without explicit flags, the file's own post-processor decides.
-        around = self._tokenizer.encode("", add_special_tokens=True).ids
-        self.add_bos = settings.flag("add_bos_token", self.bos_id in around)
-        self.add_eos = settings.flag("add_eos_token", self._own_eos in around)
-        self._own_processor = not {"add_bos_token", "add_eos_token"} & settings.config.keys()
         self.chat_template = settings.chat_template
-        self.special_tokens = settings.texts(self, self._own_eos, -1)
+        name = class_of(settings)
+        self.special_tokens = special_texts(settings, name)
+        steps = {part: self._step(part) for part in ("normalizer", "pre_tokenizer")}
+        if told := differences(name, **steps):
+            _say(file, f"{told}; specjax follows the file")
+        processor = self._step("post_processor")
+        self._set_around(*around_texts(settings, name, processor, vocabulary))
+
+    def _step(self, name: str) -> Any:
+        """A step of the tokenizer, as JSON."""
+        step = getattr(self._tokenizer, name)
+        return None if step is None else json.loads(step.__getstate__())
 
     @property
     def vocab_size(self) -> int:
@@ -191,12 +267,6 @@ class HuggingFaceTokenizer(Tokenizer):
     def token(self, token_id: int) -> str | None:
         """See `Tokenizer`."""
         return self._tokenizer.id_to_token(token_id)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer`."""
-        if add_special_tokens and self._own_processor:
-            return self._tokenizer.encode(text, add_special_tokens=True).ids
-        return super().encode(text, add_special_tokens=add_special_tokens)
 
     def pieces(self) -> Pieces:
         """See `Tokenizer`."""
@@ -208,10 +278,42 @@ class HuggingFaceTokenizer(Tokenizer):
         return pieces_of(json.loads(self._tokenizer.to_str())["decoder"], texts)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with no_panic(f"{self._file} cannot split the text"):
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        with no_panic(f"{self._file} cannot join the tokens"):
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def growth(step: Any) -> float:
+    """How many times as long the replacements of a normalizer or decoder may make a text.
+
+    Args:
+      step: as JSON, or None.
+    """
+    if not isinstance(step, Mapping):
+        return 1.0
+    parts = step.get("normalizers") or step.get("decoders") or []
+    times = math.prod(map(growth, parts))
+    if step["type"] == "Replace":
+        found = step["pattern"].get("String")
+        # A regular expression may also match the empty text beside each character.
+        times *= (
+            len(step["content"]) + 1 if not found else max(1, len(step["content"]) / len(found))
+        )
+    return times
+
+
+def is_tiktoken(file: Path) -> bool:
+    """Whether a vocabulary is in tiktoken's format: lines of a token in base64 and its rank."""
+    with file.open("rb") as lines:
+        first = lines.readline(1000)
+    return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\r?\n?", first) is not None
+
+
+def _say(file: Path, what: str) -> None:
+    warnings.warn(f"{file}: {what}", stacklevel=2)
 
 
 # Fields of a SentencePiece model's normalizer_spec, as protobuf writes them.

@@ -6,10 +6,11 @@ import hashlib
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax.tokenizers.chat_template import render_chat
+from specjax.tokenizers.chat_template import ChatTemplate, chosen_template, render_chat
 
 
 class Tokenizer(abc.ABC):
@@ -22,7 +23,7 @@ class Tokenizer(abc.ABC):
       unk_id: for text that the vocabulary cannot write, or None.
       add_bos: whether `encode` adds `bos_id` at the start (Llama, Gemma).
       add_eos: whether `encode` adds the vocabulary's own eos at the end (T5's inputs).
-      chat_template: Jinja source, or None.
+      chat_template: Jinja source, several by name, or None.
       special_tokens: the texts for a chat template: `bos_token`, `eos_token`, ....
     """
 
@@ -32,7 +33,7 @@ class Tokenizer(abc.ABC):
     unk_id: int | None = None
     add_bos: bool = False
     add_eos: bool = False
-    chat_template: str | None = None
+    chat_template: ChatTemplate | None = None
     special_tokens: Mapping[str, str] = {}
 
     _own_eos: int | None = None
@@ -68,11 +69,23 @@ class Tokenizer(abc.ABC):
           The ids.
         """
         ids = self._encode(text)
-        if add_special_tokens and self.add_bos and self.bos_id is not None:
-            ids = [self.bos_id, *ids]
-        if add_special_tokens and self.add_eos and self._own_eos is not None:
-            ids = [*ids, self._own_eos]
+        if not add_special_tokens:
+            return ids
+        before, after = self._around()
+        ids = [*before, *ids, *after]
+        warn_of_two_bos(
+            self,
+            ids,
+            "the tokenizer adds it: remove it from the text, or give the messages of a chat "
+            "instead of their text",
+        )
         return ids
+
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids that `encode` adds before and after a text."""
+        before = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        after = [self._own_eos] if self.add_eos and self._own_eos is not None else []
+        return before, after
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
@@ -118,38 +131,52 @@ class Tokenizer(abc.ABC):
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        **options: Any,
     ) -> str:
-        """Turns a conversation into a prompt, by the directory's chat template.
+        """Turns a conversation into a prompt, like `apply_chat_template` of transformers 5.
 
         Args:
-          messages: dicts with `role` and `content`.
-          add_generation_prompt: whether to end at the start of the assistant's answer.
+          messages: dicts with `role` and `content`, and keys such as `tool_calls`.
+          chat_template: the name of one of the tokenizer's templates, or Jinja; by default
+            `tool_use` if there are `tools`, otherwise `default`.
+          **options: any of
+
+            - tools: a list of JSON schemas of functions.
+            - documents: a list of dicts with `title` and `text`.
+            - add_generation_prompt: whether the text ends at the start of the assistant's answer;
+              by default unless the final message is continued.
+            - continue_final_message: True, and the model continues the content of the last message;
+              or another key of it, such as "reasoning_content".
+            - variables of the template, such as `enable_thinking=False`.
 
         Returns:
           The text, with special tokens as text.
 
         Raises:
-          ValueError: if there is no template, or it rejects the messages.
+          TypeError: an option has a wrong type.
+          ValueError: there is no template, or it rejects the messages.
         """
-        if self.chat_template is None:
+        if self.chat_template is None and chat_template is None:
             raise ValueError(
                 "this tokenizer has no chat template; give plain prompts, or put "
                 "chat_template.jinja into the model's directory"
             )
-        return render_chat(
-            self.chat_template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            **self.special_tokens,
-        )
+        tools = options.get("tools")
+        template = chosen_template(self.chat_template or {}, chat_template, tools)
+        if isinstance(messages, Sequence) and not messages:
+            raise ValueError("a chat has no messages: give at least one")
+        return render_chat(template, messages, **{**self.special_tokens, **options})
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The ids of `render_chat`'s text; the template itself places bos."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, add_special_tokens=False)
+        text = self.render_chat(messages, **options)
+        ids = self.encode(text, add_special_tokens=False)
+        warn_of_two_bos(self, ids, "the chat template writes it twice: correct the template")
+        return ids
 
 
 class Pieces(NamedTuple):
@@ -260,6 +287,13 @@ def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str
     text = tokenizer.decode(before) if before else ""
     # A character may have its first bytes in the prompt.
     return whole[len(common_prefix(text, whole)) :]
+
+
+def warn_of_two_bos(tokenizer: Tokenizer, ids: Sequence[int], remedy: str) -> None:
+    """Warns if a prompt begins with two bos."""
+    if tokenizer.bos_id is not None and list(ids[:2]) == [tokenizer.bos_id] * 2:
+        name = tokenizer.token(tokenizer.bos_id)
+        warnings.warn(f"a prompt begins with {name} twice; {remedy}", stacklevel=3)
 
 
 def common_prefix(text: str, other: str) -> str:

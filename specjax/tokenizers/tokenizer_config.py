@@ -1,12 +1,12 @@
 """Settings in the files beside a vocabulary."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from specjax.tokenizers.chat_template import read_chat_template
 from specjax.tokenizers.model_files import SPECJAX_FILE, SpecialIds, read_json_if_there, special_ids
-from specjax.tokenizers.tokenizer import Tokenizer
 
 _FILES = (
     "tokenizer_config.json",
@@ -88,6 +88,16 @@ class TokenizerSettings:
         self.ids = SpecialIds() if directory is None else special_ids(directory)
         self.chat_template = None if directory is None else read_chat_template(directory)
 
+    @functools.cached_property
+    def tokenizer_json(self) -> dict[str, Any]:
+        """The content of tokenizer.json; empty if there is none."""
+        if self.directory is None:
+            return {}
+        file = self.directory / "tokenizer.json"
+        content = read_json_if_there(file)
+        _check_types(str(file), file.name, content)
+        return content
+
     @property
     def rows(self) -> int:
         """The rows of the model's embedding; 0 if no file names them."""
@@ -163,18 +173,6 @@ class TokenizerSettings:
         value = self.config.get(name)
         return default if value is None else bool(value)
 
-    def texts(self, tokenizer: Tokenizer, eos: int | None, unknown: int) -> dict[str, str]:
-        """The special tokens' texts, for chat templates."""
-        ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id, "unk": unknown}
-        found = {}
-        for name, token_id in ids.items():
-            text = self.text(f"{name}_token")
-            if text is None and token_id is not None and token_id >= 0:
-                text = tokenizer.token(token_id)
-            if text is not None:
-                found[f"{name}_token"] = text
-        return found
-
 
 def added_tokens(
     settings: TokenizerSettings, size: int, is_t5: bool
@@ -190,12 +188,9 @@ def added_tokens(
       By text, the id and whether the token is special; None if the file has no flag.
     """
     added: dict[str, tuple[int, bool | None]] = {}
-    if settings.directory is not None:
-        # transformers 5 lists them only there.
-        listed = read_json_if_there(file := settings.directory / "tokenizer.json")
-        _check_types(str(file), file.name, listed)
-        for entry in listed.get("added_tokens") or []:
-            added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
+    # transformers 5 lists them only there.
+    for entry in settings.tokenizer_json.get("added_tokens") or []:
+        added[entry["content"]] = (int(entry["id"]), bool(entry.get("special")))
     for text, token_id in settings.files.get("added_tokens.json", {}).items():
         added.setdefault(text, (int(token_id), None))
     for token_id, entry in (settings.config.get("added_tokens_decoder") or {}).items():

@@ -5,7 +5,7 @@ Axes: n positions, D the drafter's width, F features.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.acceptance_head.network import HeadConfig, apply_head, confidence_features, init_head
-from specjax.checks import check_flag, one_number, whole_number
+from specjax.checks import one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
+from specjax.runs.inputs import tokens_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.text import Decoder, Pair
 from specjax.text.known_texts import written
-from specjax.text.prompts import Prompt
+from specjax.text.prompts import checked_chat
 from specjax.training.head_labels import DraftedTokens, label
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say
@@ -44,7 +45,8 @@ class Labelling:
       mixing: r, the share of the verifier's tokens among the tokens that the drafter has read, in
         [0, 1); None: it reads only the verifier's own text. See `head_labels.label`.
       max_input_tokens: longer prompts are skipped.
-      chat: whether each prompt is a user's message for the model's chat template.
+      chat: whether each prompt is a user's message for the model's chat template; or options of the
+        template.
       batch_size: rows decoded and read together.
       shard_rows: prompts of a shard, which an interrupted run repeats at most.
 
@@ -57,7 +59,7 @@ class Labelling:
     max_new_tokens: int = 128
     mixing: float | None = 0.15
     max_input_tokens: int = 1024
-    chat: bool = False
+    chat: bool | Mapping[str, Any] = False
     batch_size: int = 64
     shard_rows: int = 1024
 
@@ -71,7 +73,7 @@ class Labelling:
         for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
             value = whole_number(f"Labelling: {name}", getattr(self, name), low=1)
             object.__setattr__(self, name, value)
-        check_flag("Labelling: chat", self.chat)
+        checked_chat("Labelling: chat", self.chat)
 
 
 class HeadData:
@@ -117,10 +119,10 @@ class HeadData:
         decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
         failed = []
         for example in examples:
-            chat: Any = [{"role": "user", "content": example.inputs}]
-            prompt: Prompt = chat if labelling.chat else example.inputs
+            where = f"{name} example {example.id}"
             try:
-                self.prompts.append(decoder.encode(prompt, f"{name} example {example.id}"))
+                text, chat = example.inputs, labelling.chat
+                self.prompts.append(tokens_of(decoder, text, where, chat=chat, truncate=None))
             except ValueError as error:
                 failed.append(str(error))
             else:

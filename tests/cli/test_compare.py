@@ -143,7 +143,10 @@ WRONG = {
     "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
     "texts": ({"LIMIT": 1, **NO_MODELS}, "1 texts are too few for an interval of the latency"),
     "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "TARGETS_FIELD=2, but the line has 2 columns"),
-    "prompts": ({"CHAT": 1}, "CHAT must be True or False, got 1"),
+    "prompts": (
+        {"CHAT": 1},
+        "CHAT must be True or False, or options of the chat template",
+    ),
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
     "one model": ({"DRAFTER": None}, "VERIFIER is given without DRAFTER: give both"),
     # An option of what loads the models is read.

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import gin
 import numpy as np
@@ -203,7 +204,11 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
         (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no parameter rulez; did you mean rule?"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
-        (b"ba\n", {"CHAT": "no"}, "CHAT must be True or False, got 'no'"),
+        (
+            b"ba\n",
+            {"CHAT": "no"},
+            "CHAT must be True or False, or options of the chat template",
+        ),
         (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a file"),
         (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
         (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
@@ -224,6 +229,31 @@ def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, messa
     assert len(lines) == 1 and message in lines[0], captured.err
     # Nothing is claimed: the corrected command may use the directory.
     assert not list(tmp_path.glob("out/*.json*"))
+
+
+def test_a_chat_has_options(paths, tmp_path):
+    source, chats = write(tmp_path, TEXTS[:2]), {}
+    for loud in (True, False):
+        place = shutil.copytree(paths["verifier"], tmp_path / str(loud))
+        condition = "true" if loud else "enable_loud"
+        (place / "chat_template.jinja").write_text(
+            "{{ messages[0].content }}{% if " + condition + " %} ba{% endif %}"
+        )
+        chats[loud] = {**paths, "verifier": place}
+    runs = {}
+    for name, loud, chat in (
+        ("always", True, True),
+        ("asked", False, {"enable_loud": True}),
+        ("not asked", False, True),
+        ("nothing", False, {}),
+    ):
+        argv = arguments(chats[loud], source, tmp_path / name, CHAT=chat, TEMPERATURE=0.0)
+        assert main(argv) == 0
+        runs[name] = [row["tokens"] for row in rows(tmp_path / name)]
+    assert runs["always"] == runs["asked"] != runs["not asked"] == runs["nothing"]
+    # Options are part of the run.
+    argv = arguments(chats[False], source, tmp_path / "asked", CHAT=True, TEMPERATURE=0.0)
+    assert main(argv) == 2
 
 
 def test_required_names_are_told(capsys):

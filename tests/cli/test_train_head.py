@@ -199,7 +199,10 @@ def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys
         ({"LEARNING_RATE": 0}, "AdamW: learning_rate must be finite and above 0, got 0"),
         ({"SHARED": 1}, "HeadConfig: shared must be True or False, got 1"),
         ({"INSTALL": 1}, "install must be True, False or 'anyway', got 1"),
-        ({"CHAT": 1}, "Labelling: chat must be True or False, got 1"),
+        (
+            {"CHAT": 1},
+            "Labelling: chat must be True or False, or options of the chat template",
+        ),
         ({"TRAIN": "empty.txt"}, "empty.txt is empty: it must have at least one line"),
         (
             {"TRAIN": "blank.txt"},

@@ -249,3 +249,83 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
     with pytest.raises(ValueError, match="no chat template: put chat_template.jinja into"):
         plain.chat()
     assert isinstance(chat, Chat)
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ASKED = {"tools": [{"name": "hats"}], "loud": True}
+WAYS_IN = {
+    "a decoder": lambda d: d(**ASKED)([MESSAGES])[0].tokens,
+    "a call": lambda d: d()([MESSAGES], chat_template_kwargs=ASKED)[0].tokens,
+    "a call and a decoder": lambda d: (
+        d(loud=True)([MESSAGES], chat_template_kwargs={"tools": ASKED["tools"]})[0].tokens
+    ),
+    "encoded": lambda d: d()([d().encode(MESSAGES, chat_template_kwargs=ASKED)])[0].tokens,
+    "a chat": lambda d: d().chat(chat_template_kwargs=ASKED)("Hi").tokens,
+    "a chat of a decoder": lambda d: d(**ASKED).chat()("Hi").tokens,
+    "a turn": lambda d: (
+        d(loud=True).chat()("Hi", chat_template_kwargs={"tools": ASKED["tools"]}).tokens
+    ),
+    "a stream": lambda d: "".join(
+        text for _, text in d().stream_tokens([MESSAGES], chat_template_kwargs=ASKED)
+    ),
+    "an engine": lambda d: _of_engine(d(**ASKED)),
+}
+
+
+def _of_engine(decoder):
+    engine = decoder.engine(prompt_length=64, rows=1)
+    engine.add(specjax.Request(MESSAGES))
+    return next(row for row in iter(engine.step, None) for row in row).tokens
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_options_of_the_template_come_in(llamas, way):
+    template = (
+        "{{ tools | map(attribute='name') | join if tools else 'no tools' }}"
+        "{{ '!' if loud }}{{ messages[-1].content }}{{ ':' if add_generation_prompt }}"
+    )
+    words = llamas.verifier.tokenizer
+    words.chat_template = template
+
+    def decoder(**options):
+        return specjax.Decoder(
+            llamas,
+            max_new_tokens=6,
+            buckets=(64,),
+            sampling=Sampling(0.0),
+            chat_template_kwargs=options,
+        )
+
+    try:
+        wanted = decoder()([words.encode("hats!Hi:", add_special_tokens=False)])[0]
+        found = WAYS_IN[way](decoder)
+        if isinstance(found, str):
+            assert found == wanted.text
+        else:
+            np.testing.assert_array_equal(found, wanted.tokens)
+        described = decoder(**ASKED).describe()
+        assert described["chat_template_kwargs"] == ASKED
+        assert "chat_template_kwargs" not in decoder().describe()
+        scored = decoder(**ASKED).score([MESSAGES], [wanted])
+        other = decoder().score([MESSAGES], [wanted])
+        assert scored.log_probs[0].sum() > other.log_probs[0].sum()
+    finally:
+        words.chat_template = TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (3, TypeError, "chat_template_kwargs must be options by name, such as .*, got 3"),
+        ({1: 2}, TypeError, "chat_template_kwargs must be options by name"),
+        ({"messages": []}, ValueError, "must not have messages: give them as a prompt"),
+        ({"tools": [len]}, ValueError, "chat_template_kwargs must be JSON values: got a builtin"),
+        ({"continue_final_message": True}, ValueError, "must be left out of a chat"),
+    ],
+)
+def test_wrong_options_of_the_template_are_told(llamas, options, error, message):
+    decoder = specjax.Decoder(llamas, **SHAPE)
+    with pytest.raises(error, match=message):
+        decoder.chat(chat_template_kwargs=options)
+    with pytest.raises(error, match=message):
+        decoder.chat()("Hi", chat_template_kwargs=options)

@@ -284,6 +284,51 @@ def test_the_automaton_knows_the_text_of_every_tokenizer(tmp_path, goes_on):
         assert 20 < hits < 1500
 
 
+@pytest.mark.parametrize("name", variants(METHODS, "block", "token cascade"))
+def test_a_special_token_ends_rows(pair, name):
+    models = pair.verifier if name == "alone" else pair
+    options = {**METHODS[name], **SHAPE}
+    whole = specjax.Decoder(models, **options)(PROMPTS, seed=3)
+    # Token 0 adds no text; "0:" is its own.
+    stopped = specjax.Decoder(models, stop=("0:", "bab"), **options)(PROMPTS, seed=3)
+    ended = 0
+    for row, other in zip(stopped, whole, strict=True):
+        tokens = other.tokens.tolist()
+        places = [tokens.index(0) + 1] if 0 in tokens else []
+        count, found = end_of(tokens, Words(), ("bab",))
+        places += [count] if found else []
+        assert row.tokens.tolist() == tokens[: min(places, default=len(tokens))]
+        assert row.ended_by == ("stop" if places else other.ended_by)
+        assert row.text == stops.cut(Words().decode(row.tokens), ("bab",))
+        ended += places != [] and row.tokens[-1] == 0
+    assert ended > 3
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_automaton_knows_special_tokens(tmp_path, goes_on):
+    from tokenizers import decoders
+
+    words = {"</s>": 0, "<unk>": 1, "a": 2, "<": 3, "unk": 4, ">": 5}
+    built_in = load_tokenizer(built_in_pair("multi30k_ende") / "verifier")
+    for tokenizer, text, spelt in (
+        (llama_like(tmp_path, decoders.Fuse(), words), "<unk>", [3, 4, 5]),
+        (ByteTokenizer(5), "<extra_id_3>", ByteTokenizer()._encode("<extra_id_3>")),
+        (built_in, "<unk>", None),
+    ):
+        size = tokenizer.vocab_size + 2
+        (special,) = (i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == text)
+        table = stops.token_table((text, "never"), tokenizer, size, goes_on=goes_on)
+        others = [i for i in range(size) if i != special]
+        assert (table[:-1, special] == len(table) - 1).all()
+        assert (table[0, others] < len(table) - 1).all()
+        state = 0
+        for token in spelt or []:  # its text in other tokens
+            state = table[state, token]
+        assert spelt is None or state == len(table) - 1
+        with pytest.raises(ValueError, match=f"give '{text}' alone, which ends a row"):
+            stops.token_table((f"{text}\n",), tokenizer, size)
+
+
 def test_a_decoder_that_looks_at_neighbours_is_refused(tmp_path):
     from tokenizers import decoders
 

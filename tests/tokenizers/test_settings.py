@@ -1,6 +1,7 @@
 """Settings of a wrong type and chat templates without an end are told in one line."""
 
 import json
+import marshal
 import os
 import re
 
@@ -57,6 +58,19 @@ def _write(directory, name, values):
         ("added_tokens.json", {"<a>": "x"}, "<a>='x' must be an id"),
         ("specjax.json", {"config": "x"}, "config='x' must be an object"),
         ("tokenizer.json", {"added_tokens": [1]}, "must be a list of objects with content and id"),
+        ("tokenizer.json", {"post_processor": {"type": "x"}}, "its post_processor is wrong"),
+        (
+            "tokenizer.json",
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+                    "pair": [{"Sequence": {"id": i, "type_id": 0}} for i in "AB"],
+                    "special_tokens": {},
+                }
+            },
+            "its post_processor must write a text once",
+        ),
     ],
 )
 def test_settings_of_a_wrong_type_are_told(t5_dir, tmp_path, file, values, message):
@@ -131,6 +145,16 @@ def test_a_lost_renderer_is_replaced():
     assert render_chat("a", []) == "a"
     chat_template._renderers[os.getpid()]._process.kill()
     assert render_chat("b", []) == "b"
+
+
+def test_an_answer_to_another_request_is_not_taken():
+    assert render_chat("a", []) == "a"
+    renderer = chat_template._renderers[os.getpid()]
+    stdin = renderer._process.stdin
+    stdin.write(marshal.dumps({"template": "old", "variables": {}, "number": 99}))
+    stdin.flush()
+    assert render_chat("new", []) == "new"
+    assert chat_template._renderers[os.getpid()] is not renderer
 
 
 def test_messages_must_be_json():

@@ -1,0 +1,97 @@
+"""An interrupt, as Ctrl-C in a notebook, leaves nothing for the next call of a helper process."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from specjax.cli import audit
+from specjax.evaluation import sandbox
+from specjax.tokenizers.chat_template import render_chat
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+
+
+class Interrupted(BaseException):
+    """Like KeyboardInterrupt, which pytest takes for its own end."""
+
+
+@contextlib.contextmanager
+def interrupt_after(seconds):
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupts(delays, call):
+    """The number of calls that were interrupted."""
+    count = 0
+    for delay in delays:
+        try:
+            with interrupt_after(delay):
+                call()
+        except Interrupted:
+            count += 1
+    return count
+
+
+def running():
+    """The children of this process that have not ended."""
+    found = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.add(name)
+    return found
+
+
+@pytest.fixture
+def nothing_left():
+    if not os.path.exists("/proc/self/fd"):
+        pytest.skip("needs /proc")
+    before, files = running(), len(os.listdir("/proc/self/fd"))
+    yield
+    end = time.monotonic() + 30
+    while running() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert running() <= before and len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_conversation_gets_its_own_prompt_after_an_interrupt():
+    inner = "{% for i in range(99999) %}{% endfor %}"
+    slow = "{% for j in range(60) %}" + inner + "{% endfor %}{{ messages[0].content }}"
+    count = 0
+    for i in range(8):
+        assert render_chat("ready", []) == "ready"
+        earlier = [{"role": "user", "content": f"an earlier conversation {i}"}]
+        count += interrupts([0.001 * (i + 1)], lambda earlier=earlier: render_chat(slow, earlier))
+        for text in ("first", "second"):
+            assert render_chat("{{ messages[0].content }}", [{"content": text}]) == text
+    assert count > 4
+
+
+def test_a_program_gets_its_own_outcome_after_an_interrupt(nothing_left):
+    contained = sandbox.Sandbox(uncontained=True, seconds=100.0)
+    delays = [0.002, 0.01, 0.03, 0.1, 0.3]
+    assert interrupts(delays, lambda: contained.run("import time; time.sleep(60)")) == len(delays)
+    assert contained.run("raise ValueError('own')").reason == "ValueError: own"
+    assert contained.run("pass").passed
+
+
+def test_an_interrupted_audit_ends_its_process(nothing_left, tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\ndef verify(): pass\n")
+    options = dict.fromkeys(("mode", "cases", "form", "arrays", "dtype", "logits", "drafts"))
+    job = {"target": f"{tmp_path}/slow.py:verify", "rule": None, "with": [], "options": options}
+    start = time.monotonic()
+    assert interrupts([0.2], lambda: audit._audited(job, 100.0)) == 1
+    assert time.monotonic() - start < 30
