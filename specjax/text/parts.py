@@ -195,9 +195,9 @@ def known_name(what: str, given: str, known: Iterable[str]) -> str:
         raise TypeError(f"{what} must be a name such as {names[0]!r}, got {given!r}")
     found = _find(given, names)
     if found is None:
-        raise ValueError(
-            f"{what} must be one of {', '.join(names)}, got {given!r}{_meant(given, names)}"
-        )
+        if meant := _meant(given, names):
+            raise ValueError(f"{what}={given!r}: there is no such name{meant}")
+        raise ValueError(f"{what} must be one of {', '.join(names)}, got {given!r}")
     return found
 
 

@@ -57,11 +57,11 @@ TYPED = [
     ),
     (
         ["compare", "--gin.METHODS=('optt',)", *RUN],
-        "METHODS='optt': no such method; did you mean 'opt'?",
+        "METHODS='optt': there is no such name; did you mean OPT?",
     ),
     (
         ["compare", "--gin.METHODS={'Lossyy(0.2)': None}", *RUN],
-        "METHODS='Lossyy(0.2)': no such method; did you mean 'lossy'?",
+        "METHODS='Lossyy': there is no such name; did you mean Lossy?",
     ),
     (
         ["compare", "--gin.METHODS=opt,lossy", *RUN],

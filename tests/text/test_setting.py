@@ -154,7 +154,7 @@ def test_named_policies_are_settings(name):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: Setting(rule="OTP(0.2)"), "got 'OTP'; did you mean OPT?"),
+        (lambda: Setting(rule="OTP(0.2)"), "rule='OTP': there is no such name; did you mean OPT?"),
         (lambda: Setting(rule="OPT(0.2"), "is not a class with arguments"),
         (lambda: Setting(rule="OPT(0.2, 0.3)"), "too many positional arguments"),
         (lambda: Setting(rule="OPT(__import__('os'))"), "there is no part __import__"),
