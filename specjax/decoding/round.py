@@ -207,9 +207,8 @@ class Round:
         with jax.named_scope("verification"):
             judged = judge(self.verification, for_accept, block, targets, state.carry)
         cache = kept(judged, self.verifier, scored.cache, state.positions)
-        block, targets, p, p_conf, hidden = along(
-            judged, block, targets, scored.p, scored.p_conf, scored.hidden
-        )
+        block, targets, scored = along(judged, block, targets, scored._replace(cache=None))
+        p, p_conf, hidden = scored.p, scored.p_conf, scored.hidden
         accepted = judged.accepted
         whole = accepted == block.num_drafted
         before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter)
@@ -225,7 +224,7 @@ class Round:
         targets = _with_bonus(targets, after.target, block.num_drafted)
         sources = round_sources(block, accepted) if with_sources else None
         outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden, sources)
-        info = report(block, p, judged, outcome, last_target, after, nan, calls)
+        info = report(block, scored, sampling, judged, outcome, last_target, after, nan, calls)
         left = jnp.where(whole, after.credit, _at(credits, accepted + 1))
         new = state._replace(cache=cache, drafter=after.drafter, carry=carry, credit=left)
         return outcome, new, info

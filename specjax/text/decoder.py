@@ -194,7 +194,7 @@ class Decoder:
           best_of: k: keeps the k most probable samples of each prompt, the best first; see
             `Result.best`.
           top_log_probs: k: the verifier reads the outputs once more, and `Row.top` has the k most
-            probable tokens at each position, as from `score`: under the model itself.
+            probable tokens at each position, under the model itself like `Row.log_probs`.
           **options: any of
 
             - seed: a number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
@@ -214,9 +214,8 @@ class Decoder:
               their last bits.
             - share_prefix: True finds the tokens with which most prompts begin, such as the
               examples of a few-shot prompt, and reads them once (decoder-only models).
-            - log_probs: True keeps the log-probability of each token, after temperature, top-k,
-              top-p and processors: at temperature 0 all are 0.0 (see `Row`). They are NaN if a
-              user's own method does not write them.
+            - log_probs: True keeps the log-probability of each token under the verifier itself:
+              at temperature 1, whatever the sampling (see `Row.log_probs`).
             - sources: True keeps where each token came from, for `Row.sources` and `Row.show`. It
               compiles a program of its own.
 
@@ -352,7 +351,7 @@ class Decoder:
             token and is tokenized without its prompt; or a `Row`, with the end-of-sequence token
             that ended it. So a `Result` scores its own rows.
           sampling: temperature, top-k and top-p, a number each; `Sampling(temperature=1.0)` by
-            default.
+            default. At temperature 0 the scores are the model's own, as by default.
           prompt_log_probs: whether to score the prompts' tokens too; only for a decoder-only
             model.
           top_log_probs: k, to return the k most probable tokens at each position of the outputs.

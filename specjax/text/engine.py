@@ -430,10 +430,8 @@ class Engine:
             source = self._method.nan_sources[int(info.nan_in)]
             error = f"{source} gave NaN in step {int(steps[i])}"
         text = "" if self._model is None else self._model.decode(entry.tokens, output)
-        log_p, log_target = (
-            None if x is None else x[: len(tokens)]
-            for x in (info.token_log_p, info.token_log_target)
-        )
+        by_token = info.token_log_conf, info.token_log_p, info.token_log_target
+        log_probs, processed, target = (None if x is None else x[: len(tokens)] for x in by_token)
         sources = text_of = None
         if info.token_sources is not None:
             names = (*self._method.source_names, "unknown")
@@ -446,8 +444,9 @@ class Engine:
             ended_by=ended_by,
             info=RowInfo.of(info, np.array(lengths[i]), np.array(steps[i])),
             **times,
-            log_probs=log_p,
-            log_probs_target=log_target,
+            log_probs=log_probs,
+            log_probs_processed=processed,
+            log_probs_target=target,
             error=error,
             eos_id=int(tokens[-1]) if ended_by == "eos" else None,
             sample=entry.sample,

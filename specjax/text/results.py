@@ -41,10 +41,12 @@ class RowInfo(NamedTuple):
       accepted_lengths: `[G + 1]` int32, the numbers of rounds with 0 .. G accepted tokens.
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
-      log_prob: float32, log-probability of the output under the verifier, in nats, after
-        temperature, top-k, top-p and processors; NaN if the verifier has not read all of it, 0.0 if
-        a user's own method does not write it.
-      log_prob_target: float32, the same under the rule's target distribution.
+      log_prob: float32, log-probability of the output under the verifier itself, in nats; see
+        `Row.log_probs`. NaN if the verifier has not read all of it, 0.0 if a user's own method does
+        not write it.
+      log_prob_processed: float32, the same after temperature, top-k, top-p and processors.
+      log_prob_target: float32, log-probability under the distributions that the tokens were drawn
+        from: the rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
       deferrals: int32, see `specjax.types.DecodeInfo`.
       rollbacks: int32, likewise.
     """
@@ -57,6 +59,7 @@ class RowInfo(NamedTuple):
     token_sum: np.ndarray
     block_sum: np.ndarray
     log_prob: np.ndarray
+    log_prob_processed: np.ndarray
     log_prob_target: np.ndarray
     deferrals: np.ndarray
     rollbacks: np.ndarray
@@ -72,6 +75,7 @@ class RowInfo(NamedTuple):
             info.accepted_lengths,
             info.token_sum,
             info.block_sum,
+            info.log_conf,
             info.log_p,
             info.log_target,
             info.deferrals,
@@ -144,10 +148,13 @@ class Row:
       seconds: from entering the batch until the host saw its end, without compilation.
       compile_seconds: the time of compiling, or reading programs from the cache, meanwhile.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
-        end-of-sequence token) under the verifier, after temperature, top-k, top-p and processors:
-        at temperature 0 all are 0.0, or -inf for a token that the verifier would not take. NaN if a
+        end-of-sequence token) under the verifier itself: at temperature 1, without filters and
+        processors, however they were drawn. NaN where the verifier has not read a token, or if a
         user's own method does not write them. None without `log_probs=True`.
-      log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
+      log_probs_processed: `[m]` float32, the same after temperature, top-k, top-p and processors;
+        at temperature 0 they are 0.0, or -inf for a token that the verifier would not take.
+      log_probs_target: `[m]` float32, the same under the distributions that the tokens were drawn
+        from (see `RowInfo.log_prob_target`), or None.
       error: the model that gave NaN and the step, or None.
       eos_id: the end-of-sequence token that ended it, or None.
       sources: for each of its tokens the name of where it came from: the drafter that drafted it;
@@ -169,6 +176,7 @@ class Row:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     log_probs: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    log_probs_processed: np.ndarray | None = dataclasses.field(default=None, repr=False)
     log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
     error: str | None = None
     eos_id: int | None = None
@@ -206,6 +214,7 @@ class Row:
             "text": self.text,
             "tokens": self.tokens.tolist(),
             "log_prob": finite(self.info.log_prob),
+            "log_prob_processed": finite(self.info.log_prob_processed),
             "log_prob_target": finite(self.info.log_prob_target),
             "ended_by": self.ended_by,
             "prefilled": self.prefilled,
@@ -213,9 +222,9 @@ class Row:
             "compile_seconds": self.compile_seconds,
             "info": self.info.to_dict(),
         }
-        if self.log_probs is not None and self.log_probs_target is not None:
-            made["log_probs"] = [finite(x) for x in self.log_probs]
-            made["log_probs_target"] = [finite(x) for x in self.log_probs_target]
+        for name in ("log_probs", "log_probs_processed", "log_probs_target"):
+            if getattr(self, name) is not None:
+                made[name] = [finite(x) for x in getattr(self, name)]
         if self.top is not None:
             made["top_tokens"] = self.top.tokens.tolist()
             made["top_log_probs"] = [[finite(x) for x in each] for each in self.top.log_probs]
