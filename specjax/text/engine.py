@@ -3,6 +3,7 @@
 Axes: B slots, L prompt length, N longest output.
 """
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -43,6 +44,10 @@ _REMEDY = (
 
 class Engine:
     """Decodes requests that may arrive while others run.
+
+    An interrupt or an error during a step ends an engine, because its buffers may be lost. The
+    engine then only gives back its `unfinished_requests`. An engine is used by one thread at a
+    time; several engines may run in several threads.
 
     An engine has a fixed shape: all its programs are compiled once, and shared with other engines
     of the same method and shape. The slot of a request and the other requests do not change its
@@ -127,11 +132,46 @@ class Engine:
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
+        self._end = ""
+
+    def __repr__(self) -> str:
+        """The shape, and how many rows wait and run."""
+        model = "" if self._model is None else f"{self._model.name}, "
+        running = self._rows - self._slots.free
+        state = f"{running} running, {len(self._slots.waiting)} waiting"
+        end = f", ended by {self._end}" if self._end else ""
+        return f"Engine({model}{type(self._method).__name__}, {self._in_words()}: {state}{end})"
 
     @property
     def unfinished(self) -> int:
         """The number of rows that wait or run: one per sample of a request."""
         return len(self._slots.waiting) + self._rows - self._slots.free
+
+    @property
+    def unfinished_requests(self) -> dict[int, Request]:
+        """The requests with rows that wait or run, by the index from `add`.
+
+        Their ids are set: in a new engine they give the rows that they would have given here.
+        """
+        return self._slots.requests
+
+    def _check_alive(self) -> None:
+        if self._end:
+            raise RuntimeError(
+                f"this engine was ended by {self._end} during a step: make a new one, and add the "
+                "requests of unfinished_requests to it"
+            )
+
+    @contextlib.contextmanager
+    def _whole_step(self) -> Iterator[None]:
+        """Ends the engine if a step does not come to its end, since `run` takes its buffers."""
+        self._check_alive()
+        try:
+            with told_if_full(self._in_words(), _REMEDY):
+                yield
+        except BaseException as error:
+            self._end, self._state = type(error).__name__, None
+            raise
 
     def add(self, request: Request, *, rounds: int | None = None) -> int:
         """Adds a request, which waits for free slots.
@@ -149,13 +189,17 @@ class Engine:
           TypeError: it is not a `Request`, or a field has a wrong type.
           ValueError: it does not fit the engine, or `rounds` is not a whole number of at least 1.
             The engine can still be used.
+          RuntimeError: an interrupt or an error has ended the engine.
         """
+        self._check_alive()
         if not isinstance(request, Request):
             raise TypeError(
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
         request = self._bound(request)
+        if request.id is None:
+            request = dataclasses.replace(request, id=self._next_index)
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         tokens = prompts.encode(prompt, name, vocab_size, words)
@@ -191,7 +235,8 @@ class Engine:
         """
         dropped, places = self._slots.drop(index)
         for place in places:
-            assert self._state is not None
+            if self._state is None:  # the engine was ended
+                break
             self._state = end_row(self._state, place, ABORTED)
         return dropped
 
@@ -207,9 +252,10 @@ class Engine:
           The finished rows; with several processes each returns its own.
 
         Raises:
-          ValueError: out of memory; this engine cannot be used any more.
+          ValueError: out of memory.
+          RuntimeError: an interrupt or an error has ended the engine.
         """
-        with told_if_full(self._in_words(), _REMEDY):
+        with self._whole_step():
             return self._step(until_empty)
 
     def stream_step(self, *, every: int = 1) -> list[Added]:
@@ -227,10 +273,11 @@ class Engine:
 
         Raises:
           ValueError: out of memory; or `every` is not a whole number of at least 1.
+          RuntimeError: as in `step`.
         """
         check_count("every", every, "give the number of rounds between two texts")
         added: list[Added] = []
-        with told_if_full(self._in_words(), _REMEDY):
+        with self._whole_step():
             self._step(False, every, added)
         return added
 
@@ -392,7 +439,7 @@ class Engine:
         assert self._state is not None
         ended_by, steps, places, rows = _read(self._state)
         own = {int(place): i for i, place in enumerate(places)}
-        done = []
+        done, ended = [], []
         now, compiled, passed = time.perf_counter(), compile_seconds(), 0
         for place, entry in enumerate(self._slots.held):
             if entry is None or entry.known is not None:
@@ -401,7 +448,7 @@ class Engine:
             entry.steps = int(steps[place])
             row, i = None, own.get(place)
             if ended_by[place]:
-                self._slots.held[place] = None
+                ended.append(place)
                 if i is not None:
                     times = apart(now - entry.since, compiled - entry.compiled)
                     row = self._row(entry, i, int(ended_by[place]), rows, times)
@@ -410,6 +457,9 @@ class Engine:
                 all_tokens, lengths, *_ = rows
                 text = self._streamed(entry, all_tokens[i, : lengths[i]], row)
                 added += [Added(entry.index, entry.sample, text, row)] if text or row else []
+        # At the end, so that an error on the way leaves all of them to be given back.
+        for place in ended:
+            self._slots.held[place] = None
         self._slots.pass_steps(passed)
         return done
 

@@ -29,8 +29,9 @@ class Request:
         with a prefix it is the rest of the prompt.
       max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
-      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. In an engine of n
-        samples per request, sample j has the id `id * n + j`, which must be in the same range.
+      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. None: the index that
+        `Engine.add` returns, so that equal requests differ. In an engine of n samples per request,
+        sample j has the id `id * n + j`, which must be in the same range.
       sampling: temperature, top-k and top-p, a number each; also the engine's processors with other
         strengths.
       rule: the engine's rule with other strengths.
@@ -40,7 +41,7 @@ class Request:
     prompt: Prompt
     max_new_tokens: int | None = None
     seed: int = 0
-    id: int = 0
+    id: int | None = None
     sampling: Sampling | None = None
     rule: Rule | None = None
     draft_limit: int | None = None
@@ -93,7 +94,7 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
         "draft_limit": (request.draft_limit, 0, border.method.max_draft),
     }
     for field, (value, low, high) in limits.items():
-        if value is None and field in ("max_new_tokens", "draft_limit"):
+        if value is None and field != "seed":
             continue
         if not _is_whole(value, low, high):
             samples = border.num_samples

@@ -79,8 +79,16 @@ class Slots:
         """Moves the first waiting requests into slots."""
         self._begun = True
         for place in places[: len(self.waiting)]:
-            entry = self.held[place] = self.waiting.popleft()
+            # In this order an interrupt loses no request.
+            entry = self.held[place] = self.waiting[0]
+            self.waiting.popleft()
             entry.since, entry.compiled = since, compiled
+
+    @property
+    def requests(self) -> dict[int, Request]:
+        """The requests that wait or are decoded, by increasing index."""
+        entries = [*filter(None, self.held), *self.waiting]
+        return {x.index: x.request for x in sorted(entries, key=lambda x: x.index)}
 
     def drop(self, index: int) -> tuple[bool, list[int]]:
         """Removes a request; returns whether it was there, and the slots where it was decoded."""

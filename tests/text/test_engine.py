@@ -1,5 +1,8 @@
 """Requests that arrive while others run, leave, and are dropped."""
 
+import signal
+
+import jax
 import numpy as np
 import pytest
 
@@ -184,3 +187,123 @@ def test_an_engine_fits_its_mesh():
         rows += engine.step()
     assert sorted(row.index for row in rows) == list(range(9))
     _check(rows, decoder(TEXTS, seed=5))
+
+
+def _rows(engine):
+    rows = {}
+    while engine.unfinished:
+        rows |= {(row.index, row.sample): row for row in engine.step()}
+    return rows
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_equal_requests_differ_unless_they_have_one_id(decoder, samples):
+    engine = decoder.engine(prompt_length=16, rows=4, num_samples=samples)
+    for _ in range(3):
+        assert engine.add(specjax.Request("a", seed=5)) is not None
+    for _ in range(2):
+        engine.add(specjax.Request("a", seed=5, id=7))
+    rows = _rows(engine)
+    texts = [rows[i, j].tokens.tolist() for i in range(5) for j in range(samples)]
+    assert len(set(map(tuple, texts[: 3 * samples]))) == 3 * samples
+    assert texts[3 * samples : 4 * samples] == texts[4 * samples :]
+    # They are the rows of a call with the same prompts.
+    want = decoder(["a"] * 3, seed=5, num_samples=samples)
+    assert texts[: 3 * samples] == [row.tokens.tolist() for row in want]
+
+
+class Hooked:
+    """The verifier's distribution; each use calls `hook` on the host."""
+
+    reads_draft = reads_draft_confidence = reads_verifier_confidence = False
+    hook = staticmethod(lambda: None)
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        def call(p):
+            Hooked.hook()
+            return p
+
+        shape = jax.ShapeDtypeStruct(p.shape, p.dtype)
+        return jax.pure_callback(call, shape, p, vmap_method="sequential")
+
+
+jax.tree_util.register_static(Hooked)
+
+
+def _in_callback(monkeypatch, error):
+    calls = []
+
+    def hook():
+        calls.append(0)
+        if len(calls) == 60:
+            raise error
+
+    monkeypatch.setattr(Hooked, "hook", staticmethod(hook))
+
+
+def _in_tokenizer(monkeypatch, error):
+    def decode(self, prompt, output):
+        raise error
+
+    monkeypatch.setattr(specjax.TextModel, "decode", decode)
+
+
+def _by_signal(monkeypatch, error):
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+    def hook():
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        monkeypatch.setattr(Hooked, "hook", staticmethod(lambda: None))
+
+    monkeypatch.setattr(Hooked, "hook", staticmethod(hook))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [
+        (_in_callback, ZeroDivisionError("a bug")),
+        (_in_callback, KeyboardInterrupt()),
+        (_in_tokenizer, ZeroDivisionError("a bug")),
+        (_in_tokenizer, KeyboardInterrupt()),
+        (_by_signal, KeyboardInterrupt()),
+    ],
+)
+def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(
+    monkeypatch, stop, error, stream
+):
+    decoder = specjax.Decoder(
+        _pair(), rule=Hooked(), max_draft=3, max_new_tokens=12, batch_size=2, buckets=(16,)
+    )
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    for text in TEXTS[:5]:
+        engine.add(specjax.Request(text, seed=5))
+    step = engine.stream_step if stream else engine.step
+    want = decoder(TEXTS[:5], seed=5)
+    rows = {}
+    with monkeypatch.context() as patched, pytest.raises(BaseException) as first:
+        stop(patched, error)
+        while engine.unfinished:
+            done = [x.row if stream else x for x in step()]
+            rows |= {(row.index, 0): row for row in done if row is not None}
+    assert type(error).__name__ in repr(first.value)
+    again, given = decoder.engine(prompt_length=16, rows=2, refill=1), engine.unfinished_requests
+    assert given.keys() | {i for i, _ in rows} == set(range(5)) and engine.unfinished
+    for use in (step, lambda: engine.add(specjax.Request("a"))):
+        with pytest.raises(RuntimeError, match="^this engine was ended by .* during a step: make"):
+            use()
+    places = [(again.add(request), i) for i, request in given.items()]
+    assert engine.abort(places[-1][1]) and "ended by" in repr(engine)
+    found = _rows(again)
+    rows |= {(i, 0): found[new, 0] for new, i in places}
+    assert [rows[i, 0].tokens.tolist() for i in range(5)] == [x.tolist() for x in want.tokens]
+
+
+def test_an_engine_shows_its_shape_and_its_rows(decoder):
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    for text in TEXTS[:4]:
+        engine.add(specjax.Request(text))
+    assert "2 rows with prompts of 16" in repr(engine) and "0 running, 4 waiting" in repr(engine)
+    engine.step()
+    assert list(engine.unfinished_requests.values())[-1].prompt == TEXTS[3]
+    assert "0 waiting" not in repr(engine) and "ended" not in repr(engine)
