@@ -33,6 +33,7 @@ from specjax.text.groups import (
     BUCKETS,
     Group,
     are_independent,
+    buckets_to,
     check_buckets,
     groups_of,
     row_multiple,
@@ -51,6 +52,7 @@ from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,
     Border,
+    Contexts,
     Request,
     check_request,
     checked_sampling,
@@ -100,7 +102,9 @@ class Decoder:
       batch_size: the number of rows decoded together; the next prompt replaces a finished row. On a
         mesh it is rounded up to a multiple of its `data`.
       buckets: increasing prompt lengths in tokens; a batch is padded to the first bucket that is
-        long enough. Each used bucket is a program to compile; the last is the longest prompt.
+        long enough. Each used bucket is a program to compile; the last is the longest prompt. By
+        default 16, 24, 32 and so on to 1024; then doubled up to the verifier's context, which
+        `max_position_embeddings` of its files says.
 
     Attributes:
       models: the given models.
@@ -135,13 +139,13 @@ class Decoder:
         max_new_tokens: int = 128,
         stop: str | Sequence[str] = (),
         batch_size: int = 16,
-        buckets: Sequence[int] = BUCKETS,
+        buckets: Sequence[int] | None = None,
         **unknown: Any,
     ) -> None:
         check_options(unknown, tuple(Decoder.__init__.__kwdefaults__ or ()))
         self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
         self.batch_size = whole_number("batch_size", batch_size, low=1)
-        self.buckets = check_buckets(buckets)
+        lengths = None if buckets is None else check_buckets(buckets)
         sampling = checked_sampling(sampling)
         self.stop = check_stops(stop)
         parts = Parts(
@@ -157,14 +161,17 @@ class Decoder:
         )
         if process_drafts is not None:
             check_flag("process_drafts", process_drafts)
-        made = assemble(models, parts, self.batch_size, self.buckets[0])
+        made = assemble(models, parts, self.batch_size, (lengths or BUCKETS)[0])
+        self.buckets = buckets_to(made.main.context) if lengths is None else lengths
         self.models, self._made, self.tokenizer = models, made, made.main.tokenizer
         self.method, self.costs = made.method, made.costs
         self.rule: Rule | None = getattr(made.params, "rule", None)
         self.sampling, self.params = dataclasses.replace(sampling, processors=None), made.params
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
         table = stop_table(self.stop, made.main, self.method) if self.stop else None
+        contexts = Contexts({name: model.context for name, model in made.models.items()})
         self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
+        self._of_engines |= {"contexts": contexts}
 
     def __repr__(self) -> str:
         parts = {
@@ -677,6 +684,7 @@ class Decoder:
         border = self._border(sampling, rule, num_samples)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
+        self._of_engines["contexts"].check(max(map(len, tokens)))
         by_token = {"log_probs": log_probs, "sources": sources}
         prefix = self._whole_prefix(common_of(tokens)) if share_prefix else prefix
         return _Call(requests, tokens, rule, params, by_token, num_samples, prefix)

@@ -127,6 +127,7 @@ def load_text_model(
     """
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
+    from specjax.checkpoints.hf import longest_context
 
     path = real_path(path)
     check_model_path("path", path)
@@ -145,7 +146,8 @@ def load_text_model(
         )
     found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
     model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
-    return TextModel(model, loaded.params, words, mesh, name, found)
+    context = longest_context(loaded.path)
+    return TextModel(model, loaded.params, words, mesh, name, found, context)
 
 
 def load_pair(

@@ -26,7 +26,14 @@ from specjax.text import prompts
 from specjax.text.binding import bind_request
 from specjax.text.groups import row_multiple
 from specjax.text.prefixes import Prefix
-from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
+from specjax.text.requests import (
+    DRAWN,
+    Border,
+    Contexts,
+    Request,
+    check_request,
+    checked_sampling,
+)
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots
 from specjax.text.stops import cut
@@ -72,6 +79,7 @@ class Engine:
         slots. B and `refill` are multiples of n.
       prefix: each prompt takes the caches of its first tokens, as far as it begins with them; a
         request of `add` has the rest of its prompt. None for whole prompts.
+      contexts: warns of prompts that are longer than a model was trained for.
       fitting: the shapes that are known to fit into memory; engines of the same method and
         parameters share it, because the check takes as long as some tokens.
 
@@ -97,6 +105,7 @@ class Engine:
         stop_table: Array | None = None,
         num_samples: int = 1,
         prefix: Prefix | None = None,
+        contexts: Contexts | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
         check_flag("log_probs", log_probs)
@@ -127,7 +136,7 @@ class Engine:
         drawn = checked_sampling(sampling)
         self._border = Border(method, prompt_length, max_new_tokens, drawn, rule, num_samples)
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
-        self._prefix = prefix
+        self._prefix, self._contexts = prefix, contexts or Contexts({})
         self._check_fits(set() if fitting is None else fitting)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
@@ -206,6 +215,7 @@ class Engine:
         check_request(request, tokens, self._border)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
+        self._contexts.check(len(tokens))
         return self.put(request, tokens, [rounds] * self._border.num_samples)
 
     def _bound(self, request: Request) -> Request:

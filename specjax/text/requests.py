@@ -6,7 +6,8 @@ Axes: n prompts of a call, G longest draft.
 import dataclasses
 import itertools
 import operator
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +116,30 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
         one.check_limit(limit)
     if request.rule is not None:
         _check_rule(request.rule, border.rule)
+
+
+class Contexts:
+    """Warns once if a prompt is longer than a model was trained for.
+
+    Args:
+      named: model's name -> its `TextModel.context`.
+    """
+
+    def __init__(self, named: Mapping[str, int | None]) -> None:
+        shortest = [(length, name) for name, length in named.items() if length is not None]
+        self._shortest, self._silent = min(shortest, default=None), not shortest
+
+    def check(self, length: int) -> None:
+        """Warns if a prompt has so many tokens."""
+        if self._silent or self._shortest is None or length <= self._shortest[0]:
+            return
+        self._silent = True
+        context, name = self._shortest
+        warnings.warn(
+            f"a prompt has {length} tokens, but {name} was trained for {context} positions "
+            "(max_position_embeddings): its outputs may be poor; give shorter prompts",
+            stacklevel=3,
+        )
 
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
