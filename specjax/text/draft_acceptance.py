@@ -1,6 +1,8 @@
 """How many drafted tokens were accepted, by position and by draft; as numbers and as a figure."""
 
 import dataclasses
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,7 +108,7 @@ class DraftAcceptance:
         """Draws the acceptance by position, and how often how many tokens were accepted.
 
         Returns:
-          A matplotlib `Figure`.
+          A matplotlib `Figure`, which a notebook shows.
 
         Raises:
           ImportError: matplotlib is not installed.
@@ -114,8 +116,7 @@ class DraftAcceptance:
         """
         if not self.drafts:
             raise ValueError("there are no drafts to plot: decode with a drafter")
-        figures: Any = require("matplotlib.figure", "eval")
-        figure = figures.Figure(figsize=(8, 3), layout="constrained")
+        figure = _figure_class()(figsize=(8, 3), layout="constrained")
         rates, lengths = figure.subplots(1, 2)
         shares = [count / self.drafts for count in self.accepted_lengths]
         style = {"color": "0.75", "edgecolor": "black"}
@@ -138,6 +139,20 @@ class DraftAcceptance:
         lengths.set_title(mean, size="medium")
         lengths.margins(y=0.12)
         return figure
+
+
+@functools.cache
+def _figure_class() -> Any:
+    """Matplotlib's `Figure`, which a notebook also shows if nothing has imported pyplot."""
+    figures: Any = require("matplotlib.figure", "eval")
+
+    class Figure(figures.Figure):
+        def _repr_png_(self) -> bytes:
+            written = io.BytesIO()
+            self.savefig(written, format="png")
+            return written.getvalue()
+
+    return Figure
 
 
 def ratio(numerator: int, denominator: int) -> float:

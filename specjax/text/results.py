@@ -14,7 +14,7 @@ import numpy as np
 from specjax.checks import whole_number
 from specjax.text.draft_acceptance import DraftAcceptance, ratio
 from specjax.text.showing import Shown, Sourced, split
-from specjax.types.method import discarded
+from specjax.types.method import discarded, past_end
 
 # The counts of each row, also summed over rows.
 COUNTS = (
@@ -267,7 +267,7 @@ class RunInfo:
       verifier_calls: passes of the verifier; a pass counts for each row that it serves.
       drafter_calls: passes of all other models, likewise.
       drafted: drafted tokens.
-      accepted: accepted tokens, also those past a row's end.
+      accepted: accepted tokens that were emitted: without those past a row's end.
       deferrals: see `specjax.types.DecodeInfo`.
       rollbacks: likewise.
     """
@@ -287,6 +287,9 @@ class RunInfo:
         object.__setattr__(self, "rows", len(self.per_row.emitted))
         for name in COUNTS:
             object.__setattr__(self, name, int(np.sum(getattr(self.per_row, name))))
+        rows = self.per_row
+        past = past_end(rows.accepted, rows.rounds, rows.emitted)
+        object.__setattr__(self, "accepted", self.accepted - int(np.sum(past)))
 
     def __repr__(self) -> str:
         """The totals and rates, without the arrays."""
@@ -299,8 +302,8 @@ class RunInfo:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens per drafted token; NaN without a drafter."""
-        return ratio(self.accepted, self.drafted)
+        """Accepted tokens (those past a row's end too) per drafted token; NaN without drafts."""
+        return ratio(int(np.sum(self.per_row.accepted)), self.drafted)
 
     @property
     def verification_rate(self) -> float:

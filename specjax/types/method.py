@@ -149,11 +149,16 @@ class DecodeState(NamedTuple):
         return self.info.token_sources is not None
 
 
+def past_end(accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray) -> np.ndarray:
+    """Accepted tokens past the ends of rows, which were not emitted, from counts of one shape."""
+    # One token past the end belongs to the last pass and was not drafted.
+    return np.maximum(accepted + rounds - emitted - 1, 0) * (accepted > 0)
+
+
 def discarded(
     drafted: np.ndarray, accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray
 ) -> np.ndarray:
     """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
-    # One token past the end belongs to the last pass and was not drafted.
-    lost = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
+    lost = drafted - accepted + past_end(accepted, rounds, emitted)
     # In methods that draft no blocks, rounds have another meaning.
     return np.minimum(lost, drafted)
