@@ -190,8 +190,10 @@ def _restart(state: DecodeState, rows: Array) -> DecodeState:
     if processing is not None and own.processing is not None:
         first = where_rows(rows, own.processing.state, processing.state)
         processing = dataclasses.replace(processing, state=first)
+    if stop is not None:
+        stop = stop._replace(states=where_rows(rows, stop.first, stop.states))
     return state._replace(
-        stop=None if stop is None else stop._replace(states=cleared(stop.states)),
+        stop=stop,
         sampling=with_processing(state.sampling, processing),
         tokens=cleared(state.tokens),
         lengths=cleared(state.lengths),

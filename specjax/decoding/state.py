@@ -284,13 +284,18 @@ def _after(stop: StopState, states: Array, token: Array) -> Array:
     return stop.table[states, token].astype(jnp.int32)
 
 
-def watch_stops(state: DecodeState) -> DecodeState:
-    """A state of `init` whose rows also end by stop strings; `run` then needs their table."""
-    states = _jitted_zeros(placement(state.lengths))(state.lengths)
-    return state._replace(stop=StopState(states))
+def watch_stops(state: DecodeState, first: Any = 0) -> DecodeState:
+    """A state of `init` whose rows also end by stop strings; `run` then needs their table.
+
+    Args:
+      state: B rows.
+      first: the automaton's state before the first token, int32: a number, or `[B]`.
+    """
+    stop = StopState(*_jitted_first(placement(state.lengths))(state.lengths, np.int32(first)))
+    return state._replace(stop=stop)
 
 
-_jitted_zeros = jit_at(jnp.zeros_like)
+_jitted_first = jit_at(lambda lengths, first: (jnp.zeros_like(lengths) + first,) * 2)
 
 
 def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:

@@ -531,14 +531,14 @@ class Decoder:
         """Returns an engine of this method, for requests that arrive one by one.
 
         Args:
-          prompt_length: the longest prompt in tokens.
+          prompt_length: the longest prompt in tokens; shorter ones are padded to a bucket.
           rows: the number of slots; the batch size by default. It is rounded up to a multiple of
             `num_samples`, and on a mesh of its `data`.
           refill: the number of free slots to fill together; see `Engine`.
           rule: replaces the Decoder's rule; each strength must be a number.
-          log_probs: whether the log-probability of each token is kept, as in a call.
+          log_probs: whether log-probabilities are kept, as in a call; a request may leave them out.
           sources: whether the source of each token is kept, as in a call.
-          num_samples: the number of outputs of each request, as in a call.
+          num_samples: the number of outputs of each request that share a prefill; see `Request`.
           prefix: as in a call; `prompt_length` counts its tokens.
 
         Returns:
@@ -568,7 +568,7 @@ class Decoder:
         multiple = row_multiple(self.method) * num_samples
         sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
-        sizes |= {"num_samples": num_samples, "sources": sources}
+        sizes |= {"num_samples": num_samples, "sources": sources, "buckets": self.buckets}
         return self._engine(
             rule, self.sampling, self.params, prefix=self._own_prefix(prefix), **sizes
         )

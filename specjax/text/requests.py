@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax.checks import check_flag, whole_number
 from specjax.decoding import Method
 from specjax.text.prompts import Prompt
 from specjax.types import Processor, Rule, Sampling
@@ -37,6 +38,11 @@ class Request:
         strengths.
       rule: the engine's rule with other strengths.
       draft_limit: the longest block in 0 .. G; None: G, which GreedyBlock requires.
+      stop: its stop strings instead of the engine's; () for none.
+      num_samples: the number of its outputs, a multiple of the engine's. With n of them, sample j
+        has the id `id * n + j`.
+      log_probs: False leaves log-probabilities out of its rows; True is possible if the engine
+        keeps them.
     """
 
     prompt: Prompt
@@ -46,6 +52,9 @@ class Request:
     sampling: Sampling | None = None
     rule: Rule | None = None
     draft_limit: int | None = None
+    stop: str | Sequence[str] | None = None
+    num_samples: int | None = None
+    log_probs: bool | None = None
 
 
 class Border(NamedTuple):
@@ -58,6 +67,7 @@ class Border(NamedTuple):
       sampling: the defaults of requests; a field that is None here must be None in requests.
       rule: likewise, or None.
       num_samples: the number of samples of each request.
+      log_probs: whether log-probabilities are kept.
     """
 
     method: Method
@@ -66,6 +76,7 @@ class Border(NamedTuple):
     sampling: Sampling
     rule: Rule | None
     num_samples: int = 1
+    log_probs: bool = False
 
 
 def check_request(request: Request, tokens: np.ndarray, border: Border, name: str = "") -> None:
@@ -88,17 +99,31 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
             f"engine, prompt_length={len(tokens)})"
         )
     of = f" of {name}" if name else ""
+    samples = border.num_samples
+    if request.num_samples is not None:
+        samples = whole_number(f"num_samples{of}", request.num_samples, low=1)
+        if samples % border.num_samples:
+            raise ValueError(
+                f"num_samples{of} must be a multiple of the engine's {border.num_samples}, got "
+                f"{samples}"
+            )
+    if request.log_probs is not None:
+        check_flag(f"log_probs{of}", request.log_probs)
+        if request.log_probs and not border.log_probs:
+            raise ValueError(
+                f"log_probs{of} must be left out, because the engine keeps none: make it with "
+                "log_probs=True"
+            )
     limits: dict[str, tuple[Any, int, int]] = {
         "max_new_tokens": (request.max_new_tokens, 1, border.max_new_tokens),
         "seed": (request.seed, 0, _WORD),
-        "id": (request.id, 0, (_WORD + 1) // border.num_samples - 1),
+        "id": (request.id, 0, (_WORD + 1) // samples - 1),
         "draft_limit": (request.draft_limit, 0, border.method.max_draft),
     }
     for field, (value, low, high) in limits.items():
         if value is None and field != "seed":
             continue
         if not _is_whole(value, low, high):
-            samples = border.num_samples
             why = f" (num_samples={samples})" if field == "id" and samples > 1 else ""
             raise ValueError(
                 f"{field}{of} must be a whole number in {low} .. {high}{why}, got {value!r}"

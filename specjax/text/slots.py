@@ -19,6 +19,7 @@ class Entry:
     Attributes:
       index: the request's index in the engine.
       sample: the number of the sample.
+      id: the id of the row, or of the samples that share its prefill.
       request: the request.
       tokens: `[n]` int32, its prompt.
       strengths: the leaves of its rule, or None for the engine's rule.
@@ -33,6 +34,7 @@ class Entry:
 
     index: int
     sample: int
+    id: int
     request: Request
     tokens: np.ndarray
     strengths: list[Any] | None = None

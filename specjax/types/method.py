@@ -97,13 +97,15 @@ class StopState(NamedTuple):
     """The rows' progress towards a stop string.
 
     Attributes:
-      states: `[B]` int32, states of an automaton that reads tokens; 0 before the first one.
+      states: `[B]` int32, states of an automaton that reads tokens.
+      first: `[B]` int32, the states before the first token.
       table: `[S, V]` int16 or int32, the state after each token in each state; S - 1 means that a
         stop string is complete. It is here while a method steps, and None between two calls of
         `run`, which get it as an argument: rows share it.
     """
 
     states: Array  # [B]
+    first: Array  # [B]
     table: Array | None = None  # [S, V]
 
 

@@ -1,5 +1,6 @@
 """Requests that arrive while others run, leave, and are dropped."""
 
+import concurrent.futures
 import signal
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
+from specjax.compilation import compile_seconds
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -307,3 +309,165 @@ def test_an_engine_shows_its_shape_and_its_rows(decoder):
     engine.step()
     assert list(engine.unfinished_requests.values())[-1].prompt == TEXTS[3]
     assert "0 waiting" not in repr(engine) and "ended" not in repr(engine)
+
+
+METHODS = {
+    "chain": {"max_draft": 3},
+    "tree": {"drafting": specjax.text.Tree(depth=2, width=2)},
+    "token cascade": {"method": specjax.text.TokenCascade(3), "rule": rules.Chow(0.97)},
+    "sequence cascade": {
+        "method": specjax.text.SequenceCascade(),
+        "rule": rules.SequenceChow(0.95),
+    },
+    "alone": {},
+}
+
+
+def _own(name, **options):
+    models = tiny_pair.tabular(1) if name == "alone" else _pair()
+    return specjax.Decoder(
+        models, **METHODS[name], max_new_tokens=60, batch_size=3, buckets=(8, 16), **options
+    )
+
+
+def _stops(decoder, count):
+    """For each request None, strings in its text, or none."""
+    for place in range(count):
+        text = decoder([TEXTS[place % 4]], seed=5, ids=[place]).texts[0]
+        yield [None, (text[1:2] or "z",), (text[2:4] or "z", "never"), (), ("n",)][place % 5]
+
+
+@pytest.mark.parametrize("default", [(), ("a", "$")])
+@pytest.mark.parametrize("name", METHODS)
+def test_stop_strings_are_each_requests_own(name, default):
+    stops = list(_stops(_own(name), 10))
+    engine = _own(name, stop=default).engine(prompt_length=16, rows=3, refill=1)
+    waiting, rows = list(enumerate(stops)), {}
+    while waiting or engine.unfinished:
+        for place, strings in waiting[:1]:  # the first without strings of its own
+            assert engine.add(specjax.Request(TEXTS[place % 4], seed=5, stop=strings)) == place
+        waiting = waiting[1:]
+        rows |= {row.index: row for row in engine.step()}
+    ended = set()
+    for place, strings in enumerate(stops):
+        one = _own(name, stop=default if strings is None else strings)
+        want = one([TEXTS[place % 4]], seed=5, ids=[place])[0]
+        row = rows[place]
+        assert (row.text, row.ended_by) == (want.text, want.ended_by)
+        np.testing.assert_array_equal(row.tokens, want.tokens)
+        assert row.info.emitted == want.info.emitted and row.info.rounds == want.info.rounds
+        ended.add((bool(strings), row.ended_by))
+    assert {(True, "stop"), (False, "eos")} <= ended
+
+
+def test_new_stop_strings_compile_nothing_and_take_no_room():
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3)
+    for number in range(60):
+        engine.add(specjax.Request("a", stop=(f"never {number}",), max_new_tokens=3))
+        if number == 2:
+            _rows(engine)
+            compiled = compile_seconds()
+        if number % 3 == 2:
+            _rows(engine)
+    assert compile_seconds() == compiled
+    assert engine._blocks.table.shape[0] <= 64
+
+
+def test_a_streamed_request_has_its_own_stop_strings():
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3)
+    for place, strings in enumerate(_stops(decoder, 5)):
+        engine.add(specjax.Request(TEXTS[place % 4], seed=5, stop=strings))
+    texts, rows = dict.fromkeys(range(5), ""), {}
+    for added in engine.added(1):
+        texts[added.index] += added.text
+        rows |= {} if added.row is None else {added.index: added.row.text}
+    assert texts == rows
+
+
+@pytest.mark.parametrize("of_engine", [1, 2])
+@pytest.mark.parametrize("of_request", [None, 2, 4])
+def test_each_request_has_its_own_number_of_samples(of_engine, of_request):
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=4, num_samples=of_engine)
+    for text in TEXTS[:2]:
+        engine.add(specjax.Request(text, seed=5, num_samples=of_request))
+    rows, count = _rows(engine), of_request or of_engine
+    four = specjax.Decoder(_pair(), max_draft=3, max_new_tokens=60, batch_size=4, buckets=(16,))
+    want = four(TEXTS[:2], seed=5, num_samples=count)
+    assert sorted(rows) == [(row.index, row.sample) for row in want]
+    for row in want:
+        np.testing.assert_array_equal(rows[row.index, row.sample].tokens, row.tokens)
+
+
+def test_a_request_may_leave_out_log_probabilities():
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3, log_probs=True)
+    for choice in (None, True, False):
+        engine.add(specjax.Request("a", log_probs=choice))
+    rows = _rows(engine)
+    assert [rows[i, 0].log_probs is None for i in range(3)] == [False, False, True]
+    assert "log_probs" not in rows[2, 0].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"stop": 3}, TypeError, "stop must be texts such as"),
+        ({"stop": ("",)}, ValueError, "stop has an empty text"),
+        ({"num_samples": 3}, ValueError, "num_samples must be a multiple of the engine's 2, got 3"),
+        ({"num_samples": 1.5}, ValueError, "num_samples must be a whole number"),
+        ({"num_samples": 2**20, "id": 2**20}, ValueError, r"id must be .* in 0 .. 4095"),
+        ({"log_probs": 1}, TypeError, "log_probs must be True or False"),
+        ({"log_probs": True}, ValueError, "log_probs must be left out, because the engine keeps"),
+    ],
+)
+def test_what_a_request_cannot_have_is_refused_at_once(change, error, message):
+    engine = _own("chain").engine(prompt_length=16, rows=4, num_samples=2)
+    with pytest.raises(error, match=message):
+        engine.add(specjax.Request("a", **change))
+    assert engine.unfinished == 0
+
+
+@pytest.mark.parametrize("name", ["chain", "encoder"])
+def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
+    if name == "chain":
+        decoder = _own(name)
+    else:  # its cache has the prompt's length
+        pair = specjax.load_pair(**tiny_pair.shared_pair())
+        decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(8, 16))
+    widths, init = [], type(decoder.method).init
+
+    def noted(self, params, prompts, **options):
+        widths.append(prompts.inputs.shape[1])
+        return init(self, params, prompts, **options)
+
+    monkeypatch.setattr(type(decoder.method), "init", noted)
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    lengths = [3, 8, 9, 16, 2, 8]
+    rows = {}
+    for length in lengths:
+        engine.add(specjax.Request(np.full(length, 5, np.int32), seed=5))
+        rows |= _rows(engine)
+    # The first fills both slots.
+    assert widths == ([8, 8, 16, 16, 8, 8] if name == "chain" else [16] * 6)
+    want = decoder([np.full(length, 5, np.int32) for length in lengths], seed=5)
+    for i, tokens in enumerate(want.tokens):
+        np.testing.assert_array_equal(rows[i, 0].tokens, tokens)
+
+
+def test_several_threads_may_call_a_decoder_and_have_engines(decoder, expected):
+    def call(number):
+        if number % 2:
+            return decoder(TEXTS, seed=5).tokens
+        engine = decoder.engine(prompt_length=16, rows=4, refill=1)
+        for text in TEXTS:
+            engine.add(specjax.Request(text, seed=5))
+        rows = _rows(engine)
+        return [rows[i, 0].tokens for i in range(len(TEXTS))]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found in pool.map(call, range(8)):
+            for tokens, want in zip(found, expected.tokens, strict=True):
+                np.testing.assert_array_equal(tokens, want)
