@@ -64,6 +64,7 @@ class RoundInfo(NamedTuple):
       logs: of the emitted tokens, `[B, G + 1]`, under the verifier.
       log_target: `[B, G + 1]` float32, natural logarithms of their pi.
       nan_in: `[B]` int32, the index into `Round.nan_sources` of the source of NaN; -1 for none.
+      nodes: `[B, 2, G]` int32, see `node_counts`; None of chains.
     """
 
     drafted: Array  # [B]
@@ -75,6 +76,7 @@ class RoundInfo(NamedTuple):
     logs: Logs
     log_target: Array  # [B, G + 1]
     nan_in: Array  # [B]
+    nodes: Array | None = None  # [B, 2, G]
 
 
 class RoundOutcome(NamedTuple):

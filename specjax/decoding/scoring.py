@@ -110,10 +110,11 @@ def score(
 
     index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
     branches = [functools.partial(padded, width) for width in widths]
-    *outputs, updates = lax.switch(index, branches, tokens, positions)
+    p, p_conf, hidden, logits, updates = lax.switch(index, branches, tokens, positions)
     # Outside of the switch: its branches would copy the cache.
     with jax.named_scope("verifier_pass"):
-        return Scored(*outputs, model.write(cache, updates, positions))
+        cache = model.write(cache, updates, positions)
+        return Scored(p, p_conf, hidden, logits, cache)
 
 
 def _outputs(

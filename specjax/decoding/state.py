@@ -79,6 +79,7 @@ def initial_state(
     max_draft: int,
     model_names: Sequence[str],
     by_token: ByToken,
+    of_nodes: bool = False,
     processing: Processing | None = None,
 ) -> DecodeState:
     """A state without output yet; a row with limit 0 is finished at once.
@@ -90,6 +91,7 @@ def initial_state(
       max_draft: G, 0 without a drafter.
       model_names: the keys of `DecodeInfo.calls`.
       by_token: the statistics per token.
+      of_nodes: whether the nodes of trees are counted.
       processing: the processors after the prompts, if there are any.
     """
     keys = row_keys(prompts.seeds, prompts.ids)
@@ -132,6 +134,7 @@ def initial_state(
             token_log_p=log_probs,
             token_log_target=log_probs,
             token_sources=sources,
+            nodes=jnp.zeros((rows, 2, max_draft), jnp.int32) if of_nodes else None,
         ),
     )
 
@@ -161,6 +164,7 @@ class Step(NamedTuple):
         row; -1 for none. None if NaN is not looked for.
       sources: `[B, T]` int32, the index into `Method.source_names` of where each token came from;
         None unless `DecodeState.wants_sources`.
+      nodes: `[B, 2, G]` int32, which nodes of a tree were drafted and accepted; None of chains.
     """
 
     tokens: Array  # [B, T]
@@ -178,6 +182,7 @@ class Step(NamedTuple):
     block_sum: Array | None = None  # [B]
     nan_in: Array | None = None  # [B]
     sources: Array | None = None  # [B, T]
+    nodes: Array | None = None  # [B, 2, G]
 
 
 def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:
@@ -191,6 +196,8 @@ def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> Decode
         codes = step.sources.astype(info.token_sources.dtype)
         codes = put_at(info.token_sources, codes, state.lengths, kept)
         info = info._replace(token_sources=codes)
+    if info.nodes is not None and step.nodes is not None:
+        info = info._replace(nodes=info.nodes + jnp.where(active[:, None, None], step.nodes, 0))
     real = active if step.nan_in is None else active & (step.nan_in < 0)
     lengths = jnp.arange(info.drafted_lengths.shape[1])[None]
 

@@ -566,7 +566,8 @@ class Decoder:
         check_count("refill", refill, "give a whole number")
         check_count("num_samples", num_samples, "give the number of samples of each request")
         multiple = row_multiple(self.method) * num_samples
-        sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
+        rows, refill = rows + -rows % multiple, refill + -refill % multiple
+        sizes: dict[str, Any] = {"rows": rows, "refill": refill}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
         sizes |= {"num_samples": num_samples, "sources": sources, "buckets": self.buckets}
         return self._engine(

@@ -24,10 +24,15 @@ class DraftAcceptance:
       drafted_lengths: the number of drafts with 1 .. G drafted tokens.
       accepted_lengths: the number of drafts with 0 .. G accepted tokens. Tokens past a row's end
         count too.
+      drafted_nodes: of trees, the number of drafts with each node, in the order of drafting; else
+        empty.
+      accepted_nodes: of trees, the number of drafts in which each node was accepted.
     """
 
     drafted_lengths: tuple[int, ...]
     accepted_lengths: tuple[int, ...]
+    drafted_nodes: tuple[int, ...] = ()
+    accepted_nodes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, infos: Sequence[Mapping[str, Any]]) -> "DraftAcceptance":
@@ -36,7 +41,11 @@ class DraftAcceptance:
         drafted, accepted = (np.array(x or [[0]], np.int64).sum(axis=0) for x in each)
         # Rounds that draft nothing accept nothing.
         accepted[0] -= drafted[0]
-        return cls(tuple(drafted[1:].tolist()), tuple(accepted.tolist()))
+        lengths = tuple(drafted[1:].tolist()), tuple(accepted.tolist())
+        if not infos or any(info.get("nodes") is None for info in infos):
+            return cls(*lengths)
+        nodes = np.array([info["nodes"] for info in infos], np.int64).sum(axis=0)
+        return cls(*lengths, *map(tuple, nodes.tolist()))
 
     @property
     def drafts(self) -> int:
@@ -74,6 +83,11 @@ class DraftAcceptance:
         reached = np.cumsum(self.accepted_lengths[::-1])[-2::-1]
         return tuple(ratio(int(count), self.drafts) for count in reached)
 
+    @property
+    def per_node_acceptance_rate(self) -> tuple[float, ...]:
+        """For each node of a tree, the share of the drafts with it that accepted it."""
+        return tuple(map(ratio, self.accepted_nodes, self.drafted_nodes))
+
     def to_dict(self) -> dict[str, Any]:
         """Returns counts and rates as JSON values; an undefined rate is None."""
         counts = {name: getattr(self, name) for name in ("drafts", "draft_tokens")}
@@ -107,6 +121,8 @@ class DraftAcceptance:
     def plot(self) -> Any:
         """Draws the acceptance by position, and how often how many tokens were accepted.
 
+        Of trees, the acceptance of each node that was ever drafted.
+
         Returns:
           A matplotlib `Figure`, which a notebook shows.
 
@@ -118,10 +134,11 @@ class DraftAcceptance:
             raise ValueError("there are no drafts to plot: decode with a drafter")
         figure = _figure_class()(figsize=(8, 3), layout="constrained")
         rates, lengths = figure.subplots(1, 2)
+        of_nodes = [rate for rate in self.per_node_acceptance_rate if rate == rate]
         shares = [count / self.drafts for count in self.accepted_lengths]
         style = {"color": "0.75", "edgecolor": "black"}
         for axis, heights, first in (
-            (rates, self.per_position_acceptance_rate, 1),
+            (rates, of_nodes or self.per_position_acceptance_rate, 1),
             (lengths, shares, 0),
         ):
             places = range(first, first + len(heights))
@@ -132,7 +149,8 @@ class DraftAcceptance:
                 axis.set_xticks(places)
             else:  # at 0 or 1, then at multiples of 5
                 axis.set_xticks([first, *range(5, places[-1] + 1, -(-len(heights) // 50) * 5)])
-        rates.set(xlabel="position in the draft", ylabel="acceptance rate", ylim=(0, 1.1))
+        place = "node of the tree, as drafted" if of_nodes else "position in the draft"
+        rates.set(xlabel=place, ylabel="acceptance rate", ylim=(0, 1.1))
         lengths.set(xlabel="accepted tokens of a draft", ylabel="share of drafts")
         rates.set_title(f"draft acceptance rate {self.draft_acceptance_rate:.2f}", size="medium")
         mean = f"mean acceptance length {self.mean_acceptance_length:.2f}"

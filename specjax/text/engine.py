@@ -405,11 +405,11 @@ class Engine:
                 state = end_row(state, row, ABORTED)
         if not self._stops:
             return state
-        first = np.zeros(rows, np.int32)
+        starts = np.zeros(rows, np.int32)
         for row, entry in enumerate(entries):
             if self._blocks is not None:
-                first[row] = self._blocks.start(self._stops_of(entry.request), ())
-        return watch_stops(state, first)
+                starts[row] = self._blocks.start(self._stops_of(entry.request), ())
+        return watch_stops(state, starts)
 
     def _width(self, entries: Sequence[Entry]) -> int:
         """The length that the prompts of these entries are padded to."""

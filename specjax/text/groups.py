@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
 def buckets_to(context: int | None) -> tuple[int, ...]:
     """The default bucket lengths for a model that reads so many positions."""
-    longer = []
+    longer: list[int] = []
     while context is not None and (longest := [*BUCKETS, *longer][-1]) < context:
         longer.append(min(2 * longest, context))
     return (*BUCKETS, *longer)

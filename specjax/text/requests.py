@@ -248,7 +248,7 @@ def requests_of(
     count = len(prompts)
     if ids is not None and not np.ndim(ids):
         raise ValueError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
-    rows = {
+    rows: dict[str, list[Any]] = {
         "max_new_tokens": _each("max_new_tokens", max_new_tokens, count),
         "seed": _each("seed", seed, count),
         "id": list(range(count)) if ids is None else _each("ids", ids, count),

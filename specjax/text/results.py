@@ -49,6 +49,8 @@ class RowInfo(NamedTuple):
         from: the rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
       deferrals: int32, see `specjax.types.DecodeInfo`.
       rollbacks: int32, likewise.
+      nodes: `[2, G]` int32, the numbers of rounds in which each node of a tree was drafted and
+        accepted, nodes in the order of drafting; None of chains.
     """
 
     emitted: np.ndarray
@@ -63,6 +65,7 @@ class RowInfo(NamedTuple):
     log_prob_target: np.ndarray
     deferrals: np.ndarray
     rollbacks: np.ndarray
+    nodes: np.ndarray | None = None
 
     @classmethod
     def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
@@ -80,6 +83,7 @@ class RowInfo(NamedTuple):
             info.log_target,
             info.deferrals,
             info.rollbacks,
+            info.nodes,
         )
 
     @property
@@ -112,7 +116,8 @@ class RowInfo(NamedTuple):
         """Returns the counts of a row as JSON values, under the same names."""
         names = (*COUNTS, "drafted_lengths", "accepted_lengths", "token_sum", "block_sum")
         calls = {name: value.tolist() for name, value in self.calls.items()}
-        return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+        made = {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+        return made if self.nodes is None else {**made, "nodes": self.nodes.tolist()}
 
 
 def _total(lengths: np.ndarray) -> np.ndarray:

@@ -74,6 +74,8 @@ class DecodeInfo(NamedTuple):
       token_log_target: `[B, N]` float32, `log_target` per token, or None.
       token_sources: `[B, N]` int8, the index into `Method.source_names` of where each token came
         from, or None unless requested; -1 past the output, or if a method reports none.
+      nodes: `[B, 2, G]` int32, in how many rounds each node of a tree was drafted, and accepted;
+        None of chains.
     """
 
     calls: dict[str, Array]
@@ -91,6 +93,7 @@ class DecodeInfo(NamedTuple):
     token_log_p: Array | None = None  # [B, N]
     token_log_target: Array | None = None  # [B, N]
     token_sources: Array | None = None  # [B, N]
+    nodes: Array | None = None  # [B, 2, G]
 
 
 class StopState(NamedTuple):

@@ -138,3 +138,24 @@ def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
         # Each round but a last one that is cut ends with a token of the verifier.
         whole = sum(int(row.info.emitted) % 4 == 0 for row in result)
         assert info.accepted == info.emitted - (info.rounds - len(result)) - whole
+
+
+def test_a_tree_has_a_bar_per_node():
+    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+    tree = specjax.text.Tree(depth=2, width=2)
+    result = specjax.Decoder(pair, drafting=tree, **SHAPE)(PROMPTS, seed=0)
+    found, size = result.acceptance, len(result.acceptance.drafted_nodes)
+    assert size > 2  # more nodes than depths
+    drafted, accepted = np.array(found.drafted_nodes), np.array(found.accepted_nodes)
+    assert (accepted <= drafted).all() and drafted[0] == found.drafts
+    assert accepted.sum() == found.accepted_tokens > 0
+    np.testing.assert_allclose(found.per_node_acceptance_rate, accepted / drafted)
+    heights = [bar.get_height() for bar in result.plot().axes[0].patches]
+    np.testing.assert_allclose(heights, found.per_node_acceptance_rate)
+    assert result.plot().axes[0].get_xlabel() == "node of the tree, as drafted"
+    # The same from the rows of a file.
+    records = json.loads(json.dumps([{"info": row.info.to_dict()} for row in result]))
+    assert predictions.acceptance_of(records) == found
+    chain = specjax.Decoder(pair, max_draft=2, **SHAPE)(PROMPTS[:1], seed=0)
+    assert chain.acceptance.drafted_nodes == () and "nodes" not in chain[0].info.to_dict()
+    assert chain.plot().axes[0].get_xlabel() == "position in the draft"
