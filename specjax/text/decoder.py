@@ -68,6 +68,9 @@ from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verificat
 class Decoder:
     """Turns prompts into texts: speculatively with a pair, token by token with a single model.
 
+    Several threads may call a Decoder. An engine, a stream and a chat are used by one thread at a
+    time.
+
     Programs are compiled per shape and shared between Decoders. Changing a rule's strength, the
     temperature, the seed or a length limit compiles nothing; another rule or a first top-k or top-p
     does. `specjax.enable_compilation_cache()` keeps programs on disk.
