@@ -218,9 +218,9 @@ class Engine:
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
-        request = self._bound(request)
         if request.id is None:
             request = dataclasses.replace(request, id=self._next_index)
+        given, request = request, self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         tokens = prompts.encode(prompt, name, vocab_size, words)
@@ -231,9 +231,8 @@ class Engine:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
             self._watch(request.stop)
         self._contexts.check(len(tokens))
-        return self.put(
-            request, tokens, [rounds] * (request.num_samples or self._border.num_samples)
-        )
+        samples = request.num_samples or self._border.num_samples
+        return self.put(request, tokens, [rounds] * samples, given)
 
     def _bound(self, request: Request) -> Request:
         """The request with bound processors."""
@@ -242,7 +241,13 @@ class Engine:
             return request
         return dataclasses.replace(request, sampling=bind_request(sampling, model))
 
-    def put(self, request: Request, tokens: np.ndarray, rounds: Sequence[int | None]) -> int:
+    def put(
+        self,
+        request: Request,
+        tokens: np.ndarray,
+        rounds: Sequence[int | None],
+        given: Request | None = None,
+    ) -> int:
         """Like `add`, for a checked request, the tokens of its prompt, and rounds per sample."""
         strengths = None if request.rule is None else jax.tree.leaves(request.rule)
         index = self._next_index
@@ -251,7 +256,8 @@ class Engine:
         prefills = len(rounds) // copies
         for sample, known in enumerate(rounds):
             own_id = request.id * prefills + sample // copies
-            entry = Entry(index, sample, own_id, request, tokens, strengths, known)
+            parts = request, given or request, tokens, strengths, known
+            entry = Entry(index, sample, own_id, *parts)
             self._slots.waiting.append(entry)
         self._next_index += 1
         return index

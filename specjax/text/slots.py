@@ -20,7 +20,8 @@ class Entry:
       index: the request's index in the engine.
       sample: the number of the sample.
       id: the id of the row, or of the samples that share its prefill.
-      request: the request.
+      request: the request, its processors bound.
+      given: the request as it was added, with its id.
       tokens: `[n]` int32, its prompt.
       strengths: the leaves of its rule, or None for the engine's rule.
       known: the remaining steps of a row with a known result; None for a row that is decoded.
@@ -36,6 +37,7 @@ class Entry:
     sample: int
     id: int
     request: Request
+    given: Request
     tokens: np.ndarray
     strengths: list[Any] | None = None
     known: int | None = None
@@ -90,7 +92,7 @@ class Slots:
     def requests(self) -> dict[int, Request]:
         """The requests that wait or are decoded, by increasing index."""
         entries = [*filter(None, self.held), *self.waiting]
-        return {x.index: x.request for x in sorted(entries, key=lambda x: x.index)}
+        return {x.index: x.given for x in sorted(entries, key=lambda x: x.index)}
 
     def drop(self, index: int) -> tuple[bool, list[int]]:
         """Removes a request; returns whether it was there, and the slots where it was decoded."""
