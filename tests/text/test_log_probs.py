@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import Lookup, decoding, rules, testing
+from specjax import Lookup, decoding, processors, rules, testing
 from specjax.text import Branches, Tree
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import Sampling
@@ -39,6 +39,11 @@ def pair():
 METHODS = {
     "chain": {"rule": rules.Chow(1.0), "max_draft": 2},
     "chain of several widths": {"rule": rules.Chow(1.0), "max_draft": 2, "widths": (1, 3)},
+    "processed": {  # which changes nothing here
+        "rule": rules.Chow(1.0),
+        "max_draft": 2,
+        "processors": (processors.FrequencyPenalty(0.0),),
+    },
     "tree": {"rule": rules.Chow(1.0), "drafting": Tree(depth=2, width=2)},
     "branches": {
         "drafting": Branches(("drafter", Lookup(copies=1))),
@@ -94,7 +99,7 @@ def test_rows_have_the_models_own_log_probabilities(pair, name, sampling):
         hit = at.any(axis=1) & read
         np.testing.assert_allclose(row.top.log_probs[at][read[at.any(axis=1)]], row.log_probs[hit])
         seen |= set(tokens.tolist())
-    if name in ("chain", "chain of several widths", "tree", "oracle"):
+    if name in ("chain", "chain of several widths", "processed", "tree", "oracle"):
         assert FAR in seen
 
 
