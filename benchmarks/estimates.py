@@ -162,7 +162,7 @@ def _row(one: Expected, result: specjax.Result, seconds: float) -> dict[str, Any
     decoded = efficiency(RowCounts.from_records(result.to_dicts()))[
         "tokens_per_verifier_call"
     ].value
-    nats = divergence(info.log_prob_target, info.log_prob, info.emitted).value
+    nats = divergence(info.log_prob_target, info.log_prob_processed, info.emitted).value
     return {
         **one.setting.to_dict(),
         "setting": one.setting.described(),

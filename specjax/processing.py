@@ -7,14 +7,15 @@ Axes: B rows, T nodes of a block, V vocabulary.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_array, check_like
-from specjax.sampling import TINY, distribution, drawn
+from specjax.platforms import entry
+from specjax.sampling import TINY, distribution, drawn, log_confidence, log_distribution
 from specjax.types import Array, Processing, PromptBatch, Sampling
 from specjax.types.pytrees import where_rows
 
@@ -50,6 +51,49 @@ def distributions_along(
     if sampling.processing is not None:
         logits, sampling = _processed_along(sampling, logits, tokens, parents)
     return jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
+
+
+class Logs(NamedTuple):
+    """Log-probabilities of tokens under a model, `[B, T]` float32.
+
+    Attributes:
+      p: after temperature, filters and processors: of the distribution that tokens are drawn from.
+      conf: the model's own: at temperature 1, without filters and processors.
+    """
+
+    p: Array  # [B, T]
+    conf: Array  # [B, T]
+
+
+def logs_along(
+    probs: Array, logits: Array, sampling: Sampling, tokens: Array, counted: Array
+) -> Logs:
+    """The log-probabilities of a block's tokens, also of those with a probability rounded to 0.
+
+    Args:
+      probs: `[B, T, V]`, `distributions_along` of `logits` and the tokens.
+      logits: `[B, T, V]`.
+      sampling: how the first token is drawn, fields `[B]`.
+      tokens: `[B, T]` int32.
+      counted: `[B, T]` bool; other tokens may get -inf.
+    """
+    of_each = lambda function, *of: jax.vmap(jax.vmap(function))(*of, tokens)  # noqa: E731
+    p, conf = jnp.log(of_each(entry, probs)), of_each(log_confidence, logits)
+    rare = (p == -jnp.inf) & counted & ~_greedy(sampling)[:, None]
+    if sampling.processing is None:
+        # Other tokens that have no probability are left out by a filter.
+        least = jnp.log(TINY * logits.shape[-1]) * sampling.temperature
+        top = jnp.max(logits, axis=-1).astype(jnp.float32)
+        rare &= of_each(entry, logits) - top <= 0.9 * least[:, None]
+
+    def exact(p: Array) -> Array:
+        changed, own = logits, sampling
+        if sampling.processing is not None:
+            changed, own = _processed_along(sampling, logits, tokens[:, :-1], None)
+        logs = jax.vmap(jax.vmap(log_distribution, in_axes=(0, None)))(changed, own)
+        return jnp.where(rare, of_each(entry, logs), p)
+
+    return Logs(lax.cond(jnp.any(rare), exact, lambda p: p, p), conf)
 
 
 def begun(prompts: PromptBatch, vocab_size: int, room: int, params: Any) -> Processing | None:

@@ -115,6 +115,11 @@ class Method(abc.ABC):
         return 0
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are trees, whose nodes are counted."""
+        return False
+
+    @property
     def independent_rows(self) -> bool:
         """Whether a row's result, with its counts, does not depend on the other rows.
 
@@ -357,6 +362,7 @@ class Method(abc.ABC):
             max_draft=self.max_draft,
             model_names=self.model_names,
             by_token=by_token,
+            of_nodes=self.drafts_trees,
             processing=self.begun(params, prompts, max_new),
         )
 

@@ -19,7 +19,7 @@ from specjax.decoding.roundless import (
     source_of_nan,
 )
 from specjax.decoding.state import Step, step_uniforms
-from specjax.processing import distributions
+from specjax.processing import distributions, logs_along
 from specjax.rules.sequential import check_deferral
 from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import DecodeState
@@ -66,14 +66,16 @@ class OracleCascade(PairMethod):
         tokens = jax.vmap(draw)(target, step_uniforms(state, num_uniforms(self.vocab_size)))
         nan = source_of_nan(jnp.isnan(p[:, 0]), jnp.isnan(q[:, 0]))
         counts = (~state.finished & (nan < 0)).astype(jnp.int32)
-        log_p, log_target = (log_at(x, tokens)[:, None] for x in (p, target))
+        given = tokens[:, None], counts[:, None] > 0
+        logs = logs_along(p[:, None], large[:, None], state.sampling, *given)
         return Step(
             tokens=tokens[:, None],
             counts=counts,
             inner=inner.read_on(tokens, dict.fromkeys(caches, counts), caches),
             calls=dict.fromkeys(caches, 1),
-            log_p=log_p,
-            log_target=log_target,
+            log_conf=logs.conf,
+            log_p=logs.p,
+            log_target=log_at(target, tokens)[:, None],
             deferrals=counts * defers.astype(jnp.int32),
             nan_in=nan,
             sources=models_of(state, lambda: ~defers[:, None]),

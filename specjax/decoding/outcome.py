@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.decoding.history import History
+from specjax.decoding.scoring import Scored
 from specjax.decoding.tree import Judgement
-from specjax.platforms import entry, row
+from specjax.platforms import entry
+from specjax.processing import Logs, logs_along
 from specjax.rules import Budgeted
-from specjax.types import Array, Cache, DraftBlock, Rule
+from specjax.types import Array, Cache, DraftBlock, Rule, Sampling
 from specjax.verification import block_acceptance_probs, token_acceptance_probs
 
 
@@ -59,9 +61,10 @@ class RoundInfo(NamedTuple):
         number of accepted tokens.
       block_sum: `[B]` float32, sum_i P_i on the same draft, never smaller; of a tree the same as
         `token_sum`.
-      log_p: `[B, G + 1]` float32, natural logarithms of the emitted tokens' p (-inf possible).
+      logs: of the emitted tokens, `[B, G + 1]`, under the verifier.
       log_target: `[B, G + 1]` float32, natural logarithms of their pi.
       nan_in: `[B]` int32, the index into `Round.nan_sources` of the source of NaN; -1 for none.
+      nodes: `[B, 2, G]` int32, see `node_counts`; None of chains.
     """
 
     drafted: Array  # [B]
@@ -70,9 +73,10 @@ class RoundInfo(NamedTuple):
     row_calls: dict[str, Array]  # [B]
     token_sum: Array  # [B]
     block_sum: Array  # [B]
-    log_p: Array  # [B, G + 1]
+    logs: Logs
     log_target: Array  # [B, G + 1]
     nan_in: Array  # [B]
+    nodes: Array | None = None  # [B, 2, G]
 
 
 class RoundOutcome(NamedTuple):
@@ -152,7 +156,8 @@ def nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
 
 def report(
     block: DraftBlock,
-    p: Array,
+    scored: Scored,
+    sampling: Sampling,
     judged: Judgement,
     outcome: RoundOutcome,
     last_target: Array,
@@ -164,7 +169,8 @@ def report(
 
     Args:
       block: the draft; of a tree, the accepted path.
-      p: `[B, G + 1, V]`, the verifier's distributions there.
+      scored: the verifier's output there.
+      sampling: how the first token is drawn, fields `[B]`.
       judged: the result of verification.
       outcome: the output of the round.
       last_target: `[B, V]`, the target distribution of the last emitted token.
@@ -174,11 +180,10 @@ def report(
     """
     accepted = judged.accepted
     last = jnp.take_along_axis(outcome.tokens, accepted[:, None], axis=1)[:, 0]
-    last_p = jax.vmap(row)(p, accepted)
-    log_p = _emitted_logs(p, block.tokens, last_p, last, accepted)
+    counted = jnp.arange(outcome.tokens.shape[1])[None] < outcome.counts[:, None]
+    logs = logs_along(scored.p, scored.logits, sampling, outcome.tokens, counted)
     log_target = _emitted_logs(outcome.probs, block.tokens, last_target, last, accepted)
-    position = jnp.arange(p.shape[1])[None]
-    in_rule = (jnp.isnan(log_target) & (position < outcome.counts[:, None])).any(axis=1)
+    in_rule = (jnp.isnan(log_target) & counted).any(axis=1)
     nan_in = jnp.where(nan[0], 0, jnp.where(nan[1] | after.nan, 1, jnp.where(in_rule, 2, -1)))
     token_sum = block_sum = accepted.astype(jnp.float32)
     if judged.acceptance is not None:
@@ -195,7 +200,7 @@ def report(
         },
         token_sum=token_sum,
         block_sum=block_sum,
-        log_p=log_p,
+        logs=logs,
         log_target=log_target,
         nan_in=nan_in,
     )

@@ -37,7 +37,15 @@ from specjax.decoding.outcome import (
 )
 from specjax.decoding.scoring import Scored, Wanted, check_widths, powers_of_two, score
 from specjax.decoding.token_sources import round_sources, wanted_of
-from specjax.decoding.tree import Judgement, along, draft_probs, draw_after, judge, kept
+from specjax.decoding.tree import (
+    Judgement,
+    along,
+    draft_probs,
+    draw_after,
+    judge,
+    kept,
+    node_counts,
+)
 from specjax.platforms import row, rows_in_tiles
 from specjax.processing import advance, unprocessed
 from specjax.sampling import num_uniforms
@@ -209,9 +217,9 @@ class Round:
         with jax.named_scope("verification"):
             judged = judge(self.verification, for_accept, block, targets, state.carry)
         cache = kept(judged, self.verifier, scored.cache, state.positions)
-        block, targets, p, p_conf, hidden = along(
-            judged, block, targets, scored.p, scored.p_conf, scored.hidden
-        )
+        nodes = node_counts(judged, block)
+        block, targets, scored = along(judged, block, targets, scored._replace(cache=None))
+        p, p_conf, hidden = scored.p, scored.p_conf, scored.hidden
         accepted = judged.accepted
         whole = accepted == block.num_drafted
         before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter)
@@ -227,7 +235,8 @@ class Round:
         targets = _with_bonus(targets, after.target, block.num_drafted)
         sources = round_sources(block, accepted) if with_sources else None
         outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden, sources)
-        info = report(block, p, judged, outcome, last_target, after, nan, calls)
+        info = report(block, scored, sampling, judged, outcome, last_target, after, nan, calls)
+        info = info._replace(nodes=nodes)
         left = jnp.where(whole, after.credit, _at(credits, accepted + 1))
         new = state._replace(cache=cache, drafter=after.drafter, carry=carry, credit=left)
         return outcome, new, info

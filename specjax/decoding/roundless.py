@@ -21,7 +21,7 @@ from specjax.decoding.loop import Method, MethodParams, check_pair, per_row
 from specjax.decoding.state import Step, step_uniforms
 from specjax.partitioning import Partitioner
 from specjax.platforms import entry
-from specjax.processing import distributions, draws
+from specjax.processing import distributions, draws, logs_along
 from specjax.rules import Lossless
 from specjax.rules.target import check_is_rule
 from specjax.sampling import confidence, draw, num_uniforms
@@ -189,14 +189,16 @@ class Autoregressive(SequentialMethod):
             probs, target, tokens = self._drawn(params.rule, logits[:, 0], state.sampling, uniforms)
         nan = jnp.isnan(target[:, 0])
         counts = (~state.finished & ~nan).astype(jnp.int32)
-        log_p, log_target = (jnp.log(jax.vmap(entry)(x, tokens))[:, None] for x in (probs, target))
+        given = tokens[:, None], counts[:, None] > 0
+        logs = logs_along(probs[:, None], logits, state.sampling, *given)
         return Step(
             tokens=tokens[:, None],
             counts=counts,
             inner=inner.read_on(tokens, {"verifier": counts}, {"verifier": cache}),
             calls={"verifier": 1},
-            log_p=log_p,
-            log_target=log_target,
+            log_conf=logs.conf,
+            log_p=logs.p,
+            log_target=jnp.log(jax.vmap(entry)(target, tokens))[:, None],
             deferrals=1,
             nan_in=jnp.where(nan, VERIFIER, -1),
             sources=jnp.full_like(last, VERIFIER) if state.wants_sources else None,

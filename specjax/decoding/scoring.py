@@ -26,12 +26,14 @@ class Scored(NamedTuple):
       p: `[B, G + 1, V]` float32, its distributions; arbitrary past the width of the pass.
       p_conf: `[B, G + 1, V]` float32, its confidences, or None.
       hidden: `[B, G + 1, D]`, the hidden states behind them, or None.
+      logits: `[B, G + 1, V]`, of `p`.
       cache: its cache with the block in it.
     """
 
     p: Array  # [B, G + 1, V]
     p_conf: Array | None  # [B, G + 1, V]
     hidden: Array | None  # [B, G + 1, D]
+    logits: Array  # [B, G + 1, V]
     cache: Cache
 
 
@@ -86,8 +88,7 @@ def score(
         given = () if tree is None else (part_of(tree, 0, full),)
         with jax.named_scope("verifier_pass"):
             read = model.extend(params, cache, read_now, positions, *given)
-        p, p_conf, hidden = _outputs(wanted, read.logits, read.hidden, read_now)
-        return Scored(p, p_conf, hidden, read.cache)
+        return Scored(*_outputs(wanted, read.logits, read.hidden, read_now), read.cache)
 
     def branch(width: int, tokens: Array, positions: Array) -> Any:
         read_now = tokens[:, :width]
@@ -109,16 +110,17 @@ def score(
 
     index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
     branches = [functools.partial(padded, width) for width in widths]
-    p, p_conf, hidden, updates = lax.switch(index, branches, tokens, positions)
+    p, p_conf, hidden, logits, updates = lax.switch(index, branches, tokens, positions)
     # Outside of the switch: its branches would copy the cache.
     with jax.named_scope("verifier_pass"):
-        return Scored(p, p_conf, hidden, model.write(cache, updates, positions))
+        cache = model.write(cache, updates, positions)
+        return Scored(p, p_conf, hidden, logits, cache)
 
 
 def _outputs(
     wanted: Wanted, logits: Array, hidden: Array, tokens: Array
-) -> tuple[Array, Array | None, Array | None]:
-    """The requested outputs for logits `[B, W, V]` and hidden states after `tokens [B, W]`."""
+) -> tuple[Array, Array | None, Array | None, Array]:
+    """`Scored` but for its cache, from logits `[B, W, V]` and hidden states of `tokens [B, W]`."""
     parents = None if wanted.parents is None else wanted.parents[:, : tokens.shape[1] - 1]
     if wanted.skipped is not None:
         place = wanted.skipped[:, None] + jnp.arange(wanted.rows, dtype=jnp.int32)[None]
@@ -129,7 +131,7 @@ def _outputs(
         p = rows_in_tiles(distributions_along(logits, wanted.sampling, tokens[:, 1:], parents))
         p_conf = jax.vmap(jax.vmap(confidence))(logits) if wanted.with_confidence else None
     p_conf = None if p_conf is None else rows_in_tiles(p_conf)
-    return p, p_conf, hidden if wanted.with_hidden else None
+    return p, p_conf, hidden if wanted.with_hidden else None, logits
 
 
 def powers_of_two(full: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from specjax.decoding.roundless import (
 )
 from specjax.decoding.state import Step, step_uniforms
 from specjax.processing import distributions, with_processing
-from specjax.sampling import confidence, draw, num_uniforms
+from specjax.sampling import draw, log_confidence, num_uniforms
 from specjax.types import (
     NAN,
     RUNNING,
@@ -128,10 +128,11 @@ class SequenceCascade(PairMethod):
         kept = active & ~nan
         counts = kept.astype(jnp.int32)
         log_probs = log_at(probs, tokens)[:, None]
-        sure = log_at(jax.vmap(confidence)(current), tokens)[:, None]
+        sure = jax.vmap(log_confidence)(current, tokens)[:, None]
         own = own._replace(
             log_probs=put_at(own.log_probs, sure, state.lengths, (kept & drafting)[:, None])
         )
+        own_text = writing[:, None]
         calls = {name: wrote.astype(jnp.int32) for name, wrote in rows.items()}
         read_now = {name: counts * calls[name] for name in calls}
         return Step(
@@ -140,7 +141,8 @@ class SequenceCascade(PairMethod):
             inner=inner.read_on(tokens, read_now, caches)._replace(own=own),
             calls=calls,
             # The verifier does not read the drafter's tokens.
-            log_p=jnp.where(writing[:, None], log_probs, jnp.nan),
+            log_conf=jnp.where(own_text, sure, jnp.nan),
+            log_p=jnp.where(own_text, log_probs, jnp.nan),
             log_target=log_probs,
             deferrals=read_now["verifier"],
             nan_in=source_of_nan(nan & writing, nan & drafting),
@@ -188,8 +190,10 @@ def _restart(state: DecodeState, rows: Array) -> DecodeState:
     if processing is not None and own.processing is not None:
         first = where_rows(rows, own.processing.state, processing.state)
         processing = dataclasses.replace(processing, state=first)
+    if stop is not None:
+        stop = stop._replace(states=where_rows(rows, stop.first, stop.states))
     return state._replace(
-        stop=None if stop is None else stop._replace(states=cleared(stop.states)),
+        stop=stop,
         sampling=with_processing(state.sampling, processing),
         tokens=cleared(state.tokens),
         lengths=cleared(state.lengths),
@@ -199,8 +203,10 @@ def _restart(state: DecodeState, rows: Array) -> DecodeState:
             own=own._replace(deferred=own.deferred | rows),
         ),
         info=info._replace(
+            log_conf=cleared(info.log_conf),
             log_p=cleared(info.log_p),
             log_target=cleared(info.log_target),
+            token_log_conf=cleared(info.token_log_conf, jnp.nan),
             token_log_p=cleared(info.token_log_p, jnp.nan),
             token_log_target=cleared(info.token_log_target, jnp.nan),
             token_sources=cleared(info.token_sources, -1),

@@ -79,6 +79,11 @@ class Speculative(Method):
         return self.max_draft if self.verification.has_carry else 0
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are trees."""
+        return self.drafter.traits.drafts_trees
+
+    @property
     def independent_rows(self) -> bool:
         """True if drafts are independent and all blocks are read in one width."""
         return self.drafter.traits.independent_rows and len(self.round.verifier_widths) == 1
@@ -156,7 +161,8 @@ class Speculative(Method):
             *emitted,
             inner=one_round.commit(state.inner, inner, *emitted, outcome.hidden),
             calls=seen.row_calls,
-            log_p=seen.log_p,
+            log_conf=seen.logs.conf,
+            log_p=seen.logs.p,
             log_target=log_target,
             drafted=seen.drafted,
             accepted=seen.accepted,
@@ -165,5 +171,6 @@ class Speculative(Method):
             token_sum=seen.token_sum,
             block_sum=seen.block_sum,
             nan_in=seen.nan_in,
+            nodes=seen.nodes,
             sources=outcome.sources,
         )

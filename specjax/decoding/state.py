@@ -79,6 +79,7 @@ def initial_state(
     max_draft: int,
     model_names: Sequence[str],
     by_token: ByToken,
+    of_nodes: bool = False,
     processing: Processing | None = None,
 ) -> DecodeState:
     """A state without output yet; a row with limit 0 is finished at once.
@@ -90,6 +91,7 @@ def initial_state(
       max_draft: G, 0 without a drafter.
       model_names: the keys of `DecodeInfo.calls`.
       by_token: the statistics per token.
+      of_nodes: whether the nodes of trees are counted.
       processing: the processors after the prompts, if there are any.
     """
     keys = row_keys(prompts.seeds, prompts.ids)
@@ -122,14 +124,17 @@ def initial_state(
             accepted_lengths=lengths,
             token_sum=sums,
             block_sum=sums,
+            log_conf=sums,
             log_p=sums,
             log_target=sums,
             nan_in=counts - 1,
             deferrals=counts,
             rollbacks=counts,
+            token_log_conf=log_probs,
             token_log_p=log_probs,
             token_log_target=log_probs,
             token_sources=sources,
+            nodes=jnp.zeros((rows, 2, max_draft), jnp.int32) if of_nodes else None,
         ),
     )
 
@@ -144,9 +149,11 @@ class Step(NamedTuple):
       counts: `[B]` int32, the number of real tokens.
       inner: the method's own state for the next step.
       calls: model's name -> int32, scalar or `[B]`: its passes.
-      log_p: `[B, T]` float32, the tokens' log-probabilities under the verifier, NaN if it has not
-        read them; None leaves them out, and makes those per token NaN.
-      log_target: `[B, T]` float32, log-probabilities under the target; None with `log_p`.
+      log_conf: `[B, T]` float32, the tokens' log-probabilities under the verifier itself (see
+        `DecodeInfo`), NaN if it has not read them; None leaves them out, and makes those per token
+        NaN. So it is with the next two.
+      log_p: `[B, T]` float32, the same after temperature, filters and processors.
+      log_target: `[B, T]` float32, log-probabilities under the target.
       drafted: `[B]` int32, the number of drafted tokens.
       accepted: `[B]` int32, the number of accepted tokens.
       deferrals: int32, scalar or `[B]`: see `DecodeInfo`.
@@ -157,12 +164,14 @@ class Step(NamedTuple):
         row; -1 for none. None if NaN is not looked for.
       sources: `[B, T]` int32, the index into `Method.source_names` of where each token came from;
         None unless `DecodeState.wants_sources`.
+      nodes: `[B, 2, G]` int32, which nodes of a tree were drafted and accepted; None of chains.
     """
 
     tokens: Array  # [B, T]
     counts: Array  # [B]
     inner: Any
     calls: Mapping[str, Any]
+    log_conf: Array | None = None  # [B, T]
     log_p: Array | None = None  # [B, T]
     log_target: Array | None = None  # [B, T]
     drafted: Any = 0  # [B]
@@ -173,6 +182,7 @@ class Step(NamedTuple):
     block_sum: Array | None = None  # [B]
     nan_in: Array | None = None  # [B]
     sources: Array | None = None  # [B, T]
+    nodes: Array | None = None  # [B, 2, G]
 
 
 def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:
@@ -181,12 +191,13 @@ def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> Decode
     once = active.astype(jnp.int32)
     new, kept = append(state, step.tokens, step.counts, eos_ids)
     info = new.info
-    if step.log_p is not None and step.log_target is not None:
-        info = _add_log_probs(info, kept, step.log_p, step.log_target, state.lengths)
+    info = _add_log_probs(info, kept, step, state.lengths)
     if info.token_sources is not None and step.sources is not None:
         codes = step.sources.astype(info.token_sources.dtype)
         codes = put_at(info.token_sources, codes, state.lengths, kept)
         info = info._replace(token_sources=codes)
+    if info.nodes is not None and step.nodes is not None:
+        info = info._replace(nodes=info.nodes + jnp.where(active[:, None, None], step.nodes, 0))
     real = active if step.nan_in is None else active & (step.nan_in < 0)
     lengths = jnp.arange(info.drafted_lengths.shape[1])[None]
 
@@ -280,13 +291,18 @@ def _after(stop: StopState, states: Array, token: Array) -> Array:
     return stop.table[states, token].astype(jnp.int32)
 
 
-def watch_stops(state: DecodeState) -> DecodeState:
-    """A state of `init` whose rows also end by stop strings; `run` then needs their table."""
-    states = _jitted_zeros(placement(state.lengths))(state.lengths)
-    return state._replace(stop=StopState(states))
+def watch_stops(state: DecodeState, first: Any = 0) -> DecodeState:
+    """A state of `init` whose rows also end by stop strings; `run` then needs their table.
+
+    Args:
+      state: B rows.
+      first: the automaton's state before the first token, int32: a number, or `[B]`.
+    """
+    stop = StopState(*_jitted_first(placement(state.lengths))(state.lengths, np.int32(first)))
+    return state._replace(stop=stop)
 
 
-_jitted_zeros = jit_at(jnp.zeros_like)
+_jitted_first = jit_at(lambda lengths, first: (jnp.zeros_like(lengths) + first,) * 2)
 
 
 def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
@@ -297,18 +313,17 @@ def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
     return ends
 
 
-def _add_log_probs(
-    info: DecodeInfo, kept: Array, log_p: Array, log_target: Array, lengths: Array
-) -> DecodeInfo:
-    """Adds a step's log-probabilities `[B, T]` of the kept tokens, appended at `lengths` `[B]`."""
-    sums = [jnp.where(kept, x, 0.0).sum(axis=1) for x in (log_p, log_target)]
-    info = info._replace(log_p=info.log_p + sums[0], log_target=info.log_target + sums[1])
-    if info.token_log_p is None or info.token_log_target is None:
-        return info
-    return info._replace(
-        token_log_p=put_at(info.token_log_p, log_p, lengths, kept),
-        token_log_target=put_at(info.token_log_target, log_target, lengths, kept),
-    )
+def _add_log_probs(info: DecodeInfo, kept: Array, step: Step, lengths: Array) -> DecodeInfo:
+    """Adds a step's log-probabilities of the kept tokens `[B, T]`, appended at `lengths` `[B]`."""
+    new = {}
+    for name in ("log_conf", "log_p", "log_target"):
+        logs, by_token = getattr(step, name), getattr(info, f"token_{name}", None)
+        if logs is None:
+            continue
+        new[name] = getattr(info, name) + jnp.where(kept, logs, 0.0).sum(axis=1)
+        if by_token is not None:
+            new[f"token_{name}"] = put_at(by_token, logs, lengths, kept)
+    return info._replace(**new)
 
 
 def _end_by_nan(state: DecodeState, nan_in: Array) -> DecodeState:

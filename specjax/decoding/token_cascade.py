@@ -31,7 +31,7 @@ from specjax.decoding.roundless import (
 )
 from specjax.decoding.scoring import Scored, Wanted, powers_of_two, score
 from specjax.decoding.state import Step, end_tokens, read_token, step_uniforms
-from specjax.processing import advance, distributions, with_processing
+from specjax.processing import advance, distributions, logs_along, with_processing
 from specjax.rules import FallbackRollback
 from specjax.rules.sequential import check_reads_drafter_alone
 from specjax.sampling import confidence, draw, num_uniforms
@@ -252,8 +252,10 @@ class _FallbackCascade(PairMethod):
         counts = jnp.where(active & ~drafted.nan & ~bad, standing + passes, 0)
         last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
         caches = {"verifier": scored.cache, "drafter": drafted.cache}
-        log_p = log_at(scored.p, tokens)
         own = jnp.arange(self.limit + 1)[None] < standing[:, None]
+        counted = jnp.arange(self.limit + 1)[None] < counts[:, None]
+        logs = logs_along(scored.p, scored.logits, state.sampling, tokens, counted)
+        log_conf, log_p = (jnp.where(waiting[:, None], x, jnp.nan) for x in (logs.conf, logs.p))
         # Without a rollback rule the drafter's tokens do not count as drafts: none is ever
         # rejected.
         blocks = (0, 0) if rollback is None else (drafted.counts, standing)
@@ -264,7 +266,8 @@ class _FallbackCascade(PairMethod):
             inner=state.inner.read_on(last, dict.fromkeys(caches, counts), caches),
             calls={"verifier": passes, "drafter": drafted.calls},
             # The verifier has not read the tokens after its last pass.
-            log_p=jnp.where(waiting[:, None], log_p, jnp.nan),
+            log_conf=log_conf,
+            log_p=log_p,
             log_target=jnp.where(own, drafted.log_q, log_p),
             drafted=blocks[0],
             accepted=blocks[1],
@@ -303,7 +306,7 @@ class _FallbackCascade(PairMethod):
 
         def skip(cache: Any) -> Scored:
             nothing = jnp.zeros((*tokens.shape, self.vocab_size), jnp.float32)
-            return Scored(nothing, nothing if with_confidence else None, None, cache)
+            return Scored(nothing, nothing if with_confidence else None, None, nothing, cache)
 
         return lax.cond(jnp.any(waiting), run, skip, inner.verifier.cache)
 

@@ -96,6 +96,17 @@ def judge(
     return Judgement(path.length, None, path)
 
 
+def node_counts(judged: Judgement, block: DraftBlock) -> Array | None:
+    """`[B, 2, G]` int32, which nodes of a tree were drafted and accepted; None of chains."""
+    if judged.path is None:
+        return None
+    nodes = jnp.arange(1, block.tokens.shape[1] + 1, dtype=jnp.int32)
+    in_path = nodes[None] <= judged.path.length[:, None]
+    hit = (judged.path.nodes[:, :, None] == nodes[None, None]) & in_path[:, :, None]
+    there = nodes[None] <= block.num_drafted[:, None]
+    return jnp.stack([there, hit.any(axis=1)], axis=1).astype(jnp.int32)
+
+
 def along(judged: Judgement, block: DraftBlock, *others: Any) -> tuple[Any, ...]:
     """The block and arrays `[B, G + 1, ...]` like it, by the nodes of the accepted path.
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.processors.common import check_strength, column, without
-from specjax.sampling.filters import descending_bits, keep_top_p
+from specjax.sampling.filters import descending_bits, in_top_p
 from specjax.types import Array, Params, Processor, traced_dataclass
 
 
@@ -75,7 +75,7 @@ class TypicalP(Processor):
         probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)
         far = jnp.abs(surprise - _entropy(probs, surprise))
         mass = column(self.typical_p, logits)[:, 0]
-        kept = jax.vmap(keep_top_p)(probs, descending_bits(-far), mass) > 0.0
+        kept = jax.vmap(in_top_p)(probs, descending_bits(-far), mass) & (probs > 0.0)
         return without(logits, ~kept)
 
 

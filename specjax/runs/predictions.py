@@ -11,9 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specjax.data.examples import Example
 from specjax.text.draft_acceptance import DraftAcceptance
 from specjax.text.results import COUNTS, Row, finite
+from specjax.types.method import past_end
 from specjax.writing import read_regular, write_atomically
 
 CONFIG_NAME = "infer_config.json"
@@ -40,6 +43,7 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
         "prediction": row.text,
         "tokens": row.tokens.tolist(),
         "log_prob": finite(row.info.log_prob),
+        "log_prob_processed": finite(row.info.log_prob_processed),
         "log_prob_target": finite(row.info.log_prob_target),
         "ended_by": row.ended_by,
         "info": row.info.to_dict(),
@@ -48,7 +52,7 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
     if row.error is not None:
         return {**record, "nan": row.error}
     if math.isnan(row.info.log_prob):  # null would be minus infinity
-        del record["log_prob"]
+        del record["log_prob"], record["log_prob_processed"]
     return record
 
 
@@ -199,6 +203,10 @@ def totals(records: Sequence[Record]) -> dict[str, Any]:
     """Returns the totals over all rows, the first keys of `metrics.json`."""
     decoded = [record for record in records if "error" not in record]
     counts = {name: sum(record["info"][name] for record in decoded) for name in COUNTS}
+    acceptance = acceptance_of(records)
+    judged = "accepted", "rounds", "emitted"
+    each = [[record["info"][name] for name in judged] for record in decoded]
+    counts["accepted"] -= sum(int(past_end(*map(np.asarray, row))) for row in each)
     ended = [record["ended_by"] for record in decoded]
 
     def ratio(above: str, below: str) -> float | None:
@@ -212,8 +220,8 @@ def totals(records: Sequence[Record]) -> dict[str, Any]:
         "ended_by_nan": ended.count("nan"),
         **counts,
         "tokens_per_verifier_call": ratio("emitted", "verifier_calls"),
-        "acceptance_rate": ratio("accepted", "drafted"),
-        "acceptance": acceptance_of(records).to_dict(),
+        "acceptance_rate": finite(acceptance.draft_acceptance_rate),
+        "acceptance": acceptance.to_dict(),
     }
 
 

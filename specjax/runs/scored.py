@@ -302,14 +302,15 @@ def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, 
 def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Log π and log p, `[n]` each.
 
-    JSON has no infinity: null is -inf, except in a row of NaN. Without `log_prob` p is unknown.
+    JSON has no infinity: null is -inf, except in a row of NaN. Without `log_prob_processed` p is
+    unknown.
     """
     target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
     for i, record in enumerate(records):
-        ours, theirs = record.get("log_prob_target"), record.get("log_prob")
+        ours, theirs = record.get("log_prob_target"), record.get("log_prob_processed")
         if isinstance(ours, int | float) and record.get("ended_by") != "nan":
             target[i] = ours
-            if "log_prob" in record:
+            if "log_prob_processed" in record:
                 p[i] = theirs if isinstance(theirs, int | float) else -np.inf
     return target, p
 

@@ -4,7 +4,13 @@ Plain code is in `distributions` and `draws`; `draw_kernels` computes the same b
 where that gains by the compiler's own simulation of its instructions.
 """
 
-from specjax.sampling.distributions import confidence, distribution, drawn
+from specjax.sampling.distributions import (
+    confidence,
+    distribution,
+    drawn,
+    log_confidence,
+    log_distribution,
+)
 from specjax.sampling.draws import (
     TINY,
     draw,
@@ -24,6 +30,8 @@ __all__ = [
     "distribution",
     "draw",
     "drawn",
+    "log_confidence",
+    "log_distribution",
     "normalise",
     "num_uniforms",
     "residual",

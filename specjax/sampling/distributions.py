@@ -14,10 +14,10 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import check_scalars
-from specjax.platforms import by_platform
+from specjax.platforms import by_platform, entry
 from specjax.sampling import draw_kernels
 from specjax.sampling.draws import TINY, descend, levels_of, total, vector
-from specjax.sampling.filters import descending_bits, keep_top_k, keep_top_p
+from specjax.sampling.filters import descending_bits, in_top_k, in_top_p
 from specjax.sampling.kernel_choice import on_one_tpu
 from specjax.types import Array, Sampling
 
@@ -107,16 +107,40 @@ def drawn_plainly(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Ar
     return _probs(weighed, total(levels[-1]), token), token
 
 
+def log_distribution(logits: Array, sampling: Sampling) -> Array:
+    """The logarithm of `distribution`, also where that rounds a probability to 0.
+
+    Args:
+      logits: see `distribution`.
+      sampling: see `distribution`. At temperature 0 it is the model's own, as at temperature 1
+        without filters.
+
+    Returns:
+      `[V]` float32; -inf where a filter leaves a token out, or a logit is -inf.
+    """
+    logs = _weighed(logits, sampling).logs
+    return logs - jnp.log(total(jnp.exp(logs)))
+
+
+def log_confidence(logits: Array, token: Array) -> Array:
+    """The logarithm of `confidence` at a token, also where that rounds it to 0."""
+    top, own = (x.astype(jnp.float32) for x in (jnp.max(logits), entry(logits, token)))
+    mass = total(jnp.exp(_weighed(logits, Sampling()).logs))
+    return jnp.where(own == top, 0.0, own - top) - jnp.log(mass)
+
+
 class _Weighed(NamedTuple):
     """Logits, turned into weights.
 
     Attributes:
+      logs: `[V]` float32 <= 0: `log_distribution` but for a constant.
       weights: `[V]` float32 >= 0: `distribution` before it is divided by its sum, if not greedy;
         NaN where a logit is.
       largest: `[V]` float32, 1 at the largest logits, else 0; NaN where a logit is.
       greedy: bool scalar.
     """
 
+    logs: Array
     weights: Array
     largest: Array
     greedy: Array
@@ -140,19 +164,27 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     distance = jnp.where(is_top, 0.0, top - logits)
     temperature = jnp.asarray(sampling.temperature, jnp.float32)
     greedy = temperature < TINY
-    weights = jnp.exp(-distance / jnp.where(greedy, 1.0, temperature))
+    logs = -distance / jnp.where(greedy, 1.0, temperature)
+    # At a huge temperature XLA computes inf * 0.
+    logs = jnp.where(jnp.isinf(distance), -jnp.inf, logs)
+    weights = jnp.exp(logs)
     # Weights that would be 0 after the division by the sum are set to 0 before it, so that both
-    # agree on what can be drawn. So are -inf logits at a huge temperature: XLA computes inf * 0.
-    weights = jnp.where((weights < TINY * logits.size) | jnp.isinf(distance), 0.0, weights)
+    # agree on what can be drawn.
+    weights = jnp.where(weights < TINY * logits.size, 0.0, weights)
     if sampling.top_k is not None or sampling.top_p is not None:
         rank = descending_bits(logits)
+    kept = []
     if sampling.top_k is not None:
-        weights = keep_top_k(weights, rank, jnp.asarray(sampling.top_k, jnp.int32))
+        kept.append(in_top_k(rank, jnp.asarray(sampling.top_k, jnp.int32)))
+        weights = jnp.where(kept[-1], weights, 0.0)
     if sampling.top_p is not None:
-        weights = keep_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32))
+        kept.append(in_top_p(weights, rank, jnp.asarray(sampling.top_p, jnp.float32)))
+        weights = jnp.where(kept[-1], weights, 0.0)
+    for each in kept:
+        logs = jnp.where(each | greedy, logs, -jnp.inf)
     # A maximum may lose NaN (XLA's are fast, not careful): a sum does not.
     largest = jnp.where(jnp.isnan(logits), logits, is_top.astype(jnp.float32))
-    return _Weighed(weights, largest, greedy)
+    return _Weighed(logs, weights, largest, greedy)
 
 
 def _probs(weighed: _Weighed, mass: Array, first: Array) -> Array:

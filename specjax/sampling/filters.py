@@ -23,19 +23,19 @@ def descending_bits(logits: Array) -> Array:
     return jnp.where(jnp.isnan(logits), jnp.uint32(0), order)
 
 
-def keep_top_k(weights: Array, rank: Array, k: Array) -> Array:
-    """The weights `[V]` of the k largest logits, by `rank [V]`; all ties stay."""
+def in_top_k(rank: Array, k: Array) -> Array:
+    """`[V]` bool, the k largest logits by `rank [V]`; all ties stay."""
     ones = jnp.ones(rank.shape, jnp.int32)
     # The smallest threshold that keeps at least k tokens, without sorting the vocabulary.
-    return jnp.where(rank <= _edge(rank, ones, jnp.minimum(k, weights.size)), weights, 0.0)
+    return rank <= _edge(rank, ones, jnp.minimum(k, rank.size))
 
 
-def keep_top_p(weights: Array, rank: Array, p: Array) -> Array:
-    """The weights `[V]` of the most probable tokens with a part p of the sum; all ties stay."""
+def in_top_p(weights: Array, rank: Array, p: Array) -> Array:
+    """`[V]` bool, the first tokens by `rank [V]` with a part p of all `weights`; all ties stay."""
     # At least the smallest normal number: devices treat less as 0, and no token would reach it.
     mass = jnp.maximum(p * jnp.sum(weights), float(jnp.finfo(jnp.float32).tiny))
     # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
-    return jnp.where((rank <= _edge(rank, weights, mass)) | (p >= 1.0), weights, 0.0)
+    return (rank <= _edge(rank, weights, mass)) | (p >= 1.0)
 
 
 def _edge(rank: Array, values: Array, wanted: Array) -> Array:

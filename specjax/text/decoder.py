@@ -34,6 +34,7 @@ from specjax.text.groups import (
     BUCKETS,
     Group,
     are_independent,
+    buckets_to,
     check_buckets,
     groups_of,
     row_multiple,
@@ -52,6 +53,7 @@ from specjax.text.prompts import Prompt
 from specjax.text.requests import (
     DRAWN,
     Border,
+    Contexts,
     Request,
     check_request,
     checked_sampling,
@@ -66,6 +68,9 @@ from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verificat
 
 class Decoder:
     """Turns prompts into texts: speculatively with a pair, token by token with a single model.
+
+    Several threads may call a Decoder. An engine, a stream and a chat are used by one thread at a
+    time.
 
     Programs are compiled per shape and shared between Decoders. Changing a rule's strength, the
     temperature, the seed or a length limit compiles nothing; another rule or a first top-k or top-p
@@ -101,7 +106,9 @@ class Decoder:
       batch_size: the number of rows decoded together; the next prompt replaces a finished row. On a
         mesh it is rounded up to a multiple of its `data`.
       buckets: increasing prompt lengths in tokens; a batch is padded to the first bucket that is
-        long enough. Each used bucket is a program to compile; the last is the longest prompt.
+        long enough. Each used bucket is a program to compile; the last is the longest prompt. By
+        default 16, 24, 32 and so on to 1024; then doubled up to the verifier's context, which
+        `max_position_embeddings` of its files says.
       chat_template_kwargs: options of the chat template, for prompts that are chats: `tools`,
         `documents`, `chat_template`, `add_generation_prompt`, `continue_final_message`, and
         variables such as `{"enable_thinking": False}`; see `Tokenizer.render_chat`.
@@ -140,14 +147,14 @@ class Decoder:
         max_new_tokens: int = 128,
         stop: str | Sequence[str] = (),
         batch_size: int = 16,
-        buckets: Sequence[int] = BUCKETS,
+        buckets: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
         check_options(unknown, tuple(Decoder.__init__.__kwdefaults__ or ()))
         self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
         self.batch_size = whole_number("batch_size", batch_size, low=1)
-        self.buckets = check_buckets(buckets)
+        lengths = None if buckets is None else check_buckets(buckets)
         sampling = checked_sampling(sampling)
         self.stop = check_stops(stop)
         self.chat_template_kwargs = prompts_lib.checked_template_kwargs(chat_template_kwargs)
@@ -164,15 +171,20 @@ class Decoder:
         )
         if process_drafts is not None:
             check_flag("process_drafts", process_drafts)
-        made = assemble(models, parts, self.batch_size, self.buckets[0])
+        made = assemble(models, parts, self.batch_size, (lengths or BUCKETS)[0])
+        self.buckets = buckets_to(made.main.context) if lengths is None else lengths
         self.models, self._made, self.tokenizer = models, made, made.main.tokenizer
         self.method, self.costs = made.method, made.costs
         self.rule: Rule | None = getattr(made.params, "rule", None)
         self.sampling, self.params = dataclasses.replace(sampling, processors=None), made.params
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
         table = stop_table(self.stop, made.main, self.method) if self.stop else None
+        contexts = Contexts({name: model.context for name, model in made.models.items()})
         self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
-        self._of_engines["chat_template_kwargs"] = self.chat_template_kwargs
+        self._of_engines |= {
+            "contexts": contexts,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
 
     def __repr__(self) -> str:
         parts = {
@@ -202,7 +214,7 @@ class Decoder:
           best_of: k: keeps the k most probable samples of each prompt, the best first; see
             `Result.best`.
           top_log_probs: k: the verifier reads the outputs once more, and `Row.top` has the k most
-            probable tokens at each position, as from `score`: under the model itself.
+            probable tokens at each position, under the model itself like `Row.log_probs`.
           **options: any of
 
             - seed: a number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
@@ -222,9 +234,8 @@ class Decoder:
               their last bits.
             - share_prefix: True finds the tokens with which most prompts begin, such as the
               examples of a few-shot prompt, and reads them once (decoder-only models).
-            - log_probs: True keeps the log-probability of each token, after temperature, top-k,
-              top-p and processors: at temperature 0 all are 0.0 (see `Row`). They are NaN if a
-              user's own method does not write them.
+            - log_probs: True keeps the log-probability of each token under the verifier itself:
+              at temperature 1, whatever the sampling (see `Row.log_probs`).
             - sources: True keeps where each token came from, for `Row.sources` and `Row.show`. It
               compiles a program of its own.
             - chat_template_kwargs: more options of the chat template, for all prompts that are
@@ -362,7 +373,7 @@ class Decoder:
             token and is tokenized without its prompt; or a `Row`, with the end-of-sequence token
             that ended it. So a `Result` scores its own rows.
           sampling: temperature, top-k and top-p, a number each; `Sampling(temperature=1.0)` by
-            default.
+            default. At temperature 0 the scores are the model's own, as by default.
           prompt_log_probs: whether to score the prompts' tokens too; only for a decoder-only
             model.
           top_log_probs: k, to return the k most probable tokens at each position of the outputs.
@@ -549,14 +560,14 @@ class Decoder:
         """Returns an engine of this method, for requests that arrive one by one.
 
         Args:
-          prompt_length: the longest prompt in tokens.
+          prompt_length: the longest prompt in tokens; shorter ones are padded to a bucket.
           rows: the number of slots; the batch size by default. It is rounded up to a multiple of
             `num_samples`, and on a mesh of its `data`.
           refill: the number of free slots to fill together; see `Engine`.
           rule: replaces the Decoder's rule; each strength must be a number.
-          log_probs: whether the log-probability of each token is kept, as in a call.
+          log_probs: whether log-probabilities are kept, as in a call; a request may leave them out.
           sources: whether the source of each token is kept, as in a call.
-          num_samples: the number of outputs of each request, as in a call.
+          num_samples: the number of outputs of each request that share a prefill; see `Request`.
           prefix: as in a call; `prompt_length` counts its tokens.
 
         Returns:
@@ -584,9 +595,10 @@ class Decoder:
         check_count("refill", refill, "give a whole number")
         check_count("num_samples", num_samples, "give the number of samples of each request")
         multiple = row_multiple(self.method) * num_samples
-        sizes = {"rows": rows + -rows % multiple, "refill": refill + -refill % multiple}
+        rows, refill = rows + -rows % multiple, refill + -refill % multiple
+        sizes: dict[str, Any] = {"rows": rows, "refill": refill}
         sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
-        sizes |= {"num_samples": num_samples, "sources": sources}
+        sizes |= {"num_samples": num_samples, "sources": sources, "buckets": self.buckets}
         return self._engine(
             rule, self.sampling, self.params, prefix=self._own_prefix(prefix), **sizes
         )
@@ -706,6 +718,7 @@ class Decoder:
         border = self._border(sampling, rule, num_samples)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             check_request(request, prompt, border, name)
+        self._of_engines["contexts"].check(max(map(len, tokens)))
         by_token = {"log_probs": log_probs, "sources": sources}
         prefix = self._whole_prefix(common_of(tokens)) if share_prefix else prefix
         return _Call(requests, tokens, rule, params, by_token, num_samples, prefix)

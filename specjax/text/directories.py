@@ -166,6 +166,7 @@ def _load(
     """See `load_text_model`."""
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
+    from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.ignored import check_adapter, warn_of_settings
 
     path = real_path(path)
@@ -187,7 +188,8 @@ def _load(
     warn_of_settings(Path(path), has_encoder=loaded.config.encoder_style is not None)
     found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
     model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
-    return TextModel(model, loaded.params, words, mesh, name, found)
+    context = longest_context(loaded.path)
+    return TextModel(model, loaded.params, words, mesh, name, found, context)
 
 
 def load_pair(

@@ -1,6 +1,8 @@
 """How many drafted tokens were accepted, by position and by draft; as numbers and as a figure."""
 
 import dataclasses
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,10 +24,15 @@ class DraftAcceptance:
       drafted_lengths: the number of drafts with 1 .. G drafted tokens.
       accepted_lengths: the number of drafts with 0 .. G accepted tokens. Tokens past a row's end
         count too.
+      drafted_nodes: of trees, the number of drafts with each node, in the order of drafting; else
+        empty.
+      accepted_nodes: of trees, the number of drafts in which each node was accepted.
     """
 
     drafted_lengths: tuple[int, ...]
     accepted_lengths: tuple[int, ...]
+    drafted_nodes: tuple[int, ...] = ()
+    accepted_nodes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, infos: Sequence[Mapping[str, Any]]) -> "DraftAcceptance":
@@ -34,7 +41,11 @@ class DraftAcceptance:
         drafted, accepted = (np.array(x or [[0]], np.int64).sum(axis=0) for x in each)
         # Rounds that draft nothing accept nothing.
         accepted[0] -= drafted[0]
-        return cls(tuple(drafted[1:].tolist()), tuple(accepted.tolist()))
+        lengths = tuple(drafted[1:].tolist()), tuple(accepted.tolist())
+        if not infos or any(info.get("nodes") is None for info in infos):
+            return cls(*lengths)
+        nodes = np.array([info["nodes"] for info in infos], np.int64).sum(axis=0)
+        return cls(*lengths, *map(tuple, nodes.tolist()))
 
     @property
     def drafts(self) -> int:
@@ -72,6 +83,11 @@ class DraftAcceptance:
         reached = np.cumsum(self.accepted_lengths[::-1])[-2::-1]
         return tuple(ratio(int(count), self.drafts) for count in reached)
 
+    @property
+    def per_node_acceptance_rate(self) -> tuple[float, ...]:
+        """For each node of a tree, the share of the drafts with it that accepted it."""
+        return tuple(map(ratio, self.accepted_nodes, self.drafted_nodes))
+
     def to_dict(self) -> dict[str, Any]:
         """Returns counts and rates as JSON values; an undefined rate is None."""
         counts = {name: getattr(self, name) for name in ("drafts", "draft_tokens")}
@@ -105,8 +121,10 @@ class DraftAcceptance:
     def plot(self) -> Any:
         """Draws the acceptance by position, and how often how many tokens were accepted.
 
+        Of trees, the acceptance of each node that was ever drafted.
+
         Returns:
-          A matplotlib `Figure`.
+          A matplotlib `Figure`, which a notebook shows.
 
         Raises:
           ImportError: matplotlib is not installed.
@@ -114,13 +132,13 @@ class DraftAcceptance:
         """
         if not self.drafts:
             raise ValueError("there are no drafts to plot: decode with a drafter")
-        figures: Any = require("matplotlib.figure", "eval")
-        figure = figures.Figure(figsize=(8, 3), layout="constrained")
+        figure = _figure_class()(figsize=(8, 3), layout="constrained")
         rates, lengths = figure.subplots(1, 2)
+        of_nodes = [rate for rate in self.per_node_acceptance_rate if rate == rate]
         shares = [count / self.drafts for count in self.accepted_lengths]
         style = {"color": "0.75", "edgecolor": "black"}
         for axis, heights, first in (
-            (rates, self.per_position_acceptance_rate, 1),
+            (rates, of_nodes or self.per_position_acceptance_rate, 1),
             (lengths, shares, 0),
         ):
             places = range(first, first + len(heights))
@@ -131,13 +149,28 @@ class DraftAcceptance:
                 axis.set_xticks(places)
             else:  # at 0 or 1, then at multiples of 5
                 axis.set_xticks([first, *range(5, places[-1] + 1, -(-len(heights) // 50) * 5)])
-        rates.set(xlabel="position in the draft", ylabel="acceptance rate", ylim=(0, 1.1))
+        place = "node of the tree, as drafted" if of_nodes else "position in the draft"
+        rates.set(xlabel=place, ylabel="acceptance rate", ylim=(0, 1.1))
         lengths.set(xlabel="accepted tokens of a draft", ylabel="share of drafts")
         rates.set_title(f"draft acceptance rate {self.draft_acceptance_rate:.2f}", size="medium")
         mean = f"mean acceptance length {self.mean_acceptance_length:.2f}"
         lengths.set_title(mean, size="medium")
         lengths.margins(y=0.12)
         return figure
+
+
+@functools.cache
+def _figure_class() -> Any:
+    """Matplotlib's `Figure`, which a notebook also shows if nothing has imported pyplot."""
+    figures: Any = require("matplotlib.figure", "eval")
+
+    class Figure(figures.Figure):
+        def _repr_png_(self) -> bytes:
+            written = io.BytesIO()
+            self.savefig(written, format="png")
+            return written.getvalue()
+
+    return Figure
 
 
 def ratio(numerator: int, denominator: int) -> float:

@@ -3,6 +3,7 @@
 Axes: B slots, L prompt length, N longest output.
 """
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -16,8 +17,9 @@ import numpy as np
 from specjax.checks import check_count, check_flag
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
+from specjax.decoding.loop import first_state
 from specjax.decoding.reading import beginning_of
-from specjax.decoding.state import end_row, insert_rows, watch_stops
+from specjax.decoding.state import ByToken, end_row, insert_rows, watch_stops
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
@@ -25,10 +27,18 @@ from specjax.text import prompts
 from specjax.text.binding import bind_request
 from specjax.text.groups import row_multiple
 from specjax.text.prefixes import Prefix
-from specjax.text.requests import DRAWN, Border, Request, check_request, checked_sampling
+from specjax.text.requests import (
+    DRAWN,
+    Border,
+    Contexts,
+    Request,
+    check_request,
+    checked_sampling,
+)
 from specjax.text.results import Row, RowInfo, apart
 from specjax.text.slots import Entry, Slots
-from specjax.text.stops import cut
+from specjax.text.stop_blocks import StopBlocks
+from specjax.text.stops import check_stops, cut
 from specjax.text.streaming import Added, StreamedText
 from specjax.text.text_models import TextModel
 from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
@@ -44,6 +54,10 @@ _REMEDY = (
 class Engine:
     """Decodes requests that may arrive while others run.
 
+    An interrupt or an error during a step ends an engine, because its buffers may be lost. The
+    engine then only gives back its `unfinished_requests`. An engine is used by one thread at a
+    time; several engines may run in several threads.
+
     An engine has a fixed shape: all its programs are compiled once, and shared with other engines
     of the same method and shape. The slot of a request and the other requests do not change its
     text, unless a stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate).
@@ -52,22 +66,27 @@ class Engine:
       method: the method.
       params: its parameters; the strengths of a field `rule` are scalars.
       rows: B, the number of slots.
-      prompt_length: L, the longest prompt in tokens; all are padded to it.
+      prompt_length: L, the longest prompt in tokens.
       max_new_tokens: N, the longest output.
       refill: the number of free slots to fill together; a quarter of the slots by default.
       sampling: the scalar defaults of requests. Requests cannot set a field that is None here,
         because its filter is not compiled.
       model: its tokenizer reads prompts and writes texts; without a model prompts are token ids
         and texts are empty.
-      log_probs: whether to keep log-probabilities token by token; NaN if the method writes none.
+      log_probs: whether to keep log-probabilities token by token, unless a request leaves them out;
+        NaN if the method writes none.
       sources: whether to keep where each token came from.
       stop: a row's text is cut before the first of these.
       stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
       chat_template_kwargs: options of the chat template, for requests whose prompts are chats.
       num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
-        slots. B and `refill` are multiples of n.
+        slots. B and `refill` are multiples of n. A request with m samples has m / n prefills.
       prefix: each prompt takes the caches of its first tokens, as far as it begins with them; a
         request of `add` has the rest of its prompt. None for whole prompts.
+      buckets: prompts are padded to the first of these lengths that holds all prompts of a refill,
+        or to L; each is a program to compile. Models whose caches have the prompt's length, such as
+        encoder-decoders, need L.
+      contexts: warns of prompts that are longer than a model was trained for.
       fitting: the shapes that are known to fit into memory; engines of the same method and
         parameters share it, because the check takes as long as some tokens.
 
@@ -94,6 +113,8 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         num_samples: int = 1,
         prefix: Prefix | None = None,
+        buckets: Sequence[int] = (),
+        contexts: Contexts | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
         check_flag("log_probs", log_probs)
@@ -123,18 +144,58 @@ class Engine:
         self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
-        self._border = Border(method, prompt_length, max_new_tokens, drawn, rule, num_samples)
+        limits = method, prompt_length, max_new_tokens
+        self._border = Border(*limits, drawn, rule, num_samples, log_probs)
+        self._widths = (*(x for x in buckets if x < prompt_length), prompt_length)
+        # The lengths of prompts whose states have the shapes of states after L.
+        self._alike = {prompt_length: True}
+        self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
-        self._prefix = prefix
+        self._prefix, self._contexts = prefix, contexts or Contexts({})
         self._check_fits(set() if fitting is None else fitting)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
+        self._end = ""
+
+    def __repr__(self) -> str:
+        """The shape, and how many rows wait and run."""
+        model = "" if self._model is None else f"{self._model.name}, "
+        running = self._rows - self._slots.free
+        state = f"{running} running, {len(self._slots.waiting)} waiting"
+        end = f", ended by {self._end}" if self._end else ""
+        return f"Engine({model}{type(self._method).__name__}, {self._in_words()}: {state}{end})"
 
     @property
     def unfinished(self) -> int:
         """The number of rows that wait or run: one per sample of a request."""
         return len(self._slots.waiting) + self._rows - self._slots.free
+
+    @property
+    def unfinished_requests(self) -> dict[int, Request]:
+        """The requests with rows that wait or run, by the index from `add`.
+
+        Their ids are set: in a new engine they give the rows that they would have given here.
+        """
+        return self._slots.requests
+
+    def _check_alive(self) -> None:
+        if self._end:
+            raise RuntimeError(
+                f"this engine was ended by {self._end} during a step: make a new one, and add the "
+                "requests of unfinished_requests to it"
+            )
+
+    @contextlib.contextmanager
+    def _whole_step(self) -> Iterator[None]:
+        """Ends the engine if a step does not come to its end, since `run` takes its buffers."""
+        self._check_alive()
+        try:
+            with told_if_full(self._in_words(), _REMEDY):
+                yield
+        except BaseException as error:
+            self._end, self._state = type(error).__name__, None
+            raise
 
     def add(self, request: Request, *, rounds: int | None = None) -> int:
         """Adds a request, which waits for free slots.
@@ -152,20 +213,29 @@ class Engine:
           TypeError: it is not a `Request`, or a field has a wrong type.
           ValueError: it does not fit the engine, or `rounds` is not a whole number of at least 1.
             The engine can still be used.
+          RuntimeError: an interrupt or an error has ended the engine.
         """
+        self._check_alive()
         if not isinstance(request, Request):
             raise TypeError(
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
-        request = self._bound(request)
+        if request.id is None:
+            request = dataclasses.replace(request, id=self._next_index)
+        given, request = request, self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         tokens = prompts.encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
         check_request(request, tokens, self._border)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
-        return self.put(request, tokens, [rounds] * self._border.num_samples)
+        if request.stop is not None:
+            request = dataclasses.replace(request, stop=check_stops(request.stop))
+            self._watch(request.stop)
+        self._contexts.check(len(tokens))
+        samples = request.num_samples or self._border.num_samples
+        return self.put(request, tokens, [rounds] * samples, given)
 
     def _bound(self, request: Request) -> Request:
         """The request with bound processors."""
@@ -174,14 +244,42 @@ class Engine:
             return request
         return dataclasses.replace(request, sampling=bind_request(sampling, model))
 
-    def put(self, request: Request, tokens: np.ndarray, rounds: Sequence[int | None]) -> int:
+    def put(
+        self,
+        request: Request,
+        tokens: np.ndarray,
+        rounds: Sequence[int | None],
+        given: Request | None = None,
+    ) -> int:
         """Like `add`, for a checked request, the tokens of its prompt, and rounds per sample."""
         strengths = None if request.rule is None else jax.tree.leaves(request.rule)
         index = self._next_index
+        assert request.id is not None
+        copies = self._border.num_samples
+        prefills = len(rounds) // copies
         for sample, known in enumerate(rounds):
-            self._slots.waiting.append(Entry(index, sample, request, tokens, strengths, known))
+            own_id = request.id * prefills + sample // copies
+            parts = request, given or request, tokens, strengths, known
+            entry = Entry(index, sample, own_id, *parts)
+            self._slots.waiting.append(entry)
         self._next_index += 1
         return index
+
+    def _stops_of(self, request: Request) -> tuple[str, ...]:
+        """The stop strings of a request."""
+        return self._stop if request.stop is None else tuple(request.stop)
+
+    def _watch(self, strings: Any) -> None:
+        """Adds stop strings to the table that ends rows."""
+        if self._model is None:
+            raise ValueError("stop of a request must be left out: the engine has no tokenizer")
+        if self._blocks is None:
+            self._blocks = StopBlocks(self._model, self._method, self._stop)
+        used = {self._stops_of(request) for request in self._slots.requests.values()}
+        self._blocks.start(strings, used)
+        if self._state is not None and not self._stops:
+            self._state = watch_stops(self._state)
+        self._stops = {"stop_table": self._blocks.table}
 
     def abort(self, index: int) -> bool:
         """Drops a waiting or running request; its rows are not returned.
@@ -194,7 +292,8 @@ class Engine:
         """
         dropped, places = self._slots.drop(index)
         for place in places:
-            assert self._state is not None
+            if self._state is None:  # the engine was ended
+                break
             self._state = end_row(self._state, place, ABORTED)
         return dropped
 
@@ -210,9 +309,10 @@ class Engine:
           The finished rows; with several processes each returns its own.
 
         Raises:
-          ValueError: out of memory; this engine cannot be used any more.
+          ValueError: out of memory.
+          RuntimeError: an interrupt or an error has ended the engine.
         """
-        with told_if_full(self._in_words(), _REMEDY):
+        with self._whole_step():
             return self._step(until_empty)
 
     def stream_step(self, *, every: int = 1) -> list[Added]:
@@ -230,10 +330,11 @@ class Engine:
 
         Raises:
           ValueError: out of memory; or `every` is not a whole number of at least 1.
+          RuntimeError: as in `step`.
         """
         check_count("every", every, "give the number of rounds between two texts")
         added: list[Added] = []
-        with told_if_full(self._in_words(), _REMEDY):
+        with self._whole_step():
             self._step(False, every, added)
         return added
 
@@ -301,7 +402,7 @@ class Engine:
         first = [min(group, key=lambda entry: entry.known is not None) for group in groups]
         state = self._method.init(
             self._params,
-            self._batch(first, rows // copies, self._border.prompt_length),
+            self._batch(first, rows // copies, self._width(entries)),
             max_new=self._border.max_new_tokens,
             max_length=self._max_length,
             **self._by_token,
@@ -311,7 +412,35 @@ class Engine:
         for row, entry in enumerate(entries):
             if entry.known is not None and first[row // copies].known is None:
                 state = end_row(state, row, ABORTED)
-        return watch_stops(state) if self._stops else state
+        if not self._stops:
+            return state
+        starts = np.zeros(rows, np.int32)
+        for row, entry in enumerate(entries):
+            if self._blocks is not None:
+                starts[row] = self._blocks.start(self._stops_of(entry.request), ())
+        return watch_stops(state, starts)
+
+    def _width(self, entries: Sequence[Entry]) -> int:
+        """The length that the prompts of these entries are padded to."""
+        longest, whole = max((len(x.tokens) for x in entries), default=1), self._widths[-1]
+        for length in self._widths:
+            if length >= longest and length not in self._alike:
+                self._alike[length] = self._shapes(length) == self._shapes(whole)
+            if length >= longest and self._alike[length]:
+                return length
+        return whole
+
+    def _shapes(self, length: int) -> Any:
+        """The shapes of the state after prompts of this length."""
+        copies = self._border.num_samples
+        batch = self._batch([], self._rows // copies, 1)
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), batch)
+        shape = jax.ShapeDtypeStruct((self._rows // copies, length), np.int32)
+        static = self._border.max_new_tokens, self._max_length, ByToken(*self._by_token.values())
+        state, _ = first_state(
+            self._method, (*static, copies), self._params, batch._replace(inputs=shape)
+        )
+        return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
 
     def _beginning(self, entries: Sequence[Entry], rows: int) -> Beginning | None:
         """The prefix with the number of its tokens that each entry takes."""
@@ -356,7 +485,7 @@ class Engine:
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
-            ids=_column(rows, (r.id for r in requests), np.uint32),
+            ids=_column(rows, (entry.id for entry in entries), np.uint32),
             limits=_column(rows, (most if x is None else x for x in limits), np.int32),
             seeds=_column(rows, (r.seed for r in requests), np.uint32),
             sampling=Sampling(**drawn),
@@ -395,7 +524,7 @@ class Engine:
         assert self._state is not None
         ended_by, steps, places, rows = _read(self._state)
         own = {int(place): i for i, place in enumerate(places)}
-        done = []
+        done, ended = [], []
         now, compiled, passed = time.perf_counter(), compile_seconds(), 0
         for place, entry in enumerate(self._slots.held):
             if entry is None or entry.known is not None:
@@ -404,7 +533,7 @@ class Engine:
             entry.steps = int(steps[place])
             row, i = None, own.get(place)
             if ended_by[place]:
-                self._slots.held[place] = None
+                ended.append(place)
                 if i is not None:
                     times = apart(now - entry.since, compiled - entry.compiled)
                     row = self._row(entry, i, int(ended_by[place]), rows, times)
@@ -413,13 +542,16 @@ class Engine:
                 all_tokens, lengths, *_ = rows
                 text = self._streamed(entry, all_tokens[i, : lengths[i]], row)
                 added += [Added(entry.index, entry.sample, text, row)] if text or row else []
+        # At the end, so that an error on the way leaves all of them to be given back.
+        for place in ended:
+            self._slots.held[place] = None
         self._slots.pass_steps(passed)
         return done
 
     def _streamed(self, entry: Entry, tokens: np.ndarray, row: Row | None) -> str:
         """The text that a row with these tokens got; the rest of it if it is finished."""
         if entry.streamed is None:
-            entry.streamed = StreamedText(self._model, entry.tokens, self._stop)
+            entry.streamed = StreamedText(self._model, entry.tokens, self._stops_of(entry.request))
         return entry.streamed.more(tokens) if row is None else entry.streamed.rest(row.text)
 
     def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, Any]) -> Row:
@@ -433,10 +565,9 @@ class Engine:
             source = self._method.nan_sources[int(info.nan_in)]
             error = f"{source} gave NaN in step {int(steps[i])}"
         text = "" if self._model is None else self._model.decode(entry.tokens, output)
-        log_p, log_target = (
-            None if x is None else x[: len(tokens)]
-            for x in (info.token_log_p, info.token_log_target)
-        )
+        by_token = info.token_log_conf, info.token_log_p, info.token_log_target
+        by_token = (None,) * 3 if entry.request.log_probs is False else by_token
+        log_probs, processed, target = (None if x is None else x[: len(tokens)] for x in by_token)
         sources = text_of = None
         if info.token_sources is not None:
             names = (*self._method.source_names, "unknown")
@@ -444,13 +575,14 @@ class Engine:
             text_of = None if self._model is None else self._model.text_after(entry.tokens)
         return Row(
             index=entry.index,
-            text=cut(text, self._stop),
+            text=cut(text, self._stops_of(entry.request)),
             tokens=output,
             ended_by=ended_by,
             info=RowInfo.of(info, np.array(lengths[i]), np.array(steps[i])),
             **times,
-            log_probs=log_p,
-            log_probs_target=log_target,
+            log_probs=log_probs,
+            log_probs_processed=processed,
+            log_probs_target=target,
             error=error,
             eos_id=int(tokens[-1]) if ended_by == "eos" else None,
             sample=entry.sample,
@@ -465,7 +597,7 @@ class Engine:
 
     def _check_fits(self, fitting: set[Any]) -> None:
         """Raises ValueError if the slots certainly cannot fit into the memory."""
-        _, length, most, *kinds, _ = self._border
+        _, length, most, *kinds = self._border[:5]
         tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
         by_token = tuple(self._by_token.values())
         beside = 0 if self._prefix is None else self._prefix.nbytes

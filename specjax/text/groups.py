@@ -10,7 +10,8 @@ from specjax.checks import checked
 from specjax.decoding import Method
 from specjax.text.requests import Request
 
-# Powers of two and a length between them: padding adds at most about half to a row.
+# Powers of two and a length between them: padding adds at most about half to a row. Longer ones are
+# powers of two, because each is another large program.
 BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # The most prompts per slot in a group.
 TURNS = 16
@@ -32,6 +33,14 @@ class Group(NamedTuple):
     rows: int
     refill: int
     length: int
+
+
+def buckets_to(context: int | None) -> tuple[int, ...]:
+    """The default bucket lengths for a model that reads so many positions."""
+    longer: list[int] = []
+    while context is not None and (longest := [*BUCKETS, *longer][-1]) < context:
+        longer.append(min(2 * longest, context))
+    return (*BUCKETS, *longer)
 
 
 def check_buckets(buckets: Any) -> tuple[int, ...]:

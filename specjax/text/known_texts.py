@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
-from specjax.sampling import confidence, distribution
+from specjax.sampling import confidence, distribution, log_distribution
 from specjax.text.results import TopTokens
 from specjax.text.text_models import TextModel
 from specjax.types import Array, Cache, LanguageModel, Params, Sampling
@@ -93,10 +93,9 @@ class Reading(NamedTuple):
         """`[B, T, V]` float32, the softmax at temperature 1."""
         return _by_position(confidence, self.logits)
 
-    def log_probs(self, tokens: Array, sampling: Sampling) -> Array:
-        """`[B, T]` float32, for tokens `[B, T]`; -inf for impossible tokens."""
-        probs = self.probs(sampling)
-        return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
+    def log_probs(self, sampling: Sampling) -> Array:
+        """`[B, T, V]` float32, see `log_distribution`."""
+        return _by_position(lambda logits: log_distribution(logits, sampling), self.logits)
 
 
 def rows_at_once(texts: KnownTexts, vocab_size: int, arrays: int) -> int:
@@ -260,13 +259,9 @@ def _log_probs(
     model: LanguageModel, top: int, params: Params, rows: KnownRows, sampling: Sampling
 ) -> tuple[Array, Array, Array]:
     """`[B, N]` log-probabilities, and `[B, N, top]` of the most probable tokens."""
-    reading = read(model, params, rows)
-    values = reading.log_probs(jnp.asarray(rows.outputs), sampling)
-    if not top:
-        none = jnp.zeros((*values.shape, 0))
-        return values, none, none
-    best, tokens = jax.lax.top_k(reading.probs(sampling), top)
-    return values, jnp.log(best), tokens
+    logs = read(model, params, rows).log_probs(sampling)
+    values = jnp.take_along_axis(logs, jnp.asarray(rows.outputs)[..., None], axis=-1)[..., 0]
+    return values, *jax.lax.top_k(logs, top)
 
 
 def _by_position(function: Any, logits: Array) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specjax.checks import whole_number
-from specjax.text.groups import BUCKETS, check_buckets
+from specjax.text.groups import check_buckets
 from specjax.text.requests import DRAWN
 from specjax.text.stops import check_stops
 from specjax.types import Params
@@ -91,7 +91,8 @@ def check_decoding(options: Mapping[str, Any]) -> None:
       ValueError: a value is out of range.
     """
     check_stops(options.get("stop"))
-    check_buckets(options.get("buckets", BUCKETS))
+    if options.get("buckets") is not None:
+        check_buckets(options["buckets"])
     for name, low in _COUNTS:
         whole_number(name, options.get(name, low), low=low)
     for name, low in _LENGTHS:

@@ -6,13 +6,14 @@ Axes: n prompts of a call, G longest draft.
 import dataclasses
 import itertools
 import operator
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specjax.checks import shown
+from specjax.checks import check_flag, shown, whole_number
 from specjax.decoding import Method
 from specjax.text.prompts import Prompt
 from specjax.types import Processor, Rule, Sampling
@@ -31,21 +32,30 @@ class Request:
         with a prefix it is the rest of the prompt.
       max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
-      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. In an engine of n
-        samples per request, sample j has the id `id * n + j`, which must be in the same range.
+      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. None: the index that
+        `Engine.add` returns, so that equal requests differ. In an engine of n samples per request,
+        sample j has the id `id * n + j`, which must be in the same range.
       sampling: temperature, top-k and top-p, a number each; also the engine's processors with other
         strengths.
       rule: the engine's rule with other strengths.
       draft_limit: the longest block in 0 .. G; None: G, which GreedyBlock requires.
+      stop: its stop strings instead of the engine's; () for none.
+      num_samples: the number of its outputs, a multiple of the engine's. With n of them, sample j
+        has the id `id * n + j`.
+      log_probs: False leaves log-probabilities out of its rows; True is possible if the engine
+        keeps them.
     """
 
     prompt: Prompt
     max_new_tokens: int | None = None
     seed: int = 0
-    id: int = 0
+    id: int | None = None
     sampling: Sampling | None = None
     rule: Rule | None = None
     draft_limit: int | None = None
+    stop: str | Sequence[str] | None = None
+    num_samples: int | None = None
+    log_probs: bool | None = None
 
 
 class Border(NamedTuple):
@@ -58,6 +68,7 @@ class Border(NamedTuple):
       sampling: the defaults of requests; a field that is None here must be None in requests.
       rule: likewise, or None.
       num_samples: the number of samples of each request.
+      log_probs: whether log-probabilities are kept.
     """
 
     method: Method
@@ -66,6 +77,7 @@ class Border(NamedTuple):
     sampling: Sampling
     rule: Rule | None
     num_samples: int = 1
+    log_probs: bool = False
 
 
 def check_request(request: Request, tokens: np.ndarray, border: Border, name: str = "") -> None:
@@ -88,17 +100,31 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
             f"engine, prompt_length={len(tokens)})"
         )
     of = f" of {name}" if name else ""
+    samples = border.num_samples
+    if request.num_samples is not None:
+        samples = whole_number(f"num_samples{of}", request.num_samples, low=1)
+        if samples % border.num_samples:
+            raise ValueError(
+                f"num_samples{of} must be a multiple of the engine's {border.num_samples}, got "
+                f"{samples}"
+            )
+    if request.log_probs is not None:
+        check_flag(f"log_probs{of}", request.log_probs)
+        if request.log_probs and not border.log_probs:
+            raise ValueError(
+                f"log_probs{of} must be left out, because the engine keeps none: make it with "
+                "log_probs=True"
+            )
     limits: dict[str, tuple[Any, int, int]] = {
         "max_new_tokens": (request.max_new_tokens, 1, border.max_new_tokens),
         "seed": (request.seed, 0, _WORD),
-        "id": (request.id, 0, (_WORD + 1) // border.num_samples - 1),
+        "id": (request.id, 0, (_WORD + 1) // samples - 1),
         "draft_limit": (request.draft_limit, 0, border.method.max_draft),
     }
     for field, (value, low, high) in limits.items():
-        if value is None and field in ("max_new_tokens", "draft_limit"):
+        if value is None and field != "seed":
             continue
         if not _is_whole(value, low, high):
-            samples = border.num_samples
             why = f" (num_samples={samples})" if field == "id" and samples > 1 else ""
             raise ValueError(
                 f"{field}{of} must be a whole number in {low} .. {high}{why}, got {value!r}"
@@ -116,6 +142,30 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
         one.check_limit(limit)
     if request.rule is not None:
         _check_rule(request.rule, border.rule)
+
+
+class Contexts:
+    """Warns once if a prompt is longer than a model was trained for.
+
+    Args:
+      named: model's name -> its `TextModel.context`.
+    """
+
+    def __init__(self, named: Mapping[str, int | None]) -> None:
+        shortest = [(length, name) for name, length in named.items() if length is not None]
+        self._shortest, self._silent = min(shortest, default=None), not shortest
+
+    def check(self, length: int) -> None:
+        """Warns if a prompt has so many tokens."""
+        if self._silent or self._shortest is None or length <= self._shortest[0]:
+            return
+        self._silent = True
+        context, name = self._shortest
+        warnings.warn(
+            f"a prompt has {length} tokens, but {name} was trained for {context} positions "
+            "(max_position_embeddings): its outputs may be poor; give shorter prompts",
+            stacklevel=3,
+        )
 
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
@@ -200,7 +250,7 @@ def requests_of(
     count = len(prompts)
     if ids is not None and not np.ndim(ids):
         raise ValueError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
-    rows = {
+    rows: dict[str, list[Any]] = {
         "max_new_tokens": _each("max_new_tokens", max_new_tokens, count),
         "seed": _each("seed", seed, count),
         "id": list(range(count)) if ids is None else _each("ids", ids, count),

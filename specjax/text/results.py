@@ -14,7 +14,7 @@ import numpy as np
 from specjax.checks import whole_number
 from specjax.text.draft_acceptance import DraftAcceptance, ratio
 from specjax.text.showing import Shown, Sourced, split
-from specjax.types.method import discarded
+from specjax.types.method import discarded, past_end
 
 # The counts of each row, also summed over rows.
 COUNTS = (
@@ -41,12 +41,16 @@ class RowInfo(NamedTuple):
       accepted_lengths: `[G + 1]` int32, the numbers of rounds with 0 .. G accepted tokens.
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
-      log_prob: float32, log-probability of the output under the verifier, in nats, after
-        temperature, top-k, top-p and processors; NaN if the verifier has not read all of it, 0.0 if
-        a user's own method does not write it.
-      log_prob_target: float32, the same under the rule's target distribution.
+      log_prob: float32, log-probability of the output under the verifier itself, in nats; see
+        `Row.log_probs`. NaN if the verifier has not read all of it, 0.0 if a user's own method does
+        not write it.
+      log_prob_processed: float32, the same after temperature, top-k, top-p and processors.
+      log_prob_target: float32, log-probability under the distributions that the tokens were drawn
+        from: the rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
       deferrals: int32, see `specjax.types.DecodeInfo`.
       rollbacks: int32, likewise.
+      nodes: `[2, G]` int32, the numbers of rounds in which each node of a tree was drafted and
+        accepted, nodes in the order of drafting; None of chains.
     """
 
     emitted: np.ndarray
@@ -57,9 +61,11 @@ class RowInfo(NamedTuple):
     token_sum: np.ndarray
     block_sum: np.ndarray
     log_prob: np.ndarray
+    log_prob_processed: np.ndarray
     log_prob_target: np.ndarray
     deferrals: np.ndarray
     rollbacks: np.ndarray
+    nodes: np.ndarray | None = None
 
     @classmethod
     def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
@@ -72,10 +78,12 @@ class RowInfo(NamedTuple):
             info.accepted_lengths,
             info.token_sum,
             info.block_sum,
+            info.log_conf,
             info.log_p,
             info.log_target,
             info.deferrals,
             info.rollbacks,
+            info.nodes,
         )
 
     @property
@@ -108,7 +116,8 @@ class RowInfo(NamedTuple):
         """Returns the counts of a row as JSON values, under the same names."""
         names = (*COUNTS, "drafted_lengths", "accepted_lengths", "token_sum", "block_sum")
         calls = {name: value.tolist() for name, value in self.calls.items()}
-        return {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+        made = {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+        return made if self.nodes is None else {**made, "nodes": self.nodes.tolist()}
 
 
 def _total(lengths: np.ndarray) -> np.ndarray:
@@ -144,10 +153,13 @@ class Row:
       seconds: from entering the batch until the host saw its end, without compilation.
       compile_seconds: the time of compiling, or reading programs from the cache, meanwhile.
       log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
-        end-of-sequence token) under the verifier, after temperature, top-k, top-p and processors:
-        at temperature 0 all are 0.0, or -inf for a token that the verifier would not take. NaN if a
+        end-of-sequence token) under the verifier itself: at temperature 1, without filters and
+        processors, however they were drawn. NaN where the verifier has not read a token, or if a
         user's own method does not write them. None without `log_probs=True`.
-      log_probs_target: `[m]` float32, the same under the rule's target distribution, or None.
+      log_probs_processed: `[m]` float32, the same after temperature, top-k, top-p and processors;
+        at temperature 0 they are 0.0, or -inf for a token that the verifier would not take.
+      log_probs_target: `[m]` float32, the same under the distributions that the tokens were drawn
+        from (see `RowInfo.log_prob_target`), or None.
       error: the model that gave NaN and the step, or None.
       eos_id: the end-of-sequence token that ended it, or None.
       sources: for each of its tokens the name of where it came from: the drafter that drafted it;
@@ -169,6 +181,7 @@ class Row:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     log_probs: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    log_probs_processed: np.ndarray | None = dataclasses.field(default=None, repr=False)
     log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
     error: str | None = None
     eos_id: int | None = None
@@ -206,6 +219,7 @@ class Row:
             "text": self.text,
             "tokens": self.tokens.tolist(),
             "log_prob": finite(self.info.log_prob),
+            "log_prob_processed": finite(self.info.log_prob_processed),
             "log_prob_target": finite(self.info.log_prob_target),
             "ended_by": self.ended_by,
             "prefilled": self.prefilled,
@@ -213,9 +227,9 @@ class Row:
             "compile_seconds": self.compile_seconds,
             "info": self.info.to_dict(),
         }
-        if self.log_probs is not None and self.log_probs_target is not None:
-            made["log_probs"] = [finite(x) for x in self.log_probs]
-            made["log_probs_target"] = [finite(x) for x in self.log_probs_target]
+        for name in ("log_probs", "log_probs_processed", "log_probs_target"):
+            if getattr(self, name) is not None:
+                made[name] = [finite(x) for x in getattr(self, name)]
         if self.top is not None:
             made["top_tokens"] = self.top.tokens.tolist()
             made["top_log_probs"] = [[finite(x) for x in each] for each in self.top.log_probs]
@@ -258,7 +272,7 @@ class RunInfo:
       verifier_calls: passes of the verifier; a pass counts for each row that it serves.
       drafter_calls: passes of all other models, likewise.
       drafted: drafted tokens.
-      accepted: accepted tokens, also those past a row's end.
+      accepted: accepted tokens that were emitted: without those past a row's end.
       deferrals: see `specjax.types.DecodeInfo`.
       rollbacks: likewise.
     """
@@ -278,6 +292,9 @@ class RunInfo:
         object.__setattr__(self, "rows", len(self.per_row.emitted))
         for name in COUNTS:
             object.__setattr__(self, name, int(np.sum(getattr(self.per_row, name))))
+        rows = self.per_row
+        past = past_end(rows.accepted, rows.rounds, rows.emitted)
+        object.__setattr__(self, "accepted", self.accepted - int(np.sum(past)))
 
     def __repr__(self) -> str:
         """The totals and rates, without the arrays."""
@@ -290,8 +307,8 @@ class RunInfo:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens per drafted token; NaN without a drafter."""
-        return ratio(self.accepted, self.drafted)
+        """Accepted tokens (those past a row's end too) per drafted token; NaN without drafts."""
+        return ratio(int(np.sum(self.per_row.accepted)), self.drafted)
 
     @property
     def verification_rate(self) -> float:

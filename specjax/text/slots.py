@@ -19,7 +19,9 @@ class Entry:
     Attributes:
       index: the request's index in the engine.
       sample: the number of the sample.
-      request: the request.
+      id: the id of the row, or of the samples that share its prefill.
+      request: the request, its processors bound.
+      given: the request as it was added, with its id.
       tokens: `[n]` int32, its prompt.
       strengths: the leaves of its rule, or None for the engine's rule.
       known: the remaining steps of a row with a known result; None for a row that is decoded.
@@ -33,7 +35,9 @@ class Entry:
 
     index: int
     sample: int
+    id: int
     request: Request
+    given: Request
     tokens: np.ndarray
     strengths: list[Any] | None = None
     known: int | None = None
@@ -79,8 +83,16 @@ class Slots:
         """Moves the first waiting requests into slots."""
         self._begun = True
         for place in places[: len(self.waiting)]:
-            entry = self.held[place] = self.waiting.popleft()
+            # In this order an interrupt loses no request.
+            entry = self.held[place] = self.waiting[0]
+            self.waiting.popleft()
             entry.since, entry.compiled = since, compiled
+
+    @property
+    def requests(self) -> dict[int, Request]:
+        """The requests that wait or are decoded, by increasing index."""
+        entries = [*filter(None, self.held), *self.waiting]
+        return {x.index: x.given for x in sorted(entries, key=lambda x: x.index)}
 
     def drop(self, index: int) -> tuple[bool, list[int]]:
         """Removes a request; returns whether it was there, and the slots where it was decoded."""

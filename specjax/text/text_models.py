@@ -53,6 +53,8 @@ class TextModel:
       mesh: the mesh that the parameters are split over; None for one device.
       name: its name in messages, such as its path.
       head: its acceptance head, which predicts how likely drafts are accepted, or None.
+      context: the most positions that it was trained for (`max_position_embeddings`); None if
+        unknown.
 
     Raises:
       TypeError: the model, the tokenizer or the head has a wrong type.
@@ -67,6 +69,7 @@ class TextModel:
     mesh: jax.sharding.Mesh | None = None
     name: str = "the model"
     head: Head | None = None
+    context: int | None = None
 
     def __repr__(self) -> str:
         return f"TextModel({self.name})"

@@ -56,9 +56,11 @@ class DecodeInfo(NamedTuple):
         past an EOS or the limit count too.
       token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
       block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never smaller.
-      log_p: `[B]` float32, log-probability of the emitted tokens under the verifier, in nats; -inf
-        if a rule emitted a token that the verifier could not; NaN if it has not read them all, as
+      log_conf: `[B]` float32, log-probability of the emitted tokens under the verifier itself, in
+        nats: at temperature 1, without filters and processors. NaN if it has not read them all, as
         in cascades that keep the end of a draft unread.
+      log_p: `[B]` float32, the same after temperature, filters and processors; -inf if a rule
+        emitted a token that the verifier could not.
       log_target: `[B]` float32, the same under the target distributions.
       nan_in: `[B]` int32, for a row that ended by NaN the index of its source in
         `Method.nan_sources`; else -1.
@@ -66,11 +68,14 @@ class DecodeInfo(NamedTuple):
         If both models read every token, or the verifier writes whole responses: the emitted tokens
         that are the verifier's.
       rollbacks: `[B]` int32, the number of rounds with rejected tokens.
-      token_log_p: `[B, N]` float32, `log_p` per token, or None unless requested; NaN past the
+      token_log_conf: `[B, N]` float32, `log_conf` per token, or None unless requested; NaN past the
         output, or if a method reports none (see `specjax.decoding.Step`).
+      token_log_p: `[B, N]` float32, `log_p` per token, or None.
       token_log_target: `[B, N]` float32, `log_target` per token, or None.
       token_sources: `[B, N]` int8, the index into `Method.source_names` of where each token came
         from, or None unless requested; -1 past the output, or if a method reports none.
+      nodes: `[B, 2, G]` int32, in how many rounds each node of a tree was drafted, and accepted;
+        None of chains.
     """
 
     calls: dict[str, Array]
@@ -78,27 +83,32 @@ class DecodeInfo(NamedTuple):
     accepted_lengths: Array  # [B, G + 1]
     token_sum: Array  # [B]
     block_sum: Array  # [B]
+    log_conf: Array  # [B]
     log_p: Array  # [B]
     log_target: Array  # [B]
     nan_in: Array  # [B]
     deferrals: Array  # [B]
     rollbacks: Array  # [B]
+    token_log_conf: Array | None = None  # [B, N]
     token_log_p: Array | None = None  # [B, N]
     token_log_target: Array | None = None  # [B, N]
     token_sources: Array | None = None  # [B, N]
+    nodes: Array | None = None  # [B, 2, G]
 
 
 class StopState(NamedTuple):
     """The rows' progress towards a stop string.
 
     Attributes:
-      states: `[B]` int32, states of an automaton that reads tokens; 0 before the first one.
+      states: `[B]` int32, states of an automaton that reads tokens.
+      first: `[B]` int32, the states before the first token.
       table: `[S, V]` int16 or int32, the state after each token in each state; S - 1 means that a
         stop string is complete. It is here while a method steps, and None between two calls of
         `run`, which get it as an argument: rows share it.
     """
 
     states: Array  # [B]
+    first: Array  # [B]
     table: Array | None = None  # [S, V]
 
 
@@ -144,11 +154,16 @@ class DecodeState(NamedTuple):
         return self.info.token_sources is not None
 
 
+def past_end(accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray) -> np.ndarray:
+    """Accepted tokens past the ends of rows, which were not emitted, from counts of one shape."""
+    # One token past the end belongs to the last pass and was not drafted.
+    return np.maximum(accepted + rounds - emitted - 1, 0) * (accepted > 0)
+
+
 def discarded(
     drafted: np.ndarray, accepted: np.ndarray, rounds: np.ndarray, emitted: np.ndarray
 ) -> np.ndarray:
     """Drafted tokens that were not emitted, from counts of one shape; see `RowInfo.discarded`."""
-    # One token past the end belongs to the last pass and was not drafted.
-    lost = drafted - accepted + np.maximum(accepted + rounds - emitted - 1, 0)
+    lost = drafted - accepted + past_end(accepted, rounds, emitted)
     # In methods that draft no blocks, rounds have another meaning.
     return np.minimum(lost, drafted)

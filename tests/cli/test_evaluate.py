@@ -147,7 +147,8 @@ def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys
     changed = []
     for record in rows(done[1]):
         del record["checksum"], record["run"]
-        changed.append({**record, "log_prob": None if record["id"] == 3 else record["log_prob"]})
+        impossible = {"log_prob_processed": None} if record["id"] == 3 else {}
+        changed.append({**record, **impossible})
     (tmp_path / "a.jsonl").write_bytes(lines_of(changed, "0" * 64))
     status, out, _ = run(capsys, PREDICTIONS=tmp_path / "a.jsonl", METRICS="()")
     figures = json.loads(out.splitlines()[-1])["methods"]["a"]["figures"]

@@ -241,7 +241,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     class Silent(type(specjax.Decoder(pair.verifier).method)):
         def step(self, params, state):
             new = super().step(params, state)
-            return new._replace(log_p=None, log_target=None, sources=None)
+            return new._replace(log_conf=None, log_p=None, log_target=None, sources=None)
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)

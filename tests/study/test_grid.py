@@ -129,7 +129,10 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
         ({"temperatures": 1.0}, "temperatures must be a tuple"),
         ({"max_drafts": (0,)}, "max_drafts must be a whole number of at least 1"),
         ({"longest": 0}, "longest must be a whole number of at least 1"),
-        ({"verifications": ("Blok",)}, "verification=.Blok.: there is no such name; did you mean Block?"),
+        (
+            {"verifications": ("Blok",)},
+            "verification=.Blok.: there is no such name; did you mean Block?",
+        ),
         (
             {"verifications": ("Block",), "drafting": ("Tree(depth=2, width=2)",)},
             r"none of verifications=\('Block',\) can verify the trees of drafting='Tree",

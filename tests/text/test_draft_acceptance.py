@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax import rules
+from specjax.runs import predictions
 from specjax.text.draft_acceptance import DraftAcceptance
 from specjax.types import Sampling
 from tests import tiny_pair
@@ -53,7 +55,8 @@ def test_a_result_has_them():
     decoder = specjax.Decoder(pair, max_draft=3, **SHAPE)
     result = decoder(PROMPTS, seed=0)
     found, info = result.acceptance, result.info
-    assert (found.accepted_tokens, found.draft_tokens) == (info.accepted, info.drafted)
+    accepted = info.per_row.accepted.sum()  # those past the ends of rows too
+    assert (found.accepted_tokens, found.draft_tokens) == (accepted, info.drafted)
     assert found.drafts == info.rounds and sum(found.accepted_lengths) == info.rounds
     assert found.draft_acceptance_rate == info.acceptance_rate
     # All drafts have one length, so both definitions agree.
@@ -99,3 +102,60 @@ def test_no_number_of_the_plot_stands_over_another(longest):
             for (_, low, right, top), (left, other, _, _) in itertools.pairwise(boxes):
                 assert right < left or not low <= other < top
         assert len(axis.get_xticks()) > 3
+
+
+def test_a_notebook_shows_the_plot_without_pyplot():
+    info, *_ = by_draft([(2, 2), (2, 1)])
+    assert DraftAcceptance.of([info]).plot()._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("max_new", [1, 2, 3, 12])
+@pytest.mark.parametrize("name", ["chain", "tree", "bild", "token cascade", "alone"])
+def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
+    verifier = tiny_pair.tabular(1)
+    pair = specjax.Pair(drafter=verifier, verifier=verifier)  # all drafts are accepted
+    parts = {
+        "chain": {"max_draft": 3},
+        "tree": {"drafting": specjax.text.Tree(depth=3, width=2)},
+        "bild": {
+            "method": specjax.text.BiLDCascade(3),
+            "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(50.0)),
+        },
+        "token cascade": {"method": specjax.text.TokenCascade(3), "rule": rules.Chow(1.0)},
+        "alone": {},
+    }[name]
+    models = verifier if name == "alone" else pair
+    decoder = specjax.Decoder(models, **parts, **SHAPE | {"max_new_tokens": max_new})
+    result = decoder(["a", "b", "c"], seed=1)
+    info = result.info
+    assert info.accepted <= info.emitted and info.accepted == info.summary()["accepted"]
+    records = [{"info": row.info.to_dict(), "ended_by": row.ended_by} for row in result]
+    totals = predictions.totals(records)
+    assert totals["accepted"] == info.accepted
+    assert totals["acceptance_rate"] == info.summary()["acceptance_rate"]
+    if name in ("chain", "tree"):
+        assert info.acceptance_rate == 1.0
+        # Each round but a last one that is cut ends with a token of the verifier.
+        whole = sum(int(row.info.emitted) % 4 == 0 for row in result)
+        assert info.accepted == info.emitted - (info.rounds - len(result)) - whole
+
+
+def test_a_tree_has_a_bar_per_node():
+    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+    tree = specjax.text.Tree(depth=2, width=2)
+    result = specjax.Decoder(pair, drafting=tree, **SHAPE)(PROMPTS, seed=0)
+    found, size = result.acceptance, len(result.acceptance.drafted_nodes)
+    assert size > 2  # more nodes than depths
+    drafted, accepted = np.array(found.drafted_nodes), np.array(found.accepted_nodes)
+    assert (accepted <= drafted).all() and drafted[0] == found.drafts
+    assert accepted.sum() == found.accepted_tokens > 0
+    np.testing.assert_allclose(found.per_node_acceptance_rate, accepted / drafted)
+    heights = [bar.get_height() for bar in result.plot().axes[0].patches]
+    np.testing.assert_allclose(heights, found.per_node_acceptance_rate)
+    assert result.plot().axes[0].get_xlabel() == "node of the tree, as drafted"
+    # The same from the rows of a file.
+    records = json.loads(json.dumps([{"info": row.info.to_dict()} for row in result]))
+    assert predictions.acceptance_of(records) == found
+    chain = specjax.Decoder(pair, max_draft=2, **SHAPE)(PROMPTS[:1], seed=0)
+    assert chain.acceptance.drafted_nodes == () and "nodes" not in chain[0].info.to_dict()
+    assert chain.plot().axes[0].get_xlabel() == "position in the draft"

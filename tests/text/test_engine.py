@@ -1,10 +1,15 @@
 """Requests that arrive while others run, leave, and are dropped."""
 
+import concurrent.futures
+import signal
+
+import jax
 import numpy as np
 import pytest
 
 import specjax
 from specjax import partitioning, rules, verification
+from specjax.compilation import compile_seconds
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -184,3 +189,285 @@ def test_an_engine_fits_its_mesh():
         rows += engine.step()
     assert sorted(row.index for row in rows) == list(range(9))
     _check(rows, decoder(TEXTS, seed=5))
+
+
+def _rows(engine):
+    rows = {}
+    while engine.unfinished:
+        rows |= {(row.index, row.sample): row for row in engine.step()}
+    return rows
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_equal_requests_differ_unless_they_have_one_id(decoder, samples):
+    engine = decoder.engine(prompt_length=16, rows=4, num_samples=samples)
+    for _ in range(3):
+        assert engine.add(specjax.Request("a", seed=5)) is not None
+    for _ in range(2):
+        engine.add(specjax.Request("a", seed=5, id=7))
+    rows = _rows(engine)
+    texts = [rows[i, j].tokens.tolist() for i in range(5) for j in range(samples)]
+    assert len(set(map(tuple, texts[: 3 * samples]))) == 3 * samples
+    assert texts[3 * samples : 4 * samples] == texts[4 * samples :]
+    # They are the rows of a call with the same prompts.
+    want = decoder(["a"] * 3, seed=5, num_samples=samples)
+    assert texts[: 3 * samples] == [row.tokens.tolist() for row in want]
+
+
+class Hooked:
+    """The verifier's distribution; each use calls `hook` on the host."""
+
+    reads_draft = reads_draft_confidence = reads_verifier_confidence = False
+    hook = staticmethod(lambda: None)
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        def call(p):
+            Hooked.hook()
+            return p
+
+        shape = jax.ShapeDtypeStruct(p.shape, p.dtype)
+        return jax.pure_callback(call, shape, p, vmap_method="sequential")
+
+
+jax.tree_util.register_static(Hooked)
+
+
+def _in_callback(monkeypatch, error):
+    calls = []
+
+    def hook():
+        calls.append(0)
+        if len(calls) == 60:
+            raise error
+
+    monkeypatch.setattr(Hooked, "hook", staticmethod(hook))
+
+
+def _in_tokenizer(monkeypatch, error):
+    def decode(self, prompt, output):
+        raise error
+
+    monkeypatch.setattr(specjax.TextModel, "decode", decode)
+
+
+def _by_signal(monkeypatch, error):
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+
+    def hook():
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        monkeypatch.setattr(Hooked, "hook", staticmethod(lambda: None))
+
+    monkeypatch.setattr(Hooked, "hook", staticmethod(hook))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [
+        (_in_callback, ZeroDivisionError("a bug")),
+        (_in_callback, KeyboardInterrupt()),
+        (_in_tokenizer, ZeroDivisionError("a bug")),
+        (_in_tokenizer, KeyboardInterrupt()),
+        (_by_signal, KeyboardInterrupt()),
+    ],
+)
+def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(
+    monkeypatch, stop, error, stream
+):
+    decoder = specjax.Decoder(
+        _pair(), rule=Hooked(), max_draft=3, max_new_tokens=12, batch_size=2, buckets=(16,)
+    )
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    for text in TEXTS[:5]:
+        engine.add(specjax.Request(text, seed=5))
+    step = engine.stream_step if stream else engine.step
+    want = decoder(TEXTS[:5], seed=5)
+    rows = {}
+    with monkeypatch.context() as patched, pytest.raises(BaseException) as first:
+        stop(patched, error)
+        while engine.unfinished:
+            done = [x.row if stream else x for x in step()]
+            rows |= {(row.index, 0): row for row in done if row is not None}
+    assert type(error).__name__ in repr(first.value)
+    again, given = decoder.engine(prompt_length=16, rows=2, refill=1), engine.unfinished_requests
+    assert given.keys() | {i for i, _ in rows} == set(range(5)) and engine.unfinished
+    for use in (step, lambda: engine.add(specjax.Request("a"))):
+        with pytest.raises(RuntimeError, match="^this engine was ended by .* during a step: make"):
+            use()
+    places = [(again.add(request), i) for i, request in given.items()]
+    assert engine.abort(places[-1][1]) and "ended by" in repr(engine)
+    found = _rows(again)
+    rows |= {(i, 0): found[new, 0] for new, i in places}
+    assert [rows[i, 0].tokens.tolist() for i in range(5)] == [x.tolist() for x in want.tokens]
+
+
+def test_an_engine_shows_its_shape_and_its_rows(decoder):
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    for text in TEXTS[:4]:
+        engine.add(specjax.Request(text))
+    assert "2 rows with prompts of 16" in repr(engine) and "0 running, 4 waiting" in repr(engine)
+    engine.step()
+    assert list(engine.unfinished_requests.values())[-1].prompt == TEXTS[3]
+    assert "0 waiting" not in repr(engine) and "ended" not in repr(engine)
+
+
+METHODS = {
+    "chain": {"max_draft": 3},
+    "tree": {"drafting": specjax.text.Tree(depth=2, width=2)},
+    "token cascade": {"method": specjax.text.TokenCascade(3), "rule": rules.Chow(0.97)},
+    "sequence cascade": {
+        "method": specjax.text.SequenceCascade(),
+        "rule": rules.SequenceChow(0.95),
+    },
+    "alone": {},
+}
+
+
+def _own(name, **options):
+    models = tiny_pair.tabular(1) if name == "alone" else _pair()
+    return specjax.Decoder(
+        models, **METHODS[name], max_new_tokens=60, batch_size=3, buckets=(8, 16), **options
+    )
+
+
+def _stops(decoder, count):
+    """For each request None, strings in its text, or none."""
+    for place in range(count):
+        text = decoder([TEXTS[place % 4]], seed=5, ids=[place]).texts[0]
+        yield [None, (text[1:2] or "z",), (text[2:4] or "z", "never"), (), ("n",)][place % 5]
+
+
+@pytest.mark.parametrize("default", [(), ("a", "$")])
+@pytest.mark.parametrize("name", METHODS)
+def test_stop_strings_are_each_requests_own(name, default):
+    stops = list(_stops(_own(name), 10))
+    engine = _own(name, stop=default).engine(prompt_length=16, rows=3, refill=1)
+    waiting, rows = list(enumerate(stops)), {}
+    while waiting or engine.unfinished:
+        for place, strings in waiting[:1]:  # the first without strings of its own
+            assert engine.add(specjax.Request(TEXTS[place % 4], seed=5, stop=strings)) == place
+        waiting = waiting[1:]
+        rows |= {row.index: row for row in engine.step()}
+    ended = set()
+    for place, strings in enumerate(stops):
+        one = _own(name, stop=default if strings is None else strings)
+        want = one([TEXTS[place % 4]], seed=5, ids=[place])[0]
+        row = rows[place]
+        assert (row.text, row.ended_by) == (want.text, want.ended_by)
+        np.testing.assert_array_equal(row.tokens, want.tokens)
+        assert row.info.emitted == want.info.emitted and row.info.rounds == want.info.rounds
+        ended.add((bool(strings), row.ended_by))
+    assert {(True, "stop"), (False, "eos")} <= ended
+
+
+def test_new_stop_strings_compile_nothing_and_take_no_room():
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3)
+    for number in range(60):
+        engine.add(specjax.Request("a", stop=(f"never {number}",), max_new_tokens=3))
+        if number == 8:  # slots have been filled again
+            _rows(engine)
+            compiled = compile_seconds()
+        if number % 3 == 2:
+            _rows(engine)
+    assert compile_seconds() == compiled
+    assert engine._blocks.table.shape[0] <= 64
+
+
+def test_a_streamed_request_has_its_own_stop_strings():
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3)
+    for place, strings in enumerate(_stops(decoder, 5)):
+        engine.add(specjax.Request(TEXTS[place % 4], seed=5, stop=strings))
+    texts, rows = dict.fromkeys(range(5), ""), {}
+    for added in engine.added(1):
+        texts[added.index] += added.text
+        rows |= {} if added.row is None else {added.index: added.row.text}
+    assert texts == rows
+
+
+@pytest.mark.parametrize("of_engine", [1, 2])
+@pytest.mark.parametrize("of_request", [None, 2, 4])
+def test_each_request_has_its_own_number_of_samples(of_engine, of_request):
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=4, num_samples=of_engine)
+    for text in TEXTS[:2]:
+        engine.add(specjax.Request(text, seed=5, num_samples=of_request))
+    rows, count = _rows(engine), of_request or of_engine
+    four = specjax.Decoder(_pair(), max_draft=3, max_new_tokens=60, batch_size=4, buckets=(16,))
+    want = four(TEXTS[:2], seed=5, num_samples=count)
+    assert sorted(rows) == [(row.index, row.sample) for row in want]
+    for row in want:
+        np.testing.assert_array_equal(rows[row.index, row.sample].tokens, row.tokens)
+
+
+def test_a_request_may_leave_out_log_probabilities():
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3, log_probs=True)
+    for choice in (None, True, False):
+        engine.add(specjax.Request("a", log_probs=choice))
+    rows = _rows(engine)
+    assert [rows[i, 0].log_probs is None for i in range(3)] == [False, False, True]
+    assert "log_probs" not in rows[2, 0].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"stop": 3}, TypeError, "stop must be texts such as"),
+        ({"stop": ("",)}, ValueError, "stop has an empty text"),
+        ({"num_samples": 3}, ValueError, "num_samples must be a multiple of the engine's 2, got 3"),
+        ({"num_samples": 1.5}, ValueError, "num_samples must be a whole number"),
+        ({"num_samples": 2**20, "id": 2**20}, ValueError, r"id must be .* in 0 .. 4095"),
+        ({"log_probs": 1}, TypeError, "log_probs must be True or False"),
+        ({"log_probs": True}, ValueError, "log_probs must be left out, because the engine keeps"),
+    ],
+)
+def test_what_a_request_cannot_have_is_refused_at_once(change, error, message):
+    engine = _own("chain").engine(prompt_length=16, rows=4, num_samples=2)
+    with pytest.raises(error, match=message):
+        engine.add(specjax.Request("a", **change))
+    assert engine.unfinished == 0
+
+
+@pytest.mark.parametrize("name", ["chain", "encoder"])
+def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
+    if name == "chain":
+        decoder = _own(name)
+    else:  # its cache has the prompt's length
+        pair = specjax.load_pair(**tiny_pair.shared_pair())
+        decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(8, 16))
+    widths, init = [], type(decoder.method).init
+
+    def noted(self, params, prompts, **options):
+        widths.append(prompts.inputs.shape[1])
+        return init(self, params, prompts, **options)
+
+    monkeypatch.setattr(type(decoder.method), "init", noted)
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
+    lengths = [3, 8, 9, 16, 2, 8]
+    rows = {}
+    for length in lengths:
+        engine.add(specjax.Request(np.full(length, 5, np.int32), seed=5))
+        rows |= _rows(engine)
+    # The first fills both slots.
+    assert widths == ([8, 8, 16, 16, 8, 8] if name == "chain" else [16] * 6)
+    want = decoder([np.full(length, 5, np.int32) for length in lengths], seed=5)
+    for i, tokens in enumerate(want.tokens):
+        np.testing.assert_array_equal(rows[i, 0].tokens, tokens)
+
+
+def test_several_threads_may_call_a_decoder_and_have_engines(decoder, expected):
+    def call(number):
+        if number % 2:
+            return decoder(TEXTS, seed=5).tokens
+        engine = decoder.engine(prompt_length=16, rows=4, refill=1)
+        for text in TEXTS:
+            engine.add(specjax.Request(text, seed=5))
+        rows = _rows(engine)
+        return [rows[i, 0].tokens for i in range(len(TEXTS))]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found in pool.map(call, range(8)):
+            for tokens, want in zip(found, expected.tokens, strict=True):
+                np.testing.assert_array_equal(tokens, want)

@@ -28,8 +28,11 @@ def test_a_result_is_scored_as_it_was_decoded(decoder):
     repeated = [PROMPTS[row.index] for row in result]
     scores = decoder.score(repeated, result, sampling=drawn)
     for found, row in zip(scores.log_probs, result, strict=True):
+        np.testing.assert_allclose(found, row.log_probs_processed, atol=2e-5)
+    totals = [float(row.info.log_prob_processed) for row in result]
+    own = decoder.score(repeated, result)  # under the model itself
+    for found, row in zip(own.log_probs, result, strict=True):
         np.testing.assert_allclose(found, row.log_probs, atol=2e-5)
-    totals = [float(row.info.log_prob) for row in result]
     np.testing.assert_allclose(scores.totals, totals, rtol=1e-5)
     assert scores.ranked() == sorted(range(6), key=lambda i: -totals[i])
     lengths = [len(row.log_probs) for row in result]
