@@ -128,7 +128,7 @@ def main(action: str, file: str) -> int:
     """Writes what is frozen, or compares and prints the differences."""
     jax.config.update("jax_num_cpu_devices", _MESH[0] * _MESH[1])
     specjax.enable_compilation_cache()
-    now = {"settings": frozen(), "names": public_names()}
+    now: dict[str, Any] = {"settings": frozen(), "names": public_names()}
     if action == "write":
         Path(file).write_text(json.dumps(now, indent=0))
         return 0
