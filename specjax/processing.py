@@ -80,11 +80,15 @@ def logs_along(
     of_each = lambda function, *of: jax.vmap(jax.vmap(function))(*of, tokens)  # noqa: E731
     p, conf = jnp.log(of_each(entry, probs)), of_each(log_confidence, logits)
     rare = (p == -jnp.inf) & counted & ~_greedy(sampling)[:, None]
+    below = of_each(entry, logits).astype(jnp.float32) - jnp.max(logits, axis=-1)
     if sampling.processing is None:
+        if sampling.top_k is None and sampling.top_p is None:
+            # The most probable token has the same normalizer.
+            by_top = below / sampling.temperature[:, None] + jnp.log(jnp.max(probs, axis=-1))
+            return Logs(jnp.where(rare, by_top, p), conf)
         # Other tokens that have no probability are left out by a filter.
         least = jnp.log(TINY * logits.shape[-1]) * sampling.temperature
-        top = jnp.max(logits, axis=-1).astype(jnp.float32)
-        rare &= of_each(entry, logits) - top <= 0.9 * least[:, None]
+        rare &= below <= 0.9 * least[:, None]
 
     def exact(p: Array) -> Array:
         changed, own = logits, sampling

@@ -53,7 +53,7 @@ METHODS = {
     "token cascade": {"method": decoding.TokenCascade(2), "rule": rules.Chow(1.0)},
     "bild": {
         "method": decoding.BiLDCascade(2),
-        "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(1e9)),
+        "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(float("inf"))),
     },
     "sequence cascade": {"method": decoding.SequenceCascade(), "rule": rules.SequenceChow(0.0)},
     "alone": {},
