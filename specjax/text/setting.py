@@ -50,6 +50,17 @@ _PARTS: Mapping[str, Mapping[str, Callable[..., Any]]] = MappingProxyType(
         },
     }
 )
+# Rules that give the verifier's distribution where q and p are a single token each.
+_LOSSLESS_GREEDILY = (
+    rules.Lossy,
+    rules.LossyTuned,
+    rules.KLBall,
+    rules.KLPrice,
+    rules.Mentored,
+    rules.Typical,
+    rules.AcceptThreshold,
+    rules.Cactus,
+)
 # The attributes that some parts need, and an example.
 _NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
     {
@@ -102,7 +113,8 @@ class Setting:
     with its module: `my_package.rules.Mine(0.3)`.
 
     Attributes:
-      rule: a rule of `specjax.rules`, such as `OPT(0.2)`.
+      rule: a rule of `specjax.rules`, such as `OPT(0.2)`; at temperature 0 `Lossless` for rules
+        that then give the verifier's token, such as `Lossy(0.3)`.
       method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, or a cascade in which
         a single model writes at a time, such as `TokenCascade(limit=10)`.
       verification: an algorithm of `specjax.verification`; None: the default of `drafting`, or the
@@ -161,6 +173,12 @@ class Setting:
         self._check_fit()
         span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         put("temperature", one_number("temperature", self.temperature, **span))
+        if (
+            self.temperature == 0.0
+            and self.method is None
+            and _lossless_greedily(self.made("rule"))
+        ):
+            put("rule", "Lossless")
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
         put("processors", _canonical(self.processors))
@@ -392,6 +410,12 @@ class Setting:
 def made_part(name: str, text: str | None) -> Any:
     """Makes the object of a field of `Setting` from its text; None for None."""
     return None if text is None else Part.parse(text, name).make(_PARTS[name], name)
+
+
+def _lossless_greedily(rule: Any) -> bool:
+    """Whether a rule is `Lossless` at temperature 0."""
+    keeps_all = isinstance(rule, rules.AcceptThreshold) and float(rule.single) == 0.0
+    return isinstance(rule, _LOSSLESS_GREEDILY) and not keeps_all
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:
