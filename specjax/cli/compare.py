@@ -176,6 +176,8 @@ def tables(results: dict[str, Any]) -> str:
     elif results["table_2"]:
         rows = table_2_rows(results["table_2"], results["quality"])
         parts.append(Report(rows, tuple(rows[0]), _TABLE_2_NOTES).table())
+    if "answer" not in results:
+        parts += [verdict["text"] for verdict in results["verdicts"]]
     return "\n\n".join(parts)
 
 

@@ -42,14 +42,14 @@ _NOTES = (
     "bleu: with a 95 % bootstrap interval. over_verifier: BLEU minus that of the verifier alone;",
     "its intervals cover all rows jointly (95 %). If an interval contains 0, neither setting is",
     "shown to be better. Lossless rows follow the verifier's distribution: at temperature 1 they",
-    "differ from it only by chance. speedup: tokens per second over those of the verifier alone, timed",
-    "in turns on the same samples, with a 95 % interval.",
+    "differ from it only by chance. speedup: tokens per second over those of the verifier alone,",
+    "timed in turns on the same samples, with a 95 % interval.",
 )
 # The wide joint intervals need more resamples than usual.
 _RESAMPLES = 5000
 _CAPTION = (
-    "Bars: 95 % intervals of the speed-up, and (jointly) of the BLEU over the verifier's. "
-    "Dashed lines: the verifier alone."
+    "Up is better, right is faster. Bars: 95 % intervals of the speed-up, and (jointly) of the "
+    "BLEU over the verifier's. Dashed lines: the verifier alone."
 )
 _COLUMNS = (
     "setting",
@@ -378,7 +378,7 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
                 note = f"{DRAFTER}: {row['bleu']:.1f} BLEU at {row['speedup']:.3g}x (not in view)"
                 axis.text(0.99, 0.01, note, transform=axis.transAxes, ha="right", va="bottom")
         axis.set(title=f"temperature {temperature:g}", ylabel="BLEU")
-        axis.set_xlabel("speed over the verifier alone; further right is faster")
+        axis.set_xlabel("speed-up over the verifier alone")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.suptitle(_CAPTION, fontsize="small")
     image = io.BytesIO()
@@ -396,7 +396,7 @@ def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
         style: dict[str, Any] = {"ls": "", "ms": 9, "lw": 1, "capsize": 3, "elinewidth": 0.8}
         # The marks differ without colours too; names beside them would cover each other.
         style |= {"marker": MARKS[i % len(MARKS)], "c": colours(0.85 * i / len(rows))}
-        axis.errorbar(
+        _, *bars = axis.errorbar(
             faster,
             row["bleu"],
             [[apart - low], [high - apart]],
@@ -404,6 +404,8 @@ def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
             label=row["setting"],
             **style,
         )
+        for bar in (part for several in bars for part in several):
+            bar.set_alpha(0.4)
     axis.axhline(rows[0]["bleu"], c="0.7", ls="--", lw=1)
     axis.axvline(1.0, c="0.7", ls="--", lw=1)
     axis.margins(0.1)

@@ -3,14 +3,18 @@
 Axes: s samples, r repeats, c chunks of texts.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.evaluation import Interval
+from specjax.evaluation import Bootstrap, Interval
+from specjax.runs.evaluation import shown
 from specjax.study.measure import Times
+from specjax.study.scores import RELATIVE, Scores, over
+from specjax.text.setting import Setting
 
 # Times of the same work whose quartiles differ by more than this were disturbed.
 _STEADY = 1.15
@@ -157,7 +161,7 @@ def conclusion(
             f"{in_words(gain)} the speed of the verifier alone, and an interval with 1 in it may "
             "be noise."
         ]
-    if gain.low <= 1.0 and cost is not None:
+    if gain.low <= 1.0 and cost is not None and spread <= _STEADY:
         parts.append(cost.why())
     if spread > _STEADY:
         parts.append(
@@ -165,3 +169,88 @@ def conclusion(
             f"{spread - 1:.0%} (quartiles). Repeat it on a quiet machine."
         )
     return " ".join(parts)
+
+
+class Recommendation(NamedTuple):
+    """What a comparison says of the settings of one sampling.
+
+    Attributes:
+      setting: the setting to decode with: the fastest at no loss, or the verifier alone.
+      text: the reasons, see `conclusion`.
+    """
+
+    setting: Setting
+    text: str
+
+
+def recommend(
+    scored: Mapping[Setting, Scores],
+    quality: str | None,
+    bootstrap: Bootstrap,
+    times: Mapping[str, Any] | None = None,
+    spread: float = 1.0,
+) -> Recommendation:
+    """Recommends a setting at no loss, and names a faster one of another distribution.
+
+    Args:
+      scored: the measured settings of one sampling, the verifier alone among them.
+      quality: the name of the quality figure, or None.
+      bootstrap: the resampling of the figures.
+      times: `PassTimes` as JSON values, or None.
+      spread: see `spread`.
+    """
+    alone = next(iter(scored)).verifier_alone
+    drafts = [x for x in scored if not x.is_alone and scored[x].figures[RELATIVE]["value"]]
+    lossless = [x for x in drafts if x.is_lossless]
+    gains = _jointly(scored, lossless, bootstrap)
+    best = max(lossless, key=lambda x: gains[x].value, default=alone)
+    chains = [x for x in lossless if x.drafting is None and x.stopping is None]
+    chain = max(chains, key=lambda x: gains[x].value, default=None)
+    text = conclusion(
+        {x.described(): gain for x, gain in gains.items()},
+        where=f"at temperature {alone.temperature:g}",
+        cost=None if chain is None or times is None else _cost(chain, scored[chain], times),
+        spread=spread,
+    )
+    if best not in gains or gains[best].low <= 1.0:
+        best = alone
+    others = _jointly(scored, [x for x in drafts if not x.is_lossless], bootstrap)
+    faster = [x for x, gain in others.items() if gain.low > 1.0]
+    if quality is not None and faster:
+        apart = {x: over(scored[x], scored[alone], quality, bootstrap) for x in faster}
+        kept = [x for x in faster if (apart[x]["high"] or -1.0) >= 0.0]
+        if kept:
+            first = max(kept, key=lambda x: others[x].value)
+            text += (
+                f" Not lossless, but not shown to be worse: {first.described()}, "
+                f"{in_words(others[first])}, {quality} {shown(apart[first])} over the verifier's."
+            )
+    return Recommendation(best, text)
+
+
+def _jointly(
+    scored: Mapping[Setting, Scores], settings: Sequence[Setting], bootstrap: Bootstrap
+) -> dict[Setting, Interval]:
+    """Speed-ups whose intervals hold jointly (Bonferroni)."""
+    level = 1.0 - (1.0 - bootstrap.level) / max(1, len(settings))
+    how = dataclasses.replace(bootstrap, level=level)
+    found = {}
+    for setting in settings:
+        value = float(scored[setting].figures[RELATIVE]["value"] or np.nan)
+        again = scored[setting].resampled.get(RELATIVE, np.full(1, np.nan))
+        found[setting] = how.summary(1.0 / value, 1.0 / again)
+    return found
+
+
+def _cost(setting: Setting, scores: Scores, times: Mapping[str, Any]) -> RoundCost | None:
+    """The cost of a round of a chain of fixed length; None if its passes were not measured."""
+    width, tokens = int(setting.max_draft or 0) + 1, scores.figures["tokens_per_verifier_call"]
+    for table in times["tables"]:
+        if (table["reviewer"], table["drafter"]) == ("verifier", setting.drafter):
+            step = times["steps"]["verifier"]
+            passes = dict(zip(table["widths"], table["verifier"][0], strict=True))
+            widths = [known for known in passes if known >= width]
+            if widths and tokens["value"] is not None:
+                c, r = table["draft"][0] / step, passes[min(widths)] / step
+                return RoundCost(width - 1, c, r, tokens["value"])
+    return None
