@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specjax import evaluation as evaluation
     from specjax import models as models
     from specjax import partitioning as partitioning
+    from specjax import processors as processors
     from specjax import rules as rules
     from specjax import sampling as sampling
     from specjax import study as study
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specjax.runs.compilation_cache import enable_compilation_cache
     from specjax.text import (
         BiLDCascade,
+        Branches,
         Cascade,
         Decoder,
         Engine,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         Setting,
         TextModel,
         TokenCascade,
+        Tree,
         load_models,
         load_pair,
         load_text_model,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BiLDCascade",
+    "Branches",
     "Cascade",
     "Decoder",
     "Engine",
@@ -62,6 +66,7 @@ __all__ = [
     "Setting",
     "TextModel",
     "TokenCascade",
+    "Tree",
     "enable_compilation_cache",
     "load_models",
     "load_pair",
@@ -79,6 +84,7 @@ _PACKAGES = (
     "evaluation",
     "models",
     "partitioning",
+    "processors",
     "rules",
     "sampling",
     "study",
