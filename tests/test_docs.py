@@ -159,7 +159,7 @@ def blocks_of(page):
 
 
 def test_the_code_of_the_readme_runs_as_it_is_written():
-    """One block after another, as a reader pastes them; comments after `print` are what it prints."""
+    """One block after another, as a reader pastes them; comments say what `print` prints."""
     names, blocks = {"__name__": "readme"}, list(blocks_of("README.md"))
     assert len(blocks) >= 3
     told = 0
