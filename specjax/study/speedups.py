@@ -165,8 +165,8 @@ def conclusion(
         parts.append(cost.why())
     if spread > _STEADY:
         parts.append(
-            f"Other work disturbed this measurement: the times of the same texts vary by "
-            f"{spread - 1:.0%} (quartiles). Repeat it on a quiet machine."
+            "Other work disturbed this measurement: the times of the same texts differ by a factor "
+            f"of {spread:.2g} between turns (quartiles). Repeat it on a quiet machine."
         )
     return " ".join(parts)
 

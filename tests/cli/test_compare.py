@@ -89,6 +89,12 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     table, line = captured.out.rsplit("\n", 2)[:2]
     assert json.loads(line) == json.loads((output / "results.json").read_text())
     assert "latency_reduction" in table and "drafter alone" in table
+    # It ends with a verdict, and the verifier alone is what decodes at no loss.
+    told = "No lossless setting with drafts was measured at temperature 1."
+    assert told in table.splitlines()[-1]
+    (verdict,) = json.loads(line)["verdicts"]
+    assert verdict["recommended"] == "verifier alone, T=1"
+    assert "load_alone" in (output / "tuned.gin").read_text()
     assert "4 of 6 settings were measured before" in captured.err
     assert "specjax compare: 2 of 6 settings failed: OPT(0.1), " in captured.err.splitlines()[-1]
     assert [r for r in lines(output) if r["status"] == "done"] == [
@@ -237,6 +243,9 @@ def test_by_default_what_is_estimated_as_best_is_measured(
     assert status["OPT(0.1), Block, G=2, T=1"] == "estimated"
     results = json.loads(captured.out.splitlines()[-1])
     assert results["estimated"] == 4 and "expected" in results["best"][0]
+    (verdict,) = results["verdicts"]
+    assert "Lossless, Block, G=2, T=1" in verdict["text"] and verdict["text"] in captured.out
+    assert f"next: specjax infer --gin_file={output / 'tuned.gin'}" in captured.err
     # Whatever times say now, a run that goes on takes the same settings.
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
