@@ -121,7 +121,6 @@ def _run(
     args: argparse.Namespace, output: RunDirectory, sources: list[str], references: list[str]
 ) -> None:
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    print(f"verifier: {args.verifier}\ndrafter: {args.drafter}", flush=True)
     decoders = _decoders(pair, args, sources)
     for decoder in decoders.values():
         decoder.rows(sources)  # checks the lengths before any long work
@@ -144,8 +143,9 @@ def _run(
         print(f"\n{LOSSLESS} at temperature 0, by the source of each token:")
         found = decoders[LOSSLESS](sources, sampling=Sampling(0.0), sources=True, progress=False)
         print(f"{found.show(min(args.show, 2))}\n{found.acceptance}")
-    verdicts = {t: _verdict(runs, t, costs, args.max_draft) for t, runs in measured.items()}
-    print("\n" + "\n".join(verdicts.values()))
+    print()
+    for temperature, runs in measured.items():
+        print(_verdict(runs, temperature, costs, args.max_draft))
     # A new demo may replace an old demo: it is quick to repeat.
     names = (
         "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
@@ -179,7 +179,7 @@ def settings(max_draft: int) -> dict[str, Setting]:
         ALONE: Setting(method="VerifierAlone"),
         LOSSLESS: Setting(max_draft=max_draft),
         # Longer drafts where the drafter is sure.
-        "lossless, adaptive": Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
+        LOSSLESS_ADAPTIVE: Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
         **{rule: Setting(rule=rule, max_draft=max_draft) for rule in rules},
         DRAFTER: Setting(method="DrafterAlone"),
     }
