@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from specjax import load_models
-from specjax.cli import gin_config
+from specjax.cli import compare, gin_config
 from specjax.cli.main import main
 from specjax.study import Setting, read_points
 from specjax.text import Decoder
@@ -305,6 +305,40 @@ def test_a_demand_is_answered_on_texts_the_choice_has_not_seen(
     # Another demand wants another directory.
     assert run(data, output, *start, **{**DEMAND, "DEMAND": "quality >= 1"}) == 2
     assert "another configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "recommended", "shown"),
+    [
+        (None, "Lossless, T=0", True),
+        ("do not draft", "verifier alone, T=0", True),
+        ("do not draft", "Lossless, T=0", False),  # by the margin of the demand it is no gain
+        ("draft", "Lossless, T=0", False),
+    ],
+)
+def test_the_end_says_why_drafting_does_not_pay(answer, recommended, shown):
+    verdict = {"recommended": recommended, "text": "Drafting does not pay here."}
+    results = {
+        "best": [{"setting": "Lossless, T=0"}],
+        "estimated": 1,
+        "done": 2,
+        "quality": None,
+        "table_2": [],
+        "verdicts": [verdict],
+    }
+    if answer is not None:
+        figures = {"relative_latency": {"value": 1.0}, "nats_per_token": {"value": 0.0}}
+        setting = {"setting": "Lossless, T=0", "figures": figures, "chance": 1.0}
+        results |= {
+            "demand": "nats per token <= 0",
+            "answer": answer,
+            "described": "verifier alone, T=0",
+            "why": "no other is faster",
+            "rounds": [{"texts": 2, "settings": [setting]}],
+            "held_out": None,
+            "gin_file": None,
+        }
+    assert compare.tables(results).endswith(verdict["text"]) == shown
 
 
 def test_every_way_to_draft_with_further_models_is_estimated(data, tmp_path, capsys):
