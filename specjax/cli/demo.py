@@ -199,7 +199,7 @@ def _decoders(pair: Pair, args: argparse.Namespace, sources: list[str]) -> dict[
     }
 
 
-class _Runs(NamedTuple):
+class _Repeats(NamedTuple):
     """A setting's outputs for all samples, and the times of its turns."""
 
     results: list[Result]
@@ -208,7 +208,7 @@ class _Runs(NamedTuple):
 
 def _measure(
     decoders: dict[str, Decoder], temperature: float, sources: list[str], args: argparse.Namespace
-) -> dict[str, _Runs]:
+) -> dict[str, _Repeats]:
     """Decodes all samples `args.repeats` times; the settings take turns at every few samples."""
     each = args.rows * max(1, round(len(sources) / _TURNS / args.rows))
     parts = [range(i, min(i + each, len(sources))) for i in range(0, len(sources), each)]
@@ -238,7 +238,7 @@ def _measure(
         times = Times(spent[name][:, None], tokens[name])
         if temperature == 0.0:  # repeats of the same texts
             times = Times(spent[name][None], tokens[name][:1])
-        runs[name] = _Runs([Result(tuple(one)) for one in several], times)
+        runs[name] = _Repeats([Result(tuple(one)) for one in several], times)
     return runs
 
 
@@ -261,7 +261,7 @@ def _pass_costs(
 
 
 def _verdict(
-    runs: dict[str, _Runs], temperature: float, costs: tuple[float, float], max_draft: int
+    runs: dict[str, _Repeats], temperature: float, costs: tuple[float, float], max_draft: int
 ) -> str:
     """What was fastest at no loss, or why drafting does not pay."""
     names = [name for name in (LOSSLESS, LOSSLESS_ADAPTIVE) if name in runs]
@@ -274,7 +274,7 @@ def _verdict(
 
 
 def _rows(
-    runs: dict[str, _Runs], temperature: float, references: list[str]
+    runs: dict[str, _Repeats], temperature: float, references: list[str]
 ) -> list[dict[str, Any]]:
     """The table's rows, one per setting."""
     # Over all seeds. The bootstrap resamples the inputs.
