@@ -84,7 +84,9 @@ def logs_along(
     if sampling.processing is None:
         if sampling.top_k is None and sampling.top_p is None:
             # The most probable token has the same normalizer.
-            by_top = below / sampling.temperature[:, None] + jnp.log(jnp.max(probs, axis=-1))
+            by_top = below / jnp.asarray(sampling.temperature)[:, None] + jnp.log(
+                jnp.max(probs, axis=-1)
+            )
             return Logs(jnp.where(rare, by_top, p), conf)
         # Other tokens that have no probability are left out by a filter.
         least = jnp.log(TINY * logits.shape[-1]) * sampling.temperature

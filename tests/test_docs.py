@@ -1,7 +1,9 @@
-"""The site's links (`make docs`, which `make test` runs, builds the site and checks them all), and
-the commands of the pages."""
+"""The site's links (`make docs`, which `make test` runs, builds the site and checks them all), the
+commands of the pages, and the code of the first ones."""
 
+import contextlib
 import importlib.util
+import io
 import re
 import shlex
 import subprocess
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import specjax
 from specjax.cli.main import COMMANDS
+from tests import tiny_pair
 
 ROOT = Path(__file__).parents[1]
 
@@ -145,3 +149,47 @@ def test_a_command_that_a_shell_cannot_read_is_seen(wrong):
     for commands in (commands_of(page), commands_in_head(head), [wrong, "specjax --gin.A='b'"]):
         assert what_bash_minds(commands)
     assert not what_bash_minds(["specjax infer --gin.A='b' --gin.B=\"(@C(), 'd')\""])
+
+
+def blocks_of(page):
+    """The Python blocks of a page, each below as many lines as in the page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for block in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
+
+
+def test_the_code_of_the_readme_runs_as_it_is_written():
+    """One block after another, as a reader pastes them; comments say what `print` prints."""
+    names, blocks = {"__name__": "readme"}, list(blocks_of("README.md"))
+    assert len(blocks) >= 3
+    told = 0
+    for block in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), names)
+        lines = printed.getvalue().splitlines()
+        prints = [line for line in block.splitlines() if line.startswith("print(")]
+        assert len(lines) == len(prints)
+        for line, shown in zip(prints, lines, strict=True):
+            comment = line.partition("  # ")[2]
+            assert not comment or comment == shown
+            told += bool(comment)
+    assert told >= 2
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting_started.md"])
+def test_what_the_tables_write_makes_what_they_say(page):
+    """Each row with what the page imports and names."""
+    table = (ROOT / page).read_text(encoding="utf-8").split("| to | write |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| (.*?) \| `(.*)` \|$", table, re.M)
+    assert len(rows) == table.count("\n") - 1
+    names = {"__name__": "table"}
+    exec("import specjax\nfrom specjax import Decoder, drafting, processors, rules", names)
+    pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
+    names |= {"pair": pair, "prompts": ["ba"], "schema": {"type": "integer"}}
+    names["smaller"] = tiny_pair.tabular(3)
+    shape = {"max_new_tokens": 4, "buckets": (32,), "batch_size": 1}
+    names["decoder"] = specjax.Decoder(pair, max_draft=2, **shape)
+    for _, code in rows:
+        if ".chat()" not in code:  # it needs a tokenizer with a chat template
+            exec(code.replace('"path/to/smaller"', "smaller"), names)

@@ -176,6 +176,11 @@ def tables(results: dict[str, Any]) -> str:
     elif results["table_2"]:
         rows = table_2_rows(results["table_2"], results["quality"])
         parts.append(Report(rows, tuple(rows[0]), _TABLE_2_NOTES).table())
+    for verdict in results["verdicts"]:
+        # With a demand: why drafting does not pay, where that is the answer.
+        of_answer = verdict["recommended"] == results.get("described")
+        if "answer" not in results or (results["answer"] == "do not draft" and of_answer):
+            parts.append(verdict["text"])
     return "\n\n".join(parts)
 
 

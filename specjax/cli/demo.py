@@ -3,11 +3,12 @@
 import argparse
 import io
 import json
-import math
 import statistics
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from specjax.checks import require
 from specjax.cli.bench.report import Report
@@ -16,9 +17,14 @@ from specjax.data.files import read_lines
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
+from specjax.study.measure import Times
 from specjax.study.plots import MARKS
+from specjax.study.speedups import RoundCost, conclusion, speedup, spread
+from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, Result, load_pair
-from specjax.text.directories import DEFAULT_PAIR, built_in_pair
+from specjax.text.directories import DEFAULT_PAIR, PREFIX, built_in_pair
+from specjax.text.passes import measure_times
+from specjax.text.results import finite
 from specjax.text.setting import Setting
 from specjax.types import Sampling
 
@@ -26,21 +32,25 @@ _CONFIG_NAME, _TABLE_NAME, _PLOT_NAME = "demo_config.json", "results.json", "qua
 ALONE = "verifier alone"
 DRAFTER = "drafter alone"
 LOSSLESS = "lossless"
-# For each built-in pair: the samples, max_new_tokens, and the drafter of the demo. `drafter_small`
-# is weak enough to show the trade-off of a cascade.
-_SAMPLES = {
-    "multi30k_ende": ("samples.tsv", 64, "drafter_small"),
-    "gsm8k": ("samples.jsonl", 192, "drafter"),
-}
+LOSSLESS_ADAPTIVE = "lossless, adaptive"
+# For each built-in pair: the samples and max_new_tokens.
+_SAMPLES = {"multi30k_ende": ("samples.tsv", 64), "gsm8k": ("samples.jsonl", 192)}
 _BUCKET = 48
+# About how many turns the settings take at the samples.
+_TURNS = 16
 _NOTES = (
     "bleu: with a 95 % bootstrap interval. over_verifier: BLEU minus that of the verifier alone;",
     "its intervals cover all rows jointly (95 %). If an interval contains 0, neither setting is",
     "shown to be better. Lossless rows follow the verifier's distribution: at temperature 1 they",
-    "differ from it only by chance.",
+    "differ from it only by chance. speedup: tokens per second over those of the verifier alone,",
+    "timed in turns on the same samples, with a 95 % interval.",
 )
 # The wide joint intervals need more resamples than usual.
 _RESAMPLES = 5000
+_CAPTION = (
+    "Up is better, right is faster. Bars: 95 % intervals of the speed-up, and (jointly) of the "
+    "BLEU over the verifier's. Dashed lines: the verifier alone."
+)
 _COLUMNS = (
     "setting",
     "temperature",
@@ -87,11 +97,12 @@ def run(args: argparse.Namespace) -> int:
     """Decodes the samples with every setting, prints the table, writes the results and the plot."""
     for module in ("sacrebleu", "matplotlib"):
         require(module, "eval")
-    name, usual, drafter = _SAMPLES[args.built_in]
+    name, usual = _SAMPLES[args.built_in]
     args.max_new = usual if args.max_new is None else args.max_new
-    if args.drafter is None and args.verifier is None:
-        args.drafter = f"built-in:{args.built_in}/{drafter}"
-        args.verifier = f"built-in:{args.built_in}/verifier"
+    if args.drafter is None and args.verifier is None:  # those of `load_pair`, by name
+        args.drafter, args.verifier = (
+            f"{PREFIX}{args.built_in}/{model}" for model in ("drafter", "verifier")
+        )
     samples = Path(args.samples) if args.samples else built_in_pair(args.built_in) / name
     sources, references = _read(samples)
     check_positive(args, "max_draft", "max_new", "rows", "repeats")
@@ -116,21 +127,25 @@ def _run(
     for name, decoder in decoders.items():
         print(f"compiling: {name} ...", flush=True)
         decoder(sources[: args.rows + 1], progress=False)  # the extra row refills a slot
-    results: list[dict[str, Any]] = []
-    shown: dict[str, list[str]] = {}
+    measured = {}
     for temperature in (0.0, 1.0):
         print(f"decoding at temperature {temperature:g} ...", flush=True)
-        rows, texts = _measure(decoders, temperature, sources, references, args.repeats)
-        results += rows
-        if temperature == 0.0:
-            shown = texts
+        measured[temperature] = _measure(decoders, temperature, sources, args)
+    print("measuring passes ...", flush=True)
+    costs = _pass_costs(pair, decoders[ALONE], sources, args)
+    results = [row for t, runs in measured.items() for row in _rows(runs, t, references)]
     shown_rows = [{**row, **_intervals(row)} for row in results]
     print(Report(shown_rows, _COLUMNS, _NOTES).table())
-    _show(args.show, sources, references, shown)
+    greedy = {name: run.results[0] for name, run in measured[0.0].items()}
+    texts = {name: result.texts for name, result in greedy.items()}
+    _show(args.show, sources, references, texts)
     if args.show:
         print(f"\n{LOSSLESS} at temperature 0, by the source of each token:")
         found = decoders[LOSSLESS](sources, sampling=Sampling(0.0), sources=True, progress=False)
         print(f"{found.show(min(args.show, 2))}\n{found.acceptance}")
+    print()
+    for temperature, runs in measured.items():
+        print(_verdict(runs, temperature, costs, args.max_draft))
     # A new demo may replace an old demo: it is quick to repeat.
     names = (
         "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
@@ -164,7 +179,7 @@ def settings(max_draft: int) -> dict[str, Setting]:
         ALONE: Setting(method="VerifierAlone"),
         LOSSLESS: Setting(max_draft=max_draft),
         # Longer drafts where the drafter is sure.
-        "lossless, adaptive": Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
+        LOSSLESS_ADAPTIVE: Setting(max_draft=2 * max_draft, stopping="Confidence(0.4)"),
         **{rule: Setting(rule=rule, max_draft=max_draft) for rule in rules},
         DRAFTER: Setting(method="DrafterAlone"),
     }
@@ -184,34 +199,88 @@ def _decoders(pair: Pair, args: argparse.Namespace, sources: list[str]) -> dict[
     }
 
 
+class _Repeats(NamedTuple):
+    """A setting's outputs for all samples, and the times of its turns."""
+
+    results: list[Result]
+    times: Times
+
+
 def _measure(
-    decoders: dict[str, Decoder],
-    temperature: float,
-    sources: list[str],
-    references: list[str],
-    repeats: int,
-) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """The table's rows, one per setting, and the texts of each setting."""
-    seconds: dict[str, list[float]] = {name: [] for name in decoders}
-    outputs: dict[str, list[Result]] = {name: [] for name in decoders}
-    for seed in range(repeats):
-        # In turns, so that noise of the machine affects all settings equally.
-        for name, decoder in decoders.items():
-            start = time.perf_counter()
-            result = decoder(sources, sampling=Sampling(temperature), seed=seed, progress=False)
-            seconds[name].append(time.perf_counter() - start)
-            outputs[name].append(result)
-    speeds = {
-        name: statistics.median(
-            float(result.info.per_row.emitted.sum() / spent)
-            for result, spent in zip(results, seconds[name], strict=True)
-        )
-        for name, results in outputs.items()
-    }
+    decoders: dict[str, Decoder], temperature: float, sources: list[str], args: argparse.Namespace
+) -> dict[str, _Repeats]:
+    """Decodes all samples `args.repeats` times; the settings take turns at every few samples."""
+    each = args.rows * max(1, round(len(sources) / _TURNS / args.rows))
+    parts = [range(i, min(i + each, len(sources))) for i in range(0, len(sources), each)]
+    rows: dict[str, list[list[Any]]] = {name: [] for name in decoders}
+    spent = {name: np.zeros((args.repeats, len(parts))) for name in decoders}
+    tokens = {name: np.zeros((args.repeats, len(parts)), np.int64) for name in decoders}
+
+    def side(decoder: Decoder, seed: int) -> Any:
+        def decode(part: Sequence[int]) -> tuple[float, Result]:
+            texts = [sources[i] for i in part]
+            drawn: Any = {"sampling": Sampling(temperature), "seed": seed, "ids": part}
+            return timed(lambda: decoder(texts, progress=False, **drawn))
+
+        return decode
+
+    for seed in range(args.repeats):
+        order = list(decoders)[:: -1 if seed % 2 else 1]
+        sides = {name: side(decoders[name], seed) for name in order}
+        for name, _, place, (seconds, result) in in_turns(sides, parts, 1):
+            if place == 0:
+                rows[name].append([])
+            rows[name][-1] += result.rows
+            spent[name][seed, place] = seconds
+            tokens[name][seed, place] = result.info.emitted
+    runs = {}
+    for name, several in rows.items():
+        times = Times(spent[name][:, None], tokens[name])
+        if temperature == 0.0:  # repeats of the same texts
+            times = Times(spent[name][None], tokens[name][:1])
+        runs[name] = _Repeats([Result(tuple(one)) for one in several], times)
+    return runs
+
+
+def _pass_costs(
+    pair: Pair, alone: Decoder, sources: list[str], args: argparse.Namespace
+) -> tuple[float, float]:
+    """The c and r of `RoundCost`."""
+    key, prompts = ("verifier", "drafter"), sources[: args.rows]
+    times = measure_times(
+        pair.named,
+        [key],
+        (args.max_draft + 1,),
+        rows=args.rows,
+        prompt_length=alone.buckets[0],
+        call=lambda: alone(prompts, max_new_tokens=1, progress=False),
+        progress=False,
+    )
+    own, step = times.tables[key], times.steps["verifier"]
+    return own.draft[0] / step, own.verifier[0][-1] / step
+
+
+def _verdict(
+    runs: dict[str, _Repeats], temperature: float, costs: tuple[float, float], max_draft: int
+) -> str:
+    """What was fastest at no loss, or why drafting does not pay."""
+    names = [name for name in (LOSSLESS, LOSSLESS_ADAPTIVE) if name in runs]
+    level = 1.0 - 0.05 / max(1, len(names))  # jointly 95 %, because the best one is named
+    gains = {name: speedup(runs[name].times, runs[ALONE].times, level) for name in names}
+    calls = [result.info.tokens_per_verifier_call for result in runs[LOSSLESS].results]
+    cost = RoundCost(max_draft, *costs, statistics.mean(calls))
+    place = f"at temperature {temperature:g}"
+    return conclusion(gains, where=place, cost=cost, spread=spread([runs[ALONE].times]))
+
+
+def _rows(
+    runs: dict[str, _Repeats], temperature: float, references: list[str]
+) -> list[dict[str, Any]]:
+    """The table's rows, one per setting."""
     # Over all seeds. The bootstrap resamples the inputs.
     scored = {
-        name: pooled([figure(METRICS["bleu"], result.texts, references) for result in results])
-        for name, results in outputs.items()
+        name: pooled([figure(METRICS["bleu"], result.texts, references) for result in run.results])
+        for name, run in runs.items()
     }
     each = Bootstrap(resamples=_RESAMPLES)
     # Bonferroni correction for the comparisons with the verifier alone.
@@ -219,13 +288,14 @@ def _measure(
     resampled = {name: each.replicates(sums) for name, sums in scored.items()}
     alone = scored[ALONE].value, resampled[ALONE]
     rows = []
-    for name, results in outputs.items():
+    for name, run in runs.items():
         bleu = each.summary(scored[name].value, resampled[name])
         over = joint.summary(bleu.value - alone[0], resampled[name] - alone[1])
         calls, acceptance = (
-            statistics.mean(getattr(result.info, rate) for result in results)
+            finite(statistics.mean(getattr(result.info, rate) for result in run.results))
             for rate in ("tokens_per_verifier_call", "acceptance_rate")
         )
+        gain = speedup(run.times, runs[ALONE].times)
         rows.append(
             {
                 "setting": name,
@@ -234,22 +304,26 @@ def _measure(
                 "bleu_interval": [bleu.low, bleu.high],
                 "bleu_over_verifier": over.value,
                 "bleu_over_verifier_interval": [over.low, over.high],
-                "tokens_per_second": speeds[name],
-                "speedup": speeds[name] / speeds[ALONE],
+                "tokens_per_second": float(run.times.tokens.mean(0).sum() / run.times.usual.sum()),
+                "speedup": gain.value,
+                "speedup_interval": [finite(gain.low), finite(gain.high)],
                 "tokens_per_verifier_call": None if name == DRAFTER else calls,
-                "acceptance_rate": None if math.isnan(acceptance) else acceptance,
+                "acceptance_rate": acceptance,
             }
         )
-    return rows, {name: results[0].texts for name, results in outputs.items()}
+    return rows
 
 
 def _intervals(row: dict[str, Any]) -> dict[str, str | None]:
-    """BLEU and its difference to the verifier's, with their intervals."""
+    """BLEU, its difference to the verifier's, and the speed-up, with their intervals."""
     (low, high), (least, most) = row["bleu_interval"], row["bleu_over_verifier_interval"]
     over = f"{row['bleu_over_verifier']:+.1f} [{least:+.1f}, {most:+.1f}]"
+    slow, fast = row["speedup_interval"]
+    faster = f"{row['speedup']:.2f}" + ("" if fast is None else f" [{slow:.2f}, {fast:.2f}]")
     return {
         "bleu": f"{row['bleu']:.1f} [{low:.1f}, {high:.1f}]",
         "over_verifier": None if row["setting"] == ALONE else over,
+        "speedup": "1" if row["setting"] == ALONE else faster,
     }
 
 
@@ -294,27 +368,45 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
     colours = matplotlib.colormaps["cividis"]
     pyplot = require("matplotlib.pyplot", "eval")
     table = output.write(_TABLE_NAME, (json.dumps(results, indent=1) + "\n").encode())
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
         rows = [row for row in results if row["temperature"] == temperature]
-        rules = [row for row in rows if row["setting"].startswith("OPT")]
-        axis.plot([row["speedup"] for row in rules], [row["bleu"] for row in rules], c="0.7")
-        for i, row in enumerate(rows):
-            low, high = row["bleu_interval"]
-            errors = [[row["bleu"] - low], [high - row["bleu"]]]
-            style: dict[str, Any] = {"ls": "", "ms": 7, "alpha": 0.8, "lw": 1, "capsize": 3}
-            # The marks differ without colours too; names beside them would cover each other.
-            style |= {"marker": MARKS[i % len(MARKS)], "c": colours(0.85 * i / len(rows))}
-            axis.errorbar(row["speedup"], row["bleu"], errors, label=row["setting"], **style)
-        axis.axhline(rows[0]["bleu"], c="0.8", ls="--", lw=1)
-        axis.set(title=f"temperature {temperature:g}", xlabel="speed-up over the verifier")
-        axis.set(ylabel="BLEU", xscale="log")
-        for which in ("major", "minor"):  # 2, not 2 x 10^0
-            getattr(axis.xaxis, f"set_{which}_formatter")("{x:g}")
-        axis.margins(0.2)
-        axis.grid(alpha=0.3)
+        _panel(axis, [row for row in rows if row["setting"] != DRAFTER], colours)
+        # Many times faster: on the same scale it would squeeze all else.
+        for row in rows:
+            if row["setting"] == DRAFTER:
+                note = f"{DRAFTER}: {row['bleu']:.1f} BLEU at {row['speedup']:.3g}x (not in view)"
+                axis.text(0.99, 0.01, note, transform=axis.transAxes, ha="right", va="bottom")
+        axis.set(title=f"temperature {temperature:g}", ylabel="BLEU")
+        axis.set_xlabel("speed-up over the verifier alone")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.suptitle(_CAPTION, fontsize="small")
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=130)
     pyplot.close(figure)
     return [table, output.write(_PLOT_NAME, image.getvalue())]
+
+
+def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
+    """Draws the settings of a temperature."""
+    for i, row in enumerate(rows):
+        low, high = row["bleu_over_verifier_interval"]
+        apart, faster = row["bleu_over_verifier"], row["speedup"]
+        slow, fast = (faster if end is None else end for end in row["speedup_interval"])
+        style: dict[str, Any] = {"ls": "", "ms": 9, "lw": 1, "capsize": 3, "elinewidth": 0.8}
+        # The marks differ without colours too; names beside them would cover each other.
+        style |= {"marker": MARKS[i % len(MARKS)], "c": colours(0.85 * i / len(rows))}
+        _, *bars = axis.errorbar(
+            faster,
+            row["bleu"],
+            [[apart - low], [high - apart]],
+            [[faster - slow], [fast - faster]],
+            label=row["setting"],
+            **style,
+        )
+        for bar in (part for several in bars for part in several):
+            bar.set_alpha(0.4)
+    axis.axhline(rows[0]["bleu"], c="0.7", ls="--", lw=1)
+    axis.axvline(1.0, c="0.7", ls="--", lw=1)
+    axis.margins(0.1)
+    axis.grid(alpha=0.3)

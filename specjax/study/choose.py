@@ -125,7 +125,11 @@ def promising(
       The settings, lossless first; no model alone.
     """
     clauses = () if demand is None else demand.clauses
-    fit = [x for x in estimates if not (x.setting.is_alone or x.speedup <= _LEEWAY)]
+    drafts = [x for x in estimates if not x.setting.is_alone]
+    fit = [x for x in drafts if not x.speedup <= _LEEWAY]
+    if demand is None:
+        for several in (drafts, [x for x in drafts if x.setting.is_lossless]):
+            fit += [x for x in sorted(several, key=lambda x: -x.speed)[:1] if x not in fit]
     fit = [x for x in fit if all(clause.may_hold(x, rows) for clause in clauses)]
     fit = [x for kind in _by_kind(fit).values() for x in kind]
     lossless = [x for x in fit if x.setting.is_lossless]

@@ -23,7 +23,7 @@ from specjax.runs.run_directory import PART, RunDirectory
 from specjax.study import plots
 from specjax.study.answer import answer, parts_of
 from specjax.study.choose import Search, promising
-from specjax.study.demand import Choice, Demand
+from specjax.study.demand import Demand
 from specjax.study.expect import cannot_estimate, estimate, sampling_key
 from specjax.study.frontier import frontier_of, with_balls
 from specjax.study.grid import Grid
@@ -109,8 +109,9 @@ def compare(
     Returns:
       The content of `results.json`: `best` (see `tables.best_rows`), `table_2`, `quality`, the
       numbers of settings that are `estimated`, `done` and `failed`, `failures`: setting -> why,
-      `rank_correlation` of expected and measured speed-ups; with a demand also the result of
-      `answer`.
+      `rank_correlation` of expected and measured speed-ups, `verdicts`: for each sampling the
+      setting to decode with and why, and `gin_file`, which decodes with it if there is one
+      sampling; with a demand also the result of `answer`.
 
     Raises:
       ImportError: the figures cannot be drawn, or a metric cannot be computed.
@@ -166,10 +167,12 @@ def compare(
             more, choice = answer(
                 measurer.look, others, alone, search, parts, points.quality, points.bootstrap
             )
-            more["gin_file"] = _write_chosen(run, choice, bench, prompts)
+            more["gin_file"] = _write_chosen(run, choice.setting, choice.why, bench, prompts)
             names = names[:-1]
         elif measured != NONE:
             measurer.measure_all(taken)
+            if len(advice := points.recommended()) == 1:
+                more["gin_file"] = _write_chosen(run, *advice[0], bench, prompts)
         results = points.finish(settings, names, more)
         if process is not None:
             points.store.put(GRID, _values(grid))
@@ -283,16 +286,16 @@ def _promising(
 
 
 def _write_chosen(
-    run: RunDirectory, choice: Choice, bench: Bench, prompts: Prompting
+    run: RunDirectory, setting: Setting | None, why: str, bench: Bench, prompts: Prompting
 ) -> str | None:
     """Writes the chosen setting as a gin file for `specjax infer`; returns its path, or None."""
-    if choice.setting is None:
+    if setting is None:
         (run.path / CHOSEN_NAME).unlink(missing_ok=True)  # an earlier answer
         return None
     options = {**bench.options, "batch_size": bench.measuring.latency_batch_size}
-    names = infer_names(choice.setting, bench.models, options, prompts)
+    names = infer_names(setting, bench.models, options, prompts)
     made_by = ["Made by `specjax compare`; results.json has the figures."]
-    words_of = f"{choice.setting.described()}: {choice.why}."
+    words_of = f"{setting.described()}: {why.rstrip('.')}."
     text = infer_gin(words_of, names, run.path / CHOSEN_NAME, made_by)
     return str(run.write(CHOSEN_NAME, text.encode()))
 

@@ -31,6 +31,7 @@ from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, tell
 from specjax.study.scores import Scores
+from specjax.study.speedups import Recommendation, recommend, spread
 from specjax.text import TextModel
 from specjax.text.setting import DRAFTER_ALONE, MisfitError, Setting
 
@@ -99,6 +100,7 @@ class Points:
         self.store = Store(run, RECORDS)
         self.estimates: dict[Setting, Expected] = {}
         self.frontier: dict[Setting, Expected] = {}
+        self._times: Mapping[str, Any] | None = None
         self._found: dict[str, dict[Setting, Point]] = {}
 
     def read(self, models: Mapping[str, TextModel] | None = None) -> None:
@@ -152,6 +154,22 @@ class Points:
         assert record is not None
         return Measured.of_record(record.value, record.arrays)
 
+    def recommended(self, part: str = WHOLE) -> list[Recommendation]:
+        """Returns what to decode with, for each sampling whose verifier alone was measured."""
+        scored, found = self.scored(part), []
+        for group in tables.drawn_alike(scored):
+            alone = group[0].verifier_alone
+            if alone in scored and len(group) > 1:
+                runs = [self.measured(setting, part) for setting in group]
+                times = [
+                    run.times if run.verifier_times is None else run.verifier_times for run in runs
+                ]
+                here = {setting: scored[setting] for setting in group}
+                found.append(
+                    recommend(here, self.quality, self.bootstrap, self._times, spread(times))
+                )
+        return found
+
     def estimate(
         self,
         about: Any,
@@ -176,6 +194,7 @@ class Points:
             self.store.put(key, {"estimates": values, "times": times})
             record = self.store.get(key)
         assert record is not None
+        self._times = record.value["times"]
         with naming_record(self.store, key):
             for values, figures in record.value["estimates"]:
                 setting = Setting(**values)
@@ -291,6 +310,10 @@ class Points:
             "rank_correlation": tables.rank_correlation(scored, self.estimates),
             "best": best,
             "table_2": made,
+            "verdicts": [
+                {"recommended": one.setting.described(), "text": one.text}
+                for one in self.recommended(parts[-1])
+            ],
             **(more or {}),
         }
         text = json.dumps(results, indent=1, allow_nan=False) + "\n"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specjax import rules
 from specjax.checks import check_part, one_number, whole_number
 from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
@@ -23,6 +24,17 @@ from specjax.types import Sampling
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
 
 _FIELDS = ("rule", "verification", "stopping", "drafting", "method")
+# Rules that give the verifier's distribution where q and p are a single token each.
+_LOSSLESS_GREEDILY = (
+    rules.Lossy,
+    rules.LossyTuned,
+    rules.KLBall,
+    rules.KLPrice,
+    rules.Mentored,
+    rules.Typical,
+    rules.AcceptThreshold,
+    rules.Cactus,
+)
 # Methods by the names of their gin files in `gin_configs/methods`, unless these are classes; `{}`
 # is replaced by the strength.
 METHODS: Mapping[str, str] = MappingProxyType(
@@ -72,7 +84,8 @@ class Setting:
     after `specjax.register_part(Mine)`.
 
     Attributes:
-      rule: a rule of `specjax.rules`, such as `OPT(0.2)`.
+      rule: a rule of `specjax.rules`, such as `OPT(0.2)`; at temperature 0 `Lossless` for rules
+        that then give the verifier's token, such as `Lossy(0.3)`.
       method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, or a cascade in which
         a single model writes at a time, such as `TokenCascade(limit=10)`.
       verification: an algorithm of `specjax.verification`; None: the default of `drafting`, or the
@@ -125,6 +138,12 @@ class Setting:
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
         span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         put("temperature", one_number("temperature", self.temperature, **span))
+        if (
+            self.temperature == 0.0
+            and self.method is None
+            and _lossless_greedily(self.made("rule"))
+        ):
+            put("rule", "Lossless")
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
         put("processors", _canonical(self.processors))
@@ -390,6 +409,12 @@ def _check_fit(
         given = {**texts, "processors": processors, "min_draft": min_draft}
         shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
         raise MisfitError(f"{shown} cannot be combined: {error}") from None
+
+
+def _lossless_greedily(rule: Any) -> bool:
+    """Whether a rule is `Lossless` at temperature 0."""
+    keeps_all = isinstance(rule, rules.AcceptThreshold) and float(rule.single) == 0.0
+    return isinstance(rule, _LOSSLESS_GREEDILY) and not keeps_all
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:

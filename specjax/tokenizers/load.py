@@ -64,8 +64,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if (path / HF_FILE).is_file():
         return HuggingFaceTokenizer(path / HF_FILE, path)
     raise FileNotFoundError(
-        f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}; copy a "
-        "tokenizer file into the directory, or give its path"
+        f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}: give its "
+        "path, as a T5X directory needs it (--gin.TOKENIZER=PATH, in Python tokenizer=PATH), or "
+        "copy a tokenizer file into the directory"
     )
 
 

@@ -19,17 +19,22 @@ TIMES = PassTimes(
 )
 
 
-def call(seconds, emitted, calls):
+def side(seconds, emitted, calls):
+    """Of a single chunk of two rows."""
     rows = SimpleNamespace(emitted=np.asarray(emitted), verifier_calls=np.asarray(calls))
-    return seconds, SimpleNamespace(info=SimpleNamespace(per_row=rows))
+    result = SimpleNamespace(info=SimpleNamespace(per_row=rows))
+    return speedup._side(np.full((1, 1, 1), seconds), [result])
 
 
 def test_speedup_and_its_ideal():
     """Two rows in a batch. Alone: 6 and 10 tokens in 10 passes; together: in 3 and 5 rounds."""
-    calls = {"alone": [call(40.0, [6, 10], [6, 10])], "drafts": [call(32.0, [6, 10], [3, 5])]}
-    row = speedup.figures(calls, TIMES)
-    assert row["c"] == 0.25 and row["r"] == 1.5 and row["tokens_per_call"] == 2.0
+    sides = {"alone": side(40.0, [6, 10], [6, 10]), "drafts": side(32.0, [6, 10], [3, 5])}
+    cost = speedup.round_cost(sides, TIMES)
+    assert cost.c == 0.25 and cost.r == 1.5 and cost.tokens == 2.0
+    row = speedup.figures(sides, cost)
+    assert (row["c"], row["r"], row["tokens_per_call"]) == (0.25, 1.5, 2.0)
     assert row["speedup"] == pytest.approx(40 / 32)
+    assert row["speedup_high"] is None  # of a single chunk there is no interval
     # Passes alone: 10 of 2.0; together: 5 times (two drafts and a block) = 5 * 4.0.
     assert row["ideal"] == pytest.approx(20 / 20)
     assert row["of_ideal"] == pytest.approx(1.25)
@@ -51,7 +56,11 @@ def arguments(tmp_path, monkeypatch):
 def test_figures_fit_together(arguments, capsys, monkeypatch):
     monkeypatch.setattr(speedup, "measure_times", lambda *_, call, **__: call() and TIMES)
     assert main(arguments) == 0
-    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    *_, legend, verdict, line = capsys.readouterr().out.splitlines()
+    assert legend == "other work disturbed the times of the passes."
+    assert "at batch 2, temperature 0" in verdict and "drafts of 2" in verdict
+    (row,) = json.loads(line)["rows"]
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     assert row["of_ideal"] == pytest.approx(row["speedup"] / row["ideal"])
     assert 1 <= row["tokens_per_call"] <= 3 and row["ideal"] > 0
 

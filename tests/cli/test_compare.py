@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from specjax import load_models
-from specjax.cli import gin_config
+from specjax.cli import compare, gin_config
 from specjax.cli.main import main
 from specjax.study import Setting, read_points
 from specjax.text import Decoder
@@ -89,6 +89,12 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     table, line = captured.out.rsplit("\n", 2)[:2]
     assert json.loads(line) == json.loads((output / "results.json").read_text())
     assert "latency_reduction" in table and "drafter alone" in table
+    # It ends with a verdict, and the verifier alone is what decodes at no loss.
+    told = "No lossless setting with drafts was measured at temperature 1."
+    assert told in table.splitlines()[-1]
+    (verdict,) = json.loads(line)["verdicts"]
+    assert verdict["recommended"] == "verifier alone, T=1"
+    assert "load_alone" in (output / "tuned.gin").read_text()
     assert "4 of 6 settings were measured before" in captured.err
     assert "specjax compare: 2 of 6 settings failed: OPT(0.1), " in captured.err.splitlines()[-1]
     assert [r for r in lines(output) if r["status"] == "done"] == [
@@ -240,6 +246,9 @@ def test_by_default_what_is_estimated_as_best_is_measured(
     assert status["OPT(0.1), Block, G=2, T=1"] == "estimated"
     results = json.loads(captured.out.splitlines()[-1])
     assert results["estimated"] == 4 and "expected" in results["best"][0]
+    (verdict,) = results["verdicts"]
+    assert "Lossless, Block, G=2, T=1" in verdict["text"] and verdict["text"] in captured.out
+    assert f"next: specjax infer --gin_file={output / 'tuned.gin'}" in captured.err
     # Whatever times say now, a run that goes on takes the same settings.
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
@@ -299,6 +308,40 @@ def test_a_demand_is_answered_on_texts_the_choice_has_not_seen(
     # Another demand wants another directory.
     assert run(data, output, *start, **{**DEMAND, "DEMAND": "quality >= 1"}) == 2
     assert "another configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "recommended", "shown"),
+    [
+        (None, "Lossless, T=0", True),
+        ("do not draft", "verifier alone, T=0", True),
+        ("do not draft", "Lossless, T=0", False),  # by the margin of the demand it is no gain
+        ("draft", "Lossless, T=0", False),
+    ],
+)
+def test_the_end_says_why_drafting_does_not_pay(answer, recommended, shown):
+    verdict = {"recommended": recommended, "text": "Drafting does not pay here."}
+    results = {
+        "best": [{"setting": "Lossless, T=0"}],
+        "estimated": 1,
+        "done": 2,
+        "quality": None,
+        "table_2": [],
+        "verdicts": [verdict],
+    }
+    if answer is not None:
+        figures = {"relative_latency": {"value": 1.0}, "nats_per_token": {"value": 0.0}}
+        setting = {"setting": "Lossless, T=0", "figures": figures, "chance": 1.0}
+        results |= {
+            "demand": "nats per token <= 0",
+            "answer": answer,
+            "described": "verifier alone, T=0",
+            "why": "no other is faster",
+            "rounds": [{"texts": 2, "settings": [setting]}],
+            "held_out": None,
+            "gin_file": None,
+        }
+    assert compare.tables(results).endswith(verdict["text"]) == shown
 
 
 def test_every_way_to_draft_with_further_models_is_estimated(data, tmp_path, capsys):

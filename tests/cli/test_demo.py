@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import specjax
 from specjax.cli import demo
 from specjax.cli.main import main
+from specjax.text.directories import real_path
 from tests import tiny_pair
 
 LOSSLESS = ("lossless", "lossless, adaptive")
@@ -58,7 +60,14 @@ def test_results_and_plot(arguments, tmp_path, capsys, monkeypatch, left_out):
         assert low <= row["bleu"] <= high and f"[{low:.1f}, {high:.1f}]" in printed
         alone = by_name["verifier alone", row["temperature"]]
         assert row["bleu_over_verifier"] == pytest.approx(row["bleu"] - alone["bleu"])
+        slow, fast = row["speedup_interval"]
+        assert fast is None or slow <= row["speedup"] <= fast  # None: there was a single turn
     assert all(row["setting"] in printed for row in results)
+    end = printed.split("mean acceptance length")[1]
+    for temperature in (0, 1):
+        assert re.search(
+            rf"^(Fastest|No gain|Drafting).* at temperature {temperature}: ", end, re.M
+        )
     assert re.search(r"\n0: .*\n1: .*\nsource of \d+ tokens: .*\nmean acceptance length", printed)
     plot = tmp_path / "quality_speed.png"
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in printed
@@ -66,10 +75,12 @@ def test_results_and_plot(arguments, tmp_path, capsys, monkeypatch, left_out):
 
 def test_the_settings_of_the_plot_differ_without_colours(monkeypatch):
     names, figures = [f"OPT({i / 10})" for i in range(8)], []
+    values = {"bleu": 30.0, "bleu_over_verifier": 1.0, "bleu_over_verifier_interval": [0, 2]}
     rows = [
-        {"temperature": t, "setting": name, "speedup": 2.0, "bleu": 30.0, "bleu_interval": [29, 31]}
+        {"temperature": t, "setting": name, "speedup": x, "speedup_interval": [x - 0.1, x + 0.1]}
+        | values
         for t in (0.0, 1.0)
-        for name in names
+        for name, x in [*((name, 1.2) for name in names), (demo.DRAFTER, 9.0)]
     ]
     from matplotlib import pyplot
 
@@ -80,6 +91,9 @@ def test_the_settings_of_the_plot_differ_without_colours(monkeypatch):
     for axis in drawn.axes:
         lines = [each.lines[0] for each in axis.containers]
         assert len({line.get_marker() for line in lines}) == len(names)
+        # The drafter alone is told, and does not squeeze all else.
+        assert axis.get_xlim()[1] < 1.5
+        assert "drafter alone: 30.0 BLEU at 9x" in axis.texts[0].get_text()
 
 
 @pytest.mark.parametrize(
@@ -163,3 +177,15 @@ def test_other_objects_are_told(arguments, tmp_path, capsys, written, message):
     assert main([*arguments, f"--samples={samples}"]) == 2
     error = capsys.readouterr().err
     assert f"{samples}{message}" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", demo._SAMPLES)
+def test_a_built_in_pair_is_that_of_load_pair(name, tmp_path, monkeypatch):
+    """One drafter everywhere, so that figures of the demo are those of the other commands."""
+    loaded = []
+    monkeypatch.setattr(demo, "load_pair", lambda **paths: loaded.append(paths))  # and no pair
+    main(["demo", f"--built-in={name}", f"--output={tmp_path}"])
+    found = {key: real_path(path) for key, path in loaded[0].items()}
+    monkeypatch.setattr("specjax.text.directories._loaded", lambda paths, *_, **__: paths)
+    monkeypatch.setattr("specjax.text.directories.Pair", lambda **paths: paths)
+    assert found == specjax.load_pair(name)

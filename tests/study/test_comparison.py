@@ -17,7 +17,6 @@ from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.study import Bench, Setting, Texts, measure, plots, read_points
 from specjax.study.choose import Search
-from specjax.study.demand import Choice
 from specjax.study.infer_names import Prompting
 from specjax.study.measure import Measured, Times, joined
 from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, RECORDS, Points, predictions_in
@@ -451,8 +450,7 @@ def test_where_a_demand_is_not_met_no_earlier_choice_stays(tmp_path):
     with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
         run.claim({"name": "a run"})
         path = run.write(CHOSEN_NAME, b"an earlier choice")
-        choice = Choice("cannot be met", None, "why")
-        assert compare_module._write_chosen(run, choice, bench(), Prompting()) is None
+        assert compare_module._write_chosen(run, None, "why", bench(), Prompting()) is None
         assert not path.exists()
 
 

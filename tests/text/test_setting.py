@@ -4,12 +4,14 @@ import json
 import re
 
 import gin
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specjax
 from specjax import drafting, rules
 from specjax.cli import gin_config, infer
+from specjax.study.grid import USUAL_METHODS
 from specjax.text.parts import Part
 from specjax.text.setting import METHODS, STOPPING, Setting, named_method, named_stopping
 from tests.variants import variants
@@ -249,3 +251,35 @@ def test_the_order_of_processors_changes_no_key():
     assert Setting(processors=(one, other)) == Setting(processors=(other, one))
     with pytest.raises(ValueError, match=r"single numbers as strengths, got MinP\(\(0.1, 0.2\)\)"):
         Setting(processors=("MinP((0.1, 0.2))",))
+
+
+USUAL = [
+    (name, strength) for name, several in USUAL_METHODS.items() for strength in several or (None,)
+]
+
+
+def greedy_laws(rule):
+    """The targets where the drafter's token is the verifier's, and where it is another."""
+    one, other = jnp.eye(2, dtype=jnp.float32)
+    return [np.asarray(rule(q, other)).tolist() for q in (one, other)]
+
+
+@pytest.mark.parametrize(
+    ("name", "strength"),
+    [
+        *USUAL,
+        ("AcceptThreshold({})", 0.0),
+        ("AcceptThreshold({}, 0.3)", 0.5),
+        ("Lossy({}, 0.7)", 0.4),
+    ],
+)
+def test_what_is_lossless_at_temperature_0_is_no_setting_of_its_own(name, strength):
+    text, method = named_method(name, strength)
+    warm, cold = (Setting(rule=text, method=method, temperature=t) for t in (0.5, 0.0))
+    rule = warm.made("rule")
+    assert warm.rule == text or text == "lossless"
+    if rule.reads_draft_confidence or rule.reads_verifier_confidence:
+        assert cold.rule == text  # two tokens say nothing of the confidences
+    else:
+        gives_the_verifiers_token = greedy_laws(rule) == [[0.0, 1.0], [0.0, 1.0]]
+        assert (cold == Setting(temperature=0.0)) == cold.is_lossless == gives_the_verifiers_token

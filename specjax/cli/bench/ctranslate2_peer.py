@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specjax.text import TextModel
+from specjax.text.directories import real_path
 
 NAME = "CTranslate2"
 _WITHOUT = "or leave CTranslate2 out with --no-ctranslate2"
@@ -52,14 +53,15 @@ def generations(
     Raises:
       ValueError: CTranslate2 cannot convert the model.
     """
-    config = json.loads((Path(model.name) / "config.json").read_text(encoding="utf-8"))
+    path = Path(real_path(model.name))
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     seq2seq = bool(config.get("is_encoder_decoder"))
     kind = ctranslate2.Translator if seq2seq else ctranslate2.Generator
     options = {"device": "cpu", "compute_type": "float32", "inter_threads": 1}
     with tempfile.TemporaryDirectory(prefix="specjax-ctranslate2-") as temporary:
         place = Path(temporary) / "model"
         try:
-            ctranslate2.converters.TransformersConverter(model.name).convert(str(place))
+            ctranslate2.converters.TransformersConverter(str(path)).convert(str(place))
             loaded = {n: kind(str(place), intra_threads=n, **options) for n in threads}
         except Exception as error:  # of many types
             reason = " ".join(str(error).split())[:200]

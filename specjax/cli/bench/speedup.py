@@ -1,21 +1,30 @@
 """Compares lossless speculative decoding with the verifier alone and with the ideal speed-up."""
 
 import argparse
-import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
+from specjax.study.measure import Times
+from specjax.study.speedups import RoundCost, conclusion, speedup, spread
 from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, Result
 from specjax.text.passes import PassTimes, measure_times
+from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
 HELP = "compare lossless speculative decoding with the verifier alone and the ideal speed-up"
 _TABLE = ("verifier", "drafter")
+_NOTES = (
+    "c: the time of a drafter's pass, and r: that of the verifier's pass over G + 1 tokens, both",
+    "over the verifier's pass over one token. speedup: of whole calls over the verifier alone, in",
+    "turns, with the ends of its 95 % interval. ideal: the speed-up if a call took only the time",
+    "of its passes, at batch 1 tokens_per_call / (G c + r). of_ideal: speedup / ideal; above 1,",
+    "other work disturbed the times of the passes.",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,30 +33,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
 
 
+class Side(NamedTuple):
+    """The verifier alone, or with drafts.
+
+    Attributes:
+      times: of each chunk of prompts.
+      results: `[c]`, of each chunk.
+    """
+
+    times: Times
+    results: list[Result]
+
+    def per_pass(self) -> float:
+        """Returns the emitted tokens per pass of a batch, which waits for its last row."""
+        infos = [result.info.per_row for result in self.results]
+        passes = sum(int(info.verifier_calls.max()) for info in infos)
+        return sum(int(info.emitted.sum()) for info in infos) / passes
+
+
 def run(args: argparse.Namespace) -> Report:
     """Measures every batch size, draft length and temperature.
 
-    `speedup` compares whole calls of a `Decoder`; both sides take turns at every batch. `ideal` is
-    the speed-up of calls that take only the time of their passes. At batch 1 it is
-    E[tokens per round] / (G c + r), with c = t_draft / t_verifier(1) and
-    r = t_verifier(G + 1) / t_verifier(1), both measured in the loop. In a batch, rows that end
-    early wait for the last row, with drafts and without. All times are from this run.
+    Whole calls of a `Decoder` are compared; both sides take turns at every batch. In a batch, rows
+    that end early wait for the last row, with drafts and without. All times are from this run.
     """
     workload.check_positive(args, "drafts")
     pair, tokens = workload.load(args)
-    rows = []
-    for batch, max_draft in itertools.product(args.rows, args.drafts):
-        print(f"B={batch} G={max_draft}: measuring passes ...", flush=True)
+    rows, verdicts = [], []
+    for batch in args.rows:
         chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
-        times: PassTimes | None = None
+        passes: dict[int, PassTimes] = {}
         for temperature in args.temperatures:
-            decoders = _decoders(pair, tokens, args.max_new, batch, max_draft, temperature)
-            if times is None:
-                times = _passes(pair, decoders["alone"], chunks[0], batch, max_draft)
-            print(f"B={batch} G={max_draft} T={temperature:g} ...", flush=True)
-            sizes = {"rows": batch, "max_draft": max_draft, "temperature": temperature}
-            rows.append({**sizes, **figures(measure(decoders, chunks, args.repeats), times)})
-    return Report(rows, list(rows[0]))
+            measured: dict[int, tuple[dict[str, Side], RoundCost]] = {}
+            for max_draft in args.drafts:
+                decoders = _decoders(pair, tokens, args.max_new, batch, max_draft, temperature)
+                if max_draft not in passes:
+                    print(f"B={batch} G={max_draft}: measuring passes ...", flush=True)
+                    alone = decoders["alone"]
+                    passes[max_draft] = _passes(pair, alone, chunks[0], batch, max_draft)
+                print(f"B={batch} G={max_draft} T={temperature:g} ...", flush=True)
+                sides = measure(decoders, chunks, args.repeats)
+                measured[max_draft] = sides, round_cost(sides, passes[max_draft])
+                sizes = {"rows": batch, "max_draft": max_draft, "temperature": temperature}
+                rows.append({**sizes, **figures(*measured[max_draft])})
+            verdicts.append(_verdict(measured, f"at batch {batch}, temperature {temperature:g}"))
+    return Report(rows, list(rows[0]), [*_NOTES, *verdicts])
+
+
+def _verdict(measured: dict[int, tuple[dict[str, Side], RoundCost]], where: str) -> str:
+    """What was fastest, or why drafting does not pay."""
+    level = 1.0 - 0.05 / len(measured)  # jointly 95 %, because the best length is named
+    gains = {
+        f"drafts of {max_draft}": speedup(sides["drafts"].times, sides["alone"].times, level)
+        for max_draft, (sides, _) in measured.items()
+    }
+    values = dict(zip(measured, (found.value for found in gains.values()), strict=True))
+    cost = measured[max(values, key=values.__getitem__)][1]
+    alone = [sides["alone"].times for sides, _ in measured.values()]
+    return conclusion(gains, where=where, cost=cost, spread=spread(alone))
 
 
 def _decoders(
@@ -86,8 +129,8 @@ def _passes(
 
 def measure(
     decoders: dict[str, Decoder], chunks: Sequence[Sequence[np.ndarray]], repeats: int
-) -> dict[str, list[tuple[float, Result]]]:
-    """Returns the seconds and the result of each call; the decoders take turns."""
+) -> dict[str, Side]:
+    """Returns the times and the results of each decoder; the decoders take turns."""
 
     def decode(decoder: Decoder, place: int) -> tuple[float, Result]:
         prompts: list[Any] = list(chunks[place])
@@ -97,40 +140,47 @@ def measure(
     sides = {name: lambda i, one=one: decode(one, i) for name, one in decoders.items()}
     for side in sides.values():
         side(0)  # compiles
-    found: dict[str, list[tuple[float, Result]]] = {name: [] for name in decoders}
-    for name, _, _, call in in_turns(sides, range(len(chunks)), repeats):
-        found[name].append(call)
-    return found
+    seconds = {name: np.zeros((1, repeats, len(chunks))) for name in decoders}
+    results: dict[str, dict[int, Result]] = {name: {} for name in decoders}
+    for name, repeat, place, (spent, result) in in_turns(sides, range(len(chunks)), repeats):
+        seconds[name][0, repeat, place] = spent
+        results[name][place] = result
+    return {name: _side(seconds[name], list(found.values())) for name, found in results.items()}
 
 
-def figures(calls: dict[str, list[tuple[float, Result]]], times: PassTimes) -> dict[str, float]:
-    """Returns a line of the table.
+def _side(seconds: np.ndarray, results: list[Result]) -> Side:
+    emitted = np.asarray([[result.info.per_row.emitted.sum() for result in results]])
+    return Side(Times(seconds, emitted), results)
+
+
+def round_cost(sides: dict[str, Side], times: PassTimes) -> RoundCost:
+    """Returns what a round costs and yields.
 
     Args:
-      calls: "alone" and "drafts" -> the seconds and the result of each call.
+      sides: "alone" and "drafts".
       times: the times of passes, with a table of one width.
     """
-    table = times.tables[_TABLE]
-    c, r = (x / times.steps["verifier"] for x in (table.draft[0], table.verifier[0][-1]))
-    emitted, seconds, rounds, own = {}, {}, {}, {}
-    for name, several in calls.items():
-        infos = [result.info.per_row for _, result in several]
-        emitted[name] = sum(int(info.emitted.sum()) for info in infos)
-        seconds[name] = sum(spent for spent, _ in several)
-        # All rows of a batch wait for the row with the most rounds.
-        rounds[name] = sum(int(info.verifier_calls.max()) for info in infos)
-        own[name] = sum(int(info.verifier_calls.sum()) for info in infos)
-    per_token = {name: seconds[name] / emitted[name] for name in calls}
-    speedup = per_token["alone"] / per_token["drafts"]
-    # In units of t_verifier(1).
-    passes = rounds["drafts"] * ((table.widths[-1] - 1) * c + r)
-    ideal = (rounds["alone"] / emitted["alone"]) / (passes / emitted["drafts"])
+    table, step = times.tables[_TABLE], times.steps["verifier"]
+    tokens = sides["drafts"].per_pass() / sides["alone"].per_pass()
+    return RoundCost(
+        table.widths[-1] - 1, table.draft[0] / step, table.verifier[0][-1] / step, tokens
+    )
+
+
+def figures(sides: dict[str, Side], cost: RoundCost) -> dict[str, float | None]:
+    """Returns a line of the table."""
+    alone, drafts = sides["alone"], sides["drafts"]
+    gain = speedup(drafts.times, alone.times)
+    infos = [result.info.per_row for result in drafts.results]
+    own = sum(int(info.verifier_calls.sum()) for info in infos)
     return {
-        "tokens_per_call": emitted["drafts"] / own["drafts"],
-        "c": c,
-        "r": r,
-        "speedup": speedup,
-        "ideal": ideal,
-        "of_ideal": speedup / ideal,
-        "alone_tokens_per_s": 1.0 / per_token["alone"],
+        "tokens_per_call": sum(int(info.emitted.sum()) for info in infos) / own,
+        "c": cost.c,
+        "r": cost.r,
+        "speedup": gain.value,
+        "speedup_low": finite(gain.low),
+        "speedup_high": finite(gain.high),
+        "ideal": cost.ideal,
+        "of_ideal": gain.value / cost.ideal,
+        "alone_tokens_per_s": float(alone.times.tokens.sum() / alone.times.usual.sum()),
     }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from specjax.text import Pair, TextModel
+from specjax.text.directories import real_path
 
 # A generation: the index of a prompt -> the emitted tokens.
 Generate = Callable[[int], np.ndarray]
@@ -108,13 +109,14 @@ def in_words(threads: int) -> str:
 
 def load_model(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -> Any:
     """Loads the same directory in float32, with only the special ids of its generation settings."""
-    config = transformers.AutoConfig.from_pretrained(ours.name, local_files_only=True)
+    path = real_path(ours.name)
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     kind = (
         transformers.AutoModelForSeq2SeqLM
         if config.is_encoder_decoder
         else transformers.AutoModelForCausalLM
     )
-    model = kind.from_pretrained(ours.name, dtype=torch.float32, local_files_only=True).eval()
+    model = kind.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
     if config.model_type == "t5":
         # transformers 5.23 makes as many caches as the encoder has layers, and fails if the
         # decoder has more. The networks exist already, and nothing else reads this.

@@ -1,0 +1,256 @@
+"""What drafting gains at no loss, in one sentence, and why where it gains nothing.
+
+Axes: s samples, r repeats, c chunks of texts.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.evaluation import Bootstrap, Interval
+from specjax.runs.evaluation import shown
+from specjax.study.measure import Times
+from specjax.study.scores import RELATIVE, Scores, over
+from specjax.text.setting import Setting
+
+# Times of the same work whose quartiles differ by more than this were disturbed.
+_STEADY = 1.15
+# A cause is named if without it the passes would allow this speed-up.
+_WORTH = 1.1
+
+
+class RoundCost(NamedTuple):
+    """What a round costs and yields, in verifier passes over one token.
+
+    Attributes:
+      max_draft: G.
+      c: t_draft / t_verifier(1), the time of a drafter's pass.
+      r: t_verifier(G + 1) / t_verifier(1), the time of the pass that checks a draft.
+      tokens: the tokens of a round over those of a pass of the verifier alone.
+    """
+
+    max_draft: int
+    c: float
+    r: float
+    tokens: float
+
+    @property
+    def passes(self) -> float:
+        """The time of a round."""
+        return self.max_draft * self.c + self.r
+
+    @property
+    def ideal(self) -> float:
+        """The speed-up of calls that take only the time of their passes."""
+        return self.tokens / self.passes
+
+    def why(self) -> str:
+        """Says why drafting gains no more, and what would."""
+        g, c, r, tokens = self
+        text = (
+            f"Why: drafting {g} tokens at c = {c:.2g} (a drafter's pass) and checking them at r = "
+            f"{r:.2g} (a verifier's pass over {g + 1} tokens) takes {self.passes:.2g} passes of "
+            f"the verifier over one token, and yields {tokens:.2g} tokens."
+        )
+        if self.ideal > _WORTH:
+            return (
+                f"{text} The passes allow {self.ideal:.2g}x; calls and prompts, or other work on "
+                "this machine, take the rest: try longer texts, or a quiet machine."
+            )
+        if tokens / (g * c + 1) > _WORTH:
+            return (
+                f"{text} With r near 1, as a larger verifier or a GPU or TPU has it, the passes "
+                f"would allow {tokens / (g * c + 1):.2g}x."
+            )
+        if tokens / r > _WORTH:
+            return (
+                f"{text} With a much cheaper drafter (c near 0) the passes would allow "
+                f"{tokens / r:.2g}x."
+            )
+        return f"{text} A drafter that agrees more often would help: distil it from the verifier."
+
+
+def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:
+    """Returns the tokens per second of a setting over those of the verifier alone.
+
+    Args:
+      times: of the setting.
+      alone: of the verifier alone, in turns on the same chunks.
+      level: the confidence of the interval.
+
+    Returns:
+      The speed-up. Its interval is Student's, of the logarithm of the ratio of sums over chunks
+      (linearised); of a single chunk it is infinite.
+    """
+    # Imported here because it takes long.
+    from scipy.stats import t
+
+    parts = np.stack(
+        [alone.usual, times.tokens.mean(0), times.usual, alone.tokens.mean(0)]
+    )  # [4, c]
+    sums = parts.sum(axis=1)
+    value = float(sums[0] * sums[1] / (sums[2] * sums[3]))
+    count = parts.shape[1]
+    if count < 2:
+        return Interval(value, 0.0, math.inf, math.inf)
+    shares = parts / sums[:, None]
+    of_chunk = shares[0] + shares[1] - shares[2] - shares[3]  # sums to 0
+    error = math.sqrt(count / (count - 1) * float(np.sum(of_chunk**2)))
+    reach = math.exp(error * float(t.ppf(0.5 + 0.5 * level, count - 1)))
+    return Interval(value, value / reach, value * reach, value * error)
+
+
+def spread(times: Sequence[Times]) -> float:
+    """Returns the upper over the lower quartile of the times of the same work, per token.
+
+    Args:
+      times: of the same decoder on the same chunks, such as the verifier alone in several turns.
+
+    Returns:
+      1 on a quiet machine, or if nothing was done twice.
+    """
+    per_token = [one.seconds / np.maximum(one.tokens, 1)[:, None] for one in times]
+    turns = np.concatenate([one.reshape(-1, one.shape[-1]) for one in per_token])
+    low, high = np.percentile(turns / np.median(turns, axis=0), (25, 75))
+    return float(high / low)
+
+
+def in_words(found: Interval) -> str:
+    """Returns a speed-up with its interval, such as "1.21x [1.15, 1.27]"."""
+    return f"{found.value:.3g}x [{found.low:.3g}, {found.high:.3g}]"
+
+
+def conclusion(
+    lossless: Mapping[str, Interval],
+    *,
+    where: str = "",
+    cost: RoundCost | None = None,
+    spread: float = 1.0,
+) -> str:
+    """Says which setting was fastest at no loss and by how much, or that drafting does not pay.
+
+    Args:
+      lossless: setting in words -> its speed-up over the verifier alone. The intervals must hold
+        jointly, because the best of them is named.
+      where: under which conditions, such as "at temperature 0".
+      cost: the costs of a round, to say why drafting does not pay; None if unknown.
+      spread: see `spread`.
+
+    Returns:
+      One sentence, with its reasons after it.
+    """
+    place = f" {where}" if where else ""
+    if not lossless:
+        return f"No lossless setting with drafts was measured{place}."
+    best = max(lossless, key=lambda name: lossless[name].value)
+    gain = lossless[best]
+    parts = [
+        f"Drafting does not pay here{place}: the best lossless setting, {best}, is not faster than "
+        f"the verifier alone: {in_words(gain)}."
+    ]
+    if gain.low > 1.0:
+        parts = [
+            f"Fastest at no loss{place}: {best}, {in_words(gain)} the speed of the verifier alone."
+        ]
+    elif gain.high >= 1.0:
+        parts = [
+            f"No gain at no loss is shown{place}: the best lossless setting, {best}, has "
+            f"{in_words(gain)} the speed of the verifier alone, and an interval with 1 in it may "
+            "be noise."
+        ]
+    if gain.low <= 1.0 and cost is not None and spread <= _STEADY:
+        parts.append(cost.why())
+    if spread > _STEADY:
+        parts.append(
+            "Other work disturbed this measurement: the times of the same texts differ by a factor "
+            f"of {spread:.2g} between turns (quartiles). Repeat it on a quiet machine."
+        )
+    return " ".join(parts)
+
+
+class Recommendation(NamedTuple):
+    """What a comparison says of the settings of one sampling.
+
+    Attributes:
+      setting: the setting to decode with: the fastest at no loss, or the verifier alone.
+      text: the reasons, see `conclusion`.
+    """
+
+    setting: Setting
+    text: str
+
+
+def recommend(
+    scored: Mapping[Setting, Scores],
+    quality: str | None,
+    bootstrap: Bootstrap,
+    times: Mapping[str, Any] | None = None,
+    spread: float = 1.0,
+) -> Recommendation:
+    """Recommends a setting at no loss, and names a faster one of another distribution.
+
+    Args:
+      scored: the measured settings of one sampling, the verifier alone among them.
+      quality: the name of the quality figure, or None.
+      bootstrap: the resampling of the figures.
+      times: `PassTimes` as JSON values, or None.
+      spread: see `spread`.
+    """
+    alone = next(iter(scored)).verifier_alone
+    drafts = [x for x in scored if not x.is_alone and scored[x].figures[RELATIVE]["value"]]
+    lossless = [x for x in drafts if x.is_lossless]
+    gains = _jointly(scored, lossless, bootstrap)
+    best = max(lossless, key=lambda x: gains[x].value, default=alone)
+    chains = [x for x in lossless if x.drafting is None and x.stopping is None]
+    chain = max(chains, key=lambda x: gains[x].value, default=None)
+    text = conclusion(
+        {x.described(): gain for x, gain in gains.items()},
+        where=f"at temperature {alone.temperature:g}",
+        cost=None if chain is None or times is None else _cost(chain, scored[chain], times),
+        spread=spread,
+    )
+    if best not in gains or gains[best].low <= 1.0:
+        best = alone
+    others = _jointly(scored, [x for x in drafts if not x.is_lossless], bootstrap)
+    faster = [x for x, gain in others.items() if gain.low > 1.0]
+    if quality is not None and faster:
+        apart = {x: over(scored[x], scored[alone], quality, bootstrap) for x in faster}
+        kept = [x for x in faster if (apart[x]["high"] or -1.0) >= 0.0]
+        if kept:
+            first = max(kept, key=lambda x: others[x].value)
+            text += (
+                f" Not lossless, but not shown to be worse: {first.described()}, "
+                f"{in_words(others[first])}, {quality} {shown(apart[first])} over the verifier's."
+            )
+    return Recommendation(best, text)
+
+
+def _jointly(
+    scored: Mapping[Setting, Scores], settings: Sequence[Setting], bootstrap: Bootstrap
+) -> dict[Setting, Interval]:
+    """Speed-ups whose intervals hold jointly (Bonferroni)."""
+    level = 1.0 - (1.0 - bootstrap.level) / max(1, len(settings))
+    how = dataclasses.replace(bootstrap, level=level)
+    found = {}
+    for setting in settings:
+        value = float(scored[setting].figures[RELATIVE]["value"] or np.nan)
+        again = scored[setting].resampled.get(RELATIVE, np.full(1, np.nan))
+        found[setting] = how.summary(1.0 / value, 1.0 / again)
+    return found
+
+
+def _cost(setting: Setting, scores: Scores, times: Mapping[str, Any]) -> RoundCost | None:
+    """The cost of a round of a chain of fixed length; None if its passes were not measured."""
+    width, tokens = int(setting.max_draft or 0) + 1, scores.figures["tokens_per_verifier_call"]
+    for table in times["tables"]:
+        if (table["reviewer"], table["drafter"]) == ("verifier", setting.drafter):
+            step = times["steps"]["verifier"]
+            passes = dict(zip(table["widths"], table["verifier"][0], strict=True))
+            widths = [known for known in passes if known >= width]
+            if widths and tokens["value"] is not None:
+                c, r = table["draft"][0] / step, passes[min(widths)] / step
+                return RoundCost(width - 1, c, r, tokens["value"])
+    return None
