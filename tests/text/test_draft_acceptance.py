@@ -119,7 +119,7 @@ def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
         "tree": {"drafting": specjax.text.Tree(depth=3, width=2)},
         "bild": {
             "method": specjax.text.BiLDCascade(3),
-            "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(50.0)),
+            "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(20.0)),
         },
         "token cascade": {"method": specjax.text.TokenCascade(3), "rule": rules.Chow(1.0)},
         "alone": {},
