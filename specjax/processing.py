@@ -58,27 +58,38 @@ class Logs(NamedTuple):
 
     Attributes:
       p: after temperature, filters and processors: of the distribution that tokens are drawn from.
-      conf: the model's own: at temperature 1, without filters and processors.
+      conf: the model's own: at temperature 1, without filters and processors; None unless
+        requested.
     """
 
     p: Array  # [B, T]
-    conf: Array  # [B, T]
+    conf: Array | None  # [B, T]
 
 
 def logs_along(
-    probs: Array, logits: Array, sampling: Sampling, tokens: Array, counted: Array
+    probs: Array,
+    logits: Array | None,
+    sampling: Sampling,
+    tokens: Array,
+    counted: Array,
+    *,
+    with_conf: bool,
 ) -> Logs:
     """The log-probabilities of a block's tokens, also of those with a probability rounded to 0.
 
     Args:
       probs: `[B, T, V]`, `distributions_along` of `logits` and the tokens.
-      logits: `[B, T, V]`.
+      logits: `[B, T, V]`; None if all tokens have probability and `conf` is not requested.
       sampling: how the first token is drawn, fields `[B]`.
       tokens: `[B, T]` int32.
       counted: `[B, T]` bool; other tokens may get -inf.
+      with_conf: whether to return `conf` (static): it takes another pass over the logits.
     """
     of_each = lambda function, *of: jax.vmap(jax.vmap(function))(*of, tokens)  # noqa: E731
-    p, conf = jnp.log(of_each(entry, probs)), of_each(log_confidence, logits)
+    p = jnp.log(of_each(entry, probs))
+    if logits is None:
+        return Logs(p, None)
+    conf = of_each(log_confidence, logits) if with_conf else None
     rare = (p == -jnp.inf) & counted & ~_greedy(sampling)[:, None]
     below = of_each(entry, logits).astype(jnp.float32) - jnp.max(logits, axis=-1)
     if sampling.processing is None:

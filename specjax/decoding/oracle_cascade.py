@@ -66,8 +66,14 @@ class OracleCascade(PairMethod):
         tokens = jax.vmap(draw)(target, step_uniforms(state, num_uniforms(self.vocab_size)))
         nan = source_of_nan(jnp.isnan(p[:, 0]), jnp.isnan(q[:, 0]))
         counts = (~state.finished & (nan < 0)).astype(jnp.int32)
-        given = tokens[:, None], counts[:, None] > 0
-        logs = logs_along(p[:, None], large[:, None], state.sampling, *given)
+        logs = logs_along(
+            p[:, None],
+            large[:, None],
+            state.sampling,
+            tokens[:, None],
+            counts[:, None] > 0,
+            with_conf=state.wants_log_conf,
+        )
         return Step(
             tokens=tokens[:, None],
             counts=counts,

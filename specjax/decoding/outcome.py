@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.decoding.history import History
-from specjax.decoding.scoring import Scored
 from specjax.decoding.tree import Judgement
 from specjax.platforms import entry
-from specjax.processing import Logs, logs_along
+from specjax.processing import Logs
 from specjax.rules import Budgeted
-from specjax.types import Array, Cache, DraftBlock, Rule, Sampling
+from specjax.types import Array, Cache, DraftBlock, Rule
 from specjax.verification import block_acceptance_probs, token_acceptance_probs
 
 
@@ -156,8 +155,7 @@ def nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
 
 def report(
     block: DraftBlock,
-    scored: Scored,
-    sampling: Sampling,
+    logs: Logs,
     judged: Judgement,
     outcome: RoundOutcome,
     last_target: Array,
@@ -169,8 +167,7 @@ def report(
 
     Args:
       block: the draft; of a tree, the accepted path.
-      scored: the verifier's output there.
-      sampling: how the first token is drawn, fields `[B]`.
+      logs: see `RoundInfo`.
       judged: the result of verification.
       outcome: the output of the round.
       last_target: `[B, V]`, the target distribution of the last emitted token.
@@ -181,7 +178,6 @@ def report(
     accepted = judged.accepted
     last = jnp.take_along_axis(outcome.tokens, accepted[:, None], axis=1)[:, 0]
     counted = jnp.arange(outcome.tokens.shape[1])[None] < outcome.counts[:, None]
-    logs = logs_along(scored.p, scored.logits, sampling, outcome.tokens, counted)
     log_target = _emitted_logs(outcome.probs, block.tokens, last_target, last, accepted)
     in_rule = (jnp.isnan(log_target) & counted).any(axis=1)
     nan_in = jnp.where(nan[0], 0, jnp.where(nan[1] | after.nan, 1, jnp.where(in_rule, 2, -1)))

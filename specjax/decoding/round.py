@@ -47,7 +47,7 @@ from specjax.decoding.tree import (
     node_counts,
 )
 from specjax.platforms import row, rows_in_tiles
-from specjax.processing import advance, unprocessed
+from specjax.processing import advance, logs_along, unprocessed
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Array,
@@ -171,6 +171,7 @@ class Round:
         limits: Array,
         *,
         with_confidence: bool = False,
+        with_log_conf: bool = False,
         with_sources: bool = False,
     ) -> tuple[RoundOutcome, RoundState, RoundInfo]:
         """Runs one round for all rows.
@@ -183,6 +184,7 @@ class Round:
           active: `[B]` bool; ignore the results of other rows.
           limits: `[B]` int32 in 0 .. G, the longest block of each row.
           with_confidence: whether to return the verifier's confidences (static).
+          with_log_conf: whether to return log-probabilities under the verifier itself (static).
           with_sources: whether to return where the tokens came from (static).
 
         Returns:
@@ -201,6 +203,8 @@ class Round:
             sampling,
             with_confidence or params.rule.reads_verifier_confidence,
             self.drafter.traits.reads_verifier_hidden,
+            # Only a rule that reads the drafter emits tokens whose p may round to 0.
+            with_log_conf or params.rule.reads_draft,
             block.parents,
         )
         scored, state = self._read(params.verifier, state, block, active, wanted)
@@ -235,7 +239,9 @@ class Round:
         targets = _with_bonus(targets, after.target, block.num_drafted)
         sources = round_sources(block, accepted) if with_sources else None
         outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden, sources)
-        info = report(block, scored, sampling, judged, outcome, last_target, after, nan, calls)
+        counted = jnp.arange(tokens.shape[1])[None] < outcome.counts[:, None]
+        logs = logs_along(p, scored.logits, sampling, tokens, counted, with_conf=with_log_conf)
+        info = report(block, logs, judged, outcome, last_target, after, nan, calls)
         info = info._replace(nodes=nodes)
         left = jnp.where(whole, after.credit, _at(credits, accepted + 1))
         new = state._replace(cache=cache, drafter=after.drafter, carry=carry, credit=left)

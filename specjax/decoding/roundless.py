@@ -189,8 +189,14 @@ class Autoregressive(SequentialMethod):
             probs, target, tokens = self._drawn(params.rule, logits[:, 0], state.sampling, uniforms)
         nan = jnp.isnan(target[:, 0])
         counts = (~state.finished & ~nan).astype(jnp.int32)
-        given = tokens[:, None], counts[:, None] > 0
-        logs = logs_along(probs[:, None], logits, state.sampling, *given)
+        logs = logs_along(
+            probs[:, None],
+            logits if state.wants_log_conf else None,
+            state.sampling,
+            tokens[:, None],
+            counts[:, None] > 0,
+            with_conf=state.wants_log_conf,
+        )
         return Step(
             tokens=tokens[:, None],
             counts=counts,

@@ -26,14 +26,14 @@ class Scored(NamedTuple):
       p: `[B, G + 1, V]` float32, its distributions; arbitrary past the width of the pass.
       p_conf: `[B, G + 1, V]` float32, its confidences, or None.
       hidden: `[B, G + 1, D]`, the hidden states behind them, or None.
-      logits: `[B, G + 1, V]`, of `p`.
+      logits: `[B, G + 1, V]`, of `p`, or None.
       cache: its cache with the block in it.
     """
 
     p: Array  # [B, G + 1, V]
     p_conf: Array | None  # [B, G + 1, V]
     hidden: Array | None  # [B, G + 1, D]
-    logits: Array  # [B, G + 1, V]
+    logits: Array | None  # [B, G + 1, V]
     cache: Cache
 
 
@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
       sampling: fields `[B]`.
       with_confidence: whether to return confidences (static).
       with_hidden: whether to return hidden states (static).
+      with_logits: whether to return logits (static).
       parents: `[B, G]` int32, if blocks are trees; else None.
       skipped: `[B]` int32, tokens before the first distribution to return; None for 0.
       rows: with `skipped`, the number of distributions to return (static).
@@ -52,6 +53,7 @@ class Wanted(NamedTuple):
     sampling: Sampling
     with_confidence: bool
     with_hidden: bool = False
+    with_logits: bool = False
     parents: Array | None = None
     skipped: Array | None = None
     rows: int = 0
@@ -119,7 +121,7 @@ def score(
 
 def _outputs(
     wanted: Wanted, logits: Array, hidden: Array, tokens: Array
-) -> tuple[Array, Array | None, Array | None, Array]:
+) -> tuple[Array, Array | None, Array | None, Array | None]:
     """`Scored` but for its cache, from logits `[B, W, V]` and hidden states of `tokens [B, W]`."""
     parents = None if wanted.parents is None else wanted.parents[:, : tokens.shape[1] - 1]
     if wanted.skipped is not None:
@@ -131,7 +133,8 @@ def _outputs(
         p = rows_in_tiles(distributions_along(logits, wanted.sampling, tokens[:, 1:], parents))
         p_conf = jax.vmap(jax.vmap(confidence))(logits) if wanted.with_confidence else None
     p_conf = None if p_conf is None else rows_in_tiles(p_conf)
-    return p, p_conf, hidden if wanted.with_hidden else None, logits
+    hidden_or_none = hidden if wanted.with_hidden else None
+    return p, p_conf, hidden_or_none, logits if wanted.with_logits else None
 
 
 def powers_of_two(full: int) -> tuple[int, ...]:

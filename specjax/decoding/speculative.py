@@ -150,7 +150,7 @@ class Speculative(Method):
             limits = jnp.full_like(limits, self.max_draft)  # checked by `init`
         outcome, inner, seen = one_round(
             params, state.sampling, state.inner, uniforms, active, limits,
-            with_sources=state.wants_sources,
+            with_log_conf=state.wants_log_conf, with_sources=state.wants_sources,
         )  # fmt: skip
         counts = jnp.where(active & (seen.nan_in < 0), outcome.counts, 0)
         emitted = outcome.tokens, counts

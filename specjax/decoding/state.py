@@ -124,7 +124,7 @@ def initial_state(
             accepted_lengths=lengths,
             token_sum=sums,
             block_sum=sums,
-            log_conf=sums,
+            log_conf=sums if by_token.log_probs else None,
             log_p=sums,
             log_target=sums,
             nan_in=counts - 1,
@@ -150,8 +150,8 @@ class Step(NamedTuple):
       inner: the method's own state for the next step.
       calls: model's name -> int32, scalar or `[B]`: its passes.
       log_conf: `[B, T]` float32, the tokens' log-probabilities under the verifier itself (see
-        `DecodeInfo`), NaN if it has not read them; None leaves them out, and makes those per token
-        NaN. So it is with the next two.
+        `DecodeInfo`), NaN if it has not read them; ignored unless `DecodeState.wants_log_conf`.
+        None leaves them out, and makes those per token NaN. So it is with the next two.
       log_p: `[B, T]` float32, the same after temperature, filters and processors.
       log_target: `[B, T]` float32, log-probabilities under the target.
       drafted: `[B]` int32, the number of drafted tokens.
@@ -318,7 +318,7 @@ def _add_log_probs(info: DecodeInfo, kept: Array, step: Step, lengths: Array) ->
     new = {}
     for name in ("log_conf", "log_p", "log_target"):
         logs, by_token = getattr(step, name), getattr(info, f"token_{name}", None)
-        if logs is None:
+        if logs is None or getattr(info, name) is None:
             continue
         new[name] = getattr(info, name) + jnp.where(kept, logs, 0.0).sum(axis=1)
         if by_token is not None:

@@ -254,8 +254,17 @@ class _FallbackCascade(PairMethod):
         caches = {"verifier": scored.cache, "drafter": drafted.cache}
         own = jnp.arange(self.limit + 1)[None] < standing[:, None]
         counted = jnp.arange(self.limit + 1)[None] < counts[:, None]
-        logs = logs_along(scored.p, scored.logits, state.sampling, tokens, counted)
-        log_conf, log_p = (jnp.where(waiting[:, None], x, jnp.nan) for x in (logs.conf, logs.p))
+        logs = logs_along(
+            scored.p,
+            scored.logits,
+            state.sampling,
+            tokens,
+            counted,
+            with_conf=state.wants_log_conf,
+        )
+        log_conf, log_p = jax.tree.map(
+            lambda x: jnp.where(waiting[:, None], x, jnp.nan), (logs.conf, logs.p)
+        )
         # Without a rollback rule the drafter's tokens do not count as drafts: none is ever
         # rejected.
         blocks = (0, 0) if rollback is None else (drafted.counts, standing)
@@ -301,7 +310,7 @@ class _FallbackCascade(PairMethod):
                 inner.verifier.positions,
                 jnp.max(jnp.where(waiting, drafted.counts, 0)) + 1,
                 powers_of_two(self.limit + 1),
-                Wanted(state.sampling, with_confidence),
+                Wanted(state.sampling, with_confidence, with_logits=True),
             )
 
         def skip(cache: Any) -> Scored:

@@ -89,11 +89,9 @@ def infer(
       `sample`: the number of the sample, if `num_samples` is larger than 1; lines of the same input
         are adjacent.
       `prediction`, and `tokens` (without the end-of-sequence token).
-      `log_prob`: the natural logarithm of the probability of the emitted tokens under the verifier
-        itself, at temperature 1 without filters and processors; left out if the verifier has not
-        read all of them.
-      `log_prob_processed`: the same after temperature, filters and processors; null if it is minus
-        infinity.
+      `log_prob_processed`: the natural logarithm of the probability of the emitted tokens under the
+        verifier after temperature, filters and processors; null if it is minus infinity, left out
+        if the verifier has not read all of them.
       `log_prob_target`: the same under the rule's distribution, which the tokens were drawn from.
       `ended_by`: "eos", "stop" (a stop string), "length" or "nan". For "nan" the key `nan` names
         the model and the step.

@@ -42,7 +42,6 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
         **about(example, row.sample if num_samples > 1 else None),
         "prediction": row.text,
         "tokens": row.tokens.tolist(),
-        "log_prob": finite(row.info.log_prob),
         "log_prob_processed": finite(row.info.log_prob_processed),
         "log_prob_target": finite(row.info.log_prob_target),
         "ended_by": row.ended_by,
@@ -51,8 +50,8 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
     }
     if row.error is not None:
         return {**record, "nan": row.error}
-    if math.isnan(row.info.log_prob):  # null would be minus infinity
-        del record["log_prob"], record["log_prob_processed"]
+    if math.isnan(row.info.log_prob_processed):  # null would be minus infinity
+        del record["log_prob_processed"]
     return record
 
 

@@ -42,8 +42,8 @@ class RowInfo(NamedTuple):
       token_sum: float32, expected accepted tokens of token verification on these drafts.
       block_sum: float32, the same of block verification.
       log_prob: float32, log-probability of the output under the verifier itself, in nats; see
-        `Row.log_probs`. NaN if the verifier has not read all of it, 0.0 if a user's own method does
-        not write it.
+        `Row.log_probs`. NaN without `log_probs=True`, or if the verifier has not read all of it;
+        0.0 if a user's own method does not write it.
       log_prob_processed: float32, the same after temperature, top-k, top-p and processors.
       log_prob_target: float32, log-probability under the distributions that the tokens were drawn
         from: the rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
@@ -78,7 +78,7 @@ class RowInfo(NamedTuple):
             info.accepted_lengths,
             info.token_sum,
             info.block_sum,
-            info.log_conf,
+            np.full_like(info.log_p, np.nan) if info.log_conf is None else info.log_conf,
             info.log_p,
             info.log_target,
             info.deferrals,

@@ -58,7 +58,7 @@ class DecodeInfo(NamedTuple):
       block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never smaller.
       log_conf: `[B]` float32, log-probability of the emitted tokens under the verifier itself, in
         nats: at temperature 1, without filters and processors. NaN if it has not read them all, as
-        in cascades that keep the end of a draft unread.
+        in cascades that keep the end of a draft unread; None unless requested.
       log_p: `[B]` float32, the same after temperature, filters and processors; -inf if a rule
         emitted a token that the verifier could not.
       log_target: `[B]` float32, the same under the target distributions.
@@ -83,7 +83,7 @@ class DecodeInfo(NamedTuple):
     accepted_lengths: Array  # [B, G + 1]
     token_sum: Array  # [B]
     block_sum: Array  # [B]
-    log_conf: Array  # [B]
+    log_conf: Array | None  # [B]
     log_p: Array  # [B]
     log_target: Array  # [B]
     nan_in: Array  # [B]
@@ -147,6 +147,11 @@ class DecodeState(NamedTuple):
     def finished(self) -> Array:
         """`[B]` bool, the rows that emit no more tokens."""
         return self.ended_by != RUNNING
+
+    @property
+    def wants_log_conf(self) -> bool:
+        """Whether steps must report log-probabilities under the verifier itself."""
+        return self.info.log_conf is not None
 
     @property
     def wants_sources(self) -> bool:

@@ -32,7 +32,8 @@ def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
     assert [row["tokens"] for row in found] == [tokens.tolist() for tokens in result.tokens]
     assert [row["ended_by"] == "eos" for row in found] == result.ended.tolist()
     totals = result.info.per_row
-    np.testing.assert_allclose([row["log_prob"] for row in found], totals.log_prob, rtol=1e-6)
+    sums = [row["log_prob_processed"] for row in found]
+    np.testing.assert_allclose(sums, totals.log_prob_processed, rtol=1e-6)
     assert [row["info"]["accepted"] for row in found] == totals.accepted.tolist()
     metrics = json.loads((done[1] / "metrics.json").read_text())
     assert metrics["tokens_per_verifier_call"] == result.info.tokens_per_verifier_call

@@ -10,7 +10,8 @@ import pytest
 from specjax import compilation, decoding, drafting, rules
 from specjax.decoding.loop import jitted_run
 from specjax.models import model_from_config
-from specjax.sampling import Sampling
+from specjax.testing import TabularModel
+from specjax.types import PromptBatch, Sampling
 from tests.decoding.helpers import alone, begin, pair
 from tests.decoding.policies import AfterTokenOne
 from tests.decoding.trees import Likeliest, Walk
@@ -107,6 +108,28 @@ def test_the_state_is_donated():
     loop.run(alone(params), state, 2)
     assert all(x.is_deleted() for x in jax.tree.leaves(state.inner.verifier.cache.keys))
     assert np.isfinite(params["decoder"]["decoder_norm"]["scale"]).all()  # the caller keeps these
+
+
+@pytest.mark.parametrize("rule", [rules.Lossless(), rules.Lossy(0.5)])
+def test_the_verifiers_own_log_probabilities_cost_nothing_unless_requested(rule):
+    size, longest = 4096, 3
+    model = TabularModel(size, 0)
+    loop = decoding.Speculative(model, drafting.NeuralDrafter(model, longest))
+    given = pair(jnp.zeros((1, size)), jnp.zeros((1, size)), rule)
+    batch = PromptBatch(
+        np.ones((ROWS, PROMPT), np.int32),
+        np.full(ROWS, PROMPT),
+        np.arange(ROWS),
+        np.full(ROWS, NEW),
+    )
+
+    def exponentials(**options):
+        state = loop.init(given, batch, max_new=NEW, **options)
+        lowered = jitted_run().lower(loop, given, state, jnp.int32(5), jnp.int32(ROWS))
+        return lowered.compile().cost_analysis()["transcendentals"]
+
+    requested = exponentials(token_log_probs=True) - exponentials()
+    assert requested == pytest.approx(ROWS * (longest + 1) * size, rel=0.01)
 
 
 def test_loops_take_the_options_that_xla_knows(programs):

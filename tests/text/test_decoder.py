@@ -75,7 +75,8 @@ def test_texts_tokens_and_info(pair, decoder):
     )
     assert 0 < summary["acceptance_rate"] < 1
     assert result.info.acceptance_by_position.shape == (3,)
-    assert np.all(np.isfinite(result.info.per_row.log_prob))
+    assert np.all(np.isfinite(result.info.per_row.log_prob_processed))
+    assert np.all(np.isnan(result.info.per_row.log_prob))  # not requested
 
 
 def test_a_result_is_a_sequence_of_rows(decoder):
@@ -514,7 +515,7 @@ def test_a_rule_that_reads_the_verifier_alone_needs_no_drafter(pair):
     sharp = decoder(PROMPTS, seed=1)
     greedy = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
     assert sharp.texts == greedy.texts
-    assert (sharp.info.per_row.log_prob < 0.0).all()
+    assert (sharp.info.per_row.log_prob_processed < 0.0).all()
     np.testing.assert_allclose(sharp.info.per_row.log_prob_target, 0.0, atol=1e-3)
     plain = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, seed=1)
     same(plain, specjax.Decoder(pair.verifier, rule=rules.Lossless(), **SHAPE)(PROMPTS, seed=1))
