@@ -139,7 +139,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
                 f"{len(absent)} of {len(order)} settings are in no part; the first is "
                 f"{absent[0].described()}: run the same command in all processes again"
             )
-        results = points.finish(list(order))
+        results = points.finish(list(order), points.recommended())
     tell(f"merged {len(found)} parts: {len(order)} settings in {whole.path / POINTS_NAME}")
     return results
 
