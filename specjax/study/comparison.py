@@ -131,9 +131,7 @@ def compare(
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
     grid = with_balls(grid, demand)
     _check_settings(grid, demand, measuring.quality, measured)
-    settings = grid
-    if process is not None:
-        settings = share(settings, process)
+    settings = grid if process is None else share(grid, process)
     with SHARED.directory(output_dir, process) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
         configuration = _configuration(bench, prompts)
