@@ -19,7 +19,7 @@ from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
 from specjax.study.measure import Times
 from specjax.study.plots import MARKS
-from specjax.study.speedups import RoundCost, conclusion, speedup, spread
+from specjax.study.speedups import RoundCost, conclusion, speedup, speedups, spread
 from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.directories import DEFAULT_PAIR, PREFIX, built_in_pair
@@ -265,8 +265,7 @@ def _verdict(
 ) -> str:
     """What was fastest at no loss, or why drafting does not pay."""
     names = [name for name in (LOSSLESS, LOSSLESS_ADAPTIVE) if name in runs]
-    level = 1.0 - 0.05 / max(1, len(names))  # jointly 95 %, because the best one is named
-    gains = {name: speedup(runs[name].times, runs[ALONE].times, level) for name in names}
+    gains = speedups({name: (runs[name].times, runs[ALONE].times) for name in names})
     calls = [result.info.tokens_per_verifier_call for result in runs[LOSSLESS].results]
     cost = RoundCost(max_draft, *costs, statistics.mean(calls))
     place = f"at temperature {temperature:g}"

@@ -126,10 +126,11 @@ def promising(
     """
     clauses = () if demand is None else demand.clauses
     drafts = [x for x in estimates if not x.setting.is_alone]
-    fit = [x for x in drafts if not x.speedup <= _LEEWAY]
+    fastest: list[Expected | None] = []
     if demand is None:
-        for several in (drafts, [x for x in drafts if x.setting.is_lossless]):
-            fit += [x for x in sorted(several, key=lambda x: -x.speed)[:1] if x not in fit]
+        lossless = [x for x in drafts if x.setting.is_lossless]
+        fastest = [max(them, key=lambda x: x.speed, default=None) for them in (drafts, lossless)]
+    fit = [x for x in drafts if not x.speedup <= _LEEWAY or x in fastest]
     fit = [x for x in fit if all(clause.may_hold(x, rows) for clause in clauses)]
     fit = [x for kind in _by_kind(fit).values() for x in kind]
     lossless = [x for x in fit if x.setting.is_lossless]

@@ -131,9 +131,7 @@ def compare(
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
     grid = with_balls(grid, demand)
     _check_settings(grid, demand, measuring.quality, measured)
-    settings = grid
-    if process is not None:
-        settings = share(settings, process)
+    settings = grid if process is None else share(grid, process)
     with SHARED.directory(output_dir, process) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
         configuration = _configuration(bench, prompts)
@@ -167,13 +165,15 @@ def compare(
             more, choice = answer(
                 measurer.look, others, alone, search, parts, points.quality, points.bootstrap
             )
-            more["gin_file"] = _write_chosen(run, choice.setting, choice.why, bench, prompts)
             names = names[:-1]
+            chosen = choice.setting, choice.why
         elif measured != NONE:
             measurer.measure_all(taken)
-            if len(advice := points.recommended()) == 1:
-                more["gin_file"] = _write_chosen(run, *advice[0], bench, prompts)
-        results = points.finish(settings, names, more)
+        advice = points.recommended(names[-1])
+        if demand is None:
+            chosen = advice[0] if len(advice) == 1 else (None, "")
+        more["gin_file"] = _write_chosen(run, *chosen, bench, prompts)
+        results = points.finish(settings, advice, names, more)
         if process is not None:
             points.store.put(GRID, _values(grid))
     if process is not None:

@@ -84,8 +84,10 @@ def infer_names(
       options: more options of every decoder, such as `max_new_tokens` and `batch_size`.
       prompts: how prompts are made.
     """
-    drafter = models.get(setting.drafter, models.get("drafter", models["verifier"]))
-    paths = {"VERIFIER": models["verifier"].name, "DRAFTER": drafter.name}
+    # The drafter of an earlier grid may not be loaded.
+    own, loaded = setting.drafter, {"drafter": models["verifier"], **models}
+    drafter = loaded[own].name if own in loaded else own
+    paths = {"VERIFIER": models["verifier"].name, "DRAFTER": drafter}
     return {
         **{name: repr(portable_path(path)) for name, path in paths.items()},
         **prompts.names(),

@@ -31,7 +31,7 @@ from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, tell
 from specjax.study.scores import Scores
-from specjax.study.speedups import Recommendation, recommend, spread
+from specjax.study.speedups import Recommendation, recommend
 from specjax.text import TextModel
 from specjax.text.setting import DRAFTER_ALONE, MisfitError, Setting
 
@@ -160,14 +160,10 @@ class Points:
         for group in tables.drawn_alike(scored):
             alone = group[0].verifier_alone
             if alone in scored and len(group) > 1:
-                runs = [self.measured(setting, part) for setting in group]
-                times = [
-                    run.times if run.verifier_times is None else run.verifier_times for run in runs
-                ]
                 here = {setting: scored[setting] for setting in group}
-                found.append(
-                    recommend(here, self.quality, self.bootstrap, self._times, spread(times))
-                )
+                runs = {setting: self.measured(setting, part) for setting in group}
+                times = {x: (run.times, run.verifier_times or run.times) for x, run in runs.items()}
+                found.append(recommend(here, times, self.quality, self.bootstrap, self._times))
         return found
 
     def estimate(
@@ -265,6 +261,7 @@ class Points:
     def finish(
         self,
         order: Sequence[Setting],
+        advice: Sequence[Recommendation],
         parts: Sequence[str] = (WHOLE,),
         more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -272,6 +269,7 @@ class Points:
 
         Args:
           order: see `write`.
+          advice: what is recommended on the last part.
           parts: see `write`; tables and plots use only the last part, so that settings are paired.
           more: more values of `results.json`.
 
@@ -311,8 +309,7 @@ class Points:
             "best": best,
             "table_2": made,
             "verdicts": [
-                {"recommended": one.setting.described(), "text": one.text}
-                for one in self.recommended(parts[-1])
+                {"recommended": one.setting.described(), "text": one.text} for one in advice
             ],
             **(more or {}),
         }

@@ -17,6 +17,7 @@ from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.study.measure import tell
 from specjax.study.points import (
+    CHOSEN_NAME,
     CONFIG_NAME,
     MADE,
     POINTS_NAME,
@@ -139,7 +140,8 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
                 f"{len(absent)} of {len(order)} settings are in no part; the first is "
                 f"{absent[0].described()}: run the same command in all processes again"
             )
-        results = points.finish(list(order))
+        (whole.path / CHOSEN_NAME).unlink(missing_ok=True)  # of an earlier grid
+        results = points.finish(list(order), points.recommended())
     tell(f"merged {len(found)} parts: {len(order)} settings in {whole.path / POINTS_NAME}")
     return results
 

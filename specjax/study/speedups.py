@@ -3,19 +3,19 @@
 Axes: s samples, r repeats, c chunks of texts.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Times
-from specjax.study.scores import RELATIVE, Scores, over
+from specjax.study.scores import Scores, over
 from specjax.text.setting import Setting
 
+_Name = TypeVar("_Name")
 # Times of the same work whose quartiles differ by more than this were disturbed.
 _STEADY = 1.15
 # A cause is named if without it the passes would allow this speed-up.
@@ -103,18 +103,41 @@ def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:
     return Interval(value, value / reach, value * reach, value * error)
 
 
+def speedups(
+    times: Mapping[_Name, tuple[Times, Times]], level: float = 0.95
+) -> dict[_Name, Interval]:
+    """Returns speed-ups whose intervals hold jointly (Bonferroni), because the best is named.
+
+    Args:
+      times: name -> the arguments of `speedup`.
+      level: the joint confidence.
+    """
+    each = 1.0 - (1.0 - level) / max(1, len(times))
+    return {name: speedup(*both, each) for name, both in times.items()}
+
+
+def best(gains: Mapping[_Name, Interval]) -> _Name | None:
+    """Returns the fastest that is shown to gain; else the fastest that may gain; else the fastest.
+
+    Args:
+      gains: see `speedups`.
+    """
+    surely = [name for name, gain in gains.items() if gain.low > 1.0]
+    perhaps = [name for name, gain in gains.items() if gain.high >= 1.0]
+    return max(surely or perhaps or gains, key=lambda name: gains[name].value, default=None)
+
+
 def spread(times: Sequence[Times]) -> float:
-    """Returns the upper over the lower quartile of the times of the same work, per token.
+    """Returns the upper over the lower quartile of the times of the same work.
 
     Args:
       times: of the same decoder on the same chunks, such as the verifier alone in several turns.
 
     Returns:
-      1 on a quiet machine, or if nothing was done twice.
+      1 on a quiet machine, or if nothing was done twice; samples are different texts.
     """
-    per_token = [one.seconds / np.maximum(one.tokens, 1)[:, None] for one in times]
-    turns = np.concatenate([one.reshape(-1, one.shape[-1]) for one in per_token])
-    low, high = np.percentile(turns / np.median(turns, axis=0), (25, 75))
+    turns = np.concatenate([one.seconds for one in times], axis=1)  # [s, r, c]
+    low, high = np.percentile(turns / np.median(turns, axis=1, keepdims=True), (25, 75))
     return float(high / low)
 
 
@@ -133,8 +156,7 @@ def conclusion(
     """Says which setting was fastest at no loss and by how much, or that drafting does not pay.
 
     Args:
-      lossless: setting in words -> its speed-up over the verifier alone. The intervals must hold
-        jointly, because the best of them is named.
+      lossless: setting in words -> its speed-up over the verifier alone, see `speedups`.
       where: under which conditions, such as "at temperature 0".
       cost: the costs of a round, to say why drafting does not pay; None if unknown.
       spread: see `spread`.
@@ -143,23 +165,22 @@ def conclusion(
       One sentence, with its reasons after it.
     """
     place = f" {where}" if where else ""
-    if not lossless:
+    name = best(lossless)
+    if name is None:
         return f"No lossless setting with drafts was measured{place}."
-    best = max(lossless, key=lambda name: lossless[name].value)
-    gain = lossless[best]
+    gain = lossless[name]
     parts = [
-        f"Drafting does not pay here{place}: the best lossless setting, {best}, is not faster than "
+        f"Drafting does not pay here{place}: the best lossless setting, {name}, is not faster than "
         f"the verifier alone: {in_words(gain)}."
     ]
     if gain.low > 1.0:
         parts = [
-            f"Fastest at no loss{place}: {best}, {in_words(gain)} the speed of the verifier alone."
+            f"Fastest at no loss{place}: {name}, {in_words(gain)} the speed of the verifier alone."
         ]
     elif gain.high >= 1.0:
         parts = [
-            f"No gain at no loss is shown{place}: the best lossless setting, {best}, has "
-            f"{in_words(gain)} the speed of the verifier alone, and an interval with 1 in it may "
-            "be noise."
+            f"No gain at no loss is shown{place}: {name} has {in_words(gain)} the speed of the "
+            "verifier alone, and an interval with 1 in it may be noise."
         ]
     if gain.low <= 1.0 and cost is not None and spread <= _STEADY:
         parts.append(cost.why())
@@ -185,61 +206,47 @@ class Recommendation(NamedTuple):
 
 def recommend(
     scored: Mapping[Setting, Scores],
+    times: Mapping[Setting, tuple[Times, Times]],
     quality: str | None,
     bootstrap: Bootstrap,
-    times: Mapping[str, Any] | None = None,
-    spread: float = 1.0,
+    passes: Mapping[str, Any] | None = None,
 ) -> Recommendation:
     """Recommends a setting at no loss, and names a faster one of another distribution.
 
     Args:
       scored: the measured settings of one sampling, the verifier alone among them.
+      times: those of each setting, and of the verifier alone in turns with it.
       quality: the name of the quality figure, or None.
       bootstrap: the resampling of the figures.
-      times: `PassTimes` as JSON values, or None.
-      spread: see `spread`.
+      passes: `PassTimes` as JSON values, or None.
     """
     alone = next(iter(scored)).verifier_alone
-    drafts = [x for x in scored if not x.is_alone and scored[x].figures[RELATIVE]["value"]]
-    lossless = [x for x in drafts if x.is_lossless]
-    gains = _jointly(scored, lossless, bootstrap)
-    best = max(lossless, key=lambda x: gains[x].value, default=alone)
-    chains = [x for x in lossless if x.drafting is None and x.stopping is None]
-    chain = max(chains, key=lambda x: gains[x].value, default=None)
+    drafts = [x for x in scored if not x.is_alone]
+    lossless = {x: times[x] for x in drafts if x.is_lossless}
+    gains = speedups(lossless, bootstrap.level)
+    chain = best({x: gains[x] for x in gains if x.drafting is None and x.stopping is None})
     text = conclusion(
         {x.described(): gain for x, gain in gains.items()},
         where=f"at temperature {alone.temperature:g}",
-        cost=None if chain is None or times is None else _cost(chain, scored[chain], times),
-        spread=spread,
+        cost=None if chain is None or passes is None else _cost(chain, scored[chain], passes),
+        spread=spread([theirs for _, theirs in times.values()]),
     )
-    if best not in gains or gains[best].low <= 1.0:
-        best = alone
-    others = _jointly(scored, [x for x in drafts if not x.is_lossless], bootstrap)
-    faster = [x for x, gain in others.items() if gain.low > 1.0]
-    if quality is not None and faster:
+    advised = best(gains)
+    if advised is None or gains[advised].low <= 1.0:
+        advised = alone
+    others = speedups({x: times[x] for x in drafts if x not in lossless}, bootstrap.level)
+    faster = {x: gain for x, gain in others.items() if gain.low > 1.0}
+    if quality is not None:
         apart = {x: over(scored[x], scored[alone], quality, bootstrap) for x in faster}
-        kept = [x for x in faster if (apart[x]["high"] or -1.0) >= 0.0]
-        if kept:
-            first = max(kept, key=lambda x: others[x].value)
+        kept = {
+            x: faster[x] for x in faster if apart[x]["high"] is not None and apart[x]["high"] >= 0.0
+        }
+        if (first := best(kept)) is not None:
             text += (
                 f" Not lossless, but not shown to be worse: {first.described()}, "
-                f"{in_words(others[first])}, {quality} {shown(apart[first])} over the verifier's."
+                f"{in_words(kept[first])}, {quality} {shown(apart[first])} over the verifier's."
             )
-    return Recommendation(best, text)
-
-
-def _jointly(
-    scored: Mapping[Setting, Scores], settings: Sequence[Setting], bootstrap: Bootstrap
-) -> dict[Setting, Interval]:
-    """Speed-ups whose intervals hold jointly (Bonferroni)."""
-    level = 1.0 - (1.0 - bootstrap.level) / max(1, len(settings))
-    how = dataclasses.replace(bootstrap, level=level)
-    found = {}
-    for setting in settings:
-        value = float(scored[setting].figures[RELATIVE]["value"] or np.nan)
-        again = scored[setting].resampled.get(RELATIVE, np.full(1, np.nan))
-        found[setting] = how.summary(1.0 / value, 1.0 / again)
-    return found
+    return Recommendation(advised, text)
 
 
 def _cost(setting: Setting, scores: Scores, times: Mapping[str, Any]) -> RoundCost | None:

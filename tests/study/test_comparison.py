@@ -446,6 +446,16 @@ def test_failures_of_an_earlier_grid_do_not_count(tmp_path):
     assert [line["status"] for line in lines(tmp_path / "out")] == ["done", "done", "failed"]
 
 
+def test_where_no_single_setting_is_recommended_no_earlier_choice_stays(tmp_path):
+    output = tmp_path / "out"
+    first = world.run(output, [world.VERIFIER, OPT])
+    assert first["gin_file"] == str(output / CHOSEN_NAME) and (output / CHOSEN_NAME).is_file()
+    greedy = [dataclasses.replace(one, temperature=0.0) for one in (world.VERIFIER, OPT)]
+    results = world.run(output, [world.VERIFIER, OPT, *greedy])
+    assert len(results["verdicts"]) == 2
+    assert results["gin_file"] is None and not (output / CHOSEN_NAME).exists()
+
+
 def test_where_a_demand_is_not_met_no_earlier_choice_stays(tmp_path):
     with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
         run.claim({"name": "a run"})
@@ -462,7 +472,7 @@ def test_a_warning_of_compiling_names_the_record(done, tmp_path, capsys):
         points = Points(run, None, found.bootstrap)
         about = {"process": {"compiled_while_timed": 1}}
         points.put(OPT, "round 1", measured, scores, about)
-        points.finish([OPT], ["round 1"])
+        points.finish([OPT], [], ["round 1"])
         assert str(points.store.path((OPT.key, "round 1"))) in capsys.readouterr().err
 
 

@@ -32,6 +32,15 @@ def test_models_and_tables_of_drafts_have_full_paths():
         assert names(f"Lookup(bigram={table})")["drafting/Lookup.bigram"] == table
 
 
+@pytest.mark.parametrize(
+    ("drafter", "path"),
+    [("drafter", "/models/small"), ("tiny", os.path.abspath("models/tiny")), ("/other", "/other")],
+)
+def test_a_drafter_has_its_own_path_though_it_is_not_loaded(drafter, path):
+    setting = Setting(drafter=drafter)
+    assert infer_names(setting, MODELS, {}, Prompting())["DRAFTER"] == repr(path)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")])
 def test_a_dtype_has_its_name(dtype):
     assert names(None, dtype=dtype)["DTYPE"] == "'bfloat16'"

@@ -12,7 +12,7 @@ from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.study import Grid, Setting, read_points
 from specjax.study.measure import Measured, Times
-from specjax.study.points import CONFIG_NAME, MADE, Points
+from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, Points
 from specjax.study.replicas import share
 from specjax.study.scores import RELATIVE, Scores
 from tests.study import world
@@ -85,6 +85,7 @@ def test_replicas_measure_each_setting_once_and_the_last_merges(tmp_path, capsys
     # It is a run like any other, which a single process goes on with.
     world.run(output, ASKED)
     assert "5 of 5 settings were measured before" in capsys.readouterr().err
+    assert (output / CHOSEN_NAME).is_file()
     # A grown grid moves no setting to another part.
     for index, told in ((1, "part 1 of 2 is done"), (0, "merged 2 parts: 7 settings")):
         world.run(output, GROWN, process=Process(index, 2))
@@ -93,6 +94,7 @@ def test_replicas_measure_each_setting_once_and_the_last_merges(tmp_path, capsys
         new = set(share(GROWN, Process(index, 2))) - set(shares[index])
         assert captured.count(": OPT(") == len(new), captured
     assert [line["setting"] for line in lines(output)] == [one.described() for one in GROWN]
+    assert not (output / CHOSEN_NAME).exists()  # of the smaller grid
     # Elsewhere; and a part that has not ended is none.
     assert main(["merge", str(tmp_path / "elsewhere"), str(output)]) == 0
     assert lines(tmp_path / "elsewhere") == lines(output)

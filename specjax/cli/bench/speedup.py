@@ -9,7 +9,7 @@ import numpy as np
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.study.measure import Times
-from specjax.study.speedups import RoundCost, conclusion, speedup, spread
+from specjax.study.speedups import RoundCost, best, conclusion, speedup, speedups, spread
 from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, Result
 from specjax.text.passes import PassTimes, measure_times
@@ -82,15 +82,15 @@ def run(args: argparse.Namespace) -> Report:
 
 def _verdict(measured: dict[int, tuple[dict[str, Side], RoundCost]], where: str) -> str:
     """What was fastest, or why drafting does not pay."""
-    level = 1.0 - 0.05 / len(measured)  # jointly 95 %, because the best length is named
-    gains = {
-        f"drafts of {max_draft}": speedup(sides["drafts"].times, sides["alone"].times, level)
-        for max_draft, (sides, _) in measured.items()
-    }
-    values = dict(zip(measured, (found.value for found in gains.values()), strict=True))
-    cost = measured[max(values, key=values.__getitem__)][1]
-    alone = [sides["alone"].times for sides, _ in measured.values()]
-    return conclusion(gains, where=where, cost=cost, spread=spread(alone))
+    both = {n: (sides["drafts"].times, sides["alone"].times) for n, (sides, _) in measured.items()}
+    gains = speedups(both)
+    length = best(gains)
+    return conclusion(
+        {f"drafts of {max_draft}": gain for max_draft, gain in gains.items()},
+        where=where,
+        cost=None if length is None else measured[length][1],
+        spread=spread([alone for _, alone in both.values()]),
+    )
 
 
 def _decoders(
