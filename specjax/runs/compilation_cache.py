@@ -157,21 +157,20 @@ class Compilations:
     announcement: str = ""
 
     _hit: bool = False
-    _ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+    _start: float | None = None  # of the compilation that lasts
+    _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def on_event(self, event: str, **_: Any) -> None:
         """A listener for the events of `jax.monitoring`."""
         self._hit |= event == _CACHE_HIT
-        if event == _REQUEST and self.announcement:
-            self._ended.set()
-            self._ended = threading.Event()
-            threading.Thread(target=_tell_time, args=(self._ended,), daemon=True).start()
+        if event == _REQUEST:
+            self._start = time.monotonic()
 
     def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
         """A listener for the durations of `jax.monitoring`."""
         if event != BACKEND_COMPILE:
             return
-        self._ended.set()
+        self._start = None
         if self._hit:
             self.read += 1
         else:
@@ -180,13 +179,12 @@ class Compilations:
                 print(self.announcement, file=sys.stderr, flush=True)
         self._hit = False
 
-
-def _tell_time(ended: threading.Event) -> None:
-    """Prints how long a compilation takes, until it ends."""
-    start = time.monotonic()
-    while not ended.wait(_EVERY):
-        seconds = time.monotonic() - start
-        print(f"specjax: compiling a program: {seconds:.0f} s", file=sys.stderr, flush=True)
+    def _tell_time(self) -> None:
+        """Prints how long a compilation takes, until the counts are closed."""
+        while not self._closed.wait(_EVERY):
+            if (start := self._start) is not None:
+                seconds = time.monotonic() - start
+                print(f"specjax: compiling a program: {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -203,9 +201,11 @@ def count_compilations(announcement: str = "") -> Iterator[Compilations]:
     counts = Compilations(announcement=announcement)
     jax.monitoring.register_event_listener(counts.on_event)
     jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
+    if announcement:
+        threading.Thread(target=counts._tell_time, daemon=True).start()
     try:
         yield counts
     finally:
-        counts._ended.set()
+        counts._closed.set()
         jax.monitoring.unregister_event_listener(counts.on_event)
         jax.monitoring.unregister_event_duration_listener(counts.on_duration)

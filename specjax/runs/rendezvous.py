@@ -8,8 +8,10 @@ all have, process 0 sends them on, and leaves the port to the coordinator.
 
 import contextlib
 import errno
+import selectors
 import socket
 import time
+from typing import Any, cast
 
 from specjax.runs.processes import LostProcessError
 
@@ -42,28 +44,28 @@ def _wait_for_others(address: str, count: int) -> None:
     present: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_opened(address, count))
+        # The server, and the callers that have not said yet who they are.
+        strangers = stack.enter_context(selectors.DefaultSelector())
+        strangers.register(server, selectors.EVENT_READ)
         while len(present) < count - 1:
-            server.settimeout(max(ends - time.monotonic(), 1e-3))
-            try:
-                caller = stack.enter_context(server.accept()[0])
-            except TimeoutError:
+            left = ends - time.monotonic()
+            if left <= 0:
                 absent = ", ".join(str(i) for i in range(1, count) if i not in present)
                 raise LostProcessError(
                     f"process {absent} of {count} did not start within {_SECONDS:g} s: {_AGAIN}"
-                ) from None
-            index, theirs = _told(caller)
-            if theirs is None:
-                continue
-            if theirs != count or not 0 < index < count:
-                raise ValueError(
-                    f"process {index} was started with --process_count={theirs}, process 0 with "
-                    f"{count}: give all processes the same"
                 )
-            if index in present and not _has_ended(present[index]):
-                raise ValueError(
-                    f"two processes have --process_index={index}: give each its own index"
-                )
-            present[index] = caller
+            for key, _ in strangers.select(left):
+                if key.fileobj is server:
+                    caller = stack.enter_context(server.accept()[0])
+                    caller.setblocking(False)
+                    strangers.register(caller, selectors.EVENT_READ, bytearray())
+                elif (index := _index_of(key, strangers, count)) is not None:
+                    if index in present and not _has_ended(present[index]):
+                        raise ValueError(
+                            f"two processes have --process_index={index}: give each its own index"
+                        )
+                    present[index] = cast(socket.socket, key.fileobj)
+            present = {i: caller for i, caller in present.items() if not _has_ended(caller)}
         for caller in present.values():
             with contextlib.suppress(OSError):  # it has ended, as JAX will find
                 caller.sendall(_JOIN)
@@ -90,27 +92,39 @@ def _opened(address: str, count: int) -> socket.socket:
         ) from None
 
 
-def _told(caller: socket.socket) -> tuple[int, int | None]:
-    """The index and the number of processes that a caller says; None: it is a stranger."""
-    caller.settimeout(_ANSWER)
-    with contextlib.suppress(OSError, ValueError), caller.makefile("rb") as lines:
-        name, index, count = lines.readline(100).split()
-        if name == b"specjax":
-            caller.sendall(_WAIT)
-            return int(index), int(count)
-    return 0, None
+def _index_of(key: selectors.SelectorKey, strangers: Any, count: int) -> int | None:
+    """The index that a caller says; None: it has said too little yet, or it is no process."""
+    caller, line = cast(socket.socket, key.fileobj), key.data
+    words = b""
+    with contextlib.suppress(OSError):
+        words = caller.recv(100)
+    line += words
+    if words and len(line) < 100 and not line.endswith(b"\n"):
+        return None
+    strangers.unregister(caller)
+    try:
+        name, *numbers = line.split()
+        index, theirs = map(int, numbers)
+        if name != b"specjax":
+            return None
+        caller.sendall(_WAIT)
+    except (OSError, ValueError):
+        return None
+    if theirs != count or not 0 < index < count:
+        raise ValueError(
+            f"process {index} was started with --process_count={theirs}, process 0 with "
+            f"{count}: give all processes the same"
+        )
+    return index
 
 
 def _has_ended(caller: socket.socket) -> bool:
-    caller.setblocking(False)
     try:
         return not caller.recv(1)
     except BlockingIOError:
         return False
     except OSError:
         return True
-    finally:
-        caller.settimeout(_ANSWER)
 
 
 def _wait_for_first(address: str, count: int, index: int) -> None:

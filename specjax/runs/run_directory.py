@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -38,10 +37,6 @@ ENVIRONMENT, PART = "environment", "part"
 # Keys in the file that are not part of the configuration; earlier versions wrote a fingerprint.
 _FILES, _KEPT, MODEL_NAMES = "files", "kept", "model_names"
 _BESIDE = (_FILES, _KEPT, "fingerprint", MODEL_NAMES)
-# What another model changes in a configuration.
-_OF_A_MODEL = re.compile(
-    r"^models\b|(^|\.)(model|tokens|teacher|sampled_teacher|constants|init_params|drafter)$"
-)
 # The longest value that is shown whole.
 _LONGEST = 100
 _RECORDS = (GIN_NAME, RUNS_NAME)
@@ -400,21 +395,23 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 def difference(theirs: Any, ours: Any) -> str:
     """Describes the first differences of two configurations."""
-    parts = list(_differences(theirs, ours))
-    others = [part for part in parts if not _OF_A_MODEL.search(part[0])]
-    if len(others) < len(parts) and (models := list(_other_models(theirs, ours))):
-        parts = models + others
-    shown = [f"{key}: {text}" for key, text in parts]
+    parts = dict(_differences(theirs, ours))
+    if parts:  # names alone make no difference
+        named = dict(_other_models(theirs, ours))
+        hashes = {f"models.{role}" for role in named}
+        rest = {key: text for key, text in parts.items() if key not in hashes}
+        parts = {role.upper(): text for role, text in named.items()} | rest
+    shown = [f"{key}: {text}" for key, text in parts.items()]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def _other_models(theirs: Any, ours: Any) -> Iterator[tuple[str, str]]:
-    """The models that differ, by name."""
+    """The roles of the models that differ, with both names."""
     for role, here in ours.get(MODEL_NAMES, {}).items():
         there = theirs.get(MODEL_NAMES, {}).get(role, here)
         hashes = [each.get("models", {}).get(role) for each in (theirs, ours)]
         if there != here and (None in hashes or hashes[0] != hashes[1]):
-            yield role.upper(), f"{there} there, {here} here"
+            yield role, f"{there} there, {here} here"
 
 
 def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ Axes: n rows.
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,12 @@ def predictions_of(
     known = any("info" in record for record in records)
     counts = RowCounts.from_records(records) if known else None
     target, p = _log_probs(records) if counts is not None else (None, None)
+    if known and any("log_prob" in x and "log_prob_processed" not in x for x in records):
+        warnings.warn(
+            f"{path} has no log_prob_processed, as an earlier version wrote it: nats_per_token and "
+            "impossible_share are unknown; decode again to have them",
+            stacklevel=2,
+        )
     return Predictions(
         path=path,
         outputs=[text or "" for text in texts],

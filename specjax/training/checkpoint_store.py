@@ -118,7 +118,13 @@ class CheckpointStore:
 
     def log(self, step: int) -> bytes:
         """The log up to a checkpoint."""
-        return (self.path / CHECKPOINTS_NAME / str(step) / METRICS_NAME).read_bytes()
+        place = self.path / CHECKPOINTS_NAME / str(step)
+        if not (place / METRICS_NAME).exists():  # otherwise it would be damaged
+            raise ValueError(
+                f"{place} has no {METRICS_NAME}: an earlier version of specjax began this run; "
+                "finish it with that version, or choose another output_dir"
+            )
+        return (place / METRICS_NAME).read_bytes()
 
     def _owner(self, step: int) -> dict[str, Any]:
         return {"run": self._run.fingerprint, "step": step}

@@ -157,6 +157,20 @@ def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys
     assert math.isclose(figures["impossible_share"]["value"], 1 / len(TEXTS))
 
 
+def test_a_file_of_an_earlier_version_is_told(done, tmp_path, capsys):
+    """Its `log_prob` was that of now `log_prob_processed`."""
+    for record in (changed := rows(done[1])):
+        del record["checksum"], record["run"], record["log_prob_processed"]
+    file = tmp_path / "old.jsonl"
+    file.write_bytes(lines_of(changed, "0" * 64))
+    with pytest.warns(UserWarning, match=r"old\.jsonl has no log_prob_processed") as told:
+        status, out, _ = run(capsys, PREDICTIONS=file, METRICS="()")
+    figures = json.loads(out.splitlines()[-1])["methods"]["old"]["figures"]
+    assert status == 0 and len(told) == 1
+    assert figures["tokens_per_verifier_call"]["value"] > 1
+    assert figures["nats_per_token"]["value"] is figures["impossible_share"]["value"] is None
+
+
 def test_the_perplexity_under_a_model(paths, tmp_path, capsys):
     """It is that of `Decoder.score`; a failed row is left out, a cut one has no end."""
     texts = ["a b c", "b a", None]

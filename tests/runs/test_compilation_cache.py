@@ -3,11 +3,13 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax._src import compilation_cache as jax_cache
 from jax._src.lru_cache import LRUCache
 
@@ -160,12 +162,20 @@ def test_a_full_disk_is_told_once_and_leaves_no_torn_entry(tmp_path, capsys):
 
 
 def test_a_long_compilation_is_told_while_it_lasts(monkeypatch, capsys):
+    """By one thread for all programs, also after one that is refused."""
     monkeypatch.setattr(compilation_cache, "_EVERY", 0.1)
-    counts = compilation_cache.Compilations(announcement="compiling")
-    counts.on_event(compilation_cache._REQUEST)
-    time.sleep(0.35)
-    counts.on_duration(BACKEND_COMPILE, 0.35)
-    told = capsys.readouterr().err
-    assert told.count("specjax: compiling a program: 0 s\n") in (2, 3)
-    time.sleep(0.25)
-    assert capsys.readouterr().err == ""
+    before = threading.active_count()
+    with count_compilations("compiling") as counts:
+        for _ in range(2):
+            counts.on_event(compilation_cache._REQUEST)
+            assert threading.active_count() == before + 1
+            time.sleep(0.35)
+            counts.on_duration(BACKEND_COMPILE, 0.35)
+            told = capsys.readouterr().err
+            assert told.count("specjax: compiling a program: 0 s\n") in (2, 3)
+            with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+                jax.jit(lambda: 0, compiler_options={"nothing": 1}).lower().compile()
+            time.sleep(0.25)
+            assert capsys.readouterr().err == ""
+    time.sleep(0.15)
+    assert threading.active_count() == before

@@ -153,3 +153,29 @@ def test_strangers_and_processes_that_are_started_again_do_not_count(address):
         assert say(address, b"specjax 1 3\n") == b"specjax wait\n"  # and ends
         others = [threads.submit(rendezvous.meet, address, 3, index) for index in (1, 2)]
         assert [one.exception() for one in (first, *others)] == [None] * 3
+
+
+@pytest.mark.parametrize("words", [b"", b"specjax 1", b"GET / HTTP/1.1\r\n"])
+def test_callers_that_stay_silent_hold_up_nobody(address, words):
+    host, port = address.split(":")
+    with concurrent.futures.ThreadPoolExecutor(3) as threads, contextlib.ExitStack() as stack:
+        first = threads.submit(rendezvous.meet, address, 3, 0)
+        time.sleep(0.1)
+        for _ in range(2):
+            caller = stack.enter_context(socket.create_connection((host, int(port))))
+            caller.sendall(words)
+        start = time.monotonic()
+        others = [threads.submit(rendezvous.meet, address, 3, index) for index in (1, 2)]
+        assert [one.exception() for one in (first, *others)] == [None] * 3
+        assert time.monotonic() - start < 3
+
+
+def test_a_process_that_ended_while_it_waited_is_waited_for_again(address):
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        first = threads.submit(rendezvous.meet, address, 3, 0)
+        time.sleep(0.1)
+        assert say(address, b"specjax 1 3\n") == b"specjax wait\n"  # and ends
+        second = threads.submit(rendezvous.meet, address, 3, 2)
+        assert not concurrent.futures.wait([first, second], 0.5).done
+        again = threads.submit(rendezvous.meet, address, 3, 1)
+        assert [one.exception() for one in (first, second, again)] == [None] * 3

@@ -348,7 +348,7 @@ CONFIG = "T5Config(vocab_size=2048, embed_dim={}, num_heads=4, head_dim=32, " + 
         (
             {"models": {"verifier": "a1"}, "model_names": {"verifier": "large"}, "tokens": "x"},
             {"models": {"verifier": "b2"}, "model_names": {"verifier": "base"}, "tokens": "y"},
-            "VERIFIER: large there, base here",
+            "VERIFIER: large there, base here, tokens: 'x' there, 'y' here",
         ),
         (  # the same weights at another place
             {"models": {"verifier": "a1"}, "model_names": {"verifier": "large"}, "seed": 0},
@@ -363,7 +363,13 @@ CONFIG = "T5Config(vocab_size=2048, embed_dim={}, num_heads=4, head_dim=32, " + 
         (  # of a training, which has hashes of the teacher's parameters
             {"constants": "a1", "model_names": {"teacher": "large"}, "task": {"teacher": CONFIG}},
             {"constants": "b2", "model_names": {"teacher": "base"}, "task": {"teacher": None}},
-            "TEACHER: large there, base here",
+            "TEACHER: large there, base here, constants: 'a1' there, 'b2' here, task.teacher: "
+            f"'{CONFIG[:99]}... there, None here",
+        ),
+        (  # a training whose model has another path and whose data have other tokens
+            {"data": {"tokens": "a"}, "model_names": {"teacher": "large"}},
+            {"data": {"tokens": "b"}, "model_names": {"teacher": "../large"}},
+            "TEACHER: large there, ../large here, data.tokens: 'a' there, 'b' here",
         ),
         (
             {"model": CONFIG.format(128)},
