@@ -33,7 +33,6 @@ READERS = {
     ),
     "train head": (["train", "head", *TRAIN], "INPUTS_FIELD"),
     "train bigram": (["train", "bigram", "{}", "--tokenizer=bytes", "--output=out"], "--field"),
-    "bench": (["bench", "acceptance", "--inputs={}"], "inputs_field"),
 }
 
 
@@ -67,6 +66,18 @@ def test_a_header_without_a_named_field_is_refused(capsys, reader, name):
         f"{name}:1: this line looks like a header ({names}): name a column, such as {option}='en'; "
         f"if the line is a row, set {option}=0\n"
     )
+
+
+@pytest.mark.parametrize("name", ["header.tsv", "header.tsv.gz", "one.tsv", "plain.tsv"])
+@pytest.mark.parametrize("bench", ["acceptance", "cost", "speedup"])
+def test_bench_reads_no_columns(capsys, bench, name):
+    assert main(["bench", bench, f"--inputs={name}"]) == 2
+    assert capsys.readouterr().err == (
+        f"specjax bench: --inputs={name} has columns, but must have one prompt per line: "
+        "write the prompts' column into a .txt file\n"
+    )
+    assert main(["bench", bench, "--inputs=header.csv"]) == 2
+    assert "header.csv: CSV files are not read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reader", READERS)
