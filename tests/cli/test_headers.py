@@ -101,14 +101,42 @@ def test_a_number_reads_the_line_with_a_warning_and_a_name_skips_it(capsys, fiel
     assert f"from {texts} texts of" in capsys.readouterr().out
 
 
+SHORT = ["Hello\tHallo", "Thanks\tDanke"]
+# The first line -> the lines below.
+HEADERS = {
+    "source\ttarget": ["Hello\tHallo", "How are you?\tWie geht es dir?"],
+    "src\ttgt": SHORT,
+    "en\tde": [],
+    "source text en\ttarget text de": ROWS,
+    "text (en)\ttext (de)": SHORT,
+    '"source"\t"target"': SHORT,
+    "'sentence1'\t'sentence2'": SHORT,
+    "Englisch\tDeutsch": [*ROWS, *ROWS, *SHORT],  # short rows among sentences
+    "(Englisch)\t[Deutsch]": ROWS,
+    "Deutsche Texte": ["", *(row.split("\t")[1] for row in ROWS)],
+    "Englisch\tnote": ["A dog runs, too.\t", *ROWS],
+    "Quelle\tZiel": ["", *ROWS],  # a blank line is refused later, but hides nothing
+}
+
+
+@pytest.mark.parametrize("line", HEADERS)
+def test_what_lies_below_hides_no_header(capsys, tmp_path, line):
+    (tmp_path / "named.tsv").write_text("\n".join([line, *HEADERS[line]]))
+    status, told, _ = run(capsys, "train bigram", "named.tsv")
+    names = ", ".join(map(repr, line.split("\t")))
+    assert status == 2 and f"named.tsv:1: this line looks like a header ({names}): name" in told
+
+
 PLAIN = [
     ROWS,
-    ["Hello\tHallo", "Thanks\tDanke", *ROWS],  # words among sentences
+    [*SHORT, "Yes\tJa", *ROWS],  # words among sentences
+    ["answer\tAntwort", *SHORT],  # a word list
     ["dog\tHund", "cat\tKatze"],  # words only
     ["A dog runs, too.\tx", *ROWS],
     ["1\tA man rides a bicycle."] * 3,
     ["a\ta", *ROWS],  # no two columns have one name
-    ["en\tde"],  # one line says nothing
+    ["Haus\tCasa"],  # one line says nothing
+    [" \t", *ROWS],
 ]
 
 
