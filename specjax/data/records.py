@@ -164,7 +164,7 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
 def _header_in(rows: list[list[str]]) -> list[str]:
     """The names in the first row, if it is a header.
 
-    It has only names, and these name columns for certain, or most cells below one are no names.
+    It has only names, and these name columns for certain, or almost no cell below one is a name.
     """
     names, *others = rows or [[]]
     named = [name for name in names if _is_name(name)]
@@ -173,10 +173,9 @@ def _header_in(rows: list[list[str]]) -> list[str]:
     if all(map(_is_certain, named)):
         return named
     below = [row for row in others if any(row) and len(row) == len(names)]
-    texts = (
-        sum(not _is_name(cell) for cell in column if cell) for column in zip(*below, strict=True)
-    )
-    return named if any(2 * count > len(below) for count in texts) else []
+    short = (sum(cell == "" or _is_name(cell) for cell in x) for x in zip(*below, strict=True))
+    # A text may be short, too.
+    return named if any(2 * n < len(below) and 10 * n < len(below) + 10 for n in short) else []
 
 
 def _is_name(cell: str) -> bool:

@@ -111,7 +111,7 @@ HEADERS = {
     "text (en)\ttext (de)": SHORT,
     '"source"\t"target"': SHORT,
     "'sentence1'\t'sentence2'": SHORT,
-    "Englisch\tDeutsch": [*ROWS, *ROWS, *SHORT],  # short rows among sentences
+    "Englisch\tDeutsch": [*ROWS, *SHORT[:1], *ROWS],  # a short row among sentences
     "(Englisch)\t[Deutsch]": ROWS,
     "Deutsche Texte": ["", *(row.split("\t")[1] for row in ROWS)],
     "Englisch\tnote": ["A dog runs, too.\t", *ROWS],
