@@ -26,7 +26,12 @@ from specjax.fingerprints import digest
 from specjax.memory import told_if_full
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
-from specjax.text.binding import bind_processors, check_forbidding, warn_of_excluded
+from specjax.text.binding import (
+    bind_processors,
+    check_forbidding,
+    warn_of_excluded,
+    warn_of_ignored,
+)
 from specjax.text.chat import Chat
 from specjax.text.drafts import DraftPlan
 from specjax.text.engine import Engine
@@ -178,6 +183,8 @@ class Decoder:
         self.rule: Rule | None = getattr(made.params, "rule", None)
         self.sampling, self.params = dataclasses.replace(sampling, processors=None), made.params
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
+        if made.main.settings:
+            warn_of_ignored(made.main, self.sampling.processors or ())
         table = stop_table(self.stop, made.main, self.method) if self.stop else None
         contexts = Contexts({name: model.context for name, model in made.models.items()})
         self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
