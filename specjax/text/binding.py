@@ -96,6 +96,8 @@ def _bound(given: Any, model: TextModel) -> list[tuple[Processor, Params]]:
 
 def warn_of_ignored(model: TextModel, processors: Sequence[Processor]) -> None:
     """Warns of settings of the model's generation that these processors do not apply."""
+    if not model.settings:
+        return
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints.ignored import warn_of_settings
 

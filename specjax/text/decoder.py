@@ -183,8 +183,6 @@ class Decoder:
         self.rule: Rule | None = getattr(made.params, "rule", None)
         self.sampling, self.params = dataclasses.replace(sampling, processors=None), made.params
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
-        if made.main.settings:
-            warn_of_ignored(made.main, self.sampling.processors or ())
         table = stop_table(self.stop, made.main, self.method) if self.stop else None
         contexts = Contexts({name: model.context for name, model in made.models.items()})
         self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
@@ -598,6 +596,7 @@ class Decoder:
                 f"CostAware, got {rows}: make the Decoder with batch_size={rows}"
             )
         self._warn_of_budget(rows)
+        warn_of_ignored(self._made.main, self.sampling.processors or ())
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
         check_count("num_samples", num_samples, "give the number of samples of each request")
@@ -705,6 +704,7 @@ class Decoder:
             )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
+        warn_of_ignored(self._made.main, sampling.processors or ())
         check_flag("share_prefix", share_prefix)
         prefix = self._own_prefix(prefix)
         if share_prefix and prefix is not None:

@@ -95,9 +95,14 @@ NEUTRAL = {
 
 
 def warnings_of(place, **options):
-    model, lines = told(lambda: load_text_model(place))
+    """Of a Decoder with these options, alike of a call with them and of an engine."""
+    plain, lines = told(lambda: specjax.Decoder(load_text_model(place)))
     assert lines == []
-    return told(lambda: specjax.Decoder(model, **options))[1]
+    decoder = specjax.Decoder(plain.models, **options)
+    calls = [lambda: decoder.rows([[3]]), lambda: plain.rows([[3]], **options)]
+    first, second, third = (told(x)[1] for x in (*calls, lambda: decoder.engine(prompt_length=8)))
+    assert first == second == third
+    return first
 
 
 @pytest.mark.parametrize("name", SETTINGS)
