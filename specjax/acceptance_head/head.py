@@ -86,4 +86,4 @@ class Head:
 
 def head_shapes(config: HeadConfig) -> Params:
     """The parameters of a head as `jax.ShapeDtypeStruct`s; it allocates nothing."""
-    return jax.eval_shape(lambda key: init_head(config, key), jax.random.key(0))
+    return jax.eval_shape(lambda: init_head(config, jax.random.key(0)))

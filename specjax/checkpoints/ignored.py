@@ -1,7 +1,7 @@
 """What lies beside the weights and is not applied: an adapter, and settings of a generation."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,29 +57,41 @@ _SETTINGS: dict[str, tuple[tuple[Any, ...], _Processor | None]] = {
 }
 
 
-def warn_of_settings(directory: Path, *, has_encoder: bool) -> None:
-    """Warns of the settings of `generation_config.json` that no decoder applies by itself.
-
-    Args:
-      directory: the model's directory.
-      has_encoder: whether the model is an encoder-decoder: transformers' penalties then count
-        only the output.
-    """
+def ignored_settings(directory: Path) -> dict[str, Any]:
+    """The settings of `generation_config.json` that no decoder applies by itself."""
     values = read_json_if_there(directory / GENERATION_FILE)
-    set_here = {
+    return {
         name: values[name]
         for name, (neutral, _) in _SETTINGS.items()
         if values.get(name) is not None and values[name] not in neutral
     }
-    if not set_here:
-        return
+
+
+def warn_of_settings(
+    model: str, settings: Mapping[str, Any], *, has_encoder: bool, processors: Collection[str]
+) -> None:
+    """Warns of settings that a decoder does not apply.
+
+    Args:
+      model: the model's directory.
+      settings: from `ignored_settings`.
+      has_encoder: whether the model is an encoder-decoder: transformers' penalties then count
+        only the output.
+      processors: the names of the decoder's processors.
+    """
     over = ", over='output'" if has_encoder else ""
     named, same = [], []
-    for name, value in set_here.items():
+    for name, value in settings.items():
+        neutral, processor = _SETTINGS[name]
+        numbers = value if [] in neutral else [value]
+        usable = isinstance(numbers, list) and all(type(x) in (int, float) for x in numbers)
+        code = processor(repr(value), over) if processor is not None and usable else ""
+        if code and code.partition("(")[0] in processors:
+            continue
         named.append(f"{name}={shown(value)}")
-        if (processor := _SETTINGS[name][1]) is not None:
-            same.append(processor(shown(value), over))
-    remedy = f"give processors=({', '.join(same)},)" if same else "no processor does the same"
-    warnings.warn(
-        f"{directory / GENERATION_FILE}: {', '.join(named)}: not applied; {remedy}", stacklevel=3
-    )
+        if code:
+            same.append(code)
+    if named:
+        remedy = f"give processors=({', '.join(same)},)" if same else "no processor does the same"
+        file = Path(model) / GENERATION_FILE
+        warnings.warn(f"{file}: {', '.join(named)}: not applied; {remedy}", stacklevel=3)

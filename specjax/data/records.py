@@ -16,6 +16,14 @@ FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
 # A column's name: a word or two. Most texts have more words, or punctuation.
 _NAME = re.compile(r"#?[^\W\d]\w{,29}([ ._/-]\w{1,29})?")
+# A line with only these words is a header, whatever lies below.
+_CERTAIN = re.compile(
+    "((answer|caption|category|class|completion|context|document|english|field|german|id|input"
+    "|instruction|label|lang|language|message|output|premise|prediction|prompt|query|question|ref"
+    "|reference|response|score|sentence|source|src|summary|target|text|tgt|title|translation)s?"
+    "|ar|bg|cs|da|de|el|en|es|et|eu|fa|fi|fr|hi|hr|hu|it|ja|ko|lt|lv|nl|pl|pt|ro|ru|sk|sl|sr|sv|th|tr"
+    r"|uk|vi|zh)\d*"
+)
 # How many rows must not look like names.
 _ROWS = 20
 _REMEDY = "every line must be a JSON object"
@@ -154,14 +162,33 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
 
 
 def _header_in(rows: list[list[str]]) -> list[str]:
-    """The names in the first row, if it has only names, and a column below it has none."""
+    """The names in the first row, if it is a header.
+
+    It has only names, and these name columns for certain, or almost no cell below one is a name.
+    """
     names, *others = rows or [[]]
-    named = [name for name in names if _NAME.fullmatch(name)]
+    named = [name for name in names if _is_name(name)]
     if not named or len({*named}) < len(named) or any({*names} - {*named, ""}):
         return []
-    below = zip(*others, strict=False)
-    texts = (all(cell and not _NAME.fullmatch(cell) for cell in column) for column in below)
-    return named if any(texts) else []
+    if all(map(_is_certain, named)):
+        return named
+    below = [row for row in others if any(row) and len(row) == len(names)]
+    short = (sum(cell == "" or _is_name(cell) for cell in x) for x in zip(*below, strict=True))
+    # A text may be short, too.
+    return named if any(2 * n < len(below) and 10 * n < len(below) + 10 for n in short) else []
+
+
+def _is_name(cell: str) -> bool:
+    return _is_certain(cell) or _NAME.fullmatch(_bare(cell)) is not None
+
+
+def _is_certain(cell: str) -> bool:
+    return all(map(_CERTAIN.fullmatch, re.split(r"[\W_]+", _bare(cell).lower())))
+
+
+def _bare(cell: str) -> str:
+    """The cell without quotes and brackets."""
+    return re.sub(r"[\"'()\[\]]", "", cell).strip()
 
 
 def _check_columns(path: str, names: list[str]) -> None:

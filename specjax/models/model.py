@@ -318,7 +318,8 @@ def _init(model: Model, key: Array) -> Params:
 
 @functools.lru_cache(maxsize=64)
 def _abstract_variables(model: Model) -> Any:
-    return jax.eval_shape(model._init_variables, jax.random.key(0))
+    # The key is made inside, where nothing is compiled.
+    return jax.eval_shape(lambda: model._init_variables(jax.random.key(0)))
 
 
 def check_integers(

@@ -94,6 +94,18 @@ def _bound(given: Any, model: TextModel) -> list[tuple[Processor, Params]]:
     return sorted(pairs, key=lambda pair: pair[0].order)
 
 
+def warn_of_ignored(model: TextModel, processors: Sequence[Processor]) -> None:
+    """Warns of settings of the model's generation that these processors do not apply."""
+    if not model.settings:
+        return
+    # Imported here to keep `import specjax` fast: importing Orbax takes long.
+    from specjax.checkpoints.ignored import warn_of_settings
+
+    names = {type(one).__name__ for one in processors}
+    has_encoder = not model.continues_prompts
+    warn_of_settings(model.name, model.settings, has_encoder=has_encoder, processors=names)
+
+
 def check_one_constraint(processors: Sequence[Processor]) -> None:
     """Raises ValueError for several constraints."""
     several = [x for x in processors if isinstance(x, Constraint | Regex | JsonSchema)]

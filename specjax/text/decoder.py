@@ -26,7 +26,12 @@ from specjax.fingerprints import digest
 from specjax.memory import told_if_full
 from specjax.text import prompts as prompts_lib
 from specjax.text.assembly import Parts, assemble, checked_rule
-from specjax.text.binding import bind_processors, check_forbidding, warn_of_excluded
+from specjax.text.binding import (
+    bind_processors,
+    check_forbidding,
+    warn_of_excluded,
+    warn_of_ignored,
+)
 from specjax.text.chat import Chat
 from specjax.text.drafts import DraftPlan
 from specjax.text.engine import Engine
@@ -591,6 +596,7 @@ class Decoder:
                 f"CostAware, got {rows}: make the Decoder with batch_size={rows}"
             )
         self._warn_of_budget(rows)
+        warn_of_ignored(self._made.main, self.sampling.processors or ())
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
         check_count("num_samples", num_samples, "give the number of samples of each request")
@@ -698,6 +704,7 @@ class Decoder:
             )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
+        warn_of_ignored(self._made.main, sampling.processors or ())
         check_flag("share_prefix", share_prefix)
         prefix = self._own_prefix(prefix)
         if share_prefix and prefix is not None:

@@ -167,7 +167,7 @@ def _load(
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
     from specjax.checkpoints.hf import longest_context
-    from specjax.checkpoints.ignored import check_adapter, warn_of_settings
+    from specjax.checkpoints.ignored import check_adapter, ignored_settings
 
     path = real_path(path)
     check_model_path("path", path)
@@ -185,11 +185,10 @@ def _load(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
             "correct generation_config.json"
         )
-    warn_of_settings(Path(path), has_encoder=loaded.config.encoder_style is not None)
     found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
     model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
-    context = longest_context(loaded.path)
-    return TextModel(model, loaded.params, words, mesh, name, found, context)
+    known = longest_context(loaded.path), ignored_settings(Path(path))
+    return TextModel(model, loaded.params, words, mesh, name, found, *known)
 
 
 def load_pair(

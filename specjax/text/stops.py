@@ -7,6 +7,7 @@ Axes: S states, V vocabulary.
 """
 
 import collections
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,8 +81,7 @@ def token_table(
       `[S, V]` int16, or int32 if there are too many states.
 
     Raises:
-      ValueError: the text of a token depends on other tokens, or a string joins a special token
-        with other text.
+      ValueError: the text of a token depends on other tokens.
     """
     pieces = tokenizer.pieces()
     special = _special_tokens(strings, tokenizer, pieces.later[:vocab_size])
@@ -112,9 +112,11 @@ def _special_tokens(
         inside = [text for text in ids if text != string and text in string]
         if string not in ids and inside:
             special = max(inside, key=len)
-            raise ValueError(
-                f"stop has {string!r}, but the special token {special!r} adds no text: give "
-                f"{special!r} alone, which ends a row at this token"
+            warnings.warn(
+                f"stop has {string!r}, but the special token {special!r} adds no text, so only its "
+                f"text in other tokens counts: give {special!r} alone, which ends a row at this "
+                "token",
+                stacklevel=5,
             )
     return [ids[string] for string in strings if string in ids]
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +55,7 @@ class TextModel:
       head: its acceptance head, which predicts how likely drafts are accepted, or None.
       context: the most positions that it was trained for (`max_position_embeddings`); None if
         unknown.
+      settings: of its generation, which no decoder applies by itself, such as repetition_penalty.
 
     Raises:
       TypeError: the model, the tokenizer or the head has a wrong type.
@@ -70,6 +71,7 @@ class TextModel:
     name: str = "the model"
     head: Head | None = None
     context: int | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return f"TextModel({self.name})"

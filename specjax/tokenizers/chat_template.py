@@ -90,13 +90,20 @@ def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> 
 
     Raises:
       TypeError: `choice` is not a text.
-      ValueError: none of several templates is named `default`.
+      ValueError: `choice` is neither a name nor Jinja, or none of several templates is named
+        `default`.
     """
     if not isinstance(choice, str | None):
         raise TypeError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
     if isinstance(templates, str):
-        return templates if choice is None else choice
+        templates = {"default": templates}
     if choice is not None:
+        # A text without a brace is no template, but a name with a mistake.
+        if choice not in templates and "{" not in choice:
+            raise ValueError(
+                f"chat_template={choice!r} is neither Jinja nor the name of a chat template: "
+                f"choose one of {', '.join(sorted(templates)) or '(the model has none)'}"
+            )
         return templates.get(choice, choice)
     for name in ("default",) if tools is None else ("tool_use", "default"):
         if name in templates:

@@ -1,10 +1,9 @@
 """Tokenizers with a trained vocabulary: SentencePiece models and `tokenizer.json` files."""
 
 import json
-import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,14 @@ from specjax.tokenizers.transformers_classes import (
 
 # The most times as long that the replacements of a tokenizer.json may make a text.
 MOST_GROWTH = 1000
+# A regular expression that surely matches no empty text: its first part is a character or a class,
+# and there is no alternative.
+_CONSUMES = re.compile(
+    r"(?s)(?!.*\|)"
+    r"(?:[^\\*?+|()^$\[\]{}]|\\(?:[sSdDwWhHnrtfv]|[pP]\{\w+\}|[^\w<>])"
+    r"|\[(?!\^\])(?:[^\[\]\\]|\\.)+\])"
+    r"(?:\+|\{[1-9]\d*(?:,\d*)?\})?(?![*?+{])"
+)
 
 
 class SubwordTokenizer(Tokenizer):
@@ -292,17 +299,30 @@ def growth(step: Any) -> float:
     Args:
       step: as JSON, or None.
     """
-    if not isinstance(step, Mapping):
-        return 1.0
-    parts = step.get("normalizers") or step.get("decoders") or []
-    times = math.prod(map(growth, parts))
-    if step["type"] == "Replace":
-        found = step["pattern"].get("String")
-        # A regular expression may also match the empty text beside each character.
-        times *= (
-            len(step["content"]) + 1 if not found else max(1, len(step["content"]) / len(found))
-        )
-    return times
+    times = largest = 1.0
+    written: set[str] = set()
+    for part in _parts(step):
+        replaces = part["type"] == "Replace"
+        pattern, content = (part["pattern"], part["content"]) if replaces else ({}, "")
+        text = pattern.get("String", "")
+        if not text or written.intersection(text):
+            # It may change what the steps before it have written.
+            times, largest, written = times * largest, 1.0, set()
+        if text:
+            largest = max(largest, len(content) / len(text))
+        elif replaces:
+            # The pattern may also match the empty text beside each character.
+            empty = _CONSUMES.match(pattern.get("Regex", "")) is None
+            largest = max(largest, len(content) + empty)
+        written |= {*content}
+    return times * largest
+
+
+def _parts(step: Any) -> Iterator[Mapping[str, Any]]:
+    """The single steps of a sequence, in order."""
+    if isinstance(step, Mapping):
+        inner = step.get("normalizers") or step.get("decoders")
+        yield from (x for one in inner for x in _parts(one)) if inner else [step]
 
 
 def is_tiktoken(file: Path) -> bool:

@@ -257,14 +257,15 @@ class _Parts:
                 )
         if recipe.sources:
             log_models(recipe.sources)
+        # Loading may take minutes, so the data are checked first.
+        self._data = {name: list(given) for name, given in sources.items() if given is not None}
+        for name, examples in self._data.items():
+            check_pairs(examples, f"{name} data")
         models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
         self.starting, teacher = models.get("init_from"), models.get("teacher")
         config: Any = recipe.model or (self.starting and self.starting.config)
         self.config = config
         self._check_room()
-        self._data = {name: list(given) for name, given in sources.items() if given is not None}
-        for name, examples in self._data.items():
-            check_pairs(examples, f"{name} data")
         self.files, self.tokenizer = self._tokenizer(run, scratch)
         self.pairs = {name: self._tokenized(examples) for name, examples in self._data.items()}
         distils = recipe.objective.distillation_weight > 0.0

@@ -4,12 +4,11 @@ import json
 import shutil
 import warnings
 
-import numpy as np
 import pytest
 
+import specjax
 from specjax import processors
 from specjax.checkpoints import load_model
-from specjax.checkpoints.ignored import warn_of_settings
 from specjax.checkpoints.loading import read_config
 from specjax.text import load_text_model
 from tests import tiny_pair
@@ -95,33 +94,53 @@ NEUTRAL = {
 }  # fmt: skip
 
 
+def warnings_of(place, **options):
+    """Of a Decoder with these options, alike of a call with them and of an engine."""
+    plain, lines = told(lambda: specjax.Decoder(load_text_model(place)))
+    assert lines == []
+    decoder = specjax.Decoder(plain.models, **options)
+    calls = [lambda: decoder.rows([[3]]), lambda: plain.rows([[3]], **options)]
+    first, second, third = (told(x)[1] for x in (*calls, lambda: decoder.engine(prompt_length=8)))
+    assert first == second == third
+    return first
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_a_generation_are_told(model, tmp_path, name):
     place = shutil.copytree(model, tmp_path / "model")
     file = place / "generation_config.json"
     value, processor = SETTINGS[name]
     edit_json(file, **{**NEUTRAL, name: value})
-    _, (line,) = told(lambda: load_text_model(place))
+    (line,) = warnings_of(place)
     assert line.startswith(f"{file}: {name}={value!r}: not applied; ") and "\n" not in line
     if processor is None:
         assert line.endswith("; no processor does the same")
     else:
         assert line.endswith(f"; give processors=({processor},)")
-        assert type(eval(processor, vars(processors))).__name__ in processor  # it can be made
+        given = eval(line.rpartition("give processors=")[2], vars(processors))
+        assert warnings_of(place, processors=given) == []
+        assert warnings_of(place, sampling=specjax.Sampling(1.0, processors=given)) == []
+        assert warnings_of(place, processors=(processors.PresencePenalty(0.5),)) == [line]
 
 
 def test_several_settings_are_one_line_and_usual_ones_none(model, tmp_path):
     place = shutil.copytree(model, tmp_path / "model")
     file = place / "generation_config.json"
     edit_json(file, **NEUTRAL)
-    assert told(lambda: load_text_model(place))[1] == []
+    assert warnings_of(place) == []
     edit_json(file, repetition_penalty=1.05, suppress_tokens=list(range(90)), num_beams=2)
-    (line,) = told(lambda: warn_of_settings(place, has_encoder=False))[1]
-    numbers = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16..."
+    listed = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16..."
+    (line,) = warnings_of(place)
     assert line == (
-        f"{file}: repetition_penalty=1.05, suppress_tokens={numbers}, num_beams=2: not applied; "
-        f"give processors=(RepetitionPenalty(1.05), SuppressTokens({numbers}),)"
+        f"{file}: repetition_penalty=1.05, suppress_tokens={listed}, num_beams=2: not applied; "
+        f"give processors=(RepetitionPenalty(1.05, over='output'), SuppressTokens({[*range(90)]}),)"
     )
-    for odd in ("text", {"a": [1]}, [[]], np.pi):
+    (line,) = warnings_of(place, processors=(processors.RepetitionPenalty(1.2),))
+    assert line == (
+        f"{file}: suppress_tokens={listed}, num_beams=2: not applied; give "
+        f"processors=(SuppressTokens({[*range(90)]}),)"
+    )
+    for odd in ("1.05", {"a": [1]}, [[]], ["3"], True):
         edit_json(file, **dict.fromkeys(SETTINGS, odd))
-        assert len(told(lambda: warn_of_settings(place, has_encoder=True))[1]) == 1
+        (line,) = warnings_of(place)
+        assert line.endswith("; no processor does the same")

@@ -33,7 +33,6 @@ READERS = {
     ),
     "train head": (["train", "head", *TRAIN], "INPUTS_FIELD"),
     "train bigram": (["train", "bigram", "{}", "--tokenizer=bytes", "--output=out"], "--field"),
-    "bench": (["bench", "acceptance", "--inputs={}"], "inputs_field"),
 }
 
 
@@ -69,6 +68,18 @@ def test_a_header_without_a_named_field_is_refused(capsys, reader, name):
     )
 
 
+@pytest.mark.parametrize("name", ["header.tsv", "header.tsv.gz", "one.tsv", "plain.tsv"])
+@pytest.mark.parametrize("bench", ["acceptance", "cost", "speedup"])
+def test_bench_reads_no_columns(capsys, bench, name):
+    assert main(["bench", bench, f"--inputs={name}"]) == 2
+    assert capsys.readouterr().err == (
+        f"specjax bench: --inputs={name} has columns, but must have one prompt per line: "
+        "write the prompts' column into a .txt file\n"
+    )
+    assert main(["bench", bench, "--inputs=header.csv"]) == 2
+    assert "header.csv: CSV files are not read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_a_csv_file_is_refused(capsys, reader):
     status, told, _ = run(capsys, reader, "header.csv")
@@ -90,14 +101,42 @@ def test_a_number_reads_the_line_with_a_warning_and_a_name_skips_it(capsys, fiel
     assert f"from {texts} texts of" in capsys.readouterr().out
 
 
+SHORT = ["Hello\tHallo", "Thanks\tDanke"]
+# The first line -> the lines below.
+HEADERS = {
+    "source\ttarget": ["Hello\tHallo", "How are you?\tWie geht es dir?"],
+    "src\ttgt": SHORT,
+    "en\tde": [],
+    "source text en\ttarget text de": ROWS,
+    "text (en)\ttext (de)": SHORT,
+    '"source"\t"target"': SHORT,
+    "'sentence1'\t'sentence2'": SHORT,
+    "Englisch\tDeutsch": [*ROWS, *SHORT[:1], *ROWS],  # a short row among sentences
+    "(Englisch)\t[Deutsch]": ROWS,
+    "Deutsche Texte": ["", *(row.split("\t")[1] for row in ROWS)],
+    "Englisch\tnote": ["A dog runs, too.\t", *ROWS],
+    "Quelle\tZiel": ["", *ROWS],  # a blank line is refused later, but hides nothing
+}
+
+
+@pytest.mark.parametrize("line", HEADERS)
+def test_what_lies_below_hides_no_header(capsys, tmp_path, line):
+    (tmp_path / "named.tsv").write_text("\n".join([line, *HEADERS[line]]))
+    status, told, _ = run(capsys, "train bigram", "named.tsv")
+    names = ", ".join(map(repr, line.split("\t")))
+    assert status == 2 and f"named.tsv:1: this line looks like a header ({names}): name" in told
+
+
 PLAIN = [
     ROWS,
-    ["Hello\tHallo", "Thanks\tDanke", *ROWS],  # words among sentences
+    [*SHORT, "Yes\tJa", *ROWS],  # words among sentences
+    ["answer\tAntwort", *SHORT],  # a word list
     ["dog\tHund", "cat\tKatze"],  # words only
     ["A dog runs, too.\tx", *ROWS],
     ["1\tA man rides a bicycle."] * 3,
     ["a\ta", *ROWS],  # no two columns have one name
-    ["en\tde"],  # one line says nothing
+    ["Haus\tCasa"],  # one line says nothing
+    [" \t", *ROWS],
 ]
 
 

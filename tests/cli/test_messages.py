@@ -140,6 +140,13 @@ def test_what_is_typed_gets_one_line(tmp_path, monkeypatch, capsys, words, line)
     assert capsys.readouterr().err == f"specjax {words[0]}: {line}\n"
 
 
+def test_the_data_are_read_before_a_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr("specjax.training.recipe.load_model")
+    assert main([*TRAIN, "--gin.TRAIN=absent.tsv", "--gin.INIT_FROM=built-in:gsm8k/drafter"]) == 2
+    assert "absent.tsv: no such file: check the path\n" in capsys.readouterr().err
+
+
 TOGETHER = [
     [OPT, "--gin_file=methods/adaptive_cost.gin"],
     [OPT, "--gin_file=methods/lookup.gin"],

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import re
 
 import numpy as np
 import pytest
@@ -270,15 +271,32 @@ def test_a_template_is_chosen_as_in_transformers(directory, tmp_path, files):
     copied.mkdir()
     copy_tokenizer_files(tmp_path, copied)
     ours, theirs = _both(tmp_path)
-    for options in ({}, {"tools": TOOLS}, {"chat_template": "rag"}, {"chat_template": "tool_use"}):
+    named = ({"chat_template": name} for name in ("rag", "tool_use", "tooluse", "{{ 'x' }}"))
+    for options in ({}, {"tools": TOOLS}, *named):
+        choice = options.get("chat_template")
         try:
             expected = theirs.apply_chat_template([USER], tokenize=False, **options)
         except ValueError:
             with pytest.raises(ValueError, match="named 'default': choose one of"):
                 ours.render_chat([USER], **options)
-        else:
-            for words in (ours, load_tokenizer(copied)):
+            continue
+        for words in (ours, load_tokenizer(copied)):
+            if expected == choice:  # transformers takes a name that is not there for the prompt
+                with pytest.raises(ValueError, match=f"'{choice}' is neither Jinja nor the name"):
+                    words.render_chat([USER], **options)
+            else:
                 assert words.render_chat([USER], **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("templates", "names"),
+    [("{{ 1 }}", "default"), ({"b": "b", "a": "a"}, "a, b"), (None, "(the model has none)")],
+)
+def test_a_mistyped_name_of_a_template_is_no_prompt(directory, templates, names):
+    ours, _ = _both(directory)
+    ours.chat_template = templates
+    with pytest.raises(ValueError, match=re.escape(f"choose one of {names}") + "$"):
+        ours.render_chat([USER], chat_template="tool-use")
 
 
 def test_two_bos_give_a_warning(directory):

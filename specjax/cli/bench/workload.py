@@ -8,7 +8,7 @@ import numpy as np
 
 from specjax import testing
 from specjax.data.examples import read_examples
-from specjax.data.records import report_all
+from specjax.data.records import guess_format, report_all
 from specjax.models import LlamaConfig, T5Config
 from specjax.text import Pair, TextModel, load_pair
 from specjax.text import prompts as prompts_lib
@@ -45,7 +45,12 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
 
 
 def read_texts(args: argparse.Namespace) -> list[str]:
-    """Returns the first `--prompts` texts of `--inputs`."""
+    """Returns the first `--prompts` texts of `--inputs`; raises ValueError for columns."""
+    if guess_format(args.inputs) == "tsv":
+        raise ValueError(
+            f"--inputs={args.inputs} has columns, but must have one prompt per line: write the "
+            "prompts' column into a .txt file"
+        )
     texts = [example.inputs for example in read_examples(args.inputs)]
     if isinstance(args.prompts, Given):
         report_all(len(texts), args.inputs, "--prompts", args.prompts)
