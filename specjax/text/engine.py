@@ -141,7 +141,7 @@ class Engine:
         self._rows, self._stop = rows, tuple(stop)
         self._chat_template_kwargs = chat_template_kwargs
         self._by_token = {"token_log_probs": log_probs, "token_sources": sources}
-        self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
+        self._stop_table = stop_table
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
         limits = method, prompt_length, max_new_tokens
@@ -223,6 +223,8 @@ class Engine:
         words = None if self._model is None else self._model.tokenizer
         if request.id is None:
             request = dataclasses.replace(request, id=self._next_index)
+        if request.stop is not None:
+            request = dataclasses.replace(request, stop=check_stops(request.stop))
         given, request = request, self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
@@ -231,8 +233,7 @@ class Engine:
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
         if request.stop is not None:
-            request = dataclasses.replace(request, stop=check_stops(request.stop))
-            self._watch(request.stop)
+            self._watch(self._stops_of(request))
         self._contexts.check(len(tokens))
         samples = request.num_samples or self._border.num_samples
         return self.put(request, tokens, [rounds] * samples, given)
@@ -269,17 +270,22 @@ class Engine:
         """The stop strings of a request."""
         return self._stop if request.stop is None else tuple(request.stop)
 
-    def _watch(self, strings: Any) -> None:
+    @property
+    def _stops(self) -> dict[str, Any]:
+        """The options of `Method.run` for the table that ends rows, if there is one."""
+        table = self._stop_table if self._blocks is None else self._blocks.table
+        return {} if table is None else {"stop_table": table}
+
+    def _watch(self, strings: tuple[str, ...]) -> None:
         """Adds stop strings to the table that ends rows."""
         if self._model is None:
             raise ValueError("stop of a request must be left out: the engine has no tokenizer")
-        if self._blocks is None:
-            self._blocks = StopBlocks(self._model, self._method, self._stop)
+        blocks = self._blocks or StopBlocks(self._model, self._method, self._stop)
         used = {self._stops_of(request) for request in self._slots.requests.values()}
-        self._blocks.start(strings, used)
+        blocks.add(strings, used)
         if self._state is not None and not self._stops:
             self._state = watch_stops(self._state)
-        self._stops = {"stop_table": self._blocks.table}
+        self._blocks = blocks
 
     def abort(self, index: int) -> bool:
         """Drops a waiting or running request; its rows are not returned.
@@ -417,7 +423,7 @@ class Engine:
         starts = np.zeros(rows, np.int32)
         for row, entry in enumerate(entries):
             if self._blocks is not None:
-                starts[row] = self._blocks.start(self._stops_of(entry.request), ())
+                starts[row] = self._blocks.starts[self._stops_of(entry.request)]
         return watch_stops(state, starts)
 
     def _width(self, entries: Sequence[Entry]) -> int:
