@@ -33,6 +33,7 @@ from specjax.text.requests import (
     Contexts,
     Request,
     check_request,
+    checked_samples,
     checked_sampling,
 )
 from specjax.text.results import Row, RowInfo, apart
@@ -156,6 +157,8 @@ class Engine:
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
+        # The id of the next row without one.
+        self._next_row = 0
         self._end = ""
 
     def __repr__(self) -> str:
@@ -221,8 +224,10 @@ class Engine:
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
+        samples = checked_samples(request, self._border)
+        next_id = -(-self._next_row // samples)
         if request.id is None:
-            request = dataclasses.replace(request, id=self._next_index)
+            request = dataclasses.replace(request, id=next_id)
         if request.stop is not None:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
         given, request = request, self._bound(request)
@@ -235,7 +240,7 @@ class Engine:
         if request.stop is not None:
             self._watch(self._stops_of(request))
         self._contexts.check(len(tokens))
-        samples = request.num_samples or self._border.num_samples
+        self._next_row = (next_id + 1) * samples
         return self.put(request, tokens, [rounds] * samples, given)
 
     def _bound(self, request: Request) -> Request:

@@ -402,6 +402,17 @@ def test_each_request_has_its_own_number_of_samples(of_engine, of_request):
         np.testing.assert_array_equal(rows[row.index, row.sample].tokens, row.tokens)
 
 
+def test_requests_of_unequal_numbers_of_samples_share_no_id():
+    engine = _own("chain").engine(prompt_length=16, rows=4)
+    samples = [1, 4, 1, 2, 1]
+    for count in samples:
+        engine.add(specjax.Request("a", seed=5, num_samples=count))
+    ids = [row.id for row in engine.unfinished_requests.values()]
+    assert ids == [0, 1, 8, 5, 12]
+    rows = _rows(engine)
+    assert len({tuple(row.tokens.tolist()) for row in rows.values()}) == len(rows) == sum(samples)
+
+
 def test_a_request_may_leave_out_log_probabilities():
     decoder = _own("chain")
     engine = decoder.engine(prompt_length=16, rows=3, log_probs=True)
