@@ -147,13 +147,13 @@ class Engine:
         drawn = checked_sampling(sampling)
         limits = method, prompt_length, max_new_tokens
         self._border = Border(*limits, drawn, rule, num_samples, log_probs)
-        self._widths = (*(x for x in buckets if x < prompt_length), prompt_length)
-        # The lengths of prompts whose states have the shapes of states after L.
-        self._alike = {prompt_length: True}
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._prefix, self._contexts = prefix, contexts or Contexts({})
         self._check_fits(set() if fitting is None else fitting)
+        widths = (*(x for x in buckets if x < prompt_length), prompt_length)
+        same = len(widths) == 1 or self._shapes(widths[0]) == self._shapes(prompt_length)
+        self._widths = widths if same else (prompt_length,)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
@@ -433,13 +433,8 @@ class Engine:
 
     def _width(self, entries: Sequence[Entry]) -> int:
         """The length that the prompts of these entries are padded to."""
-        longest, whole = max((len(x.tokens) for x in entries), default=1), self._widths[-1]
-        for length in self._widths:
-            if length >= longest and length not in self._alike:
-                self._alike[length] = self._shapes(length) == self._shapes(whole)
-            if length >= longest and self._alike[length]:
-                return length
-        return whole
+        longest = max((len(x.tokens) for x in entries), default=1)
+        return next(width for width in self._widths if width >= longest)
 
     def _shapes(self, length: int) -> Any:
         """The shapes of the state after prompts of this length."""

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax import partitioning, rules, verification
 from specjax.compilation import compile_seconds
+from specjax.text import engine as engines
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -445,10 +446,10 @@ def test_what_a_request_cannot_have_is_refused_at_once(change, error, message):
 @pytest.mark.parametrize("name", ["chain", "encoder"])
 def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
     if name == "chain":
-        decoder = _own(name)
+        decoder = specjax.Decoder(_pair(), max_new_tokens=60, batch_size=3, buckets=(4, 8, 16))
     else:  # its cache has the prompt's length
         pair = specjax.load_pair(**tiny_pair.shared_pair())
-        decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(8, 16))
+        decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(4, 8, 16))
     widths, init = [], type(decoder.method).init
 
     def noted(self, params, prompts, **options):
@@ -456,6 +457,13 @@ def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
         return init(self, params, prompts, **options)
 
     monkeypatch.setattr(type(decoder.method), "init", noted)
+    traced, first_state = [], engines.first_state
+
+    def traced_state(method, sizes, params, batch):
+        traced.append(batch.inputs.shape[1])
+        return first_state(method, sizes, params, batch)
+
+    monkeypatch.setattr(engines, "first_state", traced_state)
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     lengths = [3, 8, 9, 16, 2, 8]
     rows = {}
@@ -463,7 +471,8 @@ def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
         engine.add(specjax.Request(np.full(length, 5, np.int32), seed=5))
         rows |= _rows(engine)
     # The first fills both slots.
-    assert widths == ([8, 8, 16, 16, 8, 8] if name == "chain" else [16] * 6)
+    assert widths == ([4, 8, 16, 16, 4, 8] if name == "chain" else [16] * 6)
+    assert traced == [4, 16]
     want = decoder([np.full(length, 5, np.int32) for length in lengths], seed=5)
     for i, tokens in enumerate(want.tokens):
         np.testing.assert_array_equal(rows[i, 0].tokens, tokens)
