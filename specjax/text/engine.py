@@ -178,7 +178,8 @@ class Engine:
     def unfinished_requests(self) -> dict[int, Request]:
         """The requests with rows that wait or run, by the index from `add`.
 
-        Their ids are set: in a new engine they give the rows that they would have given here.
+        Their ids are set: in a new engine they give the rows that they would have given here. A
+        request with several samples gives all of them again, also those that were returned.
         """
         return self._slots.requests
 
@@ -186,7 +187,8 @@ class Engine:
         if self._end:
             raise RuntimeError(
                 f"this engine was ended by {self._end} during a step: make a new one, and add the "
-                "requests of unfinished_requests to it"
+                "requests of unfinished_requests to it; one with several samples gives all of them "
+                "again, so keep those that you do not have"
             )
 
     @contextlib.contextmanager

@@ -403,6 +403,26 @@ def test_each_request_has_its_own_number_of_samples(of_engine, of_request):
         np.testing.assert_array_equal(rows[row.index, row.sample].tokens, row.tokens)
 
 
+def test_a_request_whose_samples_were_returned_in_part_gives_all_of_them_again(monkeypatch):
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3, refill=1)
+    engine.add(specjax.Request("a", seed=5, num_samples=4))
+    rows = {(row.index, row.sample): row for row in engine.step()}
+    assert 0 < len(rows) < 4
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        _in_tokenizer(patched, KeyboardInterrupt())
+        _rows(engine)
+    with pytest.raises(RuntimeError, match="several samples gives all of them again, so keep"):
+        engine.step()
+    again = decoder.engine(prompt_length=16, rows=3, refill=1)
+    (request,) = engine.unfinished_requests.values()
+    again.add(request)
+    others = _rows(again)
+    assert len(others) == 4
+    for key, row in rows.items():
+        np.testing.assert_array_equal(others[key].tokens, row.tokens)
+
+
 def test_requests_of_unequal_numbers_of_samples_share_no_id():
     engine = _own("chain").engine(prompt_length=16, rows=4)
     samples = [1, 4, 1, 2, 1]
