@@ -59,9 +59,9 @@ class Engine:
     engine then only gives back its `unfinished_requests`. An engine is used by one thread at a
     time; several engines may run in several threads.
 
-    An engine has a fixed shape: all its programs are compiled once, and shared with other engines
-    of the same method and shape. The slot of a request and the other requests do not change its
-    text, unless a stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate).
+    Up to rounding, the slot of a request and the other requests do not change its text, unless a
+    stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate). Rounding depends
+    on the bucket that holds all prompts of its refill, and may decide a near tie.
 
     Args:
       method: the method.
