@@ -59,9 +59,13 @@ class Engine:
     engine then only gives back its `unfinished_requests`. An engine is used by one thread at a
     time; several engines may run in several threads.
 
+    An engine's slots have a fixed shape, so each program is compiled once, when it is first needed,
+    and shared with other engines of the same method and shape: the loop, and a prefill for each
+    bucket. The first request with stop strings of its own compiles the loop again, for a table.
+
     Up to rounding, the slot of a request and the other requests do not change its text, unless a
-    stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate). Rounding depends
-    on the bucket that holds all prompts of its refill, and may decide a near tie.
+    stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate). Rounding
+    depends on the bucket that holds all prompts of a refill, and may decide a near tie.
 
     Args:
       method: the method.
