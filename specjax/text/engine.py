@@ -33,6 +33,7 @@ from specjax.text.requests import (
     Contexts,
     Request,
     check_request,
+    checked_samples,
     checked_sampling,
 )
 from specjax.text.results import Row, RowInfo, apart
@@ -58,9 +59,13 @@ class Engine:
     engine then only gives back its `unfinished_requests`. An engine is used by one thread at a
     time; several engines may run in several threads.
 
-    An engine has a fixed shape: all its programs are compiled once, and shared with other engines
-    of the same method and shape. The slot of a request and the other requests do not change its
-    text, unless a stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate).
+    An engine's slots have a fixed shape, so each program is compiled once, when it is first needed,
+    and shared with other engines of the same method and shape: the loop, and a prefill for each
+    bucket. The first request with stop strings of its own compiles the loop again, for a table.
+
+    Up to rounding, the slot of a request and the other requests do not change its text, unless a
+    stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate). Rounding
+    depends on the bucket that holds all prompts of a refill, and may decide a near tie.
 
     Args:
       method: the method.
@@ -141,21 +146,23 @@ class Engine:
         self._rows, self._stop = rows, tuple(stop)
         self._chat_template_kwargs = chat_template_kwargs
         self._by_token = {"token_log_probs": log_probs, "token_sources": sources}
-        self._stops: dict[str, Any] = {} if stop_table is None else {"stop_table": stop_table}
+        self._stop_table = stop_table
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
         limits = method, prompt_length, max_new_tokens
         self._border = Border(*limits, drawn, rule, num_samples, log_probs)
-        self._widths = (*(x for x in buckets if x < prompt_length), prompt_length)
-        # The lengths of prompts whose states have the shapes of states after L.
-        self._alike = {prompt_length: True}
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._prefix, self._contexts = prefix, contexts or Contexts({})
         self._check_fits(set() if fitting is None else fitting)
+        widths = (*(x for x in buckets if x < prompt_length), prompt_length)
+        same = len(widths) == 1 or self._shapes(widths[0]) == self._shapes(prompt_length)
+        self._widths = widths if same else (prompt_length,)
         self._slots = Slots(rows, refill)
         self._state: DecodeState | None = None
         self._next_index = 0
+        # The id of the next row without one.
+        self._next_row = 0
         self._end = ""
 
     def __repr__(self) -> str:
@@ -175,7 +182,8 @@ class Engine:
     def unfinished_requests(self) -> dict[int, Request]:
         """The requests with rows that wait or run, by the index from `add`.
 
-        Their ids are set: in a new engine they give the rows that they would have given here.
+        Their ids are set: in a new engine they give the rows that they would have given here. A
+        request with several samples gives all of them again, also those that were returned.
         """
         return self._slots.requests
 
@@ -183,7 +191,8 @@ class Engine:
         if self._end:
             raise RuntimeError(
                 f"this engine was ended by {self._end} during a step: make a new one, and add the "
-                "requests of unfinished_requests to it"
+                "requests of unfinished_requests to it; one with several samples gives all of them "
+                "again, so keep those that you do not have"
             )
 
     @contextlib.contextmanager
@@ -221,8 +230,12 @@ class Engine:
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
+        samples = checked_samples(request, self._border)
+        next_id = -(-self._next_row // samples)
         if request.id is None:
-            request = dataclasses.replace(request, id=self._next_index)
+            request = dataclasses.replace(request, id=next_id)
+        if request.stop is not None:
+            request = dataclasses.replace(request, stop=check_stops(request.stop))
         given, request = request, self._bound(request)
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
@@ -231,10 +244,9 @@ class Engine:
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
         if request.stop is not None:
-            request = dataclasses.replace(request, stop=check_stops(request.stop))
-            self._watch(request.stop)
+            self._watch(self._stops_of(request))
         self._contexts.check(len(tokens))
-        samples = request.num_samples or self._border.num_samples
+        self._next_row = (next_id + 1) * samples
         return self.put(request, tokens, [rounds] * samples, given)
 
     def _bound(self, request: Request) -> Request:
@@ -269,17 +281,22 @@ class Engine:
         """The stop strings of a request."""
         return self._stop if request.stop is None else tuple(request.stop)
 
-    def _watch(self, strings: Any) -> None:
+    @property
+    def _stops(self) -> dict[str, Any]:
+        """The options of `Method.run` for the table that ends rows, if there is one."""
+        table = self._stop_table if self._blocks is None else self._blocks.table
+        return {} if table is None else {"stop_table": table}
+
+    def _watch(self, strings: tuple[str, ...]) -> None:
         """Adds stop strings to the table that ends rows."""
         if self._model is None:
             raise ValueError("stop of a request must be left out: the engine has no tokenizer")
-        if self._blocks is None:
-            self._blocks = StopBlocks(self._model, self._method, self._stop)
+        blocks = self._blocks or StopBlocks(self._model, self._method, self._stop)
         used = {self._stops_of(request) for request in self._slots.requests.values()}
-        self._blocks.start(strings, used)
+        blocks.add(strings, used)
         if self._state is not None and not self._stops:
             self._state = watch_stops(self._state)
-        self._stops = {"stop_table": self._blocks.table}
+        self._blocks = blocks
 
     def abort(self, index: int) -> bool:
         """Drops a waiting or running request; its rows are not returned.
@@ -417,18 +434,13 @@ class Engine:
         starts = np.zeros(rows, np.int32)
         for row, entry in enumerate(entries):
             if self._blocks is not None:
-                starts[row] = self._blocks.start(self._stops_of(entry.request), ())
+                starts[row] = self._blocks.starts[self._stops_of(entry.request)]
         return watch_stops(state, starts)
 
     def _width(self, entries: Sequence[Entry]) -> int:
         """The length that the prompts of these entries are padded to."""
-        longest, whole = max((len(x.tokens) for x in entries), default=1), self._widths[-1]
-        for length in self._widths:
-            if length >= longest and length not in self._alike:
-                self._alike[length] = self._shapes(length) == self._shapes(whole)
-            if length >= longest and self._alike[length]:
-                return length
-        return whole
+        longest = max((len(x.tokens) for x in entries), default=1)
+        return next(width for width in self._widths if width >= longest)
 
     def _shapes(self, length: int) -> Any:
         """The shapes of the state after prompts of this length."""

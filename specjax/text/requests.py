@@ -32,16 +32,16 @@ class Request:
         with a prefix it is the rest of the prompt.
       max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
-      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. None: the index that
-        `Engine.add` returns, so that equal requests differ. In an engine of n samples per request,
-        sample j has the id `id * n + j`, which must be in the same range.
+      id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. None: the next whose
+        samples have no id of an earlier request without an id, so that equal requests differ: 0, 1,
+        2, ... if all requests have equally many samples.
       sampling: temperature, top-k and top-p, a number each; also the engine's processors with other
         strengths.
       rule: the engine's rule with other strengths.
       draft_limit: the longest block in 0 .. G; None: G, which GreedyBlock requires.
       stop: its stop strings instead of the engine's; () for none.
       num_samples: the number of its outputs, a multiple of the engine's. With n of them, sample j
-        has the id `id * n + j`.
+        has the id `id * n + j`, which must be in the same range.
       log_probs: False leaves log-probabilities out of its rows; True is possible if the engine
         keeps them.
     """
@@ -100,14 +100,7 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
             f"engine, prompt_length={len(tokens)})"
         )
     of = f" of {name}" if name else ""
-    samples = border.num_samples
-    if request.num_samples is not None:
-        samples = whole_number(f"num_samples{of}", request.num_samples, low=1)
-        if samples % border.num_samples:
-            raise ValueError(
-                f"num_samples{of} must be a multiple of the engine's {border.num_samples}, got "
-                f"{samples}"
-            )
+    samples = checked_samples(request, border, of)
     if request.log_probs is not None:
         check_flag(f"log_probs{of}", request.log_probs)
         if request.log_probs and not border.log_probs:
@@ -142,6 +135,19 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
         one.check_limit(limit)
     if request.rule is not None:
         _check_rule(request.rule, border.rule)
+
+
+def checked_samples(request: Request, border: Border, of: str = "") -> int:
+    """Returns the checked number of a request's samples; `of` names the prompt in messages."""
+    if request.num_samples is None:
+        return border.num_samples
+    samples = whole_number(f"num_samples{of}", request.num_samples, low=1)
+    if samples % border.num_samples:
+        raise ValueError(
+            f"num_samples{of} must be a multiple of the engine's {border.num_samples}, got "
+            f"{samples}"
+        )
+    return samples
 
 
 class Contexts:

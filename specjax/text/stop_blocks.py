@@ -25,12 +25,15 @@ class StopBlocks:
       model: the model that writes the texts.
       method: the method, on whose devices the table is.
       strings: the strings of rows without their own; their automaton begins at state 0.
+
+    Attributes:
+      starts: the strings of a row -> its state before the first token.
     """
 
     def __init__(self, model: TextModel, method: Method, strings: tuple[str, ...]) -> None:
         self._model, self._method = model, method
         self._blocks = {strings: self._block(strings)}
-        self._starts, self._size = {strings: 0}, _FEWEST
+        self.starts, self._size = {strings: 0}, _FEWEST
         self._table: Array | None = None
 
     @property
@@ -39,15 +42,15 @@ class StopBlocks:
         if self._table is None:
             final = self._size - 1
             made = np.full((self._size, self._method.vocab_size), final, np.int32)
-            for strings, start in self._starts.items():
+            for strings, start in self.starts.items():
                 block = self._blocks[strings]
                 made[start : start + len(block)] = np.where(block < 0, final, block + start)
             where, made = self._method.partitioner, made.astype(_integers(self._size))
             self._table = jax.device_put(made) if where is None else where.replicate(made)
         return self._table
 
-    def start(self, strings: tuple[str, ...], used: Collection[tuple[str, ...]]) -> int:
-        """Returns the state before the first token of a row that ends with these strings.
+    def add(self, strings: tuple[str, ...], used: Collection[tuple[str, ...]]) -> None:
+        """Adds the strings of a row.
 
         Args:
           strings: the strings; none for a row that no string ends.
@@ -56,21 +59,20 @@ class StopBlocks:
         Raises:
           ValueError: the text of a token depends on other tokens.
         """
-        if strings in self._starts:
-            return self._starts[strings]
-        block, (_, *others) = self._block(strings), self._starts
+        if strings in self.starts:
+            return
+        block, (_, *others) = self._block(strings), self.starts
         for old in others:
             if old not in used:
-                del self._starts[old], self._blocks[old]
+                del self.starts[old], self._blocks[old]
         place = 0
-        for other, start in sorted(self._starts.items(), key=lambda item: item[1]):
+        for other, start in sorted(self.starts.items(), key=lambda item: item[1]):
             if start - place >= len(block):
                 break
             place = start + len(self._blocks[other])
         while place + len(block) >= self._size:
             self._size *= 2
-        self._blocks[strings], self._starts[strings], self._table = block, place, None
-        return place
+        self._blocks[strings], self.starts[strings], self._table = block, place, None
 
     def _block(self, strings: tuple[str, ...]) -> np.ndarray:
         """`[S - 1, V]` int32, the automaton without its final state, which is -1."""

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax import partitioning, rules, verification
 from specjax.compilation import compile_seconds
+from specjax.text import engine as engines
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -334,7 +335,8 @@ def _stops(decoder, count):
     """For each request None, strings in its text, or none."""
     for place in range(count):
         text = decoder([TEXTS[place % 4]], seed=5, ids=[place]).texts[0]
-        yield [None, (text[1:2] or "z",), (text[2:4] or "z", "never"), (), ("n",)][place % 5]
+        own = text[2:4] or "z"
+        yield [None, text[1:2] or "z", (own, "never", own), (), ["n"]][place % 5]
 
 
 @pytest.mark.parametrize("default", [(), ("a", "$")])
@@ -401,6 +403,37 @@ def test_each_request_has_its_own_number_of_samples(of_engine, of_request):
         np.testing.assert_array_equal(rows[row.index, row.sample].tokens, row.tokens)
 
 
+def test_a_request_whose_samples_were_returned_in_part_gives_all_of_them_again(monkeypatch):
+    decoder = _own("chain")
+    engine = decoder.engine(prompt_length=16, rows=3, refill=1)
+    engine.add(specjax.Request("a", seed=5, num_samples=4))
+    rows = {(row.index, row.sample): row for row in engine.step()}
+    assert 0 < len(rows) < 4
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        _in_tokenizer(patched, KeyboardInterrupt())
+        _rows(engine)
+    with pytest.raises(RuntimeError, match="several samples gives all of them again, so keep"):
+        engine.step()
+    again = decoder.engine(prompt_length=16, rows=3, refill=1)
+    (request,) = engine.unfinished_requests.values()
+    again.add(request)
+    others = _rows(again)
+    assert len(others) == 4
+    for key, row in rows.items():
+        np.testing.assert_array_equal(others[key].tokens, row.tokens)
+
+
+def test_requests_of_unequal_numbers_of_samples_share_no_id():
+    engine = _own("chain").engine(prompt_length=16, rows=4)
+    samples = [1, 4, 1, 2, 1]
+    for count in samples:
+        engine.add(specjax.Request("a", seed=5, num_samples=count))
+    ids = [row.id for row in engine.unfinished_requests.values()]
+    assert ids == [0, 1, 8, 5, 12]
+    rows = _rows(engine)
+    assert len({tuple(row.tokens.tolist()) for row in rows.values()}) == len(rows) == sum(samples)
+
+
 def test_a_request_may_leave_out_log_probabilities():
     decoder = _own("chain")
     engine = decoder.engine(prompt_length=16, rows=3, log_probs=True)
@@ -433,10 +466,10 @@ def test_what_a_request_cannot_have_is_refused_at_once(change, error, message):
 @pytest.mark.parametrize("name", ["chain", "encoder"])
 def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
     if name == "chain":
-        decoder = _own(name)
+        decoder = specjax.Decoder(_pair(), max_new_tokens=60, batch_size=3, buckets=(4, 8, 16))
     else:  # its cache has the prompt's length
         pair = specjax.load_pair(**tiny_pair.shared_pair())
-        decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(8, 16))
+        decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(4, 8, 16))
     widths, init = [], type(decoder.method).init
 
     def noted(self, params, prompts, **options):
@@ -444,6 +477,13 @@ def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
         return init(self, params, prompts, **options)
 
     monkeypatch.setattr(type(decoder.method), "init", noted)
+    traced, first_state = [], engines.first_state
+
+    def traced_state(method, sizes, params, batch):
+        traced.append(batch.inputs.shape[1])
+        return first_state(method, sizes, params, batch)
+
+    monkeypatch.setattr(engines, "first_state", traced_state)
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     lengths = [3, 8, 9, 16, 2, 8]
     rows = {}
@@ -451,7 +491,8 @@ def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
         engine.add(specjax.Request(np.full(length, 5, np.int32), seed=5))
         rows |= _rows(engine)
     # The first fills both slots.
-    assert widths == ([8, 8, 16, 16, 8, 8] if name == "chain" else [16] * 6)
+    assert widths == ([4, 8, 16, 16, 4, 8] if name == "chain" else [16] * 6)
+    assert traced == [4, 16]
     want = decoder([np.full(length, 5, np.int32) for length in lengths], seed=5)
     for i, tokens in enumerate(want.tokens):
         np.testing.assert_array_equal(rows[i, 0].tokens, tokens)

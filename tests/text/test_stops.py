@@ -393,7 +393,7 @@ def test_a_decoder_describes_its_stop_strings(pair):
 def test_a_state_and_its_table_belong_together(pair):
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
     engine = decoder.engine(prompt_length=8)
-    engine._stops = {"stop_table": jnp.zeros((3, len(WORDS)), jnp.int16)}
+    engine._stop_table = jnp.zeros((3, len(WORDS)), jnp.int16)
     state = engine._init([], 4)
     with pytest.raises(ValueError, match="stop_table must be given: the state has a field `stop`"):
         decoder.method.run(decoder.params, state, 1)
