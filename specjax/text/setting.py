@@ -24,7 +24,8 @@ from specjax.types import Sampling
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
 
 _FIELDS = ("rule", "verification", "stopping", "drafting", "method")
-# Rules that give the verifier's distribution where q and p are a single token each.
+# Rules that give the verifier's distribution where q and p are a single token each, unless
+# `_keeps_all`.
 _LOSSLESS_GREEDILY = (
     rules.Lossy,
     rules.LossyTuned,
@@ -413,8 +414,15 @@ def _check_fit(
 
 def _lossless_greedily(rule: Any) -> bool:
     """Whether a rule is `Lossless` at temperature 0."""
-    keeps_all = isinstance(rule, rules.AcceptThreshold) and float(rule.single) == 0.0
-    return isinstance(rule, _LOSSLESS_GREEDILY) and not keeps_all
+    return type(rule) in _LOSSLESS_GREEDILY and not _keeps_all(rule)
+
+
+def _keeps_all(rule: Any) -> bool:
+    """Whether a rule is so strong that it keeps the drafter's token whatever p is."""
+    if isinstance(rule, rules.AcceptThreshold):  # programs read a subnormal number as 0
+        return bool(rule.single < np.finfo(np.float32).tiny)
+    bounded = isinstance(rule, rules.KLBall | rules.Mentored)
+    return bounded and bool(np.isinf(jax.tree.leaves(rule)[0]))
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:
