@@ -154,8 +154,7 @@ class Setting:
             put("top_k", int(self.top_k))
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
-        if not self.is_alone:
-            self._check_fit()
+        self._check_fit()
 
     def _fill_in(self, put: Callable[[str, Any], None]) -> None:
         """Sets fields that are None although the setting needs them to their defaults."""
@@ -402,7 +401,8 @@ def _check_fit(
         "drafting": drafting,
         "method": method,
     }
-    made = {field: made_part(field, text) for field, text in texts.items()}
+    alone = (VERIFIER_ALONE, DRAFTER_ALONE)  # made of no part
+    made = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
     parts = Parts(**made, max_draft=max_draft, min_draft=min_draft or None)
     try:
         check_fit(parts, [made_part("processors", text) for text in processors])
