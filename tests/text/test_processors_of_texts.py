@@ -100,6 +100,14 @@ def test_a_call_may_have_other_processors(pair, decoder):
     assert none(PROMPTS, processors=other).texts == wanted
 
 
+def test_a_decoder_with_a_constraint_per_row_encodes(pair):
+    each = processors.Regex(("[a-z]+", "[a-z ]+"), which=np.arange(2))
+    decoder = specjax.Decoder(pair, processors=(each,), **SHAPE)
+    assert decoder.encode("ba").tolist() == specjax.Decoder(pair, **SHAPE).encode("ba").tolist()
+    with pytest.raises(ValueError, match="a prompt has 33 tokens"):
+        decoder.encode(np.full(33, 3), "a prompt")
+
+
 def test_a_description_has_every_strength(pair, decoder):
     again = specjax.Decoder(pair, max_draft=3, processors=STACK, **SHAPE).describe()
     assert again == decoder.describe()
