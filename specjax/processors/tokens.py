@@ -141,14 +141,15 @@ class SuppressTokens(_OverPositions):
     order: ClassVar[int] = 17
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", checked_ids("SuppressTokens.ids", self.ids))
+        ids = checked_ids("SuppressTokens.ids", self.ids)
+        object.__setattr__(self, "ids", tuple(sorted({*ids})))  # the order says nothing
         if self.first is not None:
             check_strength(self, "first", low=1, dtype=jnp.int32)
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
         check_known(self, "ids", self.ids, model)
-        if len(set(self.ids)) == (size := model.model.vocab_size):
+        if len(self.ids) == (size := model.model.vocab_size):
             raise ValueError(
                 f"SuppressTokens.ids has all {size} tokens of the verifier, so none could follow: "
                 "leave some out"
@@ -229,11 +230,12 @@ class MinNewTokens(_OverPositions):
     def __post_init__(self) -> None:
         check_strength(self, "tokens", low=0, dtype=jnp.int32)
         if self.eos_ids != ():
-            object.__setattr__(self, "eos_ids", checked_ids("MinNewTokens.eos_ids", self.eos_ids))
+            ids = checked_ids("MinNewTokens.eos_ids", self.eos_ids)
+            object.__setattr__(self, "eos_ids", tuple(sorted({*ids})))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         """See `types.Processor`."""
-        found = self.eos_ids or tuple(model.tokenizer.eos_ids)
+        found = self.eos_ids or tuple(sorted({*model.tokenizer.eos_ids}))
         check_known(self, "eos_ids", found, model)
         return dataclasses.replace(self, eos_ids=found), marked(found, model.model.vocab_size)
 

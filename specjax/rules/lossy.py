@@ -107,8 +107,8 @@ class KLBall(Spans, TargetRule):
 
     Of all targets at most so far from the verifier, none accepts more: the best ones are those of
     `LossyTuned`, and at each position the largest strength within the bound is found. pi = q if
-    KL(q || p) <= nats. Below infinity, pi has no token that p cannot draw. The mirror image of
-    `Mentored`. At temperature 0 it is lossless. pi / p has no bound: where pi = q, it is q / p.
+    KL(q || p) <= nats. Below infinity, pi has no token that p cannot draw, and is lossless at
+    temperature 0. The mirror image of `Mentored`. pi / p has no bound: where pi = q, it is q / p.
 
     The divergence of a text's law is at most `nats` times its length. It is bounded at each
     position, also in float32: the end of the search that is within the bound is taken.

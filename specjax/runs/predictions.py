@@ -205,7 +205,8 @@ def totals(records: Sequence[Record]) -> dict[str, Any]:
     acceptance = acceptance_of(records)
     judged = "accepted", "rounds", "emitted"
     each = [[record["info"][name] for name in judged] for record in decoded]
-    counts["accepted"] -= sum(int(past_end(*map(np.asarray, row))) for row in each)
+    counts["accepted_past_end"] = sum(int(past_end(*map(np.asarray, row))) for row in each)
+    counts["accepted"] -= counts["accepted_past_end"]
     ended = [record["ended_by"] for record in decoded]
 
     def ratio(above: str, below: str) -> float | None:

@@ -60,6 +60,7 @@ from specjax.text.requests import (
     Border,
     Contexts,
     Request,
+    check_length,
     check_request,
     checked_sampling,
     requests_of,
@@ -429,7 +430,7 @@ class Decoder:
         tokens = self._encoded(prompt, name, chat_template_kwargs)
         if truncate is not None:
             tokens = prompts_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)
-        check_request(Request(tokens), tokens, self._border(self.sampling, self.rule), name)
+        check_length(tokens, self.buckets[-1], name)
         return tokens
 
     def parts(

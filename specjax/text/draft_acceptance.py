@@ -59,7 +59,7 @@ class DraftAcceptance:
 
     @property
     def accepted_tokens(self) -> int:
-        """The number of accepted tokens."""
+        """The number of accepted tokens: `accepted` plus `accepted_past_end` of `RunInfo`."""
         return sum(i * count for i, count in enumerate(self.accepted_lengths))
 
     @property

@@ -80,6 +80,16 @@ class Border(NamedTuple):
     log_probs: bool = False
 
 
+def check_length(tokens: np.ndarray, longest: int, name: str = "") -> None:
+    """Raises ValueError for a prompt of more than `longest` tokens."""
+    if len(tokens) > longest:
+        raise ValueError(
+            f"{name or 'the prompt'} has {len(tokens)} tokens, the longest bucket holds "
+            f"{longest}: shorten it, or set buckets=(..., {len(tokens)}) (for an "
+            f"engine, prompt_length={len(tokens)})"
+        )
+
+
 def check_request(request: Request, tokens: np.ndarray, border: Border, name: str = "") -> None:
     """Checks a request, so that it does not fail when it enters a slot.
 
@@ -93,12 +103,7 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
       TypeError: a field has a wrong type.
       ValueError: a value is out of range.
     """
-    if len(tokens) > border.prompt_length:
-        raise ValueError(
-            f"{name or 'the prompt'} has {len(tokens)} tokens, the longest bucket holds "
-            f"{border.prompt_length}: shorten it, or set buckets=(..., {len(tokens)}) (for an "
-            f"engine, prompt_length={len(tokens)})"
-        )
+    check_length(tokens, border.prompt_length, name)
     of = f" of {name}" if name else ""
     samples = checked_samples(request, border, of)
     if request.log_probs is not None:

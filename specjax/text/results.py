@@ -272,7 +272,8 @@ class RunInfo:
       verifier_calls: passes of the verifier; a pass counts for each row that it serves.
       drafter_calls: passes of all other models, likewise.
       drafted: drafted tokens.
-      accepted: accepted tokens that were emitted: without those past a row's end.
+      accepted: accepted tokens that were emitted.
+      accepted_past_end: accepted tokens past the ends of rows, which were not emitted.
       deferrals: see `specjax.types.DecodeInfo`.
       rollbacks: likewise.
     """
@@ -285,6 +286,7 @@ class RunInfo:
     drafter_calls: int = dataclasses.field(init=False)
     drafted: int = dataclasses.field(init=False)
     accepted: int = dataclasses.field(init=False)
+    accepted_past_end: int = dataclasses.field(init=False)
     deferrals: int = dataclasses.field(init=False)
     rollbacks: int = dataclasses.field(init=False)
 
@@ -293,8 +295,9 @@ class RunInfo:
         for name in COUNTS:
             object.__setattr__(self, name, int(np.sum(getattr(self.per_row, name))))
         rows = self.per_row
-        past = past_end(rows.accepted, rows.rounds, rows.emitted)
-        object.__setattr__(self, "accepted", self.accepted - int(np.sum(past)))
+        past = int(np.sum(past_end(rows.accepted, rows.rounds, rows.emitted)))
+        object.__setattr__(self, "accepted_past_end", past)
+        object.__setattr__(self, "accepted", self.accepted - past)
 
     def __repr__(self) -> str:
         """The totals and rates, without the arrays."""
@@ -308,7 +311,7 @@ class RunInfo:
     @property
     def acceptance_rate(self) -> float:
         """Accepted tokens (those past a row's end too) per drafted token; NaN without drafts."""
-        return ratio(int(np.sum(self.per_row.accepted)), self.drafted)
+        return ratio(self.accepted + self.accepted_past_end, self.drafted)
 
     @property
     def verification_rate(self) -> float:
@@ -334,7 +337,7 @@ class RunInfo:
         """Returns totals and rates over all rows as JSON numbers; an undefined rate is None."""
         return {
             "rows": self.rows,
-            **{name: getattr(self, name) for name in COUNTS},
+            **{name: getattr(self, name) for name in (*COUNTS, "accepted_past_end")},
             "tokens_per_verifier_call": finite(self.tokens_per_verifier_call),
             "acceptance_rate": finite(self.acceptance_rate),
         }

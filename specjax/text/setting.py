@@ -24,7 +24,8 @@ from specjax.types import Sampling
 VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
 
 _FIELDS = ("rule", "verification", "stopping", "drafting", "method")
-# Rules that give the verifier's distribution where q and p are a single token each.
+# Rules that give the verifier's distribution where q and p are a single token each, unless
+# `_keeps_all`.
 _LOSSLESS_GREEDILY = (
     rules.Lossy,
     rules.LossyTuned,
@@ -153,8 +154,7 @@ class Setting:
             put("top_k", int(self.top_k))
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
-        if not self.is_alone:
-            self._check_fit()
+        self._check_fit()
 
     def _fill_in(self, put: Callable[[str, Any], None]) -> None:
         """Sets fields that are None although the setting needs them to their defaults."""
@@ -401,7 +401,8 @@ def _check_fit(
         "drafting": drafting,
         "method": method,
     }
-    made = {field: made_part(field, text) for field, text in texts.items()}
+    alone = (VERIFIER_ALONE, DRAFTER_ALONE)  # made of no part
+    made = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
     parts = Parts(**made, max_draft=max_draft, min_draft=min_draft or None)
     try:
         check_fit(parts, [made_part("processors", text) for text in processors])
@@ -413,8 +414,15 @@ def _check_fit(
 
 def _lossless_greedily(rule: Any) -> bool:
     """Whether a rule is `Lossless` at temperature 0."""
-    keeps_all = isinstance(rule, rules.AcceptThreshold) and float(rule.single) == 0.0
-    return isinstance(rule, _LOSSLESS_GREEDILY) and not keeps_all
+    return type(rule) in _LOSSLESS_GREEDILY and not _keeps_all(rule)
+
+
+def _keeps_all(rule: Any) -> bool:
+    """Whether a rule is so strong that it keeps the drafter's token whatever p is."""
+    if isinstance(rule, rules.AcceptThreshold):  # programs read a subnormal number as 0
+        return bool(rule.single < np.finfo(np.float32).tiny)
+    bounded = isinstance(rule, rules.KLBall | rules.Mentored)
+    return bounded and bool(np.isinf(jax.tree.leaves(rule)[0]))
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ class Verification(Protocol):
       has_carry: whether a round's carry changes the targets of later rounds. Then the drafter's
         distribution is needed at the bonus position whatever the rule.
       needs_probs: whether `acceptance` reads the distributions of drafts that are certain, too.
-        False: it gets None for them, instead of one-hot distributions.
+        False: it gets None for them, instead of one-hot distributions. A class with an `acceptance`
+        of its own does not inherit False.
       walks_trees: whether it has a `walk`.
       is_exact: whether what it emits follows the target distributions. If not, results do not know
         the distance from the verifier, and it cannot verify inside a cascade.
@@ -80,6 +81,16 @@ class Verification(Protocol):
     needs_probs: ClassVar[bool] = True
     walks_trees: ClassVar[bool] = False
     is_exact: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """An inherited `needs_probs` is about the inherited `acceptance`."""
+        super().__init_subclass__(**options)
+        flag, method = (
+            next(i for i, kind in enumerate(cls.__mro__) if name in vars(kind))
+            for name in ("needs_probs", "acceptance")
+        )
+        if method < flag:
+            cls.needs_probs = True
 
     @abc.abstractmethod
     def acceptance(

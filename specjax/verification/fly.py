@@ -39,6 +39,7 @@ class FLy(Token):
     window: int
     allow_inexact: bool = False
 
+    needs_probs: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -343,8 +343,14 @@ KINDS = {
             for x in ("Token()", "GreedyBlock()", "Traversal()")
         ),
     ],
-    "method": ["TokenCascade", "BiLDCascade(limit=3)", "OracleCascade", "SequenceCascade"],
-    "processors": [("MinP(0.05)",), ("NoRepeatNgram(2)",), (TEXTS["SuppressTokens"],)],
+    "method": [
+        *("TokenCascade", "BiLDCascade(limit=3)", "OracleCascade", "SequenceCascade"),
+        *("VerifierAlone", "DrafterAlone"),
+    ],
+    "processors": [
+        *(("MinP(0.05)",), ("NoRepeatNgram(2)",), (TEXTS["SuppressTokens"],)),
+        ("Regex('[a-z]+')", "Regex('b')"),
+    ],
     "min_draft": [1, 4],
 }
 
@@ -373,6 +379,8 @@ def check_pair_of_parts(models, values):
         assert refuses(lambda: Setting(**values).decoder(models.named, **short)) is None, values
         return
     assert "\n" not in told and "cannot be combined" in told
+    if values.get("method") in ("VerifierAlone", "DrafterAlone"):
+        models, values = models.verifier, {"processors": values["processors"]}
     made = {
         field: tuple(made_part(field, x) for x in text)
         if field == "processors"
@@ -394,7 +402,7 @@ def costs_of(models):
 PAIRS = [*itertools.combinations(KINDS, 2)]
 QUICK = (
     *(("verification", "stopping"), ("verification", "drafting"), ("stopping", "min_draft")),
-    *(("rule", "method"), ("drafting", "processors")),
+    *(("rule", "method"), ("drafting", "processors"), ("method", "processors")),
 )
 
 

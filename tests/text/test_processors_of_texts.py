@@ -75,6 +75,22 @@ def test_a_row_has_its_own_strengths_in_calls_and_engines(decoder):
     assert rows[0].text == decoder(PROMPTS).texts[1]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (processors.SuppressTokens((5, 6)), processors.SuppressTokens((6, 5, 6))),
+        (processors.MinNewTokens(3, (5, 1)), processors.MinNewTokens(4, (1, 5))),
+        (processors.LogitBias({5: 1.0, 6: 2.0}), processors.LogitBias({6: 2.0, 5: 1.0})),
+        (processors.ForcedTokens({0: 5, 1: 6}), processors.ForcedTokens({1: 6, 0: 5})),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_request_may_have_the_engines_tokens_in_another_order(pair, one, other):
+    engine = specjax.Decoder(pair, processors=(one,), **SHAPE).engine(prompt_length=32)
+    drawn = types.Sampling(processors=(other,))
+    engine.add(specjax.Request(PROMPTS[0], sampling=drawn))
+
+
 def test_a_call_may_have_other_processors(pair, decoder):
     other = (processors.SuppressTokens((5, 6)),)
     wanted = specjax.Decoder(pair, max_draft=3, processors=other, **SHAPE)(PROMPTS).texts
@@ -82,6 +98,14 @@ def test_a_call_may_have_other_processors(pair, decoder):
     none = specjax.Decoder(pair, max_draft=3, **SHAPE)
     assert decoder(PROMPTS, processors=()).texts == none(PROMPTS).texts
     assert none(PROMPTS, processors=other).texts == wanted
+
+
+def test_a_decoder_with_a_constraint_per_row_encodes(pair):
+    each = processors.Regex(("[a-z]+", "[a-z ]+"), which=np.arange(2))
+    decoder = specjax.Decoder(pair, processors=(each,), **SHAPE)
+    assert decoder.encode("ba").tolist() == specjax.Decoder(pair, **SHAPE).encode("ba").tolist()
+    with pytest.raises(ValueError, match="a prompt has 33 tokens"):
+        decoder.encode(np.full(33, 3), "a prompt")
 
 
 def test_a_description_has_every_strength(pair, decoder):

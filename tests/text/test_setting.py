@@ -270,7 +270,13 @@ def greedy_laws(rule):
         *USUAL,
         ("AcceptThreshold({})", 0.0),
         ("AcceptThreshold({}, 0.3)", 0.5),
+        ("AcceptThreshold(1e-44)", None),  # a program reads it as 0
+        ("AcceptThreshold(1.2e-38)", None),
+        ("AcceptThreshold(0.5, 1e-44)", None),
         ("Lossy({}, 0.7)", 0.4),
+        *((f"{name}(1e999)", None) for name in ("KLBall", "KLPrice", "Mentored", "Cactus")),
+        ("KLBall({})", 20.0),
+        ("Mentored({})", 20.0),
     ],
 )
 def test_what_is_lossless_at_temperature_0_is_no_setting_of_its_own(name, strength):

@@ -363,6 +363,13 @@ class Told(verification.Block):
     needs_probs = True
 
 
+class Reads(verification.Block):
+    """It reads them, too, and does not say so."""
+
+    def acceptance(self, tokens, draft_probs, *given):
+        return super().acceptance(tokens, draft_probs + 0.0, *given)
+
+
 def certain_round(algorithm, uniforms, tokens, targets, count, bonus):
     """How many certain tokens of each row are accepted, and which token follows them."""
     block = DraftBlock(tokens, None, None, count, {})
@@ -398,7 +405,7 @@ def test_certain_tokens_are_judged_as_by_one_hot_distributions(name):
     assert (token[failed] != tokens[failed, accepted[failed]]).all()
 
 
-@pytest.mark.parametrize("algorithm", [*CERTAIN.values(), Told()], ids=str)
+@pytest.mark.parametrize("algorithm", [*CERTAIN.values(), Told(), Reads()], ids=str)
 def test_certain_tokens_need_no_array_of_distributions(algorithm):
     rows, longest, vocab = 2, 3, 97
     shapes = (rows, longest + 1), (rows, longest), (rows, longest + 1, vocab), (rows,)
@@ -406,5 +413,5 @@ def test_certain_tokens_need_no_array_of_distributions(algorithm):
     given = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, kinds, strict=True)]
     bonus = jax.ShapeDtypeStruct((rows, vocab), jnp.float32)
     program = jax.jit(functools.partial(certain_round, algorithm)).lower(*given, bonus).as_text()
-    # Which entries are the tokens'.
-    assert (f"tensor<{rows}x{longest + 1}x{vocab}xi1>" in program) == isinstance(algorithm, Told)
+    one_hot = f"tensor<{rows}x{longest + 1}x{vocab}xi1>"  # which entries are the tokens'
+    assert (one_hot in program) == isinstance(algorithm, Told | Reads)
