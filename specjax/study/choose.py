@@ -126,10 +126,10 @@ def promising(
     """
     clauses = () if demand is None else demand.clauses
     drafts = [x for x in estimates if not x.setting.is_alone]
-    fastest: list[Expected | None] = []
-    if demand is None:
-        lossless = [x for x in drafts if x.setting.is_lossless]
-        fastest = [max(them, key=lambda x: x.speed, default=None) for them in (drafts, lossless)]
+    # Estimates of speed-ups are rough: these are measured however slow they seem.
+    lossless = [x for x in drafts if x.setting.is_lossless]
+    kept = (lossless,) if demand is not None else (drafts, lossless)
+    fastest = [max(them, key=lambda x: x.speed, default=None) for them in kept]
     fit = [x for x in drafts if not x.speedup <= _LEEWAY or x in fastest]
     fit = [x for x in fit if all(clause.may_hold(x, rows) for clause in clauses)]
     fit = [x for kind in _by_kind(fit).values() for x in kind]

@@ -289,7 +289,7 @@ def test_without_a_demand_the_fastest_are_measured_even_if_all_seem_slow():
     slow = [dataclasses.replace(one, speedup=one.speedup / 5) for one in screened()[1:]]
     slow = [Expected(setting=ALONE, speedup=1.0, latency=1.0), *slow]
     assert promising(slow, None, 4) == [Setting(max_draft=6), Setting(rule="OPT(0.9)")]
-    assert promising(slow, Demand.of("quality >= 30"), 4) == []
+    assert promising(slow, Demand.of("quality >= 30"), 4) == [Setting(max_draft=6)]
 
 
 def test_of_plans_that_differ_in_numbers_alone_two_are_measured():
