@@ -17,7 +17,6 @@ from specjax.processors.common import Unbound
 from specjax.processors.json_schemas import schema_pattern, schema_text
 from specjax.processors.state_graphs import FAR
 from specjax.processors.token_automata import TokenTable, padded, token_automaton
-from specjax.tokenizers.tokenizer import Pieces
 from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
 
 
@@ -206,11 +205,7 @@ def _compiled(
     """The table of some languages, and for each its first state and its shortest text."""
     languages = [byte_automaton(pattern) for pattern in patterns]
     tokenizer = of.of
-    made = token_automaton(languages, _pieces(of), vocab_size, tokenizer.eos_ids, goes_on=goes_on)
+    made = token_automaton(
+        languages, tokenizer.all_pieces, vocab_size, tokenizer.eos_ids, goes_on=goes_on
+    )
     return padded(made), made.starts, made.distances[made.starts]
-
-
-@bounded_cache(most_bytes=128 << 20)
-def _pieces(of: Identity) -> Pieces:
-    """The bytes of a tokenizer's tokens: as slow to read as a small schema is to compile."""
-    return of.of.pieces()

@@ -17,7 +17,6 @@ import numpy as np
 from specjax.decoding import Method
 from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
-from specjax.tokenizers.tokenizer import Pieces
 from specjax.types import Array
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -83,12 +82,12 @@ def token_table(
     Raises:
       ValueError: the text of a token depends on other tokens.
     """
-    pieces = tokenizer.pieces()
+    pieces = tokenizer.all_pieces
     special = _special_tokens(strings, tokenizer, pieces.later[:vocab_size])
     steps = automaton([string.encode() for string in strings])
     found = len(steps) - 1
     size = np.int16 if found + 1 < 2**15 else np.int32
-    later = _over_tokens(steps, pieces.later, vocab_size)
+    later = _over_tokens(steps, len(steps), pieces.later, vocab_size)
     later[:, special] = found
     if goes_on:
         return later.astype(size)
@@ -96,7 +95,8 @@ def token_table(
     empty = np.ones(vocab_size, bool)
     known = [not piece for piece in pieces.later[:vocab_size]]
     empty[: len(known)] = known
-    first = np.where(empty, 0, _first(steps, pieces, vocab_size))
+    (first,) = _over_tokens(steps, 1, pieces.first, vocab_size) + 1
+    first[empty] = 0
     first[special] = found + 1
     table = np.concatenate([first[None], later + 1])
     return table.astype(size)
@@ -168,21 +168,19 @@ def automaton(strings: Sequence[bytes]) -> np.ndarray:
     return np.concatenate([numbers[steps[going]], kept])
 
 
-def _first(steps: np.ndarray, pieces: Pieces, vocab_size: int) -> np.ndarray:
-    """`[V]`, the states in the table after a first token."""
-    return _over_tokens(steps, pieces.first, vocab_size)[0] + 1
-
-
-def _over_tokens(steps: np.ndarray, pieces: Sequence[bytes], vocab_size: int) -> np.ndarray:
-    """`[S, V]`, the automaton's state after the bytes of each piece."""
+def _over_tokens(
+    steps: np.ndarray, count: int, pieces: Sequence[bytes], vocab_size: int
+) -> np.ndarray:
+    """`[count, V]`, the state after the bytes of each piece, from each of the first states."""
     known = pieces[:vocab_size]
-    order = sorted(range(len(known)), key=lambda i: len(known[i]), reverse=True)
-    lengths = np.array([len(known[i]) for i in order])
-    states = np.tile(np.arange(len(steps), dtype=np.int32)[:, None], (1, vocab_size))
+    lengths = np.array([len(piece) for piece in known], np.int64)
+    joined, begins = np.frombuffer(b"".join(known), np.uint8), np.cumsum(lengths) - lengths
+    order = np.argsort(-lengths, kind="stable")
+    states = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, vocab_size))
     for place in range(int(lengths.max(initial=0))):
         # The longest pieces come first.
-        longer = order[: int(np.sum(lengths > place))]
-        bytes_there = np.array([known[i][place] for i in longer], np.intp)
+        longer = order[: np.count_nonzero(lengths > place)]
+        bytes_there = joined[begins[longer] + place]
         states[:, longer] = steps[states[:, longer], bytes_there[None]]
     return states
 

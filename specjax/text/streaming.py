@@ -96,7 +96,7 @@ def _pending(text: str, strings: Sequence[str]) -> int:
 def _breaking(tokenizer: Tokenizer) -> tuple[bool, int | None]:
     """Whether texts can be read token by token, and a token that is not a whole character."""
     try:
-        pieces = tokenizer.pieces().later
+        pieces = tokenizer.all_pieces.later
     except ValueError:
         return False, None
     parts = [i for i, piece in enumerate(pieces) if _REPLACEMENT in piece.decode(errors="replace")]

@@ -285,7 +285,7 @@ def _fits(tokenizer: Tokenizer, model: LanguageModel) -> bool:
     if tokenizer.vocab_size <= size:
         return True
     few = tokenizer.vocab_size <= size + _MOST_UNREAD
-    return few and isinstance(model, Model) and not any(tokenizer.pieces().later[size:])
+    return few and isinstance(model, Model) and not any(tokenizer.all_pieces.later[size:])
 
 
 def any_float32(models: Iterable[TextModel]) -> bool:

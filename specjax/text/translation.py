@@ -252,7 +252,7 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
 def _by_kind(words: Tokenizer, size: int) -> dict[str, list[tuple[int, bytes]]]:
     """The ids and texts of plain tokens, of single bytes, and of special tokens by their names."""
     found: dict[str, list[tuple[int, bytes]]] = {_PLAIN: [], _BYTE: [], _SPECIAL: []}
-    for i, text in enumerate(words.pieces().later[:size]):
+    for i, text in enumerate(words.all_pieces.later[:size]):
         name = words.token(i)
         if name is not None:
             kind = _PLAIN if text else _SPECIAL

@@ -122,6 +122,11 @@ class Tokenizer(abc.ABC):
         )
 
     @functools.cached_property
+    def all_pieces(self) -> "Pieces":
+        """`pieces()`, which takes long to read from a large vocabulary, read once."""
+        return self.pieces()
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the vocabulary: equal if every id means the same text.
 

@@ -362,8 +362,11 @@ def test_stop_strings_are_each_requests_own(name, default):
     assert {(True, "stop"), (False, "eos")} <= ended
 
 
-def test_new_stop_strings_compile_nothing_and_take_no_room():
-    decoder = _own("chain")
+def test_new_stop_strings_compile_nothing_and_take_no_room(monkeypatch):
+    decoder, reads = _own("chain"), []
+    words = type(decoder.tokenizer)
+    pieces = words.pieces
+    monkeypatch.setattr(words, "pieces", lambda self: reads.append(0) or pieces(self))
     engine = decoder.engine(prompt_length=16, rows=3)
     for number in range(60):
         engine.add(specjax.Request("a", stop=(f"never {number}",), max_new_tokens=3))
@@ -374,6 +377,7 @@ def test_new_stop_strings_compile_nothing_and_take_no_room():
             _rows(engine)
     assert compile_seconds() == compiled
     assert engine._blocks.table.shape[0] <= 64
+    assert len(reads) <= 1
 
 
 def test_a_streamed_request_has_its_own_stop_strings():
