@@ -5,6 +5,8 @@ Axes: B rows, P prompt length, V vocabulary.
 
 import abc
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
@@ -12,12 +14,20 @@ import jax.numpy as jnp
 
 from specjax.checks import check_part, checked
 from specjax.types.language_model import Array, Params
-from specjax.types.pytrees import traced_dataclass
+from specjax.types.pytrees import traced_dataclass, without_host
 
 if TYPE_CHECKING:
     from specjax.types.method import PromptBatch
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+def _in_program(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def on_the_device(self: Any, *given: Any, **named: Any) -> Any:
+        return method(without_host(self), *given, **named)
+
+    return on_the_device
 
 
 class Processor(Protocol):
@@ -42,6 +52,12 @@ class Processor(Protocol):
 
     order: ClassVar[int] = 0
     forbids: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Programs, which serve other values of the host too, do not see them."""
+        super().__init_subclass__(**options)
+        for name in {"init", "process", "advance"} & {*vars(cls)}:
+            setattr(cls, name, _in_program(getattr(cls, name)))
 
     def bind(self, model: Any) -> tuple["Processor", Params]:
         """The processor for a model with a tokenizer, and the arrays that all rows share.

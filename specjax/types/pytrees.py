@@ -16,7 +16,7 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
 
     A field with `metadata={"static": True}` is hashable and belongs to the tree's structure. One
     with `metadata={"host": True}` belongs to neither, so another value compiles nothing: a program
-    must not read it, and what a program returns may have the value of another call.
+    must not read it (see `without_host`), and what it returns may have the value of another call.
     Unflattening bypasses `__init__` and `__post_init__`: ranges are checked once, for a user's
     concrete value; jit, vmap, eval_shape and tree maps may put anything into the fields.
     """
@@ -49,6 +49,8 @@ def traced_dataclass(cls: type[_T]) -> type[_T]:
         shown = (f"{field.name}={_show(getattr(value, field.name))}" for field in fields)
         return f"{data.__name__}({', '.join(shown)})"
 
+    for name in {*host} & {*vars(data)}:
+        delattr(data, name)  # a default, which `without_host` would show
     data.__repr__ = show
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
     return data
@@ -58,6 +60,18 @@ def host_values(value: Any) -> tuple[Any, ...]:
     """The values of the fields of the host; see `traced_dataclass`."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     return tuple(getattr(value, field.name) for field in fields if field.metadata.get("host"))
+
+
+def without_host(value: _T) -> _T:
+    """A copy that has no fields of the host, so that reading one is an AttributeError."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    if not any(field.metadata.get("host") for field in fields):
+        return value
+    copy = object.__new__(type(value))
+    for field in fields:
+        if not field.metadata.get("host"):
+            object.__setattr__(copy, field.name, getattr(value, field.name))
+    return copy
 
 
 class _Unseen:

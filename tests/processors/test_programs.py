@@ -167,6 +167,22 @@ def test_another_value_traces_and_compiles_nothing(decoder, name):
     assert [row.text for row in again] == [row.text for row in one]
 
 
+@types.traced_dataclass
+class ReadsTheHost(OnlyToken):
+    """A mistake: a program is for other tokens, too."""
+
+    token: int = dataclasses.field(default=A, metadata={"host": True})
+
+    def process(self, params, state, logits):
+        return jnp.where((jnp.arange(logits.shape[1]) == self.token)[None], logits, -jnp.inf)
+
+
+def test_a_program_that_reads_a_value_of_the_host_is_refused(decoder):
+    for one in (ReadsTheHost(), ReadsTheHost(B)):
+        with pytest.raises(AttributeError, match="'ReadsTheHost' object has no attribute 'token'"):
+            rows_of(decoder, one)
+
+
 def test_another_shape_is_counted(decoder):
     rows_of(decoder, processors.LogitBias({A: 99.0}))
     _, traced, compiled = rows_of(decoder, processors.LogitBias(dict.fromkeys(range(70), 1.0)))
