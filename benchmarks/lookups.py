@@ -109,7 +109,7 @@ def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Call
     @functools.partial(jit, options=step_options)
     def rounds(state: Any, last: Any) -> Any:
         def one(_: Any, carry: Any) -> Any:
-            state, last, _ = carry
+            state, last = carry
             block, state = drafter.propose(
                 (), state, last, limits, jnp.zeros((rows, 0)), sampling, active,
                 with_confidence=False,
@@ -120,10 +120,9 @@ def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Call
             # The ending depends on the block, so that no round can be left out.
             ending = jnp.where(block.tokens < 0, block.tokens, ending)
             state = drafter.commit(before, ending, limits)
-            return state, block.tokens[:, -1], block.probs
+            return state, block.tokens[:, -1]
 
-        probs = jnp.zeros((rows, drafter.max_draft + 1, drafter.vocab_size), jnp.float32)
-        return jax.lax.fori_loop(0, _ROUNDS, one, (state, last, probs))
+        return jax.lax.fori_loop(0, _ROUNDS, one, (state, last))
 
     return lambda: rounds(state, jnp.asarray(text[:, -1]))
 

@@ -42,8 +42,8 @@ class TargetRule(abc.ABC):
         """pi, for arguments with checked shapes; a confidence that is not read may be None."""
 
 
-# No entropy is larger (log V of 2**18 tokens is 12.5), and no text shows a token of exp(-20).
-NATS = 20.0
+# No probability of float32 is below exp(-104).
+NATS = 100.0
 
 
 class Span(NamedTuple):

@@ -224,7 +224,7 @@ def test_a_decoder_only_verifier_has_both_peers(tmp_path):
     )
     (tmp_path / "tokenizer.model").write_bytes(words.getvalue())
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    settings = {**special, "tokenizer_class": "LlamaTokenizer"}
+    settings = {**special, "tokenizer_class": "LlamaTokenizer", "add_bos_token": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     pair = peers.load_pair(drafter=tmp_path, verifier=tmp_path, dtype="float32")
     prompts = [[5, 6, 7], [8, 9]]

@@ -300,7 +300,7 @@ def test_compare_takes_the_file_of_a_task_too(tmp_path, capsys):
     words = [f"--gin.{name}={value}" for name, value in named.items()]
     assert main(["compare", "--gin_file=prompts/gsm8k.gin", *words]) == 2
     error = capsys.readouterr().err
-    assert f"DRAFTER='{tmp_path / 'none'}': no such file or directory" in error
+    assert f"VERIFIER='{tmp_path / 'none'}': no such file or directory" in error
 
 
 @pytest.mark.exhaustive

@@ -16,8 +16,8 @@ from specjax.rules import target
 INF, NAN = np.inf, np.nan
 SHARE = (0.0, 0.3, 1.0), (), (-0.1, 1.1, INF, NAN)
 MARGIN = (-0.9, 0.0, 0.2, 1.0, INF, -INF), (-1.0, -2.0, 1.1, 2.0), (NAN,)
-ALLOWANCE = (0.0, 1.0, 20.0, INF), (20.5, 1e9), (-0.1, -INF, NAN)
-APART = (-20.0, 0.5, 20.0, INF, -INF), (-20.5, 21.0), (NAN,)
+ALLOWANCE = (0.0, 1.0, 100.0, INF), (100.5, 1e9), (-0.1, -INF, NAN)
+APART = (-100.0, 0.5, 100.0, INF, -INF), (-100.5, 101.0), (NAN,)
 FREE = (-99.0, 0.0, 99.0), (-101.0, 1e6), (INF, -INF, NAN)
 INNER = rules.OPT(0.2)
 

@@ -524,7 +524,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
         (["mine:f", "--seed", "-1"], "--seed must be a whole number of at least 0, got -1"),
         (["README.md:f"], "README.md must be a module or a file whose name ends in .py"),
         (["benchmarks.audited:lossy", "--with", "no=1"], "give one of these"),
-        (["mine:f", "--rule", "rules.Lossy(0.3)"], "write Lossy without rules"),
+        (["mine:f", "--rule", "rules.Lossy(0.3)"], "write its name without dots"),
         (["no_such_module:f"], "no_such_module cannot be imported (ModuleNotFoundError"),
     ],
 )
