@@ -181,10 +181,14 @@ class Compilations:
 
     def _tell_time(self) -> None:
         """Prints how long a compilation takes, until the counts are closed."""
-        while not self._closed.wait(_EVERY):
-            if (start := self._start) is not None:
-                seconds = time.monotonic() - start
+        told: tuple[float | None, float] = (None, 0.0)
+        while not self._closed.wait(_EVERY / 10):
+            start = self._start
+            seconds = 0.0 if start is None else time.monotonic() - start
+            since = told[1] if told[0] == start else 0.0
+            if seconds >= since + _EVERY:
                 print(f"specjax: compiling a program: {seconds:.0f} s", file=sys.stderr, flush=True)
+                told = (start, seconds)
 
 
 @contextlib.contextmanager

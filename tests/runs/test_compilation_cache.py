@@ -173,6 +173,9 @@ def test_a_long_compilation_is_told_while_it_lasts(monkeypatch, capsys):
             counts.on_duration(BACKEND_COMPILE, 0.35)
             told = capsys.readouterr().err
             assert told.count("specjax: compiling a program: 0 s\n") in (2, 3)
+            counts.on_event(compilation_cache._REQUEST)  # a short one is not told
+            time.sleep(0.06)
+            counts.on_duration(BACKEND_COMPILE, 0.06)
             with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
                 jax.jit(lambda: 0, compiler_options={"nothing": 1}).lower().compile()
             time.sleep(0.25)
