@@ -254,14 +254,8 @@ class _FallbackCascade(PairMethod):
         caches = {"verifier": scored.cache, "drafter": drafted.cache}
         own = jnp.arange(self.limit + 1)[None] < standing[:, None]
         counted = jnp.arange(self.limit + 1)[None] < counts[:, None]
-        logs = logs_along(
-            scored.p,
-            scored.logits,
-            state.sampling,
-            tokens,
-            counted,
-            with_conf=state.wants_log_conf,
-        )
+        given = scored.p, scored.logits, state.sampling, tokens, counted
+        logs = logs_along(*given, with_conf=state.wants_log_conf)
         log_conf, log_p = jax.tree.map(
             lambda x: jnp.where(waiting[:, None], x, jnp.nan), (logs.conf, logs.p)
         )

@@ -160,7 +160,8 @@ def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys
 def test_a_file_of_an_earlier_version_is_told(done, tmp_path, capsys):
     """Its `log_prob` was that of now `log_prob_processed`."""
     for record in (changed := rows(done[1])):
-        del record["checksum"], record["run"], record["log_prob_processed"]
+        del record["checksum"], record["run"]
+        record["log_prob"] = record.pop("log_prob_processed")
     file = tmp_path / "old.jsonl"
     file.write_bytes(lines_of(changed, "0" * 64))
     with pytest.warns(UserWarning, match=r"old\.jsonl has no log_prob_processed") as told:

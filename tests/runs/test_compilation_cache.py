@@ -178,6 +178,7 @@ def test_a_long_compilation_is_told_while_it_lasts(monkeypatch, capsys):
             counts.on_duration(BACKEND_COMPILE, 0.06)
             with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
                 jax.jit(lambda: 0, compiler_options={"nothing": 1}).lower().compile()
+            capsys.readouterr()
             time.sleep(0.25)
             assert capsys.readouterr().err == ""
     time.sleep(0.15)
