@@ -314,7 +314,7 @@ def tail_cut(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
 
 def rarely_other(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
     n, y = token(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
-    return n, np.where(np.random.default_rng().random(len(y)) < 0.02, 0, y)
+    return n, np.where(np.random.default_rng().random(len(y)) < 0.1, 0, y)
 
 
 def with_options(
