@@ -19,6 +19,7 @@ test-all: lint types docs
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.house
 
 types: $(VENV)/.test
 	$(BIN)/mypy

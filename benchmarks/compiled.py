@@ -175,10 +175,7 @@ class Program:
         return min((n for n, _ in self._bounds(loop)), default=None) if known is None else known
 
     def _bounds(self, loop: Instruction) -> Iterator[tuple[int, bool]]:
-        """(Trips that a counter allows, whether nothing else ends the loop).
-
-        A counter is compared with a constant, and grows by 1, like those of JAX's loops.
-        """
+        """(Trips that a counter allows, whether nothing else ends the loop)."""
         inside = {one.name: one for one in self.instructions(loop.called[1])}
         todo = list(inside.values())[-1:]
         alone = bool(todo) and todo[0].opcode == "compare"

@@ -74,7 +74,6 @@ class Student:
     item_name = "target tokens"
 
     def loss(self, params: Params, constants: tuple[Array, Array], batch: Any, key: Array) -> Total:
-        """See `Task`."""
         reference, number = constants
         logits = self.task.logits(self.task.model, params, batch)
         targets, mask = self.task.targets(batch)

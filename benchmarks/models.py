@@ -186,10 +186,7 @@ def _our_loop(
 
 
 def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
-    """Sums an array of that many bytes, as often as the others take steps, in a jitted loop.
-
-    The barrier makes each pass wait for the pass before; else XLA would read the array only once.
-    """
+    """Sums an array of that many bytes, as often as the others take steps, in a jitted loop."""
 
     @jax.jit
     def loop(values: jax.Array) -> jax.Array:

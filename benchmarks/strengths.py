@@ -100,7 +100,6 @@ class StrengthTask:
         return apply_head(self.head, params, read, given.features)
 
     def loss(self, params: Params, constants: Any, batch: Positions, key: Array) -> Total:
-        """See `Task`: 1 - A + KL / price, between the table's strengths."""
         step = _LOGITS[1] - _LOGITS[0]
         place = jnp.clip((self.logits(params, batch) - _LOGITS[0]) / step, 0.0, _LOGITS.size - 1.0)
         low = jnp.clip(place.astype(jnp.int32), 0, _LOGITS.size - 2)

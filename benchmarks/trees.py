@@ -125,7 +125,6 @@ class _Texts:
         return Setting(drafting=text, temperature=self.temperature)
 
     def rates(self, children: str) -> np.ndarray:
-        """See `tree_rates`."""
         setting, most = self.tree(children, (0,)), self.args.widest
         return tree_rates(self.models, self.apart, setting, most, draws=self.args.draws)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specjax import training as training
     from specjax import types as types
     from specjax import verification as verification
+    from specjax.errors import UserError as UserError
     from specjax.runs.compilation_cache import enable_compilation_cache
     from specjax.text import (
         BiLDCascade,
@@ -68,6 +69,7 @@ __all__ = [
     "TextModel",
     "TokenCascade",
     "Tree",
+    "UserError",
     "enable_compilation_cache",
     "load_models",
     "load_pair",
@@ -76,7 +78,11 @@ __all__ = [
 ]
 
 # The names that do not come from `specjax.text`, and the packages that are attributes.
-_FROM = {"Sampling": "types", "enable_compilation_cache": "runs.compilation_cache"}
+_FROM = {
+    "Sampling": "types",
+    "UserError": "errors",
+    "enable_compilation_cache": "runs.compilation_cache",
+}
 _PACKAGES = (
     "acceptance_head",
     "checkpoints",

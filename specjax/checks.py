@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.errors import MissingLibraryError, UserError
+
 
 def shown(value: Any) -> str:
     """A value for a message: on one line, and not long."""
@@ -31,9 +33,9 @@ def check_path(path: Any, what: str = "") -> None:
     if not isinstance(path, str | os.PathLike):
         digits = isinstance(path, int) and not isinstance(path, bool)
         remedy = "put a path of digits in quotes" if digits else "give a text or a pathlib.Path"
-        raise TypeError(f"{what}{path!r} must be a path: {remedy}")
+        raise UserError(f"{what}{path!r} must be a path: {remedy}")
     if "\0" in str(os.fspath(path)):
-        raise ValueError(f"{what}{path!r} has a NUL character: remove it")
+        raise UserError(f"{what}{path!r} has a NUL character: remove it")
 
 
 def tuple_text(given: Any) -> str:
@@ -49,7 +51,7 @@ def tuple_text(given: Any) -> str:
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
     """Raises ValueError unless `value` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise ValueError(
+        raise UserError(
             f"{name} must be a whole number of at least {low}, got {shown(value)}: {remedy}"
         )
 
@@ -64,7 +66,7 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
       example: code for such a part, for the message.
     """
     if isinstance(value, type):
-        raise TypeError(
+        raise UserError(
             f"{name} must be an instance, got the class {value.__name__}: write "
             f"{value.__name__}(...)"
         )
@@ -72,13 +74,13 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
     if missing:
         plain = type(value).__module__ == "builtins"
         lacks = "" if plain else f": it has no {', '.join(missing)}"
-        raise TypeError(f"{name} must be like {example}, got {shown(value)}{lacks}")
+        raise UserError(f"{name} must be like {example}, got {shown(value)}{lacks}")
 
 
 def check_flag(name: str, value: Any) -> None:
     """Raises TypeError unless it is True or False."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(value)}")
+        raise UserError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_static(name: str, value: Any) -> None:
@@ -87,7 +89,7 @@ def check_static(name: str, value: Any) -> None:
         hash(value)
     except TypeError as error:
         kind = type(value).__name__
-        raise TypeError(
+        raise UserError(
             f"{name} must be hashable, got a {kind} ({' '.join(str(error).split())}): make {kind} "
             "a @dataclasses.dataclass(frozen=True) without lists and arrays in its fields"
         ) from None
@@ -96,24 +98,16 @@ def check_static(name: str, value: Any) -> None:
 def require(module: str, extra: str) -> Any:
     """Imports a library that one of specjax's extras installs.
 
-    Args:
-      module: the library's name, such as "sacrebleu".
-      extra: the extra's name, such as "eval".
-
-    Returns:
-      The module.
-
     Raises:
-      ImportError: the library cannot be imported; the message has the command to install it.
+      MissingLibraryError: the library cannot be imported.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == module
         reason = "is not installed" if absent else f"cannot be imported ({error})"
-        raise ImportError(
-            f"{module} {reason}: run pip install '.[{extra}]' in the checkout",
-            name=module,
+        raise MissingLibraryError(
+            f"{module} {reason}: run pip install '.[{extra}]' in the checkout"
         ) from None
 
 
@@ -169,11 +163,11 @@ def _checked(
         array = np.asarray(value)
     except ValueError as error:
         got = shown(value)
-        raise TypeError(f"{name} must be a number or one number per row, got {got}") from error
+        raise UserError(f"{name} must be a number or one number per row, got {got}") from error
     if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
-        raise TypeError(f"{name} must be a number, got {shown(array.tolist())}")
+        raise UserError(f"{name} must be a number, got {shown(array.tolist())}")
     if array.ndim > 1 or not array.size:
-        raise ValueError(f"{name} must be a number or one number per row, got shape {array.shape}")
+        raise UserError(f"{name} must be a number or one number per row, got shape {array.shape}")
     whole = np.dtype(dtype).kind == "i"
     exact = array.astype(np.float64)
     if whole:
@@ -190,7 +184,7 @@ def _checked(
         row = f" in row {int(np.argmin(good))}" if array.ndim else ""
         bad = array.reshape(-1)[np.argmin(good)]
         wanted = _wanted(low, high, open_low, open_high, np.dtype(dtype), float(bad))
-        raise ValueError(f"{name} must {wanted}, got {bad}{row}")
+        raise UserError(f"{name} must {wanted}, got {bad}{row}")
     return array.astype(dtype)
 
 
@@ -203,7 +197,7 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
     """
     array = checked(name, value, low=low, dtype=np.int32)
     if array.ndim:
-        raise TypeError(f"{name} must be a single whole number, got {shown(value)}")
+        raise UserError(f"{name} must be a single whole number, got {shown(value)}")
     return int(array)
 
 
@@ -216,7 +210,7 @@ def one_number(name: str, value: Any, **span: Any) -> float:
     """
     array = checked(name, value, **span)
     if array.ndim:
-        raise TypeError(f"{name} must be a single number, got {shown(value)}")
+        raise UserError(f"{name} must be a single number, got {shown(value)}")
     return float(array)
 
 
@@ -252,7 +246,7 @@ def check_scalars(tree: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.numpy.ndim(leaf):
             name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
-            raise ValueError(
+            raise UserError(
                 f"{name} must be a scalar for each position, got shape {jax.numpy.shape(leaf)}: "
                 "use vmap over the rows"
             )
@@ -270,7 +264,7 @@ def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
       TypeError: `value` is not a tuple of that length.
     """
     if not isinstance(value, tuple) or len(value) != len(names):
-        raise TypeError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
+        raise UserError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
     return value
 
 
@@ -286,7 +280,7 @@ def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: A
     """
     found = getattr(value, "shape", None), getattr(value, "dtype", None)
     if found != (tuple(shape), np.dtype(dtype)):
-        raise TypeError(
+        raise UserError(
             f"{what} must be {axes} = {list(shape)} {np.dtype(dtype)}, got {_described(value)}"
         )
 
@@ -296,11 +290,11 @@ def check_like(what: str, new: Any, old: Any) -> None:
     before: Any = jax.tree_util.tree_flatten_with_path(old)
     after: Any = jax.tree_util.tree_flatten_with_path(new)
     if before[1] != after[1]:
-        raise TypeError(f"{what} must keep its structure {before[1]}, got {after[1]}")
+        raise UserError(f"{what} must keep its structure {before[1]}, got {after[1]}")
     for (path, was), (_, now) in zip(before[0], after[0], strict=True):
         kinds = [(jax.numpy.shape(x), jax.numpy.result_type(x)) for x in (was, now)]
         if kinds[0] != kinds[1]:
-            raise TypeError(
+            raise UserError(
                 f"{what}{jax.tree_util.keystr(path)} must stay {_described(was)}, got "
                 f"{_described(now)}"
             )

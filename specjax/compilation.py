@@ -108,7 +108,6 @@ class Jitted:
         return self._alone(_backend_of(given))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, like `jax.jit`."""
         return self._jitted(args, kwargs)(*args, **kwargs)
 
     def num_programs(self) -> int:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jaxlib
 
 from specjax.compilation import cpu_options, product_precision, step_options
+from specjax.errors import UserError
 
 
 def specjax_version() -> str | None:
@@ -58,14 +59,14 @@ def check_devices() -> None:
     except Exception as error:  # jaxlib raises many types, some without a message
         reason = " ".join(str(error).split()) or "it is not installed"
         platforms = config.jax_platforms or "(not set)"
-        raise RuntimeError(
+        raise UserError(
             f"JAX_PLATFORMS={platforms}: JAX cannot start this platform ({reason}): set "
             "JAX_PLATFORMS=cpu, or install JAX for the device"
         ) from None
     for way in ("host_to_device", "device_to_host", "device_to_device"):
         guard = getattr(config, f"jax_transfer_guard_{way}") or config.jax_transfer_guard
         if guard in ("disallow", "disallow_explicit"):
-            raise RuntimeError(
+            raise UserError(
                 f"JAX_TRANSFER_GUARD={guard}: specjax must transfer arrays to and from devices: "
                 "unset this variable"
             )

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.errors import UserError
+
 # Positions of a cache are int32; the upper half of the range marks dropped writes.
 MOST_POSITIONS = 2**30
 # The memory limit of a container (cgroup version 2 and version 1).
@@ -115,7 +117,7 @@ def told_if_full(what: str, remedy: str) -> Iterator[None]:
         full = re.search(r"RESOURCE_EXHAUSTED|out of memory", reason, re.IGNORECASE)
         if full is None and not isinstance(error, MemoryError):
             raise
-        raise ValueError(f"{what}: out of memory ({reason[:200]}): {remedy}") from None
+        raise UserError(f"{what}: out of memory ({reason[:200]}): {remedy}") from None
 
 
 def check_fits(
@@ -138,7 +140,7 @@ def check_fits(
     elif local:
         needed *= len(local)  # they share the host's memory
     if needed > room:
-        raise ValueError(
+        raise UserError(
             f"{what}: this needs at least {in_words(needed)} of memory, but {where} "
             f"{in_words(room)}: {remedy}"
         )
@@ -208,7 +210,7 @@ def check_state_fits(
     sizes = sizes_in_words(rows, length, method.max_draft, max_new)
     check_fits(sizes, needed, remedy, devices)
     if max_length > MOST_POSITIONS:
-        raise ValueError(
+        raise UserError(
             f"{sizes}: this needs {max_length} positions of the cache; the limit is "
             f"{MOST_POSITIONS}: {remedy}"
         )

@@ -91,12 +91,12 @@ def entry(x: Array, index: Array) -> Array:
 
 
 def entry_by_index(x: Array, index: Array) -> Array:
-    """See `entry`."""
+    """`x[index]` by an index."""
     return x[index]
 
 
 def entry_by_mask(x: Array, index: Array) -> Array:
-    """See `entry`."""
+    """`x[index]` by a mask."""
     return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
 
 
@@ -114,12 +114,12 @@ def row(x: Array, index: Array) -> Array:
 
 
 def row_by_index(x: Array, index: Array) -> Array:
-    """See `row`."""
+    """`x[index]` by an index."""
     return lax.dynamic_index_in_dim(x, index, keepdims=False)
 
 
 def row_by_mask(x: Array, index: Array) -> Array:
-    """See `row`."""
+    """`x[index]` by a mask."""
     place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
     return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax.checks import check_count, one_number
+from specjax.errors import UserError
 
 __all__ = [
     "BestTree",
@@ -130,7 +131,7 @@ def tokens_of_models(
             return found
         q, p = (_law(n, f(prefix)) for n, f in (("drafter", drafter), ("target", target)))
         if q.shape != p.shape:
-            raise ValueError(f"drafter and target must share V, got {q.size} and {p.size}")
+            raise UserError(f"drafter and target must share V, got {q.size} and {p.size}")
         for x in np.flatnonzero(q):
             least = min(1.0, stands * p[x] / q[x])
             found += below((*prefix, int(x)), token * min(q[x], p[x]), weight * q[x], least)
@@ -189,7 +190,7 @@ def horizontal_ewif(acceptances: Sequence[float], costs: Sequence[float]) -> flo
     Source: arXiv 2312.11462, theorem 4.5.
     """
     if len(acceptances) != len(costs):
-        raise ValueError(
+        raise UserError(
             f"acceptances and costs must have a number for each position, got "
             f"{len(acceptances)} and {len(costs)}"
         )
@@ -216,10 +217,10 @@ def standardised_improvement(
     """
     for name in (verifier, *calls):
         if name not in costs:
-            raise ValueError(f"costs must have an entry {name!r}, got {', '.join(costs)}")
+            raise UserError(f"costs must have an entry {name!r}, got {', '.join(costs)}")
     spent = sum(_cost(f"calls[{n!r}]", calls[n]) * _cost(f"costs[{n!r}]", costs[n]) for n in calls)
     if not spent > 0.0:
-        raise ValueError(f"calls and costs must add up to more than 0, got {spent:g}")
+        raise UserError(f"calls and costs must add up to more than 0, got {spent:g}")
     return _cost("tokens", tokens) * costs[verifier] / spent
 
 
@@ -242,7 +243,7 @@ def expected_tree_tokens(parents: Sequence[int], rates: ArrayLike) -> float:
     rates = _rates(rates)
     counts = np.bincount(np.asarray(parents, int), minlength=1)
     if counts.max() > len(rates):
-        raise ValueError(
+        raise UserError(
             f"parents has a node with {counts.max()} children, but rates has rows for at most "
             f"{len(rates)}: give more rates, or a narrower tree"
         )
@@ -300,7 +301,7 @@ def best_tree(
     rates, depth = _rates(rates), _count("depth", depth)
     wanted = sorted({_count("sizes", size) for size in sizes})
     if not wanted:
-        raise ValueError("sizes is empty: give at least one number of nodes")
+        raise UserError("sizes is empty: give at least one number of nodes")
     found = _Subtrees(rates, wanted[-1] + 1, depth)
     best = None
     for size in wanted:
@@ -314,7 +315,7 @@ def best_tree(
             if best is None or tokens * best.time > best.tokens * spent * (1.0 + 1e-12):
                 best = BestTree(parents, tokens, spent)
     if best is None:
-        raise ValueError(
+        raise UserError(
             f"no tree of {depth} levels and nodes of at most {len(rates)} children has a size in "
             f"{wanted}: give another depth"
         )
@@ -382,7 +383,7 @@ def _rates(values: ArrayLike) -> np.ndarray:
     found = np.asarray(values, np.float64)
     square = found.ndim == 2 and found.shape[0] == found.shape[1] and found.size
     if not square or not ((found >= 0.0) & (found <= 1.0)).all():
-        raise ValueError(
+        raise UserError(
             f"rates must be a square table of probabilities [K, K], got an array {found.shape} "
             f"with values in [{found.min(initial=0.0):g}, {found.max(initial=0.0):g}]"
         )
@@ -401,7 +402,7 @@ def _series(rates: Sequence[float]) -> float:
 def _law(name: str, probs: ArrayLike) -> np.ndarray:
     found = np.asarray(probs, np.float64)
     if found.ndim != 1 or not (found >= 0).all() or abs(found.sum() - 1.0) > 1e-4:
-        raise ValueError(f"{name} must give probabilities [V] that add up to 1, got {found}")
+        raise UserError(f"{name} must give probabilities [V] that add up to 1, got {found}")
     return found
 
 

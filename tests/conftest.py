@@ -17,6 +17,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
+from tests import shape_checks
+
+shape_checks.install()
+
 import jax
 
 from specjax.runs.compilation_cache import enable_compilation_cache

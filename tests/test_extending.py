@@ -95,7 +95,7 @@ def test_a_wrong_rule_is_told_in_one_line(pair, page):
         def __call__(self, q, p, q_conf=None, p_conf=None):
             return p
 
-    with pytest.raises(TypeError, match="rule must be a pytree, got Plain: decorate the class"):
+    with pytest.raises(ValueError, match="rule must be a pytree, got Plain: decorate the class"):
         specjax.Decoder(pair, rule=Plain())
 
 
@@ -196,7 +196,7 @@ def test_any_number_of_models_has_one_vocabulary(pair):
     assert set(decoder(PROMPTS)[0].info.calls) == {"verifier", "drafter"}
     with pytest.raises(ValueError, match="the verifier is missing, got drafter"):
         specjax.Models(drafter=pair.drafter)
-    with pytest.raises(TypeError, match="verifier must be a TextModel, got str"):
+    with pytest.raises(ValueError, match="verifier must be a TextModel, got str"):
         specjax.Models(verifier="here")
     narrow = dataclasses.replace(pair.drafter, model=testing.TabularModel(300, 1))
     with pytest.raises(ValueError, match="middle and verifier have different vocabulary sizes"):
@@ -211,13 +211,13 @@ def test_what_is_left_out_of_a_part_is_told():
         def prefill(self, *args):
             return ()
 
-    with pytest.raises(TypeError, match="abstract .*Half.* (bonus|propose)"):
+    with pytest.raises(ValueError, match="abstract .*Half.* (bonus|propose)"):
         Half()
 
     class Lazy(types.Stopping):
         pass
 
-    with pytest.raises(TypeError, match="abstract .*Lazy.* step"):
+    with pytest.raises(ValueError, match="abstract .*Lazy.* step"):
         Lazy()
 
 

@@ -91,7 +91,7 @@ def test_a_conversation_gets_its_own_prompt_after_an_interrupt():
     assert count > 4
 
 
-# An interrupt inside Popen's own constructor leaves an object that warns; the fixture waits for its child.
+# An interrupt inside Popen's constructor leaves an object that warns; the child ends by itself.
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_a_program_gets_its_own_outcome_after_an_interrupt(nothing_left):
     contained = sandbox.Sandbox(uncontained=True, seconds=100.0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from specjax.acceptance_head.network import HeadConfig, init_head
 from specjax.checks import one_number
+from specjax.errors import UserError
 from specjax.types import Params
 
 
@@ -40,9 +41,9 @@ class Head:
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, HeadConfig):
-            raise TypeError(f"Head: config must be a HeadConfig, got {self.config!r}")
+            raise UserError(f"Head: config must be a HeadConfig, got {self.config!r}")
         if not isinstance(self.drafter_fingerprint, str) or not self.drafter_fingerprint:
-            raise TypeError(
+            raise UserError(
                 "Head: drafter_fingerprint must be TextModel.weights_fingerprint, got "
                 f"{self.drafter_fingerprint!r}"
             )
@@ -52,7 +53,7 @@ class Head:
         found = jax.tree.map(lambda x: (np.shape(x), np.dtype(x.dtype)), self.params)
         wanted = jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), expected)
         if found != wanted:
-            raise ValueError(
+            raise UserError(
                 f"Head: params must be the float32 parameters of {self.config}: use init_head, or "
                 "the configuration that they were trained with"
             )
@@ -73,12 +74,12 @@ class Head:
             "(head=False)"
         )
         if self.config.width != width:
-            raise ValueError(
+            raise UserError(
                 f"{name}: its acceptance head has width {self.config.width}, but the model's "
                 f"hidden states have {width}: {remedy}"
             )
         if fingerprint not in (None, self.drafter_fingerprint):
-            raise ValueError(
+            raise UserError(
                 f"{name}: its acceptance head was trained for weights {self.drafter_fingerprint}, "
                 f"but the model has {fingerprint}: {remedy}"
             )

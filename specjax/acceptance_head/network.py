@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specjax.checks import check_flag, whole_number
+from specjax.errors import UserError
 from specjax.types import Array, Params
 
 _MOST_BLOCKS = 4
@@ -47,7 +48,7 @@ class HeadConfig:
             value = whole_number(f"HeadConfig: {name}", getattr(self, name), low=low)
             object.__setattr__(self, name, value)
         if self.blocks > _MOST_BLOCKS:
-            raise ValueError(
+            raise UserError(
                 f"HeadConfig: blocks must be a whole number in [0, {_MOST_BLOCKS}], got "
                 f"{self.blocks}"
             )
@@ -66,7 +67,6 @@ class AcceptanceHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: Array, features: Array | None = None) -> Array:
-        """Hidden states `[..., D]`, features `[..., F]` or None -> log-odds `[...]` float32."""
         config = self.config
         x = hidden.astype(jnp.float32)
         if config.confidences:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.memory import check_fits
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -43,7 +44,7 @@ class ArraySpec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(UserError):
     """An array has a NaN or an infinity."""
 
 
@@ -110,7 +111,7 @@ def check_same(
         if names
     ]
     if parts:
-        raise ValueError(f"{path}: {'; '.join(parts)}. {remedy}")
+        raise UserError(f"{path}: {'; '.join(parts)}. {remedy}")
 
 
 def condense(names: Iterable[str]) -> str:
@@ -156,7 +157,7 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
     except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
         dtype = None
     if dtype is None or dtype.name not in FLOATS:
-        raise ValueError(f"`{name}` must be one of {', '.join(FLOATS)}, got {value!r}")
+        raise UserError(f"`{name}` must be one of {', '.join(FLOATS)}, got {value!r}")
     return dtype
 
 
@@ -180,7 +181,7 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     quantised = sorted(name for name, s in specs.items() if s.dtype.name not in _READABLE)
     if quantised:
         spec = specs[quantised[0]]
-        raise ValueError(
+        raise UserError(
             f"{path}: {condense(quantised)} has dtype {spec.label or spec.dtype}, but quantised "
             "checkpoints are not supported; use the float32 or bfloat16 checkpoint"
         )

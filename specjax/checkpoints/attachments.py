@@ -18,6 +18,7 @@ from specjax.acceptance_head.head import Head
 from specjax.acceptance_head.network import HeadConfig
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import read_json, write_json
 from specjax.writing import new_directory
 
@@ -99,7 +100,7 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
     values, arrays = read_attachment(place, HEAD, (1,), check_weights)
     for name, array in arrays.items():
         if check_weights and not np.isfinite(array).all():
-            raise ValueError(f"{place}: {name} has NaN or infinity: {AGAIN[HEAD]}")
+            raise UserError(f"{place}: {name} has NaN or infinity: {AGAIN[HEAD]}")
     config = values.get("config")
     try:
         return Head(
@@ -110,7 +111,7 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
             values.get("notes", {}),
         )
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}: {error}: {AGAIN[HEAD]}") from None
+        raise UserError(f"{place}: {error}: {AGAIN[HEAD]}") from None
 
 
 def write_attachment(
@@ -135,13 +136,13 @@ def read_attachment(
     """The values and the arrays of a directory that `write_attachment` wrote."""
     again = AGAIN[name]
     if check and (why := find_damage(place)):
-        raise ValueError(
+        raise UserError(
             f"{place}: {why}: {again}; if you changed it on purpose, load it with "
             f"check_weights=False, but do not delete {CHECKSUMS_NAME}"
         )
     values = read_json(place / f"{name}.json")
     if (version := values.get("version")) not in versions:
-        raise ValueError(
+        raise UserError(
             f"{place / f'{name}.json'}: version={version!r} must be "
             f"{' or '.join(map(str, versions))} for this specjax to read it; use the specjax that "
             "wrote it"
@@ -154,4 +155,4 @@ def read_attachment(
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror}): check it") from None
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype NumPy lacks
-        raise ValueError(f"{path} is cut short or damaged ({error}): {again}") from None
+        raise UserError(f"{path} is cut short or damaged ({error}): {again}") from None

@@ -23,6 +23,7 @@ from specjax.checkpoints.arrays import (
     copy_as,
     same_values,
 )
+from specjax.errors import UserError
 from specjax.memory import mappers
 from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
 from specjax.tokenizers.model_files import (
@@ -61,7 +62,7 @@ class SafetensorsReader:
         for name in sorted(set(weight_map.values())) or [SINGLE]:
             self._add(directory / name, weight_map)
         if absent := sorted(set(weight_map) - set(self.specs)):
-            raise ValueError(
+            raise UserError(
                 f"{directory / INDEX} places {absent[0]} in {weight_map[absent[0]]}, but it is in "
                 "none of the shards; download the whole checkpoint"
             )
@@ -91,13 +92,13 @@ class SafetensorsReader:
             # The library checks the whole header, and the length of the file.
             file = safetensors.safe_open(path, framework="numpy")
         except safetensors.SafetensorError as error:
-            raise ValueError(
+            raise UserError(
                 f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
         maps = mappers(path)
         for name in file.keys():  # noqa: SIM118
             if weight_map and weight_map.get(name) != path.name:
-                raise ValueError(
+                raise UserError(
                     f"{path.parent / INDEX} places {name} in {weight_map.get(name)}, but it is in "
                     f"{path.name}; download the whole checkpoint"
                 )
@@ -112,7 +113,6 @@ class SafetensorsReader:
         return self._mappers[name](self.specs[name].dtype, self.specs[name].shape)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `ArrayReader`."""
         for name in names:
             yield name, self.read(name)
 
@@ -129,10 +129,10 @@ def _weight_map(directory: Path) -> dict[str, str]:
         raise FileNotFoundError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index} has no weight_map; download the file again")
+        raise UserError(f"{index} has no weight_map; download the file again")
     for name in {str(name) for name in weight_map.values()}:
         if Path(name).name != name:
-            raise ValueError(
+            raise UserError(
                 f"{index}: {name!r} must be the name of a file beside it; download the file again"
             )
         if not (directory / name).is_file():
@@ -179,7 +179,6 @@ def open_hf(
 
     @functools.cache
     def head() -> str | None:
-        """See `HFFields`; it reads two large arrays, so only where the answer matters."""
         if output not in reader.specs:
             return None
         if embedding is None:  # the shared array may be stored under this name only
@@ -191,9 +190,9 @@ def open_hf(
         found = family.from_hf(HFFields(values, path, head))
     except ValueError as error:
         prefix = "" if str(error).startswith(str(path)) else f"{path}: "
-        raise ValueError(f"{prefix}{error}") from None
+        raise UserError(f"{prefix}{error}") from None
     if found.tie_embeddings and embedding is not None and head() == "own":
-        raise ValueError(
+        raise UserError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"
         )
@@ -210,22 +209,22 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
     name = values.get("model_type")
     around = {f.nested.model_type: f for f in FAMILIES.values() if f.nested is not None}
     if not isinstance(name, str) or name not in {*FAMILIES, *around}:
-        raise ValueError(
+        raise UserError(
             f"{path}: model_type={name!r} must be one of {', '.join({**FAMILIES, **around})}"
         )
     family = FAMILIES[name] if name in FAMILIES else around[name]
     nested = _nested(family, name)
     named = values.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(a, str) for a in named):
-        raise ValueError(f"{path}: architectures={named!r} must be a list of names")
+        raise UserError(f"{path}: architectures={named!r} must be a list of names")
     possible = family.architectures if nested is None else nested.architectures
     if named and not set(named) & set(possible):
-        raise ValueError(
+        raise UserError(
             f"{path}: architectures={named} must name {possible[0]}, the network of "
             f"model_type {name!r}"
         )
     if values.get("quantization_config"):
-        raise ValueError(
+        raise UserError(
             f"{path}: quantization_config is set, but quantised checkpoints are not supported; "
             "use the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
         )
@@ -244,7 +243,7 @@ def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict
         return dict(values)
     inner = values.get(nested.field)
     if not isinstance(inner, dict):
-        raise ValueError(f"{path}: {nested.field}={inner!r} must be an object")
+        raise UserError(f"{path}: {nested.field}={inner!r} must be an object")
     outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
     return {**outer, **inner}
 

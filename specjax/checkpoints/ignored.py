@@ -7,6 +7,7 @@ from typing import Any
 
 from specjax.checkpoints.hf import INDEX, SINGLE
 from specjax.checks import shown
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import GENERATION_FILE, SPECJAX_FILE, read_json_if_there
 
 ADAPTER_FILE = "adapter_config.json"
@@ -18,7 +19,7 @@ def check_adapter(directory: Path) -> None:
     names = (SINGLE, INDEX, SPECJAX_FILE)
     if (directory / ADAPTER_FILE).is_file() and not any((directory / n).is_file() for n in names):
         base = read_json_if_there(directory / ADAPTER_FILE).get("base_model_name_or_path")
-        raise ValueError(f"{directory} is a PEFT adapter of {shown(base)}, not a model: {_MERGE}")
+        raise UserError(f"{directory} is a PEFT adapter of {shown(base)}, not a model: {_MERGE}")
 
 
 def warn_of_adapter(directory: Path) -> None:

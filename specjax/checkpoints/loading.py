@@ -32,6 +32,7 @@ from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
+from specjax.errors import UserError
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of
 from specjax.models.int8 import check_form, int8_form
@@ -170,7 +171,7 @@ def load_model(
         path, the arrays and the remedy in one line.
     """
     if mesh is not None and shardings is not None:
-        raise ValueError("`mesh` and `shardings` exclude each other; give only one of them")
+        raise UserError("`mesh` and `shardings` exclude each other; give only one of them")
     check_form(weights)
     given = {"dtype": dtype, "param_dtype": param_dtype}
     requested = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
@@ -178,7 +179,7 @@ def load_model(
     warn_of_adapter(opened.path)
     ids, rows = opened.ids, opened.config.vocab_size
     if any(eos >= rows for eos in ids.eos):
-        raise ValueError(
+        raise UserError(
             f"{opened.path}: eos_token_id={list(ids.eos)} must be below vocab_size={rows}; correct "
             f"{GENERATION_FILE}"
         )
@@ -201,7 +202,7 @@ def load_model(
         else:
             params = materialise(opened.reader, pieces, others=others, **options)
     except NotFiniteError as error:
-        raise ValueError(
+        raise UserError(
             f"{opened.path}: {error}: copy the checkpoint again, or load it with "
             "check_weights=False (convert: --no-check-weights)"
         ) from None
@@ -244,9 +245,9 @@ def open_checkpoint(path: PathLike) -> Opened:
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
     """Opens a checkpoint and determines its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"`path` must be a directory's path, got {path!r}")
+        raise UserError(f"`path` must be a directory's path, got {path!r}")
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
-        raise TypeError(
+        raise UserError(
             f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"
         )
     if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
@@ -267,13 +268,13 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
         try:
             found = found.replace(decoder_start_token=stated)
         except ValueError as error:
-            raise ValueError(f"{opened.path}: {error}; correct {GENERATION_FILE}") from None
+            raise UserError(f"{opened.path}: {error}; correct {GENERATION_FILE}") from None
     return dataclasses.replace(opened, config=found, ids=ids.or_else(opened.ids))
 
 
 def _check_files(path: Path) -> None:
     if has_checksums(path) and (why := find_damage(path)):
-        raise ValueError(
+        raise UserError(
             f"{path}: {why}: copy the checkpoint again; if you changed it on purpose, "
             f"delete {CHECKSUMS_NAME}"
         )
@@ -285,14 +286,14 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
         if path.name in _FILES or path.name.endswith(_SUFFIXES):
-            raise ValueError(f"{path} is a file; give its directory, {path.absolute().parent}")
-        raise ValueError(f"{path} is a file, not a checkpoint's directory; check the path")
+            raise UserError(f"{path} is a file; give its directory, {path.absolute().parent}")
+        raise UserError(f"{path} is a file, not a checkpoint's directory; check the path")
     check_adapter(path)
     own = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None
     if own or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         if config is not explicit:
-            raise ValueError(
+            raise UserError(
                 f"`config` is the gin file {config}, which is only for T5X checkpoints, but "
                 f"{path} is not a T5X checkpoint; leave it out, or give a JSON file"
             )
@@ -302,7 +303,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
         return Opened(reader, found, path, "hf", ids, functools.partial(hf_pieces, reader, found))
     checkpoint = t5x_directory(path)
     if checkpoint is None:
-        raise ValueError(
+        raise UserError(
             f"{path} has no checkpoint: no config.json with safetensors (Hugging Face), no "
             f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
             "the path"
@@ -315,7 +316,7 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> Opened:
     tree = ParamTree(reader)
     if isinstance(config, ModelConfig):
         if not isinstance(config, T5Config):
-            raise ValueError(
+            raise UserError(
                 f"`config` must be a T5Config for the T5X checkpoint {directory}, got a "
                 f"{type(config).__name__}"
             )
@@ -335,7 +336,7 @@ def _open_own(path: Path, config: ModelConfig | None) -> Opened:
     file = path / SPECJAX_FILE
     values = read_json(file)
     if values.get("version", VERSION) != VERSION:
-        raise ValueError(
+        raise UserError(
             f"{file}: version={values['version']!r} must be {VERSION} for this specjax to read it; "
             "use the specjax that wrote it"
         )
@@ -350,11 +351,11 @@ def _open_own(path: Path, config: ModelConfig | None) -> Opened:
 def _own_config(values: Any, file: Path) -> ModelConfig:
     """`config_from_dict`, with errors that name the file."""
     if not isinstance(values, dict):
-        raise ValueError(f"{file}: config={values!r} must be an object")
+        raise UserError(f"{file}: config={values!r} must be an object")
     try:
         return config_from_dict(values)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise UserError(f"{file}: {error}") from None
 
 
 def _checked_pieces(
@@ -384,7 +385,7 @@ def _shardings(
         return dict.fromkeys(shapes, shardings)
     flat = flatten(shardings)
     if differing := sorted(set(flat) ^ set(shapes)):
-        raise ValueError(
+        raise UserError(
             f"`shardings` must be a tree like the parameters; they differ in {condense(differing)}"
         )
     return flat

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from specjax.checkpoints.arrays import ArraySpec, check_shards, check_sizes, flatten, unflatten
+from specjax.errors import UserError
 from specjax.types import Params
 
 PARAMS = "params"
@@ -50,7 +51,7 @@ class OrbaxReader:
             try:
                 tree = self._checkpointer.metadata(self.directory).item_metadata.tree
             except Exception as error:  # Orbax and TensorStore raise many kinds
-                raise ValueError(_damaged(directory, error)) from None
+                raise UserError(_damaged(directory, error)) from None
         self.specs = {
             name.removeprefix(self._prefix): ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype))
             for name, leaf in flatten(tree).items()
@@ -58,11 +59,10 @@ class OrbaxReader:
         }
         if not self.specs:
             where = f" under {prefix!r}" if prefix else ""
-            raise ValueError(f"{directory} has no arrays{where}; give another checkpoint")
+            raise UserError(f"{directory} has no arrays{where}; give another checkpoint")
         check_sizes(directory, self.specs)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `ArrayReader`."""
         # A call of Orbax per array: a single call would hold all their buffers at once.
         for name in names:
             yield name, self._read(name)
@@ -106,19 +106,16 @@ class OrbaxReader:
         except jax.errors.JaxRuntimeError:
             raise  # another process has failed, not the checkpoint
         except Exception as error:
-            raise ValueError(_damaged(self.directory, error)) from None
+            raise UserError(_damaged(self.directory, error)) from None
         return value
 
 
 def _check_ocdbt(directory: Path) -> None:
-    """Checks that the key-value store can be listed and every array's description be read.
-
-    Orbax reads all descriptions concurrently. If one fails, the others print a traceback each.
-    """
+    """Checks that the key-value store can be listed and every array's description be read."""
     manifest = directory / "manifest.ocdbt"
     if not manifest.is_file():
         if os.path.lexists(manifest) or any(directory.glob("ocdbt.process_*")):
-            raise ValueError(_damaged(directory, FileNotFoundError(f"{manifest.name} is no file")))
+            raise UserError(_damaged(directory, FileNotFoundError(f"{manifest.name} is no file")))
         return
     try:
         store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{directory}/"}).result()
@@ -126,7 +123,7 @@ def _check_ocdbt(directory: Path) -> None:
         for reading in [store.read(key) for key in described]:
             reading.result()
     except ValueError as error:
-        raise ValueError(_damaged(directory, error)) from None
+        raise UserError(_damaged(directory, error)) from None
 
 
 def _damaged(directory: Path, error: Exception) -> str:

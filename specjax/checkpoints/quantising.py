@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, Sharding
 from specjax.checkpoints.arrays import check_finite, copy_as
 from specjax.checks import require
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.models.int8 import Int8Weight, int8_form
 
 # The number of entries that are quantised together.
@@ -65,11 +66,7 @@ def _quantised(
     places: tuple[Sharding, Sharding],
     of_block: Callable[[np.ndarray], tuple[Any, Any]],
 ) -> Int8Weight:
-    """A matrix in 8 bits; the host holds the integers once more, and a block in float32.
-
-    A channel's scale depends only on this channel, so blocks of channels give what the whole matrix
-    would.
-    """
+    """A matrix in 8 bits; the host holds the integers once more, and a block in float32."""
     axis = kind.channel_axis()
     values, scales = np.empty(view.shape, np.int8), np.empty(view.shape[axis], np.float32)
     step = max(1, _BLOCK // max(1, view.shape[1 - axis]))
@@ -95,7 +92,7 @@ def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Shardin
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, jax.P(*kind.axes(sharding.spec).scales))
     if len(sharding.device_set) > 1:
-        raise ValueError(
+        raise UserError(
             f"`shardings` of quantised matrices must be NamedShardings, got {sharding} for {path}"
         )
     return sharding

@@ -13,6 +13,7 @@ from specjax.checkpoints.arrays import common_dtype, flatten, float_dtype
 from specjax.checkpoints.loading import VERSION
 from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
 from specjax.checksums import write_checksums
+from specjax.errors import UserError
 from specjax.models import (
     Model,
     ModelConfig,
@@ -83,9 +84,9 @@ def save_model(
     """
     config = model if isinstance(model, ModelConfig) else model.config
     if format not in FORMATS:
-        raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
+        raise UserError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
     if format != "orbax" and jax.process_count() > 1:
-        raise ValueError(
+        raise UserError(
             f"`format` must be 'orbax' in a program of several processes, got {format!r}"
         )
     flat = _checked(config, params)
@@ -168,7 +169,7 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
     }
     flat = flatten(params)
     if stored := [name for name, value in flat.items() if is_stored(value)]:
-        raise ValueError(
+        raise UserError(
             f"`params` must be arrays, got type {type(flat[stored[0]]).__name__} for {stored[0]}: "
             "save the model as it was before, and quantise it when it is loaded "
             "(load_model(weights='int8'))"
@@ -177,7 +178,7 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
         name for name, shape in shapes.items() if tuple(flat[name].shape) != shape
     ]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"`params` must be the parameters of this {type(config).__name__}; missing, unknown or "
             f"of another shape: {', '.join(wrong[:3])}"
         )

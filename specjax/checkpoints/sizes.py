@@ -3,6 +3,7 @@
 import os
 
 from specjax.checkpoints.loading import read_config
+from specjax.errors import UserError
 from specjax.models import preset
 
 # The fields of a size; a fine-tuned model may have another vocabulary or dropout.
@@ -48,7 +49,7 @@ def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str
     if type(found) is not type(wanted):
         differences = [f"a {type(found).__name__}"]
     if differences:
-        raise ValueError(
+        raise UserError(
             f"{os.fspath(directory)} is not {size}: it has {', '.join(differences)}: give another "
             "directory, or another size"
         )

@@ -31,6 +31,7 @@ from specjax.checkpoints.arrays import (
     flatten,
 )
 from specjax.checkpoints.orbax import OrbaxReader, is_orbax
+from specjax.errors import UserError
 
 VERSION = 3
 CHUNK_BYTES = 64 * 2**20
@@ -56,7 +57,7 @@ def t5x_directory(path: Path) -> Path | None:
     """`checkpoint_<step>` itself, or the latest checkpoint in a model directory."""
     found = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
     if found is not None and not _is_checkpoint(found):
-        raise ValueError(
+        raise UserError(
             f"{found} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "
             "checkpoint"
         )
@@ -92,7 +93,7 @@ class T5XReader:
         # A TensorStore spec is a leaf.
         leaves = flatten(target, is_leaf=lambda _, value: "driver" in value and "kvstore" in value)
         if not leaves:
-            raise ValueError(f"{path} has no parameters; give another checkpoint")
+            raise UserError(f"{path} has no parameters; give another checkpoint")
         folders = {
             name: self._folder(path, name, leaf)
             for name, leaf in leaves.items()
@@ -117,23 +118,22 @@ class T5XReader:
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
         """The directory of the zarr array of a spec."""
         if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
-            raise ValueError(
+            raise UserError(
                 f"{path}: {name} is neither an array nor a TensorStore spec; copy the file again"
             )
         kvstore = leaf["kvstore"]
         if kvstore.get("driver") not in ("file", "gfile", "gcs") or leaf["driver"] != "zarr":
-            raise ValueError(
+            raise UserError(
                 f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}; only "
                 "zarr on file, gfile or gcs can be read"
             )
         # TensorStore before 0.1.14 kept the path outside the kvstore.
         inside = PurePosixPath(kvstore.get("path") or leaf.get("path") or f"target.{name}")
         if inside.is_absolute() or ".." in inside.parts:
-            raise ValueError(f"{path}: {name} points to {inside}, outside the checkpoint")
+            raise UserError(f"{path}: {name} points to {inside}, outside the checkpoint")
         return self.directory / inside
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """See `ArrayReader`."""
         for name in names:
             yield name, self._read(name)
 
@@ -143,7 +143,7 @@ class T5XReader:
             try:
                 leaf = leaf.read().result()
             except ValueError as error:
-                raise ValueError(
+                raise UserError(
                     f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
                 ) from None
         return leaf.view(_true_dtype(leaf.dtype))
@@ -154,16 +154,13 @@ def _open(folder: Path) -> ts.TensorStore:
     try:
         return ts.open(spec, read=True).result()
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"{folder} is not a readable zarr array ({_brief(error)}); copy it again"
         ) from None
 
 
 def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
-    """Checks that the file of every chunk exists: zarr reads a missing chunk as zeros.
-
-    T5X writes all chunks, and without a fill value a missing chunk has no meaning.
-    """
+    """Checks that the file of every chunk exists: zarr reads a missing chunk as zeros."""
     metadata = array.spec().to_json()["metadata"]
     if metadata.get("fill_value") is not None:
         return
@@ -197,21 +194,21 @@ def _read_target(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     if packed.startswith(b"model_checkpoint_path"):
-        raise ValueError(
+        raise UserError(
             f"{path} is a TensorFlow checkpoint of Mesh TensorFlow's T5; convert it with T5X's "
             "convert_tf_checkpoint first"
         )
     try:
         contents = flax.serialization.msgpack_restore(packed)
     except Exception as error:  # msgpack and flax raise a dozen kinds
-        raise ValueError(
+        raise UserError(
             f"{path} is cut short or damaged ({type(error).__name__}: {_brief(error)}); copy it "
             "again"
         ) from None
     optimizer = contents.get("optimizer") if isinstance(contents, dict) else None
     target = optimizer.get("target") if isinstance(optimizer, dict) else None
     if not isinstance(target, dict):
-        raise ValueError(
+        raise UserError(
             f"{path} is not a T5X checkpoint: it has no optimizer/target; give another file"
         )
     return target

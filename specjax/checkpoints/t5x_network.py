@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checkpoints.arrays import ArrayReader, ArraySpec, Piece, same_values
+from specjax.errors import UserError
 from specjax.models import ModelConfig, T5Config
 
 GIN_FILES = ("config.gin", "operative_config.gin")
@@ -81,7 +82,7 @@ class ParamTree:
                 self._add(source, source, spec.shape, lambda array: array)
                 continue
             if spec.shape[axis] > _MOST_LAYERS:
-                raise ValueError(
+                raise UserError(
                     f"{reader.directory}: {source} has shape {spec.shape}, which means "
                     f"{spec.shape[axis]:,} layers, more than any network; copy it again"
                 )
@@ -149,7 +150,7 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
     sizes = _sizes(specs, path)
     distance = fields.get("max_distance", MAX_DISTANCE)
     if "max_distance" not in fields and sizes["relpos_buckets"] != BUCKETS:
-        raise ValueError(
+        raise UserError(
             f"{path}: its relative position biases have {sizes['relpos_buckets']} buckets, where "
             f"T5X's T5 has {BUCKETS}, so its largest distance is not known; give `config` "
             "(--config): a JSON file, or a gin file that binds T5Config.max_distance"
@@ -158,7 +159,7 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
         found = T5Config(**sizes, relpos_max_distance=distance)
         return found if gin is None else _with_fields(found, fields)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{gin or path}: {error}") from None
+        raise UserError(f"{gin or path}: {error}") from None
 
 
 # Arrays that show sizes, and the sizes of their two axes.
@@ -187,13 +188,13 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
         else:
             lacking.append(re.sub(r"\((.*?)\)\?", "", pattern))
     if lacking:
-        raise ValueError(
+        raise UserError(
             f"{path} does not have a T5's parameters: it lacks {', '.join(lacking)}; of T5X's "
             "networks only the encoder-decoder T5 can be loaded"
         )
     joined = sizes.pop("joined")
     if joined % sizes["num_heads"]:
-        raise ValueError(
+        raise UserError(
             f"{path}: the width of the query kernels, {joined}, must be a multiple of the "
             f"{sizes['num_heads']} heads of relpos_bias; copy the whole checkpoint"
         )
@@ -220,7 +221,7 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
     for theirs, ours in {**_SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
         if theirs in fields and fields[theirs] != value:
-            raise ValueError(
+            raise UserError(
                 f"T5Config.{theirs} = {fields[theirs]!r}, but the checkpoint's arrays have "
                 f"{value!r}; {remedy}"
             )
@@ -228,12 +229,12 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
     if "mlp_activations" in fields:
         named = fields["mlp_activations"]
         if not isinstance(named, list | tuple) or not all(isinstance(a, str) for a in named):
-            raise ValueError(
+            raise UserError(
                 f"T5Config.mlp_activations = {named!r} must be a tuple of names, such as "
                 "('gelu', 'linear')"
             )
         if len(named) != len(config.mlp_activations):
-            raise ValueError(
+            raise UserError(
                 f"T5Config.mlp_activations = {named!r}, but the checkpoint's MLPs have "
                 f"{len(config.mlp_activations)} input projections; {remedy}"
             )
@@ -268,7 +269,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
     for name, value in bound.items():
         module, _, field = name.rpartition(".")
         if module.endswith("RelativePositionBiases") and value != stock.get(field, value):
-            raise ValueError(
+            raise UserError(
                 f"{gin}: {name} = {value} has no effect, because T5X's T5 passes its own value; "
                 "bind T5Config.num_buckets and T5Config.max_distance to the values of training, "
                 "or give a JSON file"
@@ -276,7 +277,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         if not re.fullmatch(r"(.*[./])?T5Config", module):
             continue
         if re.search("bucket|distance", field) and field not in _RELATIVE:
-            raise ValueError(
+            raise UserError(
                 f"{gin}: T5Config.{field} is not a field that specjax knows; give a JSON file with "
                 "relpos_buckets and relpos_max_distance"
             )
@@ -286,12 +287,12 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
             # A @function, or a %macro of another file.
             if field in ("mlp_activations", *_RELATIVE):
                 example = "('gelu', 'linear')" if field == "mlp_activations" else "128"
-                raise ValueError(
+                raise UserError(
                     f"{gin}: T5Config.{field} = {value} cannot be read from this file alone; bind "
                     f"it to a value, such as {example}"
                 ) from None
     if not isinstance(distance := values.get("max_distance", 1), int) or distance is True:
-        raise ValueError(f"{gin}: T5Config.max_distance = {distance!r} must be a whole number")
+        raise UserError(f"{gin}: T5Config.max_distance = {distance!r} must be a whole number")
     return values
 
 
@@ -321,9 +322,9 @@ def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{gin}: no such gin file") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{gin} is not a gin file: it is not UTF-8 text") from None
+        raise UserError(f"{gin} is not a gin file: it is not UTF-8 text") from None
     except (tokenize.TokenError, SyntaxError) as error:
-        raise ValueError(
+        raise UserError(
             f"{gin} is not readable as gin ({error.args[0]}); correct the file"
         ) from None
 
@@ -376,11 +377,11 @@ def check_writable(config: ModelConfig) -> None:
     """
     if not isinstance(config, T5Config):
         family = type(config).__name__.removesuffix("Config")
-        raise ValueError(f"T5X's format supports only T5, not {family}; convert it to hf or orbax")
+        raise UserError(f"T5X's format supports only T5, not {family}; convert it to hf or orbax")
     for name, value in _FIXED.items():
         if (own := getattr(config, name)) != value:
             other = "orbax" if name == "relpos_per_layer" else "hf or orbax"
-            raise ValueError(
+            raise UserError(
                 f"{name}={own} must be {value} for a T5X checkpoint, as in T5X's minimal "
                 f"T5; convert it to {other}"
             )

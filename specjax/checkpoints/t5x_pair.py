@@ -23,6 +23,7 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.loading import load_model, read_config
 from specjax.checkpoints.t5x_network import as_t5x, check_writable, gin_text
 from specjax.checksums import write_checksums
+from specjax.errors import UserError
 from specjax.models import T5Config
 from specjax.tokenizers.model_files import SPECJAX_FILE, copy_tokenizer_files
 from specjax.writing import new_directory
@@ -102,7 +103,7 @@ def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
             check=check,
         )
     except NotFiniteError as error:
-        raise ValueError(
+        raise UserError(
             f"{checkpoint}: {error}: copy the checkpoint again, or convert it with "
             "--no-check-weights"
         ) from None

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from specjax.checks import one_line
 from specjax.cli.failures import is_refusal
+from specjax.errors import UserError
 
 # How long a process may go on after its time, for the last call and the report.
 _GRACE = 15.0
@@ -105,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     one_number("--time-limit", args.time_limit, low=0.0, open_low=True, dtype=float)
     whole_number("--seed", args.seed, low=0)
     if args.json is not None and not args.json.parent.is_dir():
-        raise ValueError(f"--json={args.json}: there is no directory {args.json.parent}: make it")
+        raise UserError(f"--json={args.json}: there is no directory {args.json.parent}: make it")
     if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
-        raise ValueError(f"--json={args.json} cannot be written: give a file in your directory")
+        raise UserError(f"--json={args.json} cannot be written: give a file in your directory")
     names = ("mode", "cases", "form", "arrays", "dtype", "logits", "drafts", "tolerance")
     options = {name: getattr(args, name) for name in (*names, "samples", "time_limit", "seed")}
     if args.rule is not None:
@@ -141,7 +142,7 @@ def _audited(job: dict[str, Any], limit: float) -> Any:
                 if kind == "report":
                     return value
                 if kind == "refusal":
-                    raise ValueError(value)
+                    raise UserError(value)
                 if kind == "failure":
                     raise AssertionError(f"the audit failed: {value}")
                 if kind == "imported":
@@ -179,10 +180,10 @@ def load(target: str) -> Callable[..., Any]:
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        raise ValueError(f"{target!r} is not MODULE:FUNCTION: write my_package.verify:verify")
+        raise UserError(f"{target!r} is not MODULE:FUNCTION: write my_package.verify:verify")
     path = Path(place)
     if path.exists() and path.suffix != ".py":
-        raise ValueError(f"{place} must be a module or a file whose name ends in .py")
+        raise UserError(f"{place} must be a module or a file whose name ends in .py")
     try:
         if place.endswith(".py"):
             sys.path.insert(0, str(path.resolve().parent))
@@ -196,16 +197,16 @@ def load(target: str) -> Callable[..., Any]:
             module = importlib.import_module(place)
         found = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
-        raise ValueError(
+        raise UserError(
             f"{place} has no {name} ({one_line(error)}): give one of its functions"
         ) from None
     except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {one_line(error)[:200]}"
-        raise ValueError(
+        raise UserError(
             f"{place} cannot be imported ({told}): correct it, or give path/to/file.py:{name}"
         ) from None
     if not callable(found):
-        raise ValueError(f"{target} is {type(found).__name__}, not a function: give a function")
+        raise UserError(f"{target} is {type(found).__name__}, not a function: give a function")
     return found
 
 
@@ -214,7 +215,7 @@ def _arguments(words: list[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise ValueError(f"--with {word!r} is not NAME=VALUE: write --with weight=0.7")
+            raise UserError(f"--with {word!r} is not NAME=VALUE: write --with weight=0.7")
         try:
             found[name] = ast.literal_eval(value)
         except (SyntaxError, ValueError):
@@ -229,7 +230,7 @@ def _check_known(function: functools.partial[Any]) -> None:
         free = any(x.kind is x.VAR_KEYWORD for x in taken.values())
         for name in function.keywords if not free else ():
             if name not in taken:
-                raise ValueError(
+                raise UserError(
                     f"--with {name}=...: the function takes ({', '.join(taken)}): give one of these"
                 )
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from specjax.errors import UserError
+
 if TYPE_CHECKING:
     from specjax.acceptance_head.head import Head
 
@@ -106,7 +108,7 @@ def _merge(args: argparse.Namespace) -> int:
 
     if args.to != "t5x" or args.config is not None:
         given = "--config" if args.to == "t5x" else f"--to {args.to}"
-        raise ValueError(f"--drafter writes a T5X checkpoint of two models: leave out {given}")
+        raise UserError(f"--drafter writes a T5X checkpoint of two models: leave out {given}")
     save_t5x_pair(
         args.destination,
         verifier=args.source,

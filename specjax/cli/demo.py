@@ -14,6 +14,7 @@ from specjax.checks import require
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.data.files import read_lines
+from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
@@ -107,9 +108,9 @@ def run(args: argparse.Namespace) -> int:
     sources, references = _read(samples)
     check_positive(args, "max_draft", "max_new", "rows", "repeats")
     if args.show < 0:
-        raise ValueError(f"--show must be at least 0, got {args.show}")
+        raise UserError(f"--show must be at least 0, got {args.show}")
     if Path(args.output).expanduser().is_file():
-        raise ValueError(f"--output={args.output} is a file: choose a directory")
+        raise UserError(f"--output={args.output} is a file: choose a directory")
     with RunDirectory(
         args.output, config_name=_CONFIG_NAME, makes=(_TABLE_NAME, _PLOT_NAME)
     ) as output:
@@ -335,11 +336,11 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
         pairs.append(line.split("\t"))
         if len(pairs[-1]) != 2:
             found = len(pairs[-1])
-            raise ValueError(
+            raise UserError(
                 f"{path}:{number}: must have 2 columns, a source and a reference, got {found}"
             )
     if not pairs:
-        raise ValueError(f"{path} has no samples after its header {header!r}: add samples")
+        raise UserError(f"{path} has no samples after its header {header!r}: add samples")
     return [source for source, _ in pairs], [reference for _, reference in pairs]
 
 
@@ -351,13 +352,13 @@ def _read_objects(path: Path) -> tuple[list[str], list[str]]:
         except (ValueError, AttributeError):
             values = []
         if len(values) != 2 or not all(isinstance(value, str) for value in values):
-            raise ValueError(
+            raise UserError(
                 f"{path}:{number}: must be an object of 2 texts, a source and a reference, such as "
                 '{"question": "...", "answer": "..."}'
             )
         found.append(values)
     if not found:
-        raise ValueError(f"{path} has no samples: add samples")
+        raise UserError(f"{path} has no samples: add samples")
     return [source for source, _ in found], [reference for _, reference in found]
 
 

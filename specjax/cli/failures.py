@@ -7,27 +7,19 @@ import select
 import sys
 import tempfile
 import traceback
-from pathlib import Path
 
 from specjax.checks import one_line
+from specjax.errors import UserError
 from specjax.runs import native_output
 from specjax.runs.processes import LostProcessError
 
-_PACKAGE = str(Path(__file__).parents[1])
 BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as in a shell
 SOME_FAILED = 3  # the run is complete, but some settings failed
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a `raise` statement of specjax raised the error, so that its message is for users.
-
-    The type is not enough: NumPy also raises ValueError, for example.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, AssertionError) or not frames:
-        return False
-    made_at = frames[-1]
-    return made_at.filename.startswith(_PACKAGE) and (made_at.line or "").startswith("raise")
+    """Whether the error's message is for users: their value, or the system's word on a file."""
+    return isinstance(error, UserError | OSError)
 
 
 def tell(command: str, error: Exception) -> int:

@@ -32,6 +32,7 @@ from specjax.checks import check_path, one_line
 from specjax.cli.failures import is_refusal
 from specjax.cli.help_format import SHIPPED, FullHelp, definitions, names_and_files
 from specjax.cli.renamed import hint
+from specjax.errors import UserError
 from specjax.runs.processes import LostProcessError
 
 # Files are also looked up in a parent folder of this name.
@@ -322,21 +323,21 @@ class _Reader:
         """Binds an existing name to a value; a value that gin cannot parse is a string."""
         name, equals, value = (part.strip() for part in binding.partition("="))
         if not equals:
-            raise ValueError(f"--gin.{binding}: the form must be --gin.NAME=value")
+            raise UserError(f"--gin.{binding}: the form must be --gin.NAME=value")
         if "\n" in binding or "\r" in binding:
-            raise ValueError(f"--gin.{name}: the value has a line break: write it in one line")
+            raise UserError(f"--gin.{name}: the value has a line break: write it in one line")
         if "." not in name and name not in self.defined | self._delegate.used:
             absent = ", ".join(sorted(self._delegate.used - self.defined))
             rest = f"; they use {absent}: add the file that defines these names" if absent else ""
             known = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
             known = _files_with([name]) or known
-            raise ValueError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
+            raise UserError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
         with _naming(f"--gin.{name}"):
             try:
                 statements = self._parsed(f"{name} = {value}")
             except (SyntaxError, tokenize.TokenError):
                 if value[:1] in ("@", "%"):
-                    raise ValueError(f"{value} is not a valid gin reference") from None
+                    raise UserError(f"{value} is not a valid gin reference") from None
                 statements = self._parsed(f"{name} = {value!r}")
             for statement in statements:
                 self._execute(statement)
@@ -352,18 +353,18 @@ class _Reader:
         used = self._delegate.used
         others = {name for file in (SHIPPED / _RUNS).glob("*.gin") for name in definitions(file)}
         if unused := sorted(self.defined - used - others):
-            raise ValueError(
+            raise UserError(
                 f"the gin files define but do not use {', '.join(unused)}; "
                 + hint(unused[0], used, "delete it")
             )
         if undefined := sorted(used - self.defined):
-            raise ValueError(
+            raise UserError(
                 f"the gin files use but do not define %{undefined[0]}; add the file that defines "
                 f"it, or --gin.{undefined[0]}=..."
             )
 
 
-class _NamedError(ValueError):
+class _NamedError(UserError):
     """An error whose message names the file and line, or the option."""
 
 
@@ -398,7 +399,7 @@ def _check_known(name: str, parameter: str | None = None) -> None:
         gin.get_configurable(name)
     except ValueError:
         known = f"the known names are {', '.join(sorted(_registered))}"
-        raise ValueError(
+        raise UserError(
             f"{name} is not a function or class for gin files; {hint(plain, _registered, known)}"
         ) from None
     if parameter is not None and plain in _registered:
@@ -408,7 +409,7 @@ def _check_known(name: str, parameter: str | None = None) -> None:
         if parameter not in parameters and not variadic:
             known = f"its parameters are {', '.join(parameters)}"
             known = hint(parameter, parameters, known)
-            raise ValueError(f"{plain} has no parameter {parameter}; {known}")
+            raise UserError(f"{plain} has no parameter {parameter}; {known}")
 
 
 def call(
@@ -450,7 +451,7 @@ def call(
     except Exception as error:
         if not is_refusal(error):
             raise
-        raise ValueError(walk.in_names_of_files(one_line(error))) from error
+        raise UserError(walk.in_names_of_files(one_line(error))) from error
 
 
 class _Walk:
@@ -492,7 +493,7 @@ class _Walk:
                 what = "it" if len(own) == 1 else "them"
                 remedies[:0] = [f"add a gin file that defines {what}, or {wanted}"]
             remedy = "; ".join(filter(None, remedies))
-            raise ValueError(f"required but not given: {', '.join(names)}; {remedy}")
+            raise UserError(f"required but not given: {', '.join(names)}; {remedy}")
 
     def _follow(
         self,
@@ -503,7 +504,7 @@ class _Walk:
     ) -> None:
         if key in path:
             circle = [*path[path.index(key) :], key]
-            raise ValueError(
+            raise UserError(
                 f"the gin files define {_shown(key)} by itself "
                 f"({' -> '.join(map(_shown, circle))}): change one of these values"
             )
@@ -550,7 +551,7 @@ class _Walk:
             plain = selector.removeprefix(f"{_MODULE}.")
             if plain in _registered and (scope, f"{_MODULE}.{plain}") not in self._used:
                 where = f" in the scope {scope}" if scope else ""
-                raise ValueError(
+                raise UserError(
                     f"--gin.{name}: {selector}{where} is not used: leave it out, or select the "
                     "component that uses it"
                 )

@@ -32,7 +32,6 @@ class FullHelp(argparse.Action):
     """The option `--helpfull`; its `const` has the arguments of `names_and_files`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Prints the help with all names and files."""
         parser.epilog = "\n".join(names_and_files(*self.const))
         parser.print_help()
         parser.exit()

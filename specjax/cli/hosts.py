@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from specjax.checks import whole_number
+from specjax.errors import UserError
 
 if TYPE_CHECKING:
     from specjax.runs.processes import Process
@@ -65,17 +66,17 @@ def start(args: argparse.Namespace) -> "Process | None":
     address = _value("coordinator_address", args)
     detected = _value("distributed", args) not in (None, "", "0")
     if detected and (address or count is not None or index is not None):
-        raise ValueError(
+        raise UserError(
             "--distributed reads these options from the cluster: leave out --coordinator_address, "
             "--process_count and --process_index, or leave out --distributed"
         )
     if (count is None) != (index is None):
         given, absent = ("count", "index") if index is None else ("index", "count")
-        raise ValueError(f"--process_{given} needs --process_{absent}: give both")
+        raise UserError(f"--process_{given} needs --process_{absent}: give both")
     if address and count is None:
-        raise ValueError("--coordinator_address needs --process_count and --process_index")
+        raise UserError("--coordinator_address needs --process_count and --process_index")
     if not args.joins and (detected or address):
-        raise ValueError(
+        raise UserError(
             f"specjax {args.command} cannot run as one program of several processes: leave out "
             f"{_JOINED} (also in the environment); give only --process_count and --process_index"
         )
@@ -83,7 +84,7 @@ def start(args: argparse.Namespace) -> "Process | None":
         several = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
         if several and not args.joins:
             # The TPU's runtime would wait for the other hosts, or each host would do all the work.
-            raise ValueError(
+            raise UserError(
                 f"this TPU has several hosts, but specjax {args.command} cannot run as one program "
                 "of several processes: use launch/tpu.sh run --replicas"
             )
@@ -129,7 +130,7 @@ def check_joined(args: argparse.Namespace) -> None:
         remedy = f"run specjax {args.command} on a TPU of one host, or with JAX_PLATFORMS=cpu"
     else:
         remedy = "use launch/tpu.sh run --replicas"
-    raise ValueError(f"this TPU has {count} hosts: {remedy}")
+    raise UserError(f"this TPU has {count} hosts: {remedy}")
 
 
 def end(status: int) -> NoReturn:
@@ -154,7 +155,7 @@ def _number(name: str, args: argparse.Namespace) -> int | None:
     try:
         return whole_number(name, int(value), low=0)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"--{name} (or SPECJAX_{name.upper()}) must be a whole number, got {value!r}"
         ) from None
 
@@ -162,6 +163,6 @@ def _number(name: str, args: argparse.Namespace) -> int | None:
 def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError(
+        raise UserError(
             f"--coordinator_address must be HOST:PORT, the same for all processes, got {address!r}"
         )

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts
+from specjax.errors import UserError
 
 if TYPE_CHECKING:
     import jax
@@ -91,7 +92,7 @@ def check_values() -> None:
         check_pair("give both, or add --gin_file=methods/{}_alone.gin")
     for name, example in _PARTS.items():
         if isinstance(value := gin_config.value_of(f"Decoder.{name}"), str):
-            raise TypeError(f"{name} must be like {example}, got {value!r}")
+            raise UserError(f"{name} must be like {example}, got {value!r}")
     values = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not absent})
     drawn = {name: gin_config.value_of(f"Sampling.{name}", absent) for name in DRAWN}
@@ -108,7 +109,7 @@ def check_pair(remedy: str) -> None:
     given = [name for name, path in pair.items() if path is not None]
     if len(given) == 1:
         other = "drafter" if given == ["verifier"] else "verifier"
-        raise ValueError(
+        raise UserError(
             f"{given[0].upper()} is given without {other.upper()}: {remedy.format(given[0])}"
         )
 

@@ -5,6 +5,8 @@ import json
 import sys
 from typing import Any
 
+from specjax.errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
@@ -41,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     from specjax.text.inspection import as_pair, inspect, lines
 
     if len(args.models) > 2:
-        raise ValueError(f"inspect takes one or two models, got {len(args.models)}")
+        raise UserError(f"inspect takes one or two models, got {len(args.models)}")
     if args.memory is not None and not 0 < args.memory < 1e6:
-        raise ValueError(f"--memory must be above 0 and below 1,000,000 GB, got {args.memory:g}")
+        raise UserError(f"--memory must be above 0 and below 1,000,000 GB, got {args.memory:g}")
     if args.memory is not None and len(args.models) == 1:
-        raise ValueError("--memory needs two models: give a drafter and a verifier")
+        raise UserError("--memory needs two models: give a drafter and a verifier")
     found = sorted(
         (inspect(path, dtype=args.dtype) for path in args.models), key=lambda x: x.params
     )

@@ -25,6 +25,7 @@ from specjax.cli.failures import tell
 from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions
 from specjax.cli.renamed import hint
 from specjax.environment import check_devices, specjax_version
+from specjax.errors import UserError
 from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
 
 # name -> (module, description)
@@ -118,10 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell_failed_writes_once() -> None:
-    """Silences Orbax's logs and warnings about failed writes, which `main` reports in one line.
-
-    After a failed write Orbax drops its other writes, and Python warns about each.
-    """
+    """Silences Orbax's logs and warnings about failed writes, which `main` reports in one line."""
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     # absl creates its logger on first use.
     absl_logging.get_absl_logger().addFilter(_raises_nothing)
@@ -181,10 +179,10 @@ def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
 def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
     """Parses the arguments of a command into `args`."""
     if not name:
-        raise ValueError(f"give a command: {', '.join(COMMANDS)}; see specjax --help")
+        raise UserError(f"give a command: {', '.join(COMMANDS)}; see specjax --help")
     if name not in COMMANDS and not name.startswith("-"):
         remedy = hint(name.replace("-", "_"), COMMANDS, f"choose from {', '.join(COMMANDS)}")
-        raise ValueError(f"unknown command; {remedy}")
+        raise UserError(f"unknown command; {remedy}")
     parser = _Parser(prog="specjax", description="Speculative decoding and model cascades in JAX")
     version = f"specjax {specjax_version() or '(not installed)'}, jax {jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
@@ -205,10 +203,10 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
     words = [f"--gin_bindings={a.removeprefix(short)}" if a.startswith(short) else a for a in rest]
     _, unknown = parser.parse_known_args([name, *words], args)
     if unknown and not unknown[0].startswith("-"):
-        raise ValueError(f"{unknown[0]}: unexpected argument; {_meant(name, unknown[0], args)}")
+        raise UserError(f"{unknown[0]}: unexpected argument; {_meant(name, unknown[0], args)}")
     if unknown:
         options = commands.choices[name]._actions
-        raise ValueError(
+        raise UserError(
             f"{unknown[0]}: unknown option; {_option_meant(name, unknown, options, args)}"
         )
 
@@ -217,7 +215,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises ValueError where argparse prints the usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
+        raise UserError(f"{message}; see {self.prog} --help")
 
 
 def _option_meant(

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specjax.errors import UserError
+
 if TYPE_CHECKING:
     from specjax.runs.run_directory import RunDirectory
 
@@ -47,5 +49,5 @@ def _record(run: "RunDirectory", *, command: list[str], paths: dict[str, str]) -
     except FileNotFoundError:
         pass
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason}): restore it") from None
+        raise UserError(f"{path} is not UTF-8 ({error.reason}): restore it") from None
     run.record(command=command, config=config, paths=paths)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specjax.errors import UserError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     table = most_frequent_successors(texts, words.vocab_size)
     known = int((table >= 0).sum())
     if not known:
-        raise ValueError(
+        raise UserError(
             f"{' '.join(args.sources)}: no text has two tokens: give files with more text"
         )
     notes, more = seen | {"known": known}, ""

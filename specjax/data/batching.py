@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.checks import checked, whole_number
 from specjax.data.pairs import TokenPairs
+from specjax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Batching:
             "Batching: bucket_lengths", self.bucket_lengths, low=1, dtype=np.int32
         )
         if lengths.ndim != 1 or np.any(np.diff(lengths) < 1):
-            raise ValueError(
+            raise UserError(
                 f"Batching: bucket_lengths={self.bucket_lengths} must be increasing lengths, such "
                 "as (64, 128) or (64,)"
             )
@@ -80,13 +81,11 @@ class PairLayout:
     eos_id: int = 1
 
     def lengths(self, pairs: TokenPairs) -> np.ndarray:
-        """See `Layout`."""
         return pairs.lengths().max(axis=1)
 
     def fill(
         self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int
     ) -> PairBatch:
-        """See `Layout`."""
         inputs = np.full((rows, length), self.pad_id, np.int32)
         targets = np.full((rows, length), self.pad_id, np.int32)
         inputs[:, 0] = self.eos_id
@@ -120,13 +119,11 @@ class JoinedLayout:
     pad_id: int = 0
 
     def lengths(self, pairs: TokenPairs) -> np.ndarray:
-        """See `Layout`."""
         return pairs.lengths().sum(axis=1)
 
     def fill(
         self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int
     ) -> JoinedBatch:
-        """See `Layout`."""
         tokens = np.full((rows, length), self.pad_id, np.int32)
         is_target = np.zeros((rows, length), bool)
         for row, (prompt, target) in enumerate(members):
@@ -177,7 +174,7 @@ class BucketedBatches:
         counts = np.bincount(self._bucket, minlength=len(lengths) + 1)
         self.num_left_out = int(counts[-1])
         if self.num_left_out == len(pairs):
-            raise ValueError(
+            raise UserError(
                 f"bucket_lengths={batching.bucket_lengths}: all {len(pairs)} pairs are longer than "
                 f"{lengths[-1]} tokens: add a longer bucket"
             )

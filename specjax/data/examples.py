@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from specjax.data.records import SEQIO_PREFIX, SourceRecord, guess_format, read_records
 from specjax.data.templates import look_up
+from specjax.errors import UserError
 
 
 class Example(NamedTuple):
@@ -59,7 +60,7 @@ def read_examples(
     """
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if isinstance(field, bool) or not isinstance(field, str | int | None):
-            raise TypeError(
+            raise UserError(
                 f"{name} must be the name of a field or the number of a column, got {field!r}"
             )
     named = isinstance(inputs_field, str) or isinstance(targets_field, str)
@@ -69,7 +70,7 @@ def read_examples(
     if kind == "text":
         for name, field in ((option, inputs_field), ("targets_field", targets_field)):
             if field not in (None, 0):
-                raise ValueError(
+                raise UserError(
                     f"{source}: a line of a text file is one text, so there is no {name}={field!r}"
                     ": give a .tsv or .jsonl file"
                 )
@@ -81,7 +82,7 @@ def read_examples(
             _check_column(record, "targets_field", targets_field)
         inputs = field_of(record, inputs_field)
         if not isinstance(inputs, str):
-            raise ValueError(f"{record.where}: {inputs_field!r} must be a text, got a list")
+            raise UserError(f"{record.where}: {inputs_field!r} must be a text, got a list")
         targets = None if targets_field is None else field_of(record, targets_field)
         yield Example(i, inputs, targets, record.where)
 
@@ -90,7 +91,7 @@ def _check_column(record: SourceRecord, name: str, field: str | int | None) -> N
     count = len(record.values)
     if isinstance(field, int) and not 0 <= field < count:
         columns = f"{count} columns" if count > 1 else "one column"
-        raise ValueError(
+        raise UserError(
             f"{record.where}: {name}={field}, but the line has {columns}, counted from 0: put a "
             "tab between two columns, or give another number"
         )
@@ -136,7 +137,7 @@ def read_aligned(
         if source is None or target is None:
             longer = source or target
             shorter = targets_path if target is None else inputs_path
-            raise ValueError(
+            raise UserError(
                 f"{longer.where}: this line has no counterpart, because {os.fspath(shorter)} has "
                 f"only {i} lines: give files with the same number of lines"
             )

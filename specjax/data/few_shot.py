@@ -10,6 +10,7 @@ from specjax.checks import whole_number
 from specjax.data.examples import Example
 from specjax.data.records import SourceRecord, read_records, report_all
 from specjax.data.templates import Template, look_up
+from specjax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class FewShot:
 
     def __post_init__(self) -> None:
         if not self._templates[0].fields:
-            raise ValueError(
+            raise UserError(
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
                 "such as '{question}'"
             )
@@ -64,13 +65,13 @@ class FewShot:
         whole_number("limit_seed", self.limit_seed, low=0)
         for name in ("instruction", "separator"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be a text, got {getattr(self, name)!r}")
+                raise UserError(f"{name} must be a text, got {getattr(self, name)!r}")
         if not isinstance(self.references, str | None):
-            raise TypeError(f"references must be the name of a field, got {self.references!r}")
+            raise UserError(f"references must be the name of a field, got {self.references!r}")
         if self.shots and self.examples is None:
-            raise ValueError(f"shots={self.shots} needs examples: give a file, or shots=0")
+            raise UserError(f"shots={self.shots} needs examples: give a file, or shots=0")
         if self.shots and not self.completion:
-            raise ValueError("completion must be the template of an answer, such as ' {answer}'")
+            raise UserError("completion must be the template of an answer, such as ' {answer}'")
 
     def read(
         self,
@@ -107,7 +108,7 @@ class FewShot:
             ]
             own = prompt.fill(record.values, record.where)
             if len(others) < self.shots:
-                raise ValueError(
+                raise UserError(
                     f"{record.where} is itself an example, and no other example can replace it: "
                     f"add examples, or set shots={self.shots - 1}"
                 )
@@ -147,7 +148,7 @@ class FewShot:
                 break
         if len(kept) < self.shots:
             found = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
-            raise ValueError(
+            raise UserError(
                 f"{os.fspath(self.examples)} has {found}, but shots={self.shots}: add examples, or "
                 f"set shots={len(kept)}"
             )

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
+from specjax.errors import UserError
 from specjax.memory import host_bytes, in_words
 
 # The largest ratio of a gzipped file: texts shrink 3 to 10 times, a malicious file 1,032 times.
@@ -41,7 +42,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path}: no such file: check the path")
     if os.path.isdir(path):
-        raise ValueError(f"{path} is a directory: give the path of a file")
+        raise UserError(f"{path} is a directory: give the path of a file")
     if stat.S_ISFIFO(os.stat(path).st_mode):
         # Opening a pipe blocks until a process writes.
         message = f"specjax: {path} is a pipe: waiting for input"
@@ -58,19 +59,19 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
                 if left < 0:
                     raise _too_much(path, room)
                 if len(raw) > MOST_LINE:
-                    raise ValueError(
+                    raise UserError(
                         f"{path}:{number}: the line is longer than {in_words(MOST_LINE)}: give a "
                         "text file with a prompt or a record per line"
                     )
                 raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
                 yield number, _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), path, number)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the gzip data are damaged after line {number} ({error}): "
                 "compress the file again, or remove .gz from its name if it is plain text"
             ) from None
     if number == 0:
-        raise ValueError(f"{path} is empty: it must have at least one line")
+        raise UserError(f"{path} is empty: it must have at least one line")
 
 
 def _room(path: str) -> int:
@@ -91,7 +92,7 @@ def _decode(raw: bytes, path: str, number: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise UserError(
             f"{path}:{number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not "
             "UTF-8: convert the file, for example with iconv -t UTF-8"
         ) from None

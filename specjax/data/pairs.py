@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from specjax.data.examples import Example
+from specjax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,15 +69,15 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
       ValueError: there is no example, or an example has no targets or half a surrogate pair.
     """
     if not examples:
-        raise ValueError(f"{name}: the source has no examples: give another source")
+        raise UserError(f"{name}: the source has no examples: give another source")
     for example in examples:
         if example.targets is None:
-            raise ValueError(
+            raise UserError(
                 f"{name}: example {example.id} has no reference text: give its field "
                 "(targets_field) or use aligned files"
             )
         if not isinstance(example.targets, str):
-            raise ValueError(
+            raise UserError(
                 f"{name}: example {example.id} has several reference texts: choose the field of a "
                 "single text (targets_field), such as answers.0"
             )
@@ -84,7 +85,7 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise ValueError(
+                raise UserError(
                     f"{name}: example {example.id} has half a surrogate pair at character "
                     f"{error.start + 1}: correct or remove this character"
                 ) from None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from specjax.checks import check_path
 from specjax.data.files import read_lines
+from specjax.errors import UserError
 
 FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
@@ -112,7 +113,7 @@ def read_records(
         for number, _, values in read_objects(name):
             yield SourceRecord(f"{name}:{number}", values)
     else:
-        raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
+        raise UserError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
 
 
 def guess_format(path: str) -> str:
@@ -123,7 +124,7 @@ def guess_format(path: str) -> str:
     """
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     if ending == ".csv":
-        raise ValueError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
+        raise UserError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
 
 
@@ -135,7 +136,7 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
     if found := _header_in([line.split("\t") for _, line in first]):
         what = f"{path}:1: this line looks like a header ({', '.join(map(repr, found))})"
         if header is None:
-            raise ValueError(
+            raise UserError(
                 f"{what}: name a column, such as {option}={found[0]!r}; if the line is a row, set "
                 f"{option}=0"
             )
@@ -149,23 +150,20 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
                 _check_columns(path, names)
                 continue
         if len(row) != len(names):
-            raise ValueError(
+            raise UserError(
                 f"{path}:{number}: the line has {len(row)} columns, but line 1 has {len(names)}: "
                 "every line must have the same number of tabs"
             )
         yield SourceRecord(f"{path}:{number}", dict(zip(names, row, strict=True)))
     if header and number == 1:
-        raise ValueError(
+        raise UserError(
             f"{path} has a header but no other line: add lines, or give fields by number if line 1 "
             "is not a header"
         )
 
 
 def _header_in(rows: list[list[str]]) -> list[str]:
-    """The names in the first row, if it is a header.
-
-    It has only names, and these name columns for certain, or almost no cell below one is a name.
-    """
+    """The names in the first row, if it is a header."""
     names, *others = rows or [[]]
     named = [name for name in names if _is_name(name)]
     if not named or len({*named}) < len(named) or any({*names} - {*named, ""}):
@@ -194,7 +192,7 @@ def _bare(cell: str) -> str:
 def _check_columns(path: str, names: list[str]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(
+        raise UserError(
             f"{path}:1: the header has the column {twice[0]!r} twice: rename a column, or give "
             "fields by number if line 1 is not a header"
         )
@@ -218,13 +216,13 @@ def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             why = f"{error.msg} at column {error.colno}"
-            raise ValueError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
+            raise UserError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
         except (ValueError, RecursionError) as error:  # thousands of digits or brackets
-            raise ValueError(
+            raise UserError(
                 f"{path}:{number}: the line is not readable ({error}): {_REMEDY}"
             ) from None
         if not isinstance(row, dict):
-            raise ValueError(
+            raise UserError(
                 f"{path}:{number}: the line must be a JSON object {{...}}, got {line[:40]}"
             )
         yield number, line, row

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import require
+from specjax.errors import MissingLibraryError, UserError
 
 # The prefix of specjax's own tasks.
 TASK_PREFIX = "specjax_"
@@ -81,19 +82,19 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
       ValueError: the task or the split is unknown, or its data cannot be downloaded.
     """
     if not name:
-        raise ValueError("seqio: has no task: write seqio:TASK")
+        raise UserError("seqio: has no task: write seqio:TASK")
     seqio = require("seqio", "seqio")
     if name.startswith(TASK_PREFIX):
         _register(seqio, name)
     try:
         task = seqio.get_mixture_or_task(name)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"seqio has no task or mixture {name!r}: import the module that registers "
             "it (in a gin file: import my_tasks)"
         ) from None
     if split not in task.splits:
-        raise ValueError(
+        raise UserError(
             f"seqio task {name!r} has no split {split!r}; its splits are {list(task.splits)}"
         )
     # Without num_epochs a mixture would never end.
@@ -115,7 +116,7 @@ def _register(seqio: Any, name: str) -> None:
     """Registers a task of `TFDS_DATA` if it is absent; its features are texts."""
     known = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
     if name not in known:
-        raise ValueError(f"unknown seqio task {name!r}: choose from {', '.join(known)}")
+        raise UserError(f"unknown seqio task {name!r}: choose from {', '.join(known)}")
     if name in seqio.TaskRegistry.names():
         return
     data = TFDS_DATA[name.removeprefix(TASK_PREFIX)]
@@ -132,7 +133,7 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
     try:
         return task.get_dataset(**options)
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingLibraryError(
             f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
             f"not installed: run pip install {error.name}"
         ) from error
@@ -142,7 +143,7 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise ValueError(
+        raise UserError(
             f"seqio task {name!r}: the data set {data.name} is not prepared in TFDS_DATA_DIR "
             f"(default ~/tensorflow_datasets) and cannot be downloaded ({reason}): connect to the "
             "internet, set TFDS_DATA_DIR to a directory with the prepared data set, or read local "

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.errors import UserError
+
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -29,17 +31,17 @@ class Template:
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
-            raise TypeError(
+            raise UserError(
                 f"a template must be a text such as 'Question: {{question}}', got {self.source!r}"
             )
         for match in _PART.finditer(self.source):
             if match[0] in ("{", "}"):
-                raise ValueError(
+                raise UserError(
                     f"the template {self.source!r} has an unpaired {match[0]!r} at character "
                     f"{match.start() + 1}: write {match[0] * 2!r} for a brace"
                 )
             if match[1] is not None and not all(match[1].partition("|")[0].split(".")):
-                raise ValueError(
+                raise UserError(
                     f"the template {self.source!r} has a field without a name, {match[0]!r}: write "
                     "a field as {name}"
                 )
@@ -89,7 +91,7 @@ def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[st
             outer = ".".join(path.split(".")[:i]) or "the record"
             keys = value if isinstance(value, Mapping) else ()
             near = difflib.get_close_matches(name, keys, n=1)
-            raise ValueError(
+            raise UserError(
                 f"{where}: there is no field {path!r}: {outer} {_contents(value)}; "
                 + (f"did you mean {near[0]}?" if near else f"write {path}|text for a default")
             )
@@ -120,6 +122,6 @@ def _text(value: Any, path: str, where: str) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(
+    raise UserError(
         f"{where}: {path!r} must be a text, a number or a list of these, got {str(value)[:40]!r}"
     )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_array, check_count, check_like, check_part, check_static, unpacked
+from specjax.errors import UserError
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
 from specjax.types import (
@@ -38,10 +39,10 @@ def check_prompts(
 ) -> None:
     """Raises ValueError, naming the argument, for a wrong shape, dtype or value."""
     if np.ndim(prompts.inputs) != 2:
-        raise ValueError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
+        raise UserError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
     rows, width = np.shape(prompts.inputs)
     if prompts.prefix is None and prompts.prefix_lengths is not None:
-        raise ValueError("prefix_lengths was given without prefix: give both or neither")
+        raise UserError("prefix_lengths was given without prefix: give both or neither")
     prefix = () if prompts.prefix is None else np.shape(prompts.prefix)
     forced, last = prefix[-1] if prefix else 0, vocab_size - 1
     sizes = {"[B, P]": (rows, width), "[B, F]": (rows, forced), **dict.fromkeys(_BY_ROW, (rows,))}
@@ -72,7 +73,7 @@ def check_copies(prompts: PromptBatch, copies: Any) -> None:
     check_count("copies", copies, "give the number of rows of each prompt")
     last = (_WORD + 1) // copies - 1
     if copies > 1 and np.max(prompts.ids, initial=0) > last:
-        raise ValueError(
+        raise UserError(
             f"ids must be at most {last} for {copies} copies, got {np.max(prompts.ids)}"
         )
 
@@ -83,17 +84,17 @@ _BY_ROW = ("[B]", "scalar or [B]")
 def _check_shape(name: str, value: Any, axes: str, shape: tuple[int, ...]) -> None:
     found = np.shape(value)
     if found != shape and not (found == () and axes.startswith("scalar")):
-        raise ValueError(f"{name} must be {axes} = {shape}, got shape {found}")
+        raise UserError(f"{name} must be {axes} = {shape}, got shape {found}")
 
 
 def _check_span(name: str, value: Any, low: int, high: int) -> None:
     array = np.asarray(value)
     if array.size and array.dtype.kind not in "iuO":  # O: whole numbers of more than 64 bits
-        raise ValueError(f"{name} must be of an integer dtype, got {array.dtype}")
+        raise UserError(f"{name} must be of an integer dtype, got {array.dtype}")
     bad = (array < low) | (array > high)
     if bad.any():
         where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
-        raise ValueError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
+        raise UserError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
 
 
 def check_stops(
@@ -107,22 +108,22 @@ def check_stops(
     """
     if (state.stop is None) != (table is None):
         does, must = ("no", "left out") if state.stop is None else ("a", "given")
-        raise ValueError(f"stop_table must be {must}: the state has {does} field `stop`")
+        raise UserError(f"stop_table must be {must}: the state has {does} field `stop`")
     # The shape of `finished` would need its own program.
     until_finished = state.ended_by.shape[0] if until_finished is None else until_finished
     for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
         if int(value) < 1:
-            raise ValueError(f"{name} must be at least 1, got {int(value)}")
+            raise UserError(f"{name} must be at least 1, got {int(value)}")
     return np.int32(stop_after), np.int32(until_finished)
 
 
 def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
     """Raises unless `eos_ids` is a tuple of token ids."""
     if not isinstance(eos_ids, tuple):
-        raise TypeError(f"eos_ids must be a tuple of token ids, got {eos_ids!r}: write (1,)")
+        raise UserError(f"eos_ids must be a tuple of token ids, got {eos_ids!r}: write (1,)")
     for eos in eos_ids:
         if not 0 <= eos < vocab_size:
-            raise ValueError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
+            raise UserError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
 
 
 def check_model(name: str, model: Any) -> None:
@@ -134,7 +135,7 @@ def check_model(name: str, model: Any) -> None:
 def check_vocabularies(verifier: Any, drafter: Any) -> None:
     """Raises ValueError unless a verifier and a drafter have the same vocabulary size."""
     if verifier.vocab_size != drafter.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
             f"{verifier.vocab_size}: they must be the same"
         )
@@ -160,7 +161,7 @@ def check_parts(
     verification.check(drafter.max_draft, drafter.traits)
     wrong = _misfit(verifier, drafter, verification, nested)
     if wrong is not None:
-        raise ValueError(wrong)
+        raise UserError(wrong)
 
 
 def _misfit(
@@ -202,19 +203,19 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
     """
     if isinstance(rule, Budgeted) and (nested or drafter.traits.drafts_trees):
         where = "inside a cascade" if nested else "over trees"
-        raise ValueError(
+        raise UserError(
             f"rule must not have a budget in a round {where}, got {rule!r}: use a rule without one"
         )
     check_is_rule("rule", rule)
     reads = rule.reads_draft or rule.reads_draft_confidence
     if reads and not drafter.traits.has_distributions:
-        raise ValueError(
+        raise UserError(
             f"{type(rule).__name__} reads the drafter's distribution after each token, but the "
             f"branches of {type(drafter).__name__} have different drafters: use a rule that reads "
             "only the verifier, such as Lossless"
         )
     if rule.reads_draft_confidence and not drafter.has_confidence:
-        raise ValueError(
+        raise UserError(
             f"{type(rule).__name__} reads the drafter's confidence, but "
             f"{type(drafter).__name__} has none: choose another rule"
         )
@@ -224,7 +225,7 @@ def check_processors(sampling: Sampling, params: Any) -> None:
     """Raises ValueError unless there are shared arrays for each processor of the sampling."""
     needed, given = len(sampling.processors or ()), len(getattr(params, "processors", ()))
     if needed != given:
-        raise ValueError(
+        raise UserError(
             f"params.processors must have an entry for each processor, got {given} for {needed}: "
             "give MethodParams(processors=...), an empty tuple for each without arrays of its own"
         )
@@ -240,7 +241,7 @@ def check_state(drafter: Drafter, state: Any, rows: int) -> None:
     """Raises TypeError unless the batch is the first axis of every array of an initial state."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (rows,):
-            raise TypeError(
+            raise UserError(
                 f"{type(drafter).__name__}.prefill: state{jax.tree_util.keystr(path)} must be "
                 f"[B, ...] with B = {rows} rows, got shape {list(jnp.shape(leaf))}"
             )
@@ -291,7 +292,7 @@ def checked_block(
             axes[name] = "[B, G]"
     _check_given(where, drafter, block, DraftBlock, axes, limits.size)
     if block.parents is not None and not traits.drafts_trees:
-        raise TypeError(f"{where}: parents must be None, or the traits say drafts_trees=True")
+        raise UserError(f"{where}: parents must be None, or the traits say drafts_trees=True")
     return block._replace(num_drafted=jnp.clip(block.num_drafted, 0, limits)), state
 
 
@@ -337,7 +338,7 @@ def _check_given(
     """Raises TypeError unless a drafter returned this kind, with fields of these axes."""
     if not isinstance(given, kind):
         got = type(given).__name__
-        raise TypeError(f"{where} must return a types.{kind.__name__} first, got {got}")
+        raise UserError(f"{where} must return a types.{kind.__name__} first, got {got}")
     longest = drafter.max_draft
     sizes = {"B": rows, "G": longest, "G + 1": longest + 1, "V": drafter.vocab_size}
     sizes["R"] = (*getattr(given.probs, "shape", ()), 0, 0)[1]
@@ -347,7 +348,7 @@ def _check_given(
         check_array(f"{where}: {name}", getattr(given, name), letters, shape, dtype)
     names, calls = drafter.model_names, given.calls
     if not isinstance(calls, dict) or set(calls) != set(names):
-        raise TypeError(
+        raise UserError(
             f"{where}: calls must be a dict with the model_names {list(names)} as its keys, got "
             f"{list(calls) if isinstance(calls, dict) else calls}"
         )

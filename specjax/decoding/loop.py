@@ -24,6 +24,7 @@ from specjax.decoding.guards import (
     check_strengths,
 )
 from specjax.decoding.state import ByToken, Step, add_step, initial_state
+from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning, continuing, noting
 from specjax.partitioning import Partitioner
@@ -152,7 +153,7 @@ class Method(abc.ABC):
 
     def check_rule(self, rule: Any) -> None:
         """Raises TypeError or ValueError if the method does not support this rule."""
-        raise ValueError(f"rule must be left out, got {rule!r}: {type(self).__name__} uses no rule")
+        raise UserError(f"rule must be left out, got {rule!r}: {type(self).__name__} uses no rule")
 
     def describe(self) -> dict[str, Any]:
         """The settings that determine the outputs besides the parameters, as JSON values."""
@@ -210,7 +211,7 @@ class Method(abc.ABC):
         if max_length is None:
             max_length = self.cache_length(np.shape(prompts.inputs)[1], forced, max_new)
         if max_length < needed:
-            raise ValueError(
+            raise UserError(
                 f"max_length must be at least {needed}, got {max_length}: the longest prompt takes "
                 f"{longest} positions, the output {max_new} and a block {self.max_draft + 1}"
             )
@@ -253,7 +254,7 @@ class Method(abc.ABC):
         """The beginning with a length per prompt."""
         lengths = np.broadcast_to(beginning.lengths, np.shape(prompts.input_lengths))
         if np.any(lengths >= np.asarray(prompts.input_lengths)):
-            raise ValueError("each prompt must be longer than the beginning that it takes")
+            raise UserError("each prompt must be longer than the beginning that it takes")
         if self.partitioner is not None:
             lengths = self.partitioner.place_rows(lengths)
         return Beginning(beginning.caches, lengths)
@@ -376,7 +377,7 @@ class Method(abc.ABC):
 def check_pair(method: Method, params: Any, rows: int) -> None:
     """Raises TypeError or ValueError unless parameters and their rule fit a method and a batch."""
     if not isinstance(params, MethodParams):
-        raise TypeError(
+        raise UserError(
             "params must be decoding.MethodParams(verifier=, drafter=, rule=), got "
             f"{type(params).__name__}"
         )

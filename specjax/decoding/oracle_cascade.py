@@ -49,7 +49,6 @@ class OracleCascade(PairMethod):
         check_deferral("rule", rule, "rules.Diff(strength=0.1)")
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
-        """See `Method`."""
         inner: SequentialState = state.inner
         rule = per_row(params.rule, state.steps)
         logits, caches = {}, {}

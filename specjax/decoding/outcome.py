@@ -41,7 +41,6 @@ class RoundState(NamedTuple):
 
     @property
     def cached(self) -> Array:
-        """See `specjax.decoding.reading`."""
         read = self.positions if self.history is None else self.history.read
         return jnp.minimum(self.positions, read)
 
@@ -218,11 +217,7 @@ def last_token(tokens: Array, counts: Array, before: Array) -> Array:
 def _emitted_logs(
     probs: Array, drafted: Array, last_probs: Array, last: Array, accepted: Array
 ) -> Array:
-    """Logarithms `[B, G + 1]` of probabilities `[B, G + 1, V]` of the emitted tokens.
-
-    Drafted tokens are looked up together with verification's entries, the last token (of
-    `last_probs [B, V]`) by itself: one pass over the draft instead of two.
-    """
+    """Logarithms `[B, G + 1]` of probabilities `[B, G + 1, V]` of the emitted tokens."""
     chances = jax.vmap(jax.vmap(entry))(probs, jnp.pad(drafted, ((0, 0), (0, 1))))
     at_last = jnp.arange(probs.shape[1])[None] == accepted[:, None]
     return jnp.log(jnp.where(at_last, jax.vmap(entry)(last_probs, last)[:, None], chances))

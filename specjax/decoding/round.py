@@ -46,6 +46,7 @@ from specjax.decoding.tree import (
     kept,
     node_counts,
 )
+from specjax.errors import UserError
 from specjax.platforms import row, rows_in_tiles
 from specjax.processing import advance, logs_along, unprocessed
 from specjax.sampling import num_uniforms
@@ -99,7 +100,7 @@ class Round:
         check_parts(self.verifier, self.drafter, self.verification, self.nested)
         names = self.model_names
         if len(set(names)) < len(names):
-            raise ValueError(f"models of a round must have different names, got {', '.join(names)}")
+            raise UserError(f"models of a round must have different names, got {', '.join(names)}")
         if self.widths is not None:
             check_widths(self.widths, self.drafter.max_draft + 1)
 
@@ -357,11 +358,7 @@ class Round:
         outputs: tuple[Array, Array, Array | None],
         whole: Array,
     ) -> AfterBlock:
-        """The target after whole blocks; `outputs` holds targets, p and p_conf.
-
-        The drafter runs again only for whole blocks (`whole`): only there it lacks the last token's
-        entries, and only there its distribution is needed.
-        """
+        """The target after whole blocks; `outputs` holds targets, p and p_conf."""
         rule, reads = params.rule, self._reads_bonus(params.rule)
         targets, p, p_conf = outputs
         needed = whole if reads else whole & (block.num_drafted > 0)

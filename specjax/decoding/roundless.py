@@ -19,6 +19,7 @@ from specjax.checks import check_static
 from specjax.decoding.guards import check_model, check_vocabularies
 from specjax.decoding.loop import Method, MethodParams, check_pair, per_row
 from specjax.decoding.state import Step, step_uniforms
+from specjax.errors import UserError
 from specjax.partitioning import Partitioner
 from specjax.platforms import entry
 from specjax.processing import distributions, draws, logs_along
@@ -54,7 +55,6 @@ class HasRead(NamedTuple):
 
     @property
     def cached(self) -> Array:
-        """See `specjax.decoding.reading`."""
         return self.positions
 
 
@@ -110,14 +110,12 @@ class SequentialMethod(Method):
         return tuple(self.models)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Method`."""
         each = (x.prompt_positions(input_lengths, prefix_lengths) for x in self.models.values())
         return functools.reduce(np.maximum, each)
 
     def prefill(
         self, params: MethodParams, prompts: PromptBatch, max_length: int
     ) -> SequentialState:
-        """See `Method`."""
         prompt = (prompts.inputs, prompts.input_lengths, max_length)
         forced = (prompts.prefix, prompts.prefix_lengths)
         filled = {
@@ -128,11 +126,9 @@ class SequentialMethod(Method):
         return SequentialState(filled["verifier"].tokens, **read)
 
     def committed(self, state: DecodeState) -> SequentialState:
-        """See `Method`."""
         return state.inner
 
     def inner_axes(self, inner: SequentialState) -> Axes:
-        """See `Method`."""
         read = {}
         for name, model in self.models.items():
             one: HasRead = getattr(inner, name)
@@ -169,17 +165,15 @@ class Autoregressive(SequentialMethod):
         """Raises TypeError or ValueError if `rule` is not a rule, or reads a drafter."""
         check_is_rule("rule", rule)
         if rule.reads_draft or rule.reads_draft_confidence:
-            raise ValueError(
+            raise UserError(
                 f"{type(rule).__name__} reads the drafter, but there is none: give a drafter, or a "
                 "rule that reads only the verifier"
             )
 
     def check_params(self, params: Params, rows: int) -> None:
-        """See `Method`."""
         check_pair(self, params, rows)
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
-        """See `Method`."""
         inner: SequentialState = state.inner
         last, read = inner.tokens[:, None], inner.verifier
         with jax.named_scope("verifier_pass"):
@@ -270,11 +264,9 @@ class PairMethod(SequentialMethod):
         return {"verifier": self.verifier, "drafter": self.drafter}
 
     def describe(self) -> dict[str, Any]:
-        """See `Method`."""
         return {**super().describe(), "drafter": self.drafter.describe()}
 
     def check_params(self, params: Params, rows: int) -> None:
-        """See `Method`."""
         check_pair(self, params, rows)
 
 

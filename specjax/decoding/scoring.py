@@ -13,6 +13,7 @@ from jax import lax
 
 from specjax.checks import checked_scores
 from specjax.decoding.tree import part_of, shape_of
+from specjax.errors import UserError
 from specjax.platforms import rows_in_tiles
 from specjax.processing import distributions_along
 from specjax.sampling import confidence
@@ -147,7 +148,7 @@ def check_widths(widths: Any, full: int) -> None:
     whole = isinstance(widths, tuple) and all(type(width) is int for width in widths)
     rising = whole and list(widths) == sorted({*widths, full}) and widths[0] >= 1
     if not rising or widths[-1] != full:
-        raise ValueError(
+        raise UserError(
             f"widths must be a tuple of whole numbers that increases from at least 1 to G + 1 = "
             f"{full}, got {widths}"
         )

@@ -85,7 +85,6 @@ class SequenceCascade(PairMethod):
     def prefill(
         self, params: MethodParams, prompts: PromptBatch, max_length: int
     ) -> SequentialState:
-        """See `Method`."""
         state = super().prefill(params, prompts, max_length)
         rows = state.tokens.shape[0]
         return state._replace(
@@ -103,7 +102,6 @@ class SequenceCascade(PairMethod):
         return state._replace(inner=state.inner._replace(own=own))
 
     def committed(self, state: DecodeState) -> SequentialState:
-        """See `Method`; after a deferral the drafter's cache has the response that was dropped."""
         inner: SequentialState = state.inner
         assert inner.drafter is not None
         prompt = inner.verifier.positions - state.lengths
@@ -111,7 +109,6 @@ class SequenceCascade(PairMethod):
         return inner._replace(drafter=inner.drafter._replace(positions=first))
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
-        """See `Method`."""
         inner: SequentialState = state.inner
         own: Response = inner.own
         active = ~state.finished

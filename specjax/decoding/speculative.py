@@ -104,23 +104,19 @@ class Speculative(Method):
         return (*OWN, *self.drafter.source_names)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Method`."""
         models = (self.verifier, self.drafter)
         first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in models)
         return np.maximum(first, second)
 
     def prefill(self, params: MethodParams, prompts: PromptBatch, max_length: int) -> RoundState:
-        """See `Method`."""
         forced = prompts.prefix, prompts.prefix_lengths
         prompt = prompts.inputs, prompts.input_lengths, max_length, *forced
         return self.round.prefill(params, *prompt)
 
     def committed(self, state: DecodeState) -> RoundState:
-        """See `Method`."""
         return state.inner
 
     def inner_axes(self, inner: RoundState) -> Axes:
-        """See `Method`."""
         return self.round.state_axes(inner)
 
     def check_rule(self, rule: Rule) -> None:
@@ -128,11 +124,9 @@ class Speculative(Method):
         self.round.check_rule(rule)
 
     def check_params(self, params: Params, rows: int) -> None:
-        """See `Method`."""
         check_pair(self, params, rows)
 
     def describe(self) -> dict[str, Any]:
-        """See `Method`."""
         return {
             **super().describe(),
             "drafter": self.drafter.describe(),

@@ -31,6 +31,7 @@ from specjax.decoding.roundless import (
 )
 from specjax.decoding.scoring import Scored, Wanted, powers_of_two, score
 from specjax.decoding.state import Step, end_tokens, read_token, step_uniforms
+from specjax.errors import UserError
 from specjax.processing import advance, distributions, logs_along, with_processing
 from specjax.rules import FallbackRollback
 from specjax.rules.sequential import check_reads_drafter_alone
@@ -350,7 +351,7 @@ class BiLDCascade(_FallbackCascade):
     def check_rule(self, rule: Any) -> None:
         """Raises TypeError unless the rule is a `rules.FallbackRollback`."""
         if not isinstance(rule, FallbackRollback):
-            raise TypeError(
+            raise UserError(
                 f"rule must be a rules.FallbackRollback, got {rule!r}: give "
                 "rules.FallbackRollback(fallback=rules.Chow(0.4), rollback=rules.BiLD(2.0))"
             )

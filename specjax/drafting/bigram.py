@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.checks import check_count
 from specjax.drafting.ngrams import NGrams, hashed
+from specjax.errors import UserError
 
 MAX_ORDER = 5  # The number of tokens in the longest n-gram.
 
@@ -53,7 +54,7 @@ class Bigram:
     def __post_init__(self) -> None:
         table = np.asarray(self.successors)
         if table.ndim != 1 or not table.size or table.dtype != np.int32:
-            raise ValueError(f"successors must be [n] int32, got {list(table.shape)} {table.dtype}")
+            raise UserError(f"successors must be [n] int32, got {list(table.shape)} {table.dtype}")
         _check_ids("successors", table, -1, table.size)
         _check_contexts(np.asarray(self.contexts), np.asarray(self.followers), table.size)
 
@@ -81,7 +82,7 @@ class Bigram:
           ValueError: if the table belongs to another vocabulary.
         """
         if tokenizer_fingerprint != self.tokenizer_fingerprint or vocab_size < self.successors.size:
-            raise ValueError(
+            raise UserError(
                 f"the bigram table has {self.successors.size} ids (tokenizer "
                 f"{self.tokenizer_fingerprint}) but {name} has {vocab_size} (tokenizer "
                 f"{tokenizer_fingerprint}): make a table with `specjax train bigram --tokenizer` "
@@ -144,7 +145,7 @@ def frequent_contexts(
     """
     check_count("min_count", min_count, "give the least number of times a context occurs")
     if order not in range(3, MAX_ORDER + 1):
-        raise ValueError(f"order must lie in 3 .. {MAX_ORDER}, got {order}: order 2 is the default")
+        raise UserError(f"order must lie in 3 .. {MAX_ORDER}, got {order}: order 2 is the default")
     rows = [np.asarray(text, np.int64) for text in texts if len(text)]
     tokens = np.concatenate([np.zeros(0, np.int64), *rows])
     ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
@@ -210,27 +211,27 @@ def _add(
 
 def _check_ids(name: str, ids: np.ndarray, low: int, size: int) -> None:
     if ids.size and (ids.min() < low or ids.max() >= size):
-        raise ValueError(f"{name} must lie in {low} .. {size - 1}, got {ids.min()} .. {ids.max()}")
+        raise UserError(f"{name} must lie in {low} .. {size - 1}, got {ids.min()} .. {ids.max()}")
 
 
 def _check_contexts(contexts: np.ndarray, followers: np.ndarray, size: int) -> None:
     shapes = contexts.ndim == 2 and followers.shape == contexts.shape[:1]
     if not shapes or contexts.dtype != np.int32 or followers.dtype != np.int32:
-        raise ValueError(
+        raise UserError(
             "contexts and followers must be [K, T] and [K] int32, got "
             f"{list(contexts.shape)} {contexts.dtype} and {list(followers.shape)} {followers.dtype}"
         )
     longest = contexts.shape[1]
     if not 1 <= longest < MAX_ORDER:
-        raise ValueError(f"contexts must have 1 .. {MAX_ORDER - 1} columns, got {longest}")
+        raise UserError(f"contexts must have 1 .. {MAX_ORDER - 1} columns, got {longest}")
     _check_ids("contexts", contexts, -1, size)
     _check_ids("followers", followers, 0, size)
     real = contexts >= 0
     if not real[:, :2].all() or (longest == 1 and followers.size):
-        raise ValueError("contexts must have two tokens or more")
+        raise UserError("contexts must have two tokens or more")
     if (real[:, 1:] > real[:, :-1]).any():
-        raise ValueError("contexts must have all tokens before the first -1")
+        raise UserError("contexts must have all tokens before the first -1")
     change = np.diff(contexts, axis=0)
     first = np.argmax(change != 0, axis=1)
     if (np.take_along_axis(change, first[:, None], axis=1) <= 0).any():
-        raise ValueError("contexts must be in lexicographic order, without duplicates")
+        raise UserError("contexts must be in lexicographic order, without duplicates")

@@ -15,6 +15,7 @@ from jax import lax
 from specjax.decoding.guards import checked_block, planned
 from specjax.decoding.token_sources import drafted_sources, wanted_of
 from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.errors import UserError
 from specjax.platforms import entry, row
 from specjax.types import (
     Array,
@@ -58,9 +59,9 @@ class BranchesDrafter(SeveralDrafters):
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, tuple):
-            raise TypeError(f"drafters must be a tuple of drafters, got {self.drafters!r}")
+            raise UserError(f"drafters must be a tuple of drafters, got {self.drafters!r}")
         if len(self.drafters) < 2:
-            raise ValueError(
+            raise UserError(
                 f"drafters must be at least two, got {len(self.drafters)}: use a single drafter "
                 "without BranchesDrafter"
             )
@@ -69,7 +70,6 @@ class BranchesDrafter(SeveralDrafters):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """See `SeveralDrafters`."""
         return self.drafters
 
     @property
@@ -110,7 +110,6 @@ class BranchesDrafter(SeveralDrafters):
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
-        """See `Drafter`."""
         limits = jnp.where(active, limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
         apart = jnp.split(uniforms, ends, axis=1)
@@ -143,8 +142,7 @@ class BranchesDrafter(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        """See `Drafter`; never called, because rules that read the drafter are refused."""
-        raise TypeError("BranchesDrafter has no distribution after its block")
+        raise UserError("BranchesDrafter has no distribution after its block")
 
 
 class _Part(NamedTuple):
@@ -232,7 +230,7 @@ def _part(block: DraftBlock, start: int, nobody: int) -> _Part:
         parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tokens.shape)
         laws = jnp.full_like(tokens, ChildLaw.DRAWN)
     if laws is None:
-        raise TypeError("the trees of BranchesDrafter need DraftBlock.laws, how tokens were drawn")
+        raise UserError("the trees of BranchesDrafter need DraftBlock.laws, how tokens were drawn")
     rows = jnp.full_like(tokens, nobody)
     if block.probs is None:
         laws = jnp.full_like(tokens, ChildLaw.TOP)

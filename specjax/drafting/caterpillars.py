@@ -17,6 +17,7 @@ from specjax.decoding.outcome import last_token
 from specjax.decoding.token_sources import drafted_sources, wanted_of
 from specjax.drafting.horizontal import HorizontalCascade
 from specjax.drafting.vertical import VerticalCascade
+from specjax.errors import UserError
 from specjax.types import (
     Array,
     Axes,
@@ -64,7 +65,7 @@ class CaterpillarDrafter(Drafter):
         check_part("drafter", self.drafter, needed, "drafting.VerticalCascade(...)")
         check_count("width", self.width, "use the drafter itself for no siblings", low=2)
         if self.width > self.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"width must be at most the number of tokens, {self.vocab_size}, got {self.width}"
             )
         kind, traits = type(self.drafter).__name__, self.drafter.traits
@@ -76,7 +77,7 @@ class CaterpillarDrafter(Drafter):
         elif not _with_confidence(self.drafter):
             wrong = "has no confidence, by which siblings are chosen"
         if wrong is not None:
-            raise ValueError(f"{kind} {wrong}: use it without CaterpillarDrafter")
+            raise UserError(f"{kind} {wrong}: use it without CaterpillarDrafter")
 
     @property
     def vocab_size(self) -> int:
@@ -117,11 +118,9 @@ class CaterpillarDrafter(Drafter):
         return self.drafter.source_names
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         return {"drafter": self.drafter.describe(), "width": self.width}
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Drafter`."""
         return self.drafter.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(
@@ -133,7 +132,6 @@ class CaterpillarDrafter(Drafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Any:
-        """See `Drafter`."""
         prompt = inputs, input_lengths, max_length, prefix, prefix_lengths
         return self.drafter.prefill(params, *prompt)
 
@@ -155,7 +153,6 @@ class CaterpillarDrafter(Drafter):
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, Any]:
-        """See `Drafter`."""
         allowed = self._chain_limits(limits)
         chain, state = self.drafter.propose(
             params, state, tokens, allowed, uniforms, sampling, active,
@@ -175,7 +172,6 @@ class CaterpillarDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, Any]:
-        """See `Drafter`; the state stays as before, because the drafter catches up."""
         drafter, rows = self.drafter, tokens.size
         # As if the path were committed, after which the drafter drafts nothing.
         moved = committed(drafter, state, state, block.tokens, block.num_drafted)
@@ -195,19 +191,15 @@ class CaterpillarDrafter(Drafter):
         return extra._replace(calls=calls), state
 
     def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
-        """See `Drafter`."""
         return self.drafter.commit(state, tokens, counts)
 
     def mark(self, state: Any) -> Any:
-        """See `Drafter`."""
         return self.drafter.mark(state)
 
     def rewind(self, state: Any, mark: Any) -> Any:
-        """See `Drafter`."""
         return self.drafter.rewind(state, mark)
 
     def state_axes(self, state: Any) -> Axes:
-        """See `Drafter`."""
         return self.drafter.state_axes(state)
 
     def _chain_limits(self, limits: Array) -> Array:

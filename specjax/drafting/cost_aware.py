@@ -13,6 +13,7 @@ from specjax.checks import check_part
 from specjax.drafting.costs import Costs
 from specjax.drafting.estimates import KEPT, Estimate, OnlineEstimate
 from specjax.drafting.policies import EstimateParams, RoundsPast, Weighing, WeighsTokens
+from specjax.errors import UserError
 from specjax.types import Array, DraftOutcome, Params, Stopping
 
 
@@ -87,7 +88,7 @@ class CostAware(WeighsTokens):
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         """Traces the times and the estimate's numbers."""
         if self.costs is None:
-            raise ValueError(
+            raise UserError(
                 "CostAware has no costs: give drafting.read_costs(FILE) (see `specjax bench "
                 "cost`), or let a Decoder measure them"
             )
@@ -107,7 +108,6 @@ class CostAware(WeighsTokens):
         return bound, EstimateParams(table, numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
-        """See `WeighsTokens`; no time and no tokens yet."""
         zeros = jnp.zeros((rows,), jnp.float32)
         return super().remember(params, rows, longest)._replace(own=Spent(zeros, zeros))
 

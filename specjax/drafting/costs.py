@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_path
+from specjax.errors import UserError
 
 # The format of the files that `Costs.to_dict` makes.
 FORMAT = 1
@@ -53,17 +54,17 @@ class Costs:
         _check_sizes("widths", self.widths)
         _check_times("draft", self.draft, len(self.rows), "rows")
         if not isinstance(self.verifier, tuple) or len(self.verifier) != len(self.rows):
-            raise TypeError(
+            raise UserError(
                 f"verifier must be a tuple with a tuple for each of {len(self.rows)} rows, got "
                 f"{self.verifier!r}"
             )
         for i, times in enumerate(self.verifier):
             _check_times(f"verifier[{i}]", times, len(self.widths), "widths")
             if min(times) <= 0:
-                raise ValueError(f"verifier[{i}] must be above 0 seconds, got {min(times)}")
+                raise UserError(f"verifier[{i}] must be above 0 seconds, got {min(times)}")
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
+                raise UserError(f"{name} must be a string, got {getattr(self, name)!r}")
 
     def __repr__(self) -> str:
         times = f"{zlib.crc32(repr((self.draft, self.verifier)).encode()):08x}"
@@ -119,25 +120,25 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
         reason = error.strerror or str(error)
         raise type(error)(f"{place} cannot be read ({reason}): {_HOW}") from None
     except (ValueError, RecursionError):
-        raise ValueError(f"{place} is not a JSON file: {_HOW}") from None
+        raise UserError(f"{place} is not a JSON file: {_HOW}") from None
     return _from_dict(values, place)
 
 
 def _from_dict(values: Any, path: Path) -> Costs:
     names = [field.name for field in dataclasses.fields(Costs)]
     if not isinstance(values, dict) or "format" not in values:
-        raise ValueError(f"{path} is not a file of costs: {_HOW}")
+        raise UserError(f"{path} is not a file of costs: {_HOW}")
     if values["format"] != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"{path} has the format {values['format']!r}, but this version reads {FORMAT}: {_HOW}"
         )
     missing = [name for name in names if name not in values]
     if missing:
-        raise ValueError(f"{path} lacks {missing[0]!r}: {_HOW}")
+        raise UserError(f"{path} lacks {missing[0]!r}: {_HOW}")
     try:
         return Costs(**{name: _frozen(values[name]) for name in names})
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}: {_HOW}") from None
+        raise UserError(f"{path}: {error}: {_HOW}") from None
 
 
 def _frozen(value: Any) -> Any:
@@ -147,7 +148,7 @@ def _frozen(value: Any) -> Any:
 def _check_sizes(name: str, sizes: Any) -> None:
     whole = isinstance(sizes, tuple) and all(type(size) is int for size in sizes)
     if not whole or not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
-        raise ValueError(
+        raise UserError(
             f"{name} must be a tuple of whole numbers that increases from at least 1, got {sizes!r}"
         )
 
@@ -155,12 +156,12 @@ def _check_sizes(name: str, sizes: Any) -> None:
 def _check_times(name: str, times: Any, count: int, of: str) -> None:
     numbers = isinstance(times, tuple) and all(type(time) in (int, float) for time in times)
     if not numbers or len(times) != count:
-        raise TypeError(
+        raise UserError(
             f"{name} must be a tuple of {count} numbers, for each of {of}, got {times!r}"
         )
     bad = _bad_times(times)
     if bad:
-        raise ValueError(f"{name} must be seconds, finite and at least 0, got {bad[0]}")
+        raise UserError(f"{name} must be seconds, finite and at least 0, got {bad[0]}")
 
 
 def _bad_times(times: Sequence[float]) -> list[float]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import check_flag, one_number
+from specjax.errors import UserError
 from specjax.types import Array, DraftOutcome, Params
 from specjax.types.drafting import Drawn
 
@@ -43,7 +44,6 @@ class Estimate(abc.ABC):
     reads_past: ClassVar[bool] = False
 
     def bind(self, head: Any = None) -> "tuple[Estimate, Params]":
-        """See `Stopping.bind`."""
         return self, ()
 
     def as_chance(self) -> "Estimate":
@@ -51,7 +51,6 @@ class Estimate(abc.ABC):
         return self
 
     def remember(self, params: Params, rows: int) -> Any:
-        """See `Stopping.remember`."""
         return ()
 
     def recall(self, params: Params, memory: Any) -> Any:
@@ -125,7 +124,6 @@ class ConfidenceEstimate(Estimate):
         return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
-        """See `Estimate`."""
         line = params if isinstance(params, Line) else self.bind()[1]
         return line.slope * feature + line.offset
 
@@ -157,7 +155,7 @@ class HeadEstimate(Estimate):
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
         """Traces the parameters of the drafter's head."""
         if head is None:
-            raise ValueError(
+            raise UserError(
                 "the drafter has no acceptance head: train one with `specjax train head`, or use "
                 "another estimate (drafting.OnlineEstimate(), drafting.ConfidenceEstimate())"
             )
@@ -181,7 +179,7 @@ class HeadEstimate(Estimate):
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         """The head's log-odds."""
         if self.config is None:
-            raise ValueError("HeadEstimate has no head: give HeadEstimate(config) and its params")
+            raise UserError("HeadEstimate has no head: give HeadEstimate(config) and its params")
         # Both belong to the token before: its hidden state is known only now.
         features = carry if self.reads_confidence else None
         found = apply_head(self.config, params.head, drawn.hidden, features) + params.shift
@@ -257,7 +255,6 @@ class OnlineEstimate(Estimate):
         return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Array, feature: Array) -> Array:
-        """See `Estimate`."""
         return recalled[:, 0] * feature + recalled[:, 1]
 
     def learn(
@@ -299,7 +296,7 @@ def given(part: Any, name: str) -> Array:
     """
     value = getattr(part, name)
     if value is None:
-        raise ValueError(
+        raise UserError(
             f"{type(part).__name__}: {name} is None: give a number, or pass the parameters that "
             "bind() returned"
         )

@@ -10,6 +10,7 @@ import numpy as np
 from specjax.drafting.horizontal import HorizontalCascade
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.vertical import VerticalCascade, VerticalCascadeParams
+from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.types import Drafter, LanguageModel, Params, Rule, Verification
 from specjax.verification import Block
@@ -135,7 +136,7 @@ def cascade_params(
     by_name = rules if isinstance(rules, Mapping) else {}
     for what, given, known in (("rules", by_name, reviewers), ("stopping", stopping, draws)):
         if unknown := sorted(set(given) - known):
-            raise ValueError(
+            raise UserError(
                 f"{what} has an entry {unknown[0]!r}, but its names are "
                 f"{', '.join(sorted(known)) or 'none'}: correct it, or leave it out"
             )
@@ -144,14 +145,14 @@ def cascade_params(
 
 def _named(models: Mapping[str, Params], name: str) -> Params:
     if name not in models:
-        raise ValueError(f"models must have an entry {name!r}, got {', '.join(models)}")
+        raise UserError(f"models must have an entry {name!r}, got {', '.join(models)}")
     return models[name]
 
 
 def _check_last(last: Any) -> None:
     fields = dataclasses.fields(last) if dataclasses.is_dataclass(last) else ()
     if last is not None and not any(field.name == "max_draft" for field in fields):
-        raise TypeError(
+        raise UserError(
             f"last must be a drafter and a dataclass with a field max_draft, got {last!r}"
         )
 
@@ -165,22 +166,22 @@ def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
     try:
         matrix = np.asarray(lengths)
     except ValueError:
-        raise ValueError(f"K must have rows of equal length, got {lengths!r}") from None
+        raise UserError(f"K must have rows of equal length, got {lengths!r}") from None
     size = len(names)
     if matrix.shape != (size, size):
-        raise ValueError(
+        raise UserError(
             f"K must have a row and a column for each of the {size} drafters ({', '.join(names)}), "
             f"got shape {matrix.shape}"
         )
     if matrix.dtype.kind not in "iu" or (matrix < 0).any():
-        raise ValueError(f"K must hold whole numbers of at least 0, got {matrix.tolist()}")
+        raise UserError(f"K must hold whole numbers of at least 0, got {matrix.tolist()}")
     below = np.argwhere(np.tril(matrix, -1))
     if below.size:
         row, column = below[0]
-        raise ValueError(
+        raise UserError(
             f"K must be upper triangular, got {matrix[row, column]} in row {row + 1}, column "
             f"{column + 1}: row r has the tokens of drafters r, r + 1, ...; put 0 before them"
         )
     if not matrix[0].any():
-        raise ValueError("K must have tokens in its first row, which the verifier reviews: got 0s")
+        raise UserError("K must have tokens in its first row, which the verifier reviews: got 0s")
     return matrix.tolist()

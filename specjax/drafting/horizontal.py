@@ -17,6 +17,7 @@ from specjax.decoding.token_sources import drafted_sources, wanted_of
 from specjax.decoding.tree import draft_probs
 from specjax.drafting.blocks import append_block, cut_from, empty_block
 from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.errors import UserError
 from specjax.processing import advance
 from specjax.types import (
     Array,
@@ -65,7 +66,7 @@ class HorizontalCascade(SeveralDrafters):
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, tuple) or not self.drafters:
-            raise TypeError(
+            raise UserError(
                 f"drafters must be a tuple of at least one drafter, got {self.drafters!r}"
             )
         self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
@@ -74,7 +75,6 @@ class HorizontalCascade(SeveralDrafters):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """See `SeveralDrafters`."""
         return self.drafters
 
     @property
@@ -106,7 +106,6 @@ class HorizontalCascade(SeveralDrafters):
         )
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         counts = {"counts": list(self._counts), "cumulative": self.cumulative}
         return super().describe() | counts
 
@@ -123,7 +122,6 @@ class HorizontalCascade(SeveralDrafters):
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
-        """See `Drafter`."""
         limits = jnp.where(active, limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
         parts = jnp.split(uniforms, ends, axis=1)
@@ -175,7 +173,6 @@ class HorizontalCascade(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        """See `Drafter`; from the last drafter."""
         drafter, own = self.drafters[-1], state.drafters[-1]
         returned = drafter.bonus(
             params[-1],
@@ -204,13 +201,13 @@ def _check_counts(counts: Any, longest: Sequence[int]) -> None:
     if counts is None:
         return
     if not isinstance(counts, tuple) or len(counts) != len(longest):
-        raise ValueError(
+        raise UserError(
             f"counts must be a tuple of {len(longest)} numbers, one for each drafter, got "
             f"{counts!r}"
         )
     for i, (count, most) in enumerate(zip(counts, longest, strict=True)):
         check_count(f"counts[{i}]", count, "leave out a drafter that contributes nothing")
         if count > most:
-            raise ValueError(
+            raise UserError(
                 f"counts[{i}] must be at most its drafter's max_draft = {most}, got {count}"
             )

@@ -15,6 +15,7 @@ from jax import lax
 from specjax.checks import check_array, check_count
 from specjax.decoding.history import put_at
 from specjax.drafting.ngrams import NGrams, check_ngrams, follower
+from specjax.errors import UserError
 from specjax.types import (
     Array,
     Bonus,
@@ -103,7 +104,7 @@ class LookupDrafter(Drafter):
             return
         check_count("max_ngram", self.max_ngram, "give a number of tokens, or None for no limit")
         if self.min_ngram > self.max_ngram:
-            raise ValueError(
+            raise UserError(
                 f"min_ngram must be at most max_ngram = {self.max_ngram}, got {self.min_ngram}"
             )
 
@@ -126,7 +127,6 @@ class LookupDrafter(Drafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> LookupState:
-        """See `Drafter`."""
         # Positions of an encoder-decoder do not count the encoder's input.
         context = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
         lengths = begins = input_lengths.astype(jnp.int32)
@@ -149,7 +149,6 @@ class LookupDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, LookupState]:
-        """See `Drafter`."""
         chain, known = self.chain(params, state, tokens)
         drafted = jnp.minimum(known, jnp.where(active, limits, 0))
         return DraftBlock(chain[:, :-1], None, None, drafted, {}), state
@@ -175,17 +174,14 @@ class LookupDrafter(Drafter):
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> LookupState:
-        """See `Drafter`; finds the match for the next round."""
         # Tokens past `counts` are after the end, and are overwritten.
         context = put_at(state.context, tokens, state.lengths)
         return self._state(context, state.lengths + counts, state.begins)
 
     def mark(self, state: LookupState) -> tuple[Array, Match]:
-        """See `Drafter`; the context needs no copy."""
         return state.lengths, state.match
 
     def rewind(self, state: LookupState, mark: tuple[Array, Match]) -> LookupState:
-        """See `Drafter`; tokens after the end are overwritten."""
         lengths, match = mark
         return state._replace(lengths=lengths, match=match)
 

@@ -15,6 +15,7 @@ from specjax.decoding.token_sources import drafted_sources, wanted_of
 from specjax.decoding.tree import draft_probs
 from specjax.drafting.lookup import LookupDrafter
 from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.errors import UserError
 from specjax.types import (
     Array,
     Bonus,
@@ -53,19 +54,18 @@ class LookupFirst(SeveralDrafters):
 
     def __post_init__(self) -> None:
         if not isinstance(self.lookup, LookupDrafter):
-            raise TypeError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
+            raise UserError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
         self._check_parts(("lookup", "drafter"))
         check_count("min_match", self.min_match, "give a number of tokens")
         low, high = self.lookup.min_ngram, self.lookup.max_ngram
         if self.min_match < low or (high is not None and self.min_match > high):
-            raise ValueError(
+            raise UserError(
                 f"min_match must be at least the lookup's min_ngram = {low} and at most its "
                 f"max_ngram = {high}, got {self.min_match}"
             )
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """See `SeveralDrafters`."""
         return self.lookup, self.drafter
 
     @property
@@ -85,7 +85,6 @@ class LookupFirst(SeveralDrafters):
         )
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         return super().describe() | {"min_match": self.min_match}
 
     def draft_limits(self, params: Sequence[Params], state: SeveralState, limits: Array) -> Array:
@@ -108,7 +107,6 @@ class LookupFirst(SeveralDrafters):
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
-        """See `Drafter`."""
         copies = self.copies(state)
         drafting = active & ~copies
         copied, lookup = self.lookup.propose(
@@ -149,7 +147,6 @@ class LookupFirst(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        """See `Drafter`; without a pass if all rows copied."""
         copied, lookup = self.lookup.bonus(
             params[0], state.drafters[0], tokens, block, sampling, with_confidence=False
         )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specjax.checks import check_count
 from specjax.drafting.branches import united
 from specjax.drafting.lookup import LookupDrafter, LookupState, Match, longest_matches
+from specjax.errors import UserError
 from specjax.types import (
     Array,
     Bonus,
@@ -47,7 +48,7 @@ class LookupTreeDrafter(Drafter):
 
     def __post_init__(self) -> None:
         if not isinstance(self.lookup, LookupDrafter):
-            raise TypeError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
+            raise UserError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
         check_count("copies", self.copies, "give the number of copies")
 
     @property
@@ -71,7 +72,6 @@ class LookupTreeDrafter(Drafter):
         return self.lookup.source_names
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         return {"lookup": self.lookup.describe(), "copies": self.copies}
 
     def prefill(
@@ -83,7 +83,6 @@ class LookupTreeDrafter(Drafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> LookupState:
-        """See `Drafter`."""
         prompt = inputs, input_lengths, max_length, prefix, prefix_lengths
         return self._matched(self.lookup.prefill(params, *prompt))
 
@@ -99,7 +98,6 @@ class LookupTreeDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, LookupState]:
-        """See `Drafter`."""
         limits, chains = jnp.where(active, limits, 0), []
         for i in range(self.copies):
             one = state._replace(match=Match(*(x[:, i] for x in state.match)))
@@ -120,21 +118,17 @@ class LookupTreeDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, LookupState]:
-        """See `Drafter`; never called, because rules that read the drafter are refused."""
-        raise TypeError("LookupTreeDrafter has no distribution after its block")
+        raise UserError("LookupTreeDrafter has no distribution after its block")
 
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> LookupState:
-        """See `Drafter`; finds the matches for the next round."""
         return self._matched(self.lookup.commit(state, tokens, counts))
 
     def mark(self, state: LookupState) -> tuple[Array, Match]:
-        """See `Drafter`."""
         return self.lookup.mark(state)
 
     def rewind(self, state: LookupState, mark: tuple[Array, Match]) -> LookupState:
-        """See `Drafter`."""
         return self.lookup.rewind(state, mark)
 
     def _matched(self, state: LookupState) -> LookupState:

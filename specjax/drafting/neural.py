@@ -25,6 +25,7 @@ from specjax.drafting.policy_calls import (
     first_past,
     learn,
 )
+from specjax.errors import UserError
 from specjax.processing import advance, distributions, draws, with_processing
 from specjax.sampling import confidence, num_uniforms
 from specjax.types import (
@@ -80,7 +81,6 @@ class NeuralDrafterState(NamedTuple):
 
     @property
     def cached(self) -> Array:
-        """See `specjax.decoding.reading`."""
         return jnp.minimum(self.positions, self.history.read)
 
 
@@ -123,7 +123,6 @@ class ModelDrafter(Drafter):
         return (self.name,)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Drafter`."""
         return self.model.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(
@@ -135,7 +134,6 @@ class ModelDrafter(Drafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> NeuralDrafterState:
-        """See `Drafter`."""
         filled = self.model.prefill(
             params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
         )
@@ -147,11 +145,9 @@ class ModelDrafter(Drafter):
         return state.positions
 
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
-        """See `Drafter`."""
         return state._replace(positions=mark)
 
     def state_axes(self, state: NeuralDrafterState) -> Axes:
-        """See `Drafter`."""
         axes = row_axes(state._replace(cache=()))
         return axes._replace(cache=self.model.cache_axes(state.cache))
 
@@ -194,7 +190,7 @@ class NeuralDrafter(ModelDrafter):
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
         check_count("min_draft", self.min_draft, "give a whole number", low=0)
         if self.min_draft > self.max_draft:
-            raise ValueError(
+            raise UserError(
                 f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}: "
                 "give a smaller min_draft or a larger max_draft"
             )
@@ -220,7 +216,6 @@ class NeuralDrafter(ModelDrafter):
         )
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         return {
             "name": self.name,
             "model": self.model.describe(),
@@ -240,7 +235,6 @@ class NeuralDrafter(ModelDrafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> NeuralDrafterState:
-        """See `Drafter`."""
         state = super().prefill(params, inputs, input_lengths, max_length, prefix, prefix_lengths)
         rows = inputs.shape[0]
         past = first_past(self.stopping, params.stopping, rows, self.max_draft)
@@ -264,7 +258,6 @@ class NeuralDrafter(ModelDrafter):
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
-        """See `Drafter`."""
         rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
         limits, policy = self._begin(params, state, limits)
         uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
@@ -325,7 +318,6 @@ class NeuralDrafter(ModelDrafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
-        """See `Drafter`."""
         drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
@@ -341,7 +333,6 @@ class NeuralDrafter(ModelDrafter):
     def commit(
         self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> NeuralDrafterState:
-        """See `Drafter`."""
         return state._replace(
             positions=state.positions + counts,
             history=history_lib.commit(state.history, state.positions, tokens, counts),
@@ -349,7 +340,6 @@ class NeuralDrafter(ModelDrafter):
         )
 
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
-        """See `Drafter`; the stopping policy's memory does not change."""
         past = state.past
         if isinstance(past, PolicyPast):
             # The level that reviewed its last draft has already reported the outcome.

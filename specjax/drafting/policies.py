@@ -65,7 +65,6 @@ class _Threshold(Stopping):
         return dataclasses.replace(self, threshold=None), given(self, "threshold")
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """See `Stopping`."""
         return self._ends(drawn.confidences, _numbers(self, params)), state
 
     @abc.abstractmethod
@@ -183,7 +182,6 @@ class Survival(OnEstimate):
         return limits, begin_survival(self.estimate, own, memory, limits.size, longest)
 
     def step(self, params: Params, state: JudgedDraft, drawn: Drawn) -> tuple[Array, JudgedDraft]:
-        """See `Stopping`."""
         numbers = self._numbers(params)
         state = judge(self.estimate, numbers.estimate, state, drawn)
         return 1.0 - state.survival > numbers.own, state
@@ -259,7 +257,6 @@ class WeighsTokens(OnEstimate):
         return jnp.where(worth, limits, 0), state._replace(going=worth)
 
     def step(self, params: Params, state: Weighing, drawn: Drawn) -> tuple[Array, Weighing]:
-        """See `Stopping`."""
         judged = judge(self.estimate, self._numbers(params).estimate, state.judged, drawn)
         lengths = state.lengths + state.going.astype(jnp.int32)
         going = state.going & (lengths < state.limits)
@@ -285,13 +282,7 @@ class WeighsTokens(OnEstimate):
 
     @abc.abstractmethod
     def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:
-        """The rows that continue, `[B]` bool.
-
-        Args:
-          state: the drafts.
-          open_: `[B, G]` bool, the next 1 .. G tokens that may still be drafted.
-          chances: `[B, G]` float32, the chance that each and all before it are accepted.
-        """
+        """The rows that continue, `[B]` bool."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specjax.checks import check_array, check_like, check_part, check_static, unpacked
+from specjax.errors import UserError
 from specjax.types import Array, DraftOutcome, Params, Stopping
 from specjax.types.drafting import Drawn
 from specjax.types.pytrees import where_rows
@@ -29,7 +30,7 @@ def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None
         policy.bind(head)
     except ValueError:  # bind() has moved its numbers to the parameters
         return
-    raise ValueError(
+    raise UserError(
         f"stopping=Own({type(policy).__name__}(...), params) must have no params, because this "
         f"policy needs none: write stopping={policy!r}"
     )
@@ -123,7 +124,7 @@ def decide(policy: Stopping, params: Params, state: Any, drawn: Drawn) -> tuple[
         remedy = _remedy(error, params, drawn.confidences)
         if remedy is None:
             raise
-        raise TypeError(f"{where} failed ({' '.join(str(error).split())}): {remedy}") from error
+        raise UserError(f"{where} failed ({' '.join(str(error).split())}): {remedy}") from error
     stops, new = unpacked(where, returned, ("stops", "state"))
     check_array(f"{where}: stops", stops, "[B]", drawn.token.shape, bool)
     check_like(f"{where}: state", new, state)

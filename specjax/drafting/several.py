@@ -12,6 +12,7 @@ import numpy as np
 
 from specjax.checks import check_part, check_static
 from specjax.decoding.guards import committed
+from specjax.errors import UserError
 from specjax.types import Array, Axes, Drafter, Params, row_axes
 
 
@@ -56,7 +57,7 @@ class SeveralDrafters(Drafter):
             self._check_traits(drafter)
         sizes = [drafter.vocab_size for drafter in self.parts]
         if len(set(sizes)) > 1:
-            raise ValueError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
+            raise UserError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
 
     def _check_traits(self, drafter: Drafter) -> None:
         """Raises ValueError for a drafter whose blocks, or whose commits, cannot be combined."""
@@ -67,14 +68,14 @@ class SeveralDrafters(Drafter):
         elif self._reads_drafts and traits.reads_verifier_hidden:
             wrong = f"reads the verifier's hidden states, but drafts in {where} have none"
         if wrong is not None:
-            raise ValueError(f"{type(drafter).__name__} {wrong}: use it without {where}")
+            raise UserError(f"{type(drafter).__name__} {wrong}: use it without {where}")
 
     def _check_names(self, shared: Sequence[str]) -> None:
         """Raises ValueError if two models have the same name, unless it is in `shared`."""
         names = [name for drafter in self.parts for name in drafter.model_names]
         for name in names:
             if names.count(name) > 1 and name not in shared:
-                raise ValueError(
+                raise UserError(
                     f"two drafters of {type(self).__name__} have the name {name!r}: give each its "
                     f"own name, or, if they are one model, shared=({name!r},)"
                 )
@@ -105,11 +106,9 @@ class SeveralDrafters(Drafter):
         return tuple(name for drafter in self.parts for name in drafter.source_names)
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         return {"drafters": [drafter.describe() for drafter in self.parts]}
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Drafter`."""
         each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.parts]
         return functools.reduce(np.maximum, each)  # an encoder-decoder returns a single number
 
@@ -122,7 +121,6 @@ class SeveralDrafters(Drafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> SeveralState:
-        """See `Drafter`."""
         prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
         together = zip(self.parts, params, strict=True)
         states = tuple(drafter.prefill(own, *prompt) for drafter, own in together)
@@ -131,7 +129,6 @@ class SeveralDrafters(Drafter):
     def commit(
         self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> SeveralState:
-        """See `Drafter`; takes back the draft tokens that drafters have read."""
         states = []
         for i, (drafter, own) in enumerate(zip(self.parts, state.drafters, strict=True)):
             now = drafter.rewind(own, state.marks[i]) if i and self._reads_drafts else own
@@ -139,17 +136,14 @@ class SeveralDrafters(Drafter):
         return state._replace(drafters=tuple(states), marks=self._kept(states))
 
     def mark(self, state: SeveralState) -> tuple[Any, ...]:
-        """See `Drafter`."""
         return state.marks if self._reads_drafts else self._marks(state.drafters)
 
     def rewind(self, state: SeveralState, mark: tuple[Any, ...]) -> SeveralState:
-        """See `Drafter`."""
         together = zip(self.parts, state.drafters, mark, strict=True)
         states = tuple(drafter.rewind(own, place) for drafter, own, place in together)
         return state._replace(drafters=states, marks=mark if self._reads_drafts else ())
 
     def state_axes(self, state: SeveralState) -> Axes:
-        """See `Drafter`."""
         together = zip(self.parts, state.drafters, strict=True)
         axes = row_axes(state._replace(drafters=()))
         return axes._replace(drafters=tuple(drafter.state_axes(own) for drafter, own in together))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specjax.checks import check_count, whole_number
+from specjax.errors import UserError
 
 _EXAMPLE = "(0, 0, 1, 1) for two children of the root and two of the first of these"
 
@@ -48,18 +49,18 @@ class Topology:
     def __post_init__(self) -> None:
         given = self.parents
         if isinstance(given, str) or not isinstance(given, Sequence):
-            raise TypeError(f"parents must be a tuple such as {_EXAMPLE}, got {given!r}")
+            raise UserError(f"parents must be a tuple such as {_EXAMPLE}, got {given!r}")
         if not given:
-            raise ValueError(f"parents must have at least one entry, such as {_EXAMPLE}")
+            raise UserError(f"parents must have at least one entry, such as {_EXAMPLE}")
         parents = tuple(whole_number(f"parents[{i}]", x, low=0) for i, x in enumerate(given))
         for i, parent in enumerate(parents):
             if parent > i:
-                raise ValueError(
+                raise UserError(
                     f"parents[{i}] must be at most {i}, because a node comes after its parent, "
                     f"got {parent}"
                 )
             if i and parent < parents[i - 1]:
-                raise ValueError(
+                raise UserError(
                     f"parents must not decrease, but parents[{i}]={parent} comes after "
                     f"{parents[i - 1]}: number the nodes level by level"
                 )
@@ -136,12 +137,12 @@ class Beam:
             check_count("keep", self.keep, "give a number of nodes, or None for all")
             drafted = dataclasses.replace(self, keep=None).size
             if self.keep > drafted:
-                raise ValueError(
+                raise UserError(
                     f"keep must be at most {drafted}, the nodes of the tree, got {self.keep}"
                 )
             inner = sum(len(level.counts) for level in self.levels[1:])
             if self.keep < inner:
-                raise ValueError(
+                raise UserError(
                     f"keep must be at least {inner}, the nodes with children, got {self.keep}"
                 )
 

@@ -18,6 +18,7 @@ from specjax.decoding.guards import check_model
 from specjax.decoding.tree import grown, part_of
 from specjax.drafting.neural import ModelDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.drafting.topologies import Beam, Level, Topology
+from specjax.errors import UserError
 from specjax.platforms import row
 from specjax.processing import distributions, distributions_along
 from specjax.sampling import TINY, confidence, draw, num_uniforms
@@ -93,18 +94,18 @@ class TreeDrafter(ModelDrafter):
         check_model("model", self.model)
         check_part("tree", self.tree, ("levels", "size", "widest"), "drafting.k_ary(3, 2)")
         if self.children not in CHILDREN:
-            raise ValueError(
+            raise UserError(
                 f"children must be one of {', '.join(map(repr, CHILDREN))}, got {self.children!r}"
             )
         if not self.model.reads_trees:
-            raise ValueError(f"model must read trees, and {type(self.model).__name__} cannot")
+            raise UserError(f"model must read trees, and {type(self.model).__name__} cannot")
         if getattr(self.tree, "keep", None) is not None and self.children != "top":
-            raise ValueError(
+            raise UserError(
                 f"{self.tree!r} needs children='top', got {self.children!r}: leaving out drawn "
                 "tokens by their values would change the distribution of the output"
             )
         if self.tree.widest > self.vocab_size and self.children != "independent":
-            raise ValueError(
+            raise UserError(
                 f"a node of the tree has {self.tree.widest} children, but there are only "
                 f"{self.vocab_size} tokens: use a narrower tree"
             )
@@ -145,7 +146,6 @@ class TreeDrafter(ModelDrafter):
         )
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         fields = {"name": self.name, "model": self.model.describe()}
         return fields | {"tree": repr(self.tree), "children": self.children}
 
@@ -161,7 +161,6 @@ class TreeDrafter(ModelDrafter):
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
-        """See `Drafter`."""
         active &= limits > 0
         uniforms = uniforms.reshape(tokens.size, -1, num_uniforms(self.vocab_size))
 
@@ -184,7 +183,6 @@ class TreeDrafter(ModelDrafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
-        """See `Drafter`; the accepted path is read again, in one pass."""
         path = jnp.concatenate([tokens[:, None], block.tokens[:, : self.depth]], axis=1)
         with jax.named_scope("drafter_pass"):
             read = self.model.extend(params.model, state.cache, path, state.positions)
@@ -200,7 +198,6 @@ class TreeDrafter(ModelDrafter):
     def commit(
         self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> NeuralDrafterState:
-        """See `Drafter`."""
         history = history_lib.commit(state.history, state.positions, tokens, counts)
         return state._replace(positions=state.positions + counts, history=history)
 
@@ -300,16 +297,7 @@ class TreeDrafter(ModelDrafter):
         uniforms: Array,
         used: int,
     ) -> _Growing:
-        """The tree with one more level, below the nodes that were read last.
-
-        Args:
-          tree: the tree so far.
-          level: the new level, of W nodes with children.
-          q: `[B, W, V]`, the distributions after these nodes.
-          ranks: `[B, W, V]`, see `_ranks`.
-          uniforms: `[B, draws, U]`.
-          used: the number of draws before.
-        """
+        """The tree with one more level, below the nodes that were read last."""
         width, most = len(level.counts), max(level.counts)
         pick = jax.vmap(lambda x, at: x[at])
         counts = jnp.asarray(level.counts, jnp.int32)
@@ -361,10 +349,7 @@ def _distributions(tree: _Growing, sampling: Sampling, width: int) -> Array:
 
 
 def _ranks(tree: _Growing, sampling: Sampling, q: Array) -> Array:
-    """The probabilities by which tokens and paths are ranked, `[B, W, V]`: those of q.
-
-    A greedy q has no second token. There they are those at temperature 1.
-    """
+    """The probabilities by which tokens and paths are ranked, `[B, W, V]`: those of q."""
     rows = jnp.asarray(sampling.temperature)
     ones = jnp.ones(rows.shape, jnp.float32)
     plain = dataclasses.replace(sampling, temperature=ones, top_k=None, top_p=None)
@@ -374,19 +359,7 @@ def _ranks(tree: _Growing, sampling: Sampling, q: Array) -> Array:
 def _children(
     kind: str, most: int, q: Array, order: Array, uniforms: Array, count: Array
 ) -> tuple[Array, Array]:
-    """The children of a node, and their laws. If nothing is left to draw, the best token follows.
-
-    Args:
-      kind: see `CHILDREN`.
-      most: K.
-      q: `[V]`.
-      order: `[V]`, larger for better tokens.
-      uniforms: `[n, U]`.
-      count: int32 scalar, the number of children that are used.
-
-    Returns:
-      Both `[K]` int32.
-    """
+    """The children of a node, and their laws; the best token if nothing is left to draw."""
     fixed = jnp.full((most,), ChildLaw.TOP, jnp.int32)
     if kind in ("top", "top+1"):
         tops = lax.top_k(order, most)[1]

@@ -16,6 +16,7 @@ from specjax.decoding.guards import check_model
 from specjax.decoding.outcome import RoundMark, RoundState
 from specjax.decoding.token_sources import inner_sources
 from specjax.drafting.blocks import append_block, empty_block
+from specjax.errors import UserError
 from specjax.processing import advance, with_processing
 from specjax.rules import Lossless, Lossy
 from specjax.types import (
@@ -118,7 +119,7 @@ class VerticalCascade(Drafter):
         if self.min_draft is not None:
             check_count("min_draft", self.min_draft, "leave it out for max_draft")
             if self.min_draft > self.max_draft:
-                raise ValueError(
+                raise UserError(
                     f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
                 )
         if self.rounds is not None:
@@ -127,7 +128,7 @@ class VerticalCascade(Drafter):
         check_part("drafter", self.drafter, needed, "drafting.NeuralDrafter(...)")
         check_model("reviewer", self.reviewer)
         if self.drafter.vocab_size != self.reviewer.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"levels of a cascade must share one vocabulary, got {self.reviewer.vocab_size} "
                 f"tokens for {self.name!r} and {self.drafter.vocab_size} for the "
                 f"{type(self.drafter).__name__} below it"
@@ -188,7 +189,6 @@ class VerticalCascade(Drafter):
         return (self.name, *self.drafter.source_names)
 
     def describe(self) -> Any:
-        """See `Drafter`."""
         return {
             "name": self.name,
             "reviewer": self.reviewer.describe(),
@@ -201,7 +201,6 @@ class VerticalCascade(Drafter):
         }
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `Drafter`."""
         levels = (self.reviewer, self.drafter)
         first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in levels)
         return np.maximum(first, second)
@@ -215,7 +214,6 @@ class VerticalCascade(Drafter):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> VerticalCascadeState:
-        """See `Drafter`."""
         inner = self._round
         state = inner.prefill(
             MethodParams(*params), inputs, input_lengths, max_length, prefix, prefix_lengths
@@ -236,7 +234,6 @@ class VerticalCascade(Drafter):
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, VerticalCascadeState]:
-        """See `Drafter`."""
         inner, most = self._round, self._most_rounds
         limits = jnp.where(active, limits, 0)
         # At least one token if any is allowed.
@@ -312,22 +309,18 @@ class VerticalCascade(Drafter):
     def commit(
         self, state: VerticalCascadeState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> VerticalCascadeState:
-        """See `Drafter`; passed on to every level below."""
         inner = self._round
         back = inner.rewind(state.round, state.mark)
         now = inner.commit(back, back, tokens, counts)
         return state._replace(round=now, mark=inner.mark(now))
 
     def mark(self, state: VerticalCascadeState) -> RoundMark:
-        """See `Drafter`."""
         return state.mark
 
     def rewind(self, state: VerticalCascadeState, mark: RoundMark) -> VerticalCascadeState:
-        """See `Drafter`."""
         return state._replace(round=self._round.rewind(state.round, mark), mark=mark)
 
     def state_axes(self, state: VerticalCascadeState) -> Axes:
-        """See `Drafter`."""
         return VerticalCascadeState(
             self._round.state_axes(state.round), row_axes(state.mark), row_axes(state.active)
         )

@@ -6,6 +6,8 @@ import decimal
 import re
 import string
 
+from specjax.errors import UserError
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MARK = "####"
@@ -35,11 +37,10 @@ class AnswerAfter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.marker, str) or not self.marker:
-            raise ValueError(f"marker must be a text such as 'Answer:', got {self.marker!r}")
+            raise UserError(f"marker must be a text such as 'Answer:', got {self.marker!r}")
         _check_without(self.without)
 
     def __call__(self, text: str) -> str:
-        """The answer, without the space around it."""
         _, found, after = text.rpartition(self.marker)
         if not found:
             return text.strip() if self.without == "all" else ""
@@ -65,13 +66,12 @@ class AnswerPattern:
         try:
             re.compile(self.pattern, re.MULTILINE)
         except (re.error, TypeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"pattern must be a regular expression, got {self.pattern!r}: {error}"
             ) from None
         _check_without(self.without)
 
     def __call__(self, text: str) -> str:
-        """The answer, without the space around it."""
         found = list(re.finditer(self.pattern, text, re.MULTILINE))
         if not found:
             return text.strip() if self.without == "all" else ""
@@ -81,7 +81,7 @@ class AnswerPattern:
 
 def _check_without(value: str) -> None:
     if value not in ("all", "nothing"):
-        raise ValueError(f"without must be 'all' or 'nothing', got {value!r}")
+        raise UserError(f"without must be 'all' or 'nothing', got {value!r}")
 
 
 def normalized(text: str) -> str:

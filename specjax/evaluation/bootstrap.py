@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number, whole_number
+from specjax.errors import UserError
 
 # The most numbers drawn at once, which limits the memory.
 _AT_ONCE = 1 << 22
@@ -38,9 +39,9 @@ class Sums:
     def __post_init__(self) -> None:
         array = np.asarray(self.statistics, np.float64)
         if array.ndim != 2 or not array.size:
-            raise ValueError(f"`statistics` must be [n, k] with n, k >= 1, got {array.shape}")
+            raise UserError(f"`statistics` must be [n, k] with n, k >= 1, got {array.shape}")
         if not np.isfinite(array).all():
-            raise ValueError(
+            raise UserError(
                 "`statistics` must be finite: count infinite values in a separate column"
             )
         object.__setattr__(self, "statistics", array)
@@ -69,13 +70,13 @@ class Sums:
         """
         place = np.asarray(groups)
         if place.shape != (len(self),) or place.dtype.kind not in "iu" or place.min() < 0:
-            raise ValueError(
+            raise UserError(
                 f"`groups` must be [n] = [{len(self)}] whole numbers from 0, got "
                 f"{place.dtype}{list(place.shape)}"
             )
         if not np.bincount(place).all():
             empty = int(np.argmin(np.bincount(place)))
-            raise ValueError(f"`groups` must use all numbers from 0, but {empty} is missing")
+            raise UserError(f"`groups` must use all numbers from 0, but {empty} is missing")
         summed = np.zeros((int(place.max()) + 1, self.statistics.shape[1]))
         np.add.at(summed, place, self.statistics)
         return Sums(summed, self.score)
@@ -194,7 +195,7 @@ class Bootstrap:
           ValueError: the figures have different numbers of examples.
         """
         if len(figure) != len(other):
-            raise ValueError(
+            raise UserError(
                 f"a paired difference needs figures of the same examples, got {len(figure)} and "
                 f"{len(other)}"
             )
@@ -241,5 +242,5 @@ def pooled(figures: Sequence[Sums]) -> Sums:
     """
     shapes = {figure.statistics.shape for figure in figures}
     if len(shapes) != 1:
-        raise ValueError(f"`figures` must have statistics of one shape, got {sorted(shapes)}")
+        raise UserError(f"`figures` must have statistics of one shape, got {sorted(shapes)}")
     return Sums(np.sum([figure.statistics for figure in figures], axis=0), figures[0].score)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize, special
 
 from specjax.checks import whole_number
+from specjax.errors import UserError
 
 _STEPS = 100
 
@@ -176,7 +177,6 @@ class Calibration(NamedTuple):
     offset: float
 
     def __call__(self, feature: ArrayLike) -> np.ndarray:
-        """Log-odds `[n]` float64 of a feature `[n]`."""
         return self.offset + self.slope * np.asarray(feature, np.float64)
 
 
@@ -218,7 +218,7 @@ def calibrate(feature: ArrayLike, labels: ArrayLike, weight: float = 1.0) -> Cal
     """
     p, x = _checked(labels, feature)
     if not np.isfinite(x).all():
-        raise ValueError("`feature` must be finite: clip it, or leave out these positions")
+        raise UserError("`feature` must be finite: clip it, or leave out these positions")
     constant = best_constant(p, weight)
     if not x.std() or not np.isfinite(constant.offset):
         return constant
@@ -258,12 +258,12 @@ def _times(share: np.ndarray, z: np.ndarray) -> np.ndarray:
 def _checked(labels: ArrayLike, values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     p, v = np.asarray(labels, np.float64), np.asarray(values, np.float64)
     if p.ndim != 1 or p.shape != v.shape or not p.size:
-        raise ValueError(
+        raise UserError(
             f"labels and predictions must be two vectors [n] of equal length n >= 1, got {p.shape} "
             f"and {v.shape}"
         )
     if not np.all((p >= 0) & (p <= 1)):
-        raise ValueError(f"labels must be in [0, 1], got values from {p.min():g} to {p.max():g}")
+        raise UserError(f"labels must be in [0, 1], got values from {p.min():g} to {p.max():g}")
     if np.isnan(v).any():
-        raise ValueError(f"predictions must not be NaN, but {np.isnan(v).sum()} are")
+        raise UserError(f"predictions must not be NaN, but {np.isnan(v).sum()} are")
     return p, v

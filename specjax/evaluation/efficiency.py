@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number
+from specjax.errors import UserError
 from specjax.evaluation.bootstrap import Sums, divided, ratio
 from specjax.types.method import discarded
 
@@ -120,7 +121,7 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
 def check_costs(costs: Mapping[str, float]) -> dict[str, float]:
     """Returns costs as floats; raises the errors of `efficiency`."""
     if not isinstance(costs, Mapping):
-        raise TypeError(
+        raise UserError(
             "costs must be a dict such as {'verifier': 1.0, 'drafter': 0.05}, got "
             f"{type(costs).__name__}"
         )
@@ -131,7 +132,7 @@ def check_costs(costs: Mapping[str, float]) -> dict[str, float]:
 def _cost(counts: RowCounts, costs: Mapping[str, float]) -> np.ndarray:
     missing = sorted({*counts.calls} - {*costs})
     if missing:
-        raise ValueError(f"costs has no cost for {', '.join(missing)}: give a cost for each model")
+        raise UserError(f"costs has no cost for {', '.join(missing)}: give a cost for each model")
     total = np.zeros(len(counts.emitted))
     for name, calls in counts.calls.items():
         total += costs[name] * calls
@@ -201,19 +202,16 @@ def _vectors(**arrays: ArrayLike) -> list[np.ndarray]:
     found = [np.asarray(x, np.float64) for x in arrays.values()]
     first, p = found[:2]
     if first.ndim != 1 or not first.size or any(x.shape != first.shape for x in found):
-        raise ValueError(
+        raise UserError(
             f"{', '.join(arrays)} must be vectors [n] of equal length n >= 1, got "
             f"{', '.join(str(x.shape) for x in found)}"
         )
     if np.isinf(first).any() or (p == np.inf).any():
-        raise ValueError("log_target must be finite or NaN, and log_p below infinity")
+        raise UserError("log_target must be finite or NaN, and log_p below infinity")
     return found
 
 
 def _read(target: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`[n]` bool each: which rows have both numbers, and whether any row lacks only log p.
-
-    The second is in every row, so that it makes every resample and every seed NaN.
-    """
+    """`[n]` bool each: which rows have both numbers, and whether any row lacks only log p."""
     unread = np.isnan(p) & ~np.isnan(target)
     return ~(np.isnan(target) | np.isnan(p)), np.full(p.shape, unread.any())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import require
+from specjax.errors import UserError
 from specjax.evaluation.answers import answer_number, equal_answers, equal_numbers, token_f1
 from specjax.evaluation.bootstrap import Sums, divided
 
@@ -43,7 +44,6 @@ class Metric(abc.ABC):
         return None
 
     def __call__(self, outputs: Sequence[str], references: Sequence[References]) -> float:
-        """Returns the score of n outputs, 0 to 100; arguments and errors as in `figure`."""
         return figure(self, outputs, references).value
 
 
@@ -65,7 +65,7 @@ def figure(metric: Metric, outputs: Sequence[str], references: Sequence[Referenc
         cannot use a reference.
     """
     if len(outputs) != len(references) or not len(outputs):
-        raise ValueError(
+        raise UserError(
             f"there are {len(outputs)} outputs and {len(references)} references: give at least one "
             "output, and a reference (or a list of references) for each output"
         )
@@ -90,7 +90,7 @@ def check_references(metric: Metric, references: Sequence[References]) -> list[t
     for i, texts in enumerate(several):
         reason = metric.refusal(texts) if texts else "there are none"
         if reason is not None:
-            raise ValueError(f"example {i} (from 0) has invalid references: {reason}")
+            raise UserError(f"example {i} (from 0) has invalid references: {reason}")
     return several
 
 
@@ -238,7 +238,7 @@ def check_metrics(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in METRICS:
-            raise ValueError(f"`metrics` must be names in {', '.join(METRICS)}, got {name!r}")
+            raise UserError(f"`metrics` must be names in {', '.join(METRICS)}, got {name!r}")
         library = METRICS[name].library
         if library is not None:
             require(library, "eval")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.data.records import read_objects
+from specjax.errors import UserError
 from specjax.evaluation.metrics import MeanMetric
 from specjax.evaluation.sandbox import Sandbox
 
@@ -59,7 +60,7 @@ def check_problems(
     """
     for i, (problem, text) in enumerate(zip(problems, inputs, strict=True)):
         if text is not None and problem.entry_point not in text:
-            raise ValueError(
+            raise UserError(
                 f"problem {i} of {path} tests {problem.entry_point!r}, which is not in row {i} of "
                 f"{source}: give the problems of these inputs, in the same order"
             )
@@ -73,7 +74,7 @@ def _problem(where: str, row: dict[str, Any]) -> Problem:
     if all(isinstance(x, list) and all(isinstance(line, str) for line in x) for x in lists):
         setup = row.get("test_setup_code") or ""
         return Problem("", "", "\n".join([str(setup), *lists[0], *(row["test_list"])]) + "\n")
-    raise ValueError(
+    raise UserError(
         f"{where}: the line must have the keys of HumanEval (prompt, entry_point, test) or of "
         "MBPP (test_list)"
     )

@@ -272,10 +272,7 @@ def _calls_of(machine: str) -> _Calls:
 
 
 def _refuse_calls(calls: _Calls) -> None:
-    """Installs a filter of system calls (seccomp).
-
-    Forbidden calls give EPERM, a missing one ENOSYS, other families of sockets EAFNOSUPPORT.
-    """
+    """Installs a filter of system calls (seccomp)."""
     load, equal, at_least, has_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     number, kind, first = 0, 4, 16  # offsets in seccomp_data; the first argument
     allow, no, unknown, no_family = 0x7FFF0000, 0x00050001, 0x00050026, 0x00050061

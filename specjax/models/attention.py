@@ -112,7 +112,6 @@ class Attention(nn.Module):
         rope: Rope | None = None,
         deterministic: bool = True,
     ) -> Array:
-        """Queries from `x [B, T, E]` attend to all segments; returns `[B, T, E]`."""
         config = self.config
         query = self._heads(self.query(x), "query_norm")
         if rope is not None:
@@ -179,11 +178,7 @@ def _own_lanes(heads: int, width: int) -> Array:
 
 
 def _spread(query: Array, heads: int) -> Array:
-    """Queries `[B, T, K, N, D]` for keys that share their vector with other heads' keys.
-
-    Returns:
-      `[B, T, K / P, P N, P D]`, P = `heads`: each query at the place of its own head, beside zeros.
-    """
+    """Queries `[B, T, K, N, D]` for keys that share their vector with other heads' keys."""
     batch, length, kv_heads, groups, width = query.shape
     if heads == 1:
         return query

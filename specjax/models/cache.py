@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.errors import UserError
+
 Array = jax.Array
 
 # Past the end of any cache.
@@ -174,7 +176,7 @@ def allocate(
       ValueError: if `max_length` is below 1.
     """
     if max_length < 1:
-        raise ValueError(f"max_length must be at least 1, got {max_length}")
+        raise UserError(f"max_length must be at least 1, got {max_length}")
     groups, width = kv_heads // layout.heads, layout.heads * head_dim
     keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)
     if layout.by_position:

@@ -36,6 +36,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.errors import UserError
+
 _LAYERS = ("num_layers", "num_encoder_layers", "num_decoder_layers", "num_hidden_layers")
 _POSITIONS = ("sliding_window", "original_max_position", "original_max_position_embeddings")
 _MOST = {
@@ -154,20 +156,20 @@ class ModelConfig(abc.ABC):
             object.__setattr__(self, field, _float_dtype(f"{name}: {field}", getattr(self, field)))
         check_numbers(self, name)
         if self.num_heads % self.kv_heads:
-            raise ValueError(
+            raise UserError(
                 f"{name}: num_heads={self.num_heads} must be a multiple of "
                 f"num_kv_heads={self.kv_heads}"
             )
         if self.num_heads * self.head_dim > 2**20:
-            raise ValueError(
+            raise UserError(
                 f"{name}: num_heads={self.num_heads} times head_dim={self.head_dim} must be at "
                 f"most {2**20}"
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
-            raise ValueError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+            raise UserError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
         for field, part in self.parts.items():
             if not isinstance(value := getattr(self, field), part | None):
-                raise TypeError(f"{field}={value!r} must be None or a {part.__name__}")
+                raise UserError(f"{field}={value!r} must be None or a {part.__name__}")
 
     @property
     def kv_heads(self) -> int:
@@ -204,7 +206,7 @@ class ModelConfig(abc.ABC):
         """
         fields = [f.name for f in dataclasses.fields(self)]
         if unknown := sorted(set(changes) - set(fields)):
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} has no field {', '.join(unknown)}; its fields are "
                 f"{', '.join(fields)}"
             )
@@ -263,9 +265,9 @@ def _float_dtype(name: str, value: Any) -> Any:
     try:
         dtype = jnp.dtype(value)
     except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
-        raise ValueError(f"{name}={value!r} {remedy}") from None
+        raise UserError(f"{name}={value!r} {remedy}") from None
     if value is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"{name}={value} {remedy}")
+        raise UserError(f"{name}={value} {remedy}")
     return dtype
 
 
@@ -290,11 +292,11 @@ def check_numbers(config: Any, name: str) -> None:
         if field.name in _MAY_BE_ZERO:
             continue  # checked by the class
         if isinstance(value, int) and value < 1:
-            raise ValueError(f"{what}={value} must be at least 1")
+            raise UserError(f"{what}={value} must be at least 1")
         if isinstance(value, int) and value > (most := largest(field.name)):
-            raise ValueError(f"{what}={value} must be at most {most}")
+            raise UserError(f"{what}={value} must be at most {most}")
         if not 0 < value < float("inf"):
-            raise ValueError(f"{what}={value} must be positive and finite")
+            raise UserError(f"{what}={value} must be positive and finite")
 
 
 def _typed(what: str, kind: Any, value: Any) -> Any:
@@ -302,17 +304,17 @@ def _typed(what: str, kind: Any, value: Any) -> Any:
     flag = isinstance(value, bool | np.bool_)
     if kind is bool:
         if not flag:
-            raise TypeError(f"{what}={value!r} must be True or False")
+            raise UserError(f"{what}={value!r} must be True or False")
         return bool(value)
     if kind is int or (kind == int | None and value is not None):
         if flag or not isinstance(value, int | np.integer):
-            raise TypeError(f"{what}={value!r} must be a whole number, an int")
+            raise UserError(f"{what}={value!r} must be a whole number, an int")
         return int(value)
     if kind is float or (kind == float | None and value is not None):
         if flag or not isinstance(value, int | float | np.integer | np.floating):
-            raise TypeError(f"{what}={value!r} must be a number")
+            raise UserError(f"{what}={value!r} must be a number")
         try:
             return float(value)
         except OverflowError:
-            raise TypeError(f"{what}={value!r} is too large for a float") from None
+            raise UserError(f"{what}={value!r} is too large for a float") from None
     return value

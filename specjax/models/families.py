@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.config import ModelConfig
 from specjax.models.family import Family
 from specjax.models.gemma import GEMMA
@@ -54,7 +55,7 @@ def family_of(config: ModelConfig) -> Family:
         if type(config) is family.config:
             return family
     known = ", ".join(family.config.__name__ for family in FAMILIES.values())
-    raise TypeError(f"`config` must be one of {known}, got a {type(config).__name__}")
+    raise UserError(f"`config` must be one of {known}, got a {type(config).__name__}")
 
 
 def model_from_config(config: ModelConfig) -> Model:
@@ -87,7 +88,7 @@ def preset(name: str, **changes: Any) -> ModelConfig:
       ValueError: for an unknown name or field, or a value out of its range.
     """
     if name not in PRESETS:
-        raise ValueError(f"`name` must be one of {', '.join(PRESETS)}, got {name!r}")
+        raise UserError(f"`name` must be one of {', '.join(PRESETS)}, got {name!r}")
     return PRESETS[name].replace(**changes)
 
 
@@ -126,7 +127,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     values = dict(values)
     name = values.pop("family", None)
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"family={name!r} must be one of {', '.join(FAMILIES)}")
+        raise UserError(f"family={name!r} must be one of {', '.join(FAMILIES)}")
     config = FAMILIES[name].config
     fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(config)}
     wrong = {
@@ -135,11 +136,11 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
     }
     if any(wrong.values()):
         parts = (f"{kind} fields {', '.join(names)}" for kind, names in wrong.items() if names)
-        raise ValueError(f"configuration of family {name!r}: {'; '.join(parts)}")
+        raise UserError(f"configuration of family {name!r}: {'; '.join(parts)}")
     try:
         for field, part in config.parts.items():
             if isinstance(values.get(field), dict):
                 values[field] = part(**values[field])
         return config(**values)
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"configuration of family {name!r}: {error}") from None
+        raise UserError(f"configuration of family {name!r}: {error}") from None

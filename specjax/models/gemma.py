@@ -6,6 +6,7 @@ Source: Gemma Team 2024 (arXiv 2403.08295); `transformers/models/gemma`.
 import dataclasses
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
@@ -42,7 +43,7 @@ def _from_hf(fields: HFFields) -> GemmaConfig:
 
 def _to_hf(config: GemmaConfig) -> dict[str, Any]:
     if config.sliding_window is not None:
-        raise ValueError("sliding_window must be None for transformers to read a Gemma 1")
+        raise UserError("sliding_window must be None for transformers to read a Gemma 1")
     return rotary_to_hf(config, _CONSTANTS, 8_192)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderOnlyConfig, Style
 from specjax.models.family import VERBATIM, Family, Vocabulary, decoder_only_names
@@ -80,7 +81,7 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
     count = len(types) if isinstance(types, list) else 0
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
     if types is not None and (types != alternating or count != sizes["num_layers"]):
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: layer_types={types} must alternate between sliding_attention and "
             f"full_attention, as in Gemma 2, for num_hidden_layers={sizes['num_layers']}"
         )
@@ -126,7 +127,7 @@ def query_scalar(fields: HFFields) -> float:
 def whole_scalar(value: float) -> int:
     """Returns `query_pre_attn_scalar` as transformers 5 reads it, or raises ValueError."""
     if not value.is_integer():
-        raise ValueError(
+        raise UserError(
             f"query_pre_attn_scalar={value} must be a whole number for transformers 5 to read the "
             "model; convert it to orbax"
         )

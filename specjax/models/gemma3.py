@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import Family, Nested, decoder_only_names
@@ -99,11 +100,11 @@ def _ropes(fields: HFFields) -> dict[str, Any]:
     if both is None:
         both = {}
     if not isinstance(both, dict) or not all(isinstance(x, dict | None) for x in both.values()):
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: rope_parameters={both!r} must have an object for each type of layer"
         )
     if unknown := sorted(set(both) - {FULL, SLIDING}):
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: rope_parameters names {unknown[0]!r}; it must name {FULL!r} and "
             f"{SLIDING!r}"
         )
@@ -117,11 +118,11 @@ def _ropes(fields: HFFields) -> dict[str, Any]:
 
     scaling = fields.values.get("rope_scaling")
     if not isinstance(scaling, dict | None):
-        raise ValueError(f"{fields.path}: rope_scaling={scaling!r} must be an object")
+        raise UserError(f"{fields.path}: rope_scaling={scaling!r} must be an object")
     theta, kind, rope = one(FULL, "rope_theta", 1e6, scaling)
     local, local_kind, _ = one(SLIDING, "rope_local_base_freq", 10_000.0, None)
     if kind not in ("default", "linear") or local_kind != "default":
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: rope_type={kind!r} of {FULL} must be 'default' or 'linear', and "
             f"{local_kind!r} of {SLIDING} 'default'"
         )

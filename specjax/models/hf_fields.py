@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.config import DecoderOnlyConfig, largest
 
 
@@ -33,34 +34,34 @@ class HFFields:
         if value is None and default:
             return default[0]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.path}: {name}={value!r} must be a number")
+            raise UserError(f"{self.path}: {name}={value!r} must be a number")
         # A whole number too large for a float is damaged.
         if not abs(value) < 1e300:
-            raise ValueError(f"{self.path}: {name}={repr(value)[:40]} must be finite")
+            raise UserError(f"{self.path}: {name}={repr(value)[:40]} must be finite")
         return value
 
     def positive(self, name: str, *default: float | None) -> Any:
         """A number above 0."""
         value = self.number(name, *default)
         if value is not None and value <= 0:
-            raise ValueError(f"{self.path}: {name}={value!r} must be above 0")
+            raise UserError(f"{self.path}: {name}={value!r} must be above 0")
         return value
 
     def whole(self, name: str, *default: int, least: int = 1) -> int:
         """A whole number from `least` to the `largest` of the field."""
         value = self.number(name, *default)
         if not float(value).is_integer() or value < least:
-            raise ValueError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
+            raise UserError(f"{self.path}: {name}={value!r} must be a whole number >= {least}")
         # Here, before anything is made whose size this is.
         if value > (most := largest(name)):
-            raise ValueError(f"{self.path}: {name}={value!r} must be at most {most}")
+            raise UserError(f"{self.path}: {name}={value!r} must be at most {most}")
         return int(value)
 
     def part(self, name: str, model_type: str) -> "HFFields":
         """The fields of an inner object, which may name only this `model_type`."""
         value = self.values.get(name)
         if not isinstance(value, dict):
-            raise ValueError(f"{self.path}: {name}={value!r} must be an object")
+            raise UserError(f"{self.path}: {name}={value!r} must be an object")
         inner = HFFields(value, f"{self.path}: {name}", self.compare_head)
         inner.refuse("model_type", (model_type,), model_type)
         return inner
@@ -69,7 +70,7 @@ class HFFields:
         """True or false, or the default if the field is absent or null."""
         value = self.values.get(name)
         if not isinstance(value, bool | None):
-            raise ValueError(f"{self.path}: {name}={value!r} must be true or false")
+            raise UserError(f"{self.path}: {name}={value!r} must be true or false")
         return default if value is None else value
 
     def window(self, default: int | None) -> int | None:
@@ -83,7 +84,7 @@ class HFFields:
         value = self.values.get(name)
         value = default if value is None else value
         if value not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: {name}={value!r} is not supported; it must be "
                 f"{' or '.join(repr(a) for a in allowed)}"
             )
@@ -117,13 +118,13 @@ def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> di
     heads = whole("num_attention_heads")
     kv_heads = whole("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: num_attention_heads={heads} must be a multiple of "
             f"num_key_value_heads={kv_heads}"
         )
     head_dim = whole("head_dim", whole("hidden_size") // heads)
     if head_dim % 2:
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: head_dim={head_dim} (by default hidden_size // num_attention_heads) "
             "must be even, for rotary positions"
         )
@@ -152,7 +153,7 @@ def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
       ValueError: for sizes that transformers 5 does not read, though 4.x may.
     """
     if config.embed_dim % config.num_heads:
-        raise ValueError(
+        raise UserError(
             f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
             "transformers 5 to read the model; convert it to orbax"
         )
@@ -188,10 +189,10 @@ def rope_from_hf(fields: HFFields, default: float = 10_000.0) -> tuple[float, st
     found = {name: fields.values.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
     for name, value in found.items():
         if not isinstance(value, dict):
-            raise ValueError(f"{path}: {name}={value!r} must be an object")
+            raise UserError(f"{path}: {name}={value!r} must be an object")
     parameters = found["rope_scaling"] or found["rope_parameters"]
     if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
-        raise ValueError(
+        raise UserError(
             f"{path}: rope parameters that apply only to {', '.join(nested)} are not supported; "
             "all layers must share them"
         )
@@ -199,7 +200,7 @@ def rope_from_hf(fields: HFFields, default: float = 10_000.0) -> tuple[float, st
     theta = float(rope.positive("rope_theta", fields.positive("rope_theta", default)))
     other = found["rope_parameters"].get("rope_theta")
     if other is not None and other != theta:
-        raise ValueError(
+        raise UserError(
             f"{path}: rope_parameters has rope_theta={other!r}, but rope_scaling, which has "
             f"priority, has {theta!r}; remove one of the two fields"
         )
@@ -212,7 +213,7 @@ def default_rope(fields: HFFields, default: float = 10_000.0) -> float:
     """The rotary base of a family whose frequencies are not scaled; see `rope_from_hf`."""
     theta, kind, _ = rope_from_hf(fields, default)
     if kind != "default":
-        raise ValueError(f"{fields.path}: rope_type={kind!r} is not supported, only 'default'")
+        raise UserError(f"{fields.path}: rope_type={kind!r} is not supported, only 'default'")
     return theta
 
 

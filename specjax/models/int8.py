@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.errors import UserError
 from specjax.models.weights import StoredWeight
 from specjax.platforms import by_platform, is_special
 from specjax.types import Params, traced_dataclass
@@ -44,16 +45,13 @@ class Int8Weight(StoredWeight):
         return tuple(self.values.shape)
 
     def read(self, dtype: Any) -> Array:
-        """See `StoredWeight`."""
         return (self.values.astype(jnp.float32) * self.scales[None]).astype(dtype)
 
     def rows(self, index: Array, dtype: Any) -> Array:
-        """See `StoredWeight`."""
         values = jnp.take(self.values, index, axis=0, mode="clip").astype(jnp.float32)
         return (values * self.scales.reshape((1,) * index.ndim + (-1,))).astype(dtype)
 
     def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
-        """See `StoredWeight`; the scales multiply the sums in float32."""
 
         def whole(x: Array, weight: Int8Weight) -> Array:
             # The barrier ties the integers to x. Without it, XLA converts whole matrices before a
@@ -76,7 +74,6 @@ class Int8Weight(StoredWeight):
 
     @classmethod
     def axes(cls, names: Any) -> Any:
-        """See `StoredWeight`; scales are split like their channels."""
         return cls(names, names[cls.channel_axis() :][:1])
 
     @staticmethod
@@ -109,11 +106,9 @@ class Int8Embedding(Int8Weight):
     """
 
     def read(self, dtype: Any) -> Array:
-        """See `StoredWeight`."""
         return (self.values.astype(jnp.float32) * self.scales[:, None]).astype(dtype)
 
     def rows(self, index: Array, dtype: Any) -> Array:
-        """See `StoredWeight`."""
         values, scales = (
             jnp.take(x, index, axis=0, mode="clip").astype(jnp.float32)
             for x in (self.values, self.scales)
@@ -122,7 +117,6 @@ class Int8Embedding(Int8Weight):
 
     @staticmethod
     def channel_axis() -> int:
-        """See `Int8Weight`."""
         return 0
 
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
@@ -185,7 +179,7 @@ def check_form(value: Any, name: str = "weights") -> str | None:
       ValueError: if it is neither.
     """
     if value is not None and not (isinstance(value, str) and value in FORMS):
-        raise ValueError(f"`{name}` must be one of {', '.join(FORMS)}, or None, got {value!r}")
+        raise UserError(f"`{name}` must be one of {', '.join(FORMS)}, or None, got {value!r}")
     return value
 
 

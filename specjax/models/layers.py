@@ -55,7 +55,6 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Normalises the last axis of `x [..., E]`."""
         init = nn.initializers.zeros if self.plus_one else nn.initializers.ones
         scale = param_with_axes("scale", init, x.shape[-1:], self.param_dtype, axes=(self.axis,))
         scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
@@ -87,7 +86,6 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Multiplies the last axis of `x` with the kernel."""
         shape = (x.shape[-1], self.features)
         kernel = declare(self, "kernel", self.kernel_init, shape, self.axes)
         # A product of two matrices: with three axes, XLA on CPUs recomputes x and transposes its
@@ -118,7 +116,6 @@ class LogitsDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """`x [B, T, E]` -> logits `[B, T, V]` float32."""
         shape = (x.shape[-1], self.vocab_size)
         kernel = declare(self, "kernel", truncated_init, shape, ("embed", "vocab"))
         return float32_logits(x, kernel, 0)
@@ -154,7 +151,6 @@ class Embed(nn.Module):
         self.embedding = declare(self, "embedding", init, shape, ("vocab", "embed"))
 
     def __call__(self, tokens: Array) -> Array:
-        """Tokens `[B, T]` -> `[B, T, E]`; a token outside `0 .. V - 1` takes the nearest row."""
         tokens = tokens.astype(jnp.int32)  # a clip in 8 bits would wrap around
         return rows(self.embedding, tokens, self.dtype)
 
@@ -184,7 +180,6 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, deterministic: bool = True) -> Array:
-        """`x [B, T, E]` -> `[B, T, E]`."""
         count = len(self.activations)
         names = ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]
         dense = functools.partial(Dense, dtype=self.dtype, param_dtype=self.param_dtype)

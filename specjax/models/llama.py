@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderOnlyConfig, Style, check_numbers
 from specjax.models.family import (
@@ -46,7 +47,7 @@ class Llama3RopeScaling:
     def __post_init__(self) -> None:
         check_numbers(self, "rope_scaling")
         if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
+            raise UserError(
                 f"rope_scaling: low_freq_factor={self.low_freq_factor} must be less than "
                 f"high_freq_factor={self.high_freq_factor}"
             )
@@ -99,13 +100,13 @@ def _scaling(fields: HFFields, kind: str, rope: HFFields) -> Llama3RopeScaling |
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
         )
     longest = "original_max_position_embeddings"
     outer, inner = fields.values.get(longest), rope.values.get(longest)
     if outer is not None and outer != inner:
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: {longest}={outer!r} differs from {inner!r} in the rope parameters; "
             "keep the value that the model was trained with"
         )

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
 from specjax.models.hf_fields import HFFields
@@ -30,7 +31,7 @@ def mistral_from_hf(fields: HFFields, window: int | None, **defaults: Any) -> di
 def mistral_to_hf(config: RotaryConfig, name: str, longest: int) -> dict[str, Any]:
     """The inverse of `mistral_from_hf`."""
     if config.layer_types:
-        raise ValueError(
+        raise UserError(
             f"layer_types must be empty for transformers to read a {name}; convert it to orbax"
         )
     return {**rotary_to_hf(config, SILU, longest), "sliding_window": config.sliding_window}

@@ -12,6 +12,7 @@ from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.models import cache as cache_lib
 from specjax.models.attention import Memory
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
@@ -110,7 +111,6 @@ class Model(LanguageModel, abc.ABC):
         return _abstract_variables(self)["params"]
 
     def param_axes(self, params: Params) -> Axes:
-        """See `specjax.types.LanguageModel`; `params` must be plain, not prepared."""
         names = unfreeze(get_axis_names(_abstract_variables(self)["params_axes"]))
         names = jax.tree.map(
             lambda x, axes: x.axes(axes) if isinstance(x, StoredWeight) else axes,
@@ -121,7 +121,6 @@ class Model(LanguageModel, abc.ABC):
         return self._axes(names)
 
     def cache_axes(self, cache: RaggedCache) -> Axes:
-        """See `specjax.types.LanguageModel`."""
         return self._axes(cache_lib.logical_axes(cache, self.layout))
 
     def _axes(self, names: Any) -> Axes:
@@ -283,7 +282,7 @@ class Model(LanguageModel, abc.ABC):
             check_integers("tree.depths", tree.depths, (rows, None), least=length)
             wanted = (rows, length, tree.depths.shape[1])
             if tree.seen.shape != wanted or tree.seen.dtype != bool:
-                raise ValueError(
+                raise UserError(
                     f"tree.seen must be booleans of shape {list(wanted)}, "
                     f"got {tree.seen.dtype}{list(tree.seen.shape)}"
                 )
@@ -339,13 +338,13 @@ def check_integers(
     sizes = ", ".join(f"{least} or more" if size is None else str(size) for size in shape)
     wanted = f"{name} must be integers of shape [{sizes}]"
     if not hasattr(array, "dtype"):
-        raise ValueError(f"{wanted}, got a {type(array).__name__}: use numpy.asarray")
+        raise UserError(f"{wanted}, got a {type(array).__name__}: use numpy.asarray")
     fits = len(array.shape) == len(shape) and all(
         size == expected if expected is not None else size >= least
         for size, expected in zip(array.shape, shape, strict=True)
     )
     if not fits or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"{wanted}, got {array.dtype}{list(array.shape)}")
+        raise UserError(f"{wanted}, got {array.dtype}{list(array.shape)}")
 
 
 def repeat_first(inputs: Array, lengths: Array) -> Array:
@@ -383,7 +382,7 @@ def prefix_or_empty(
     rows = inputs.shape[0]
     if prefix is None:
         if prefix_lengths is not None:
-            raise ValueError("prefix_lengths must be None if prefix is None: give both or neither")
+            raise UserError("prefix_lengths must be None if prefix is None: give both or neither")
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
     check_integers("prefix", prefix, (rows, None), least=0)
     if prefix_lengths is None:

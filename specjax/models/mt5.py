@@ -6,6 +6,7 @@ Source: Xue et al. 2021; `transformers/models/mt5`.
 import dataclasses
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.family import Family
 from specjax.models.hf_fields import HFFields
 from specjax.models.seq2seq_lm import Seq2SeqLM
@@ -29,33 +30,29 @@ class MT5Config(T5Config):
 
 
 def _from_hf(fields: HFFields) -> MT5Config:
-    """See `Family`; only a head that differs from the embedding is untied.
-
-    transformers 4 scales the input of a head that the file calls tied; transformers 5 never scales.
-    A file does not say which of them is right, so a tied head that 4.x scales is refused.
-    """
+    """See `Family`; only a head that differs from the embedding is untied."""
     untied = fields.head == "own"
     said_tied = fields.flag("tie_word_embeddings", True)
     if fields.head is None and not said_tied:
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: tie_word_embeddings is false, but lm_head.weight is absent; set it to "
             "true if the head is tied"
         )
     scales = fields.flag("scale_decoder_outputs")
     version = str(fields.values.get("transformers_version") or "4")
     if scales is None and not untied and said_tied and version.split(".")[0] == "4":
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: tie_word_embeddings is true; transformers 4 scales the logits of a "
             "tied mT5 and transformers 5 does not; set scale_decoder_outputs to true or false"
         )
     if untied and scales:
-        raise ValueError(f"{fields.path}: {SCALED_UNTIED}")
+        raise UserError(f"{fields.path}: {SCALED_UNTIED}")
     return t5_from_hf(fields, MT5Config, "gated-gelu", untied, bool(scales))
 
 
 def _to_hf(config: MT5Config) -> dict[str, Any]:
     if config.tie_embeddings and config.scale_tied_logits:
-        raise ValueError(
+        raise UserError(
             "this model scales the logits of a tied head (scale_tied_logits), which transformers' "
             "mT5 does not do; convert it to orbax"
         )

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import Family, decoder_only_names
@@ -33,7 +34,7 @@ def _from_hf(fields: HFFields) -> Olmo2Config:
 
 def _to_hf(config: Olmo2Config) -> dict[str, Any]:
     if config.sliding_window is not None:
-        raise ValueError("sliding_window must be None for transformers to read an OLMo 2")
+        raise UserError("sliding_window must be None for transformers to read an OLMo 2")
     return rotary_to_hf(config, UNBIASED, 4_096)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.models.config import DecoderOnlyConfig, Style
 from specjax.models.hf_fields import (
     HFFields,
@@ -39,13 +40,13 @@ class RotaryConfig(DecoderOnlyConfig):
         super().__post_init__()
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
         if set(self.layer_types) - {SLIDING, FULL}:
-            raise ValueError(f"layer_types={self.layer_types} may only name {SLIDING} and {FULL}")
+            raise UserError(f"layer_types={self.layer_types} may only name {SLIDING} and {FULL}")
         if self.layer_types and len(self.layer_types) != self.num_layers:
-            raise ValueError(
+            raise UserError(
                 f"layer_types has {len(self.layer_types)} names, but num_layers={self.num_layers}"
             )
         if SLIDING in self.layer_types and self.sliding_window is None:
-            raise ValueError(f"layer_types names {SLIDING}, so sliding_window must be given")
+            raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -149,17 +150,17 @@ def windows_from_hf(
     found = fields.values.get("layer_types")
     found = types if found is None else found
     if not isinstance(found, list | tuple) or not all(x in (SLIDING, FULL) for x in found):
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: layer_types={found!r} must be a list of {SLIDING!r} and {FULL!r}"
         )
     if len(found) != count:
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: layer_types has {len(found)} names, but num_hidden_layers={count}"
         )
     if SLIDING not in found:
         return {"sliding_window": None, "layer_types": ()}
     if window is None:
-        raise ValueError(f"{fields.path}: layer_types names {SLIDING!r}, but no sliding_window")
+        raise UserError(f"{fields.path}: layer_types names {SLIDING!r}, but no sliding_window")
     every = FULL not in found
     return {"sliding_window": window, "layer_types": () if every else tuple(found)}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from specjax.errors import UserError
 from specjax.models.model import Model, check_integers, prefix_or_empty, repeat_first
 from specjax.types import Array, Params, Prefilled
 
@@ -58,7 +59,7 @@ class Seq2SeqLM(Model):
         if encoder_mask is None:
             encoder_mask = jnp.ones(encoder_tokens.shape, bool)
         if encoder_mask.shape != encoder_tokens.shape:
-            raise ValueError(
+            raise UserError(
                 f"encoder_mask must have encoder_tokens' shape {list(encoder_tokens.shape)}, "
                 f"got {list(encoder_mask.shape)}"
             )

@@ -6,6 +6,7 @@ Source: Bakouch et al. 2025; `transformers/models/smollm3`.
 import dataclasses
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
 from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
@@ -37,9 +38,9 @@ class SmolLM3Config(RotaryConfig):
         super().__post_init__()
         object.__setattr__(self, "rotated", tuple(self.rotated))
         if not all(isinstance(flag, bool) for flag in self.rotated):
-            raise TypeError(f"rotated={self.rotated} must be a tuple of True and False")
+            raise UserError(f"rotated={self.rotated} must be a tuple of True and False")
         if self.rotated and len(self.rotated) != self.num_layers:
-            raise ValueError(
+            raise UserError(
                 f"rotated has {len(self.rotated)} values, but num_layers={self.num_layers}"
             )
 
@@ -67,7 +68,7 @@ def _from_hf(fields: HFFields) -> SmolLM3Config:
         or len(rotated) != count
         or not all(flag in (0, 1) for flag in rotated)
     ):
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: no_rope_layers={rotated!r} must be a list of 0 and 1, one for each of "
             f"num_hidden_layers={count}"
         )

@@ -7,6 +7,7 @@ Source: Raffel et al. 2020, Xue et al. 2022 (ByT5); `t5x/examples/t5/network.py`
 import dataclasses
 from typing import Any, TypeVar
 
+from specjax.errors import UserError
 from specjax.models.config import ModelConfig, RelativePositions, Style
 from specjax.models.family import HEADS, Family, Renaming, T, Vocabulary
 from specjax.models.hf_fields import HFFields
@@ -48,29 +49,29 @@ class T5Config(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.mlp_activations, str):
-            raise TypeError(
+            raise UserError(
                 f"mlp_activations={self.mlp_activations!r} must be a tuple of names; write "
                 f"({self.mlp_activations!r},)"
             )
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
         if unknown or not self.mlp_activations:
-            raise ValueError(
+            raise UserError(
                 f"mlp_activations={self.mlp_activations} may only name {', '.join(ACTIVATIONS)}"
             )
         if not 0.0 <= self.dropout_rate < 1.0:
-            raise ValueError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
+            raise UserError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
         # The encoder halves the buckets for the two directions; then both halve them into exact and
         # logarithmic buckets. The base of the logarithm is max_distance over the exact buckets.
         if self.relpos_buckets < 4:
-            raise ValueError(f"relpos_buckets={self.relpos_buckets} must be at least 4")
+            raise UserError(f"relpos_buckets={self.relpos_buckets} must be at least 4")
         if self.relpos_max_distance <= self.relpos_buckets // 2:
-            raise ValueError(
+            raise UserError(
                 f"relpos_max_distance={self.relpos_max_distance} must be more than half of "
                 f"relpos_buckets={self.relpos_buckets}"
             )
         if not 0 <= self.decoder_start_token < self.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"decoder_start_token={self.decoder_start_token} must be a token id in "
                 f"0 .. {self.vocab_size - 1}"
             )
@@ -143,7 +144,7 @@ def t5_from_hf(
     """
     for alias, name in _ALIASES.items():
         if fields.values.get(alias) not in (None, fields.values.get(name)):
-            raise ValueError(
+            raise UserError(
                 f"{fields.path}: {alias}={fields.values[alias]!r} differs from {name}="
                 f"{fields.values.get(name)!r}, and transformers takes them for the same field; "
                 f"remove {alias}"
@@ -155,7 +156,7 @@ def t5_from_hf(
     usual = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     for name, value in {"dense_act_fn": usual, "is_gated_act": gated}.items():
         if fields.values.get(name, value) != value:
-            raise ValueError(
+            raise UserError(
                 f"{fields.path}: {name}={fields.values[name]!r} contradicts feed_forward_proj="
                 f"{projection!r}; correct or remove it"
             )
@@ -186,11 +187,7 @@ def t5_from_hf(
 
 
 def _from_hf(fields: HFFields) -> T5Config:
-    """See `Family`; a head is tied unless the checkpoint's differs from the embedding.
-
-    `scale_decoder_outputs` (transformers 5) says whether a tied head scales its input. Without it,
-    a tied head always scales, as in 4.x.
-    """
+    """See `Family`; a head is tied unless the checkpoint's differs from the embedding."""
     untied = is_untied(fields)
     scales = fields.flag("scale_decoder_outputs")
     if scales is None:
@@ -219,15 +216,15 @@ def is_untied(fields: HFFields) -> bool:
     if head == "copied" or (head is None and not said_untied):
         return False
     if scales and head is None:
-        raise ValueError(
+        raise UserError(
             f"{path}: tie_word_embeddings is false and lm_head.weight is absent, but "
             "scale_decoder_outputs is true, which belongs to a tied head; set tie_word_embeddings "
             "to true if the head is tied"
         )
     if scales:
-        raise ValueError(f"{path}: {SCALED_UNTIED}")
+        raise UserError(f"{path}: {SCALED_UNTIED}")
     if scales is None and not said_untied:
-        raise ValueError(
+        raise UserError(
             f"{path}: lm_head.weight differs from shared.weight, but tie_word_embeddings is not "
             "false, so transformers 4 ties the head and transformers 5 scales its logits; set "
             "tie_word_embeddings to false (or scale_decoder_outputs, of transformers 5) if the "
@@ -263,14 +260,14 @@ def t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
     if config.relpos_per_layer != per_layer:
         has, other = ("layer", "stack") if config.relpos_per_layer else ("stack", "layer")
         kind = type(config).__name__.removesuffix("Config")
-        raise ValueError(
+        raise UserError(
             f"this model has a relative position bias per {has} (relpos_per_layer), but "
             f"transformers' {kind} has a bias per {other}; convert it to orbax"
         )
     names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     activation = names.get(config.mlp_activations)
     if activation is None:
-        raise ValueError(
+        raise UserError(
             f"mlp_activations={config.mlp_activations} must be an MLP of transformers' T5, "
             f"{' or '.join(str(a) for a in names)}; or convert it to orbax"
         )

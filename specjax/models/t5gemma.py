@@ -8,6 +8,7 @@ Source: Zhang et al. 2025 (arXiv 2504.06225); `transformers/models/t5gemma`.
 import dataclasses
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.config import Style
 from specjax.models.family import HEADS, MLP, Family, Renaming, T
 from specjax.models.gemma2 import GEMMA2, Gemma2Config
@@ -66,9 +67,9 @@ def check_encoder(config: Any) -> Any:
     """
     name = type(config).__name__
     if config.encoder is None:
-        raise TypeError(f"{name}: encoder must be a {config.parts['encoder'].__name__}")
+        raise UserError(f"{name}: encoder must be a {config.parts['encoder'].__name__}")
     if not 0 <= config.decoder_start_token < config.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{name}: decoder_start_token={config.decoder_start_token} must be a token id in "
             f"0 .. {config.vocab_size - 1}"
         )
@@ -87,7 +88,7 @@ def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
     """Raises ValueError unless the vocabularies of a `config.json` are one."""
     outer = fields.whole("vocab_size", sizes[0])
     if len({*sizes, outer}) > 1:
-        raise ValueError(
+        raise UserError(
             f"{fields.path}: vocab_size of the encoder, the decoder and the model must be the "
             f"same, got {', '.join(map(str, sizes))}, {outer}"
         )

@@ -8,6 +8,7 @@ Source: Zhang et al. 2025 (arXiv 2512.14856); `transformers/models/t5gemma2`.
 import dataclasses
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.config import Style
 from specjax.models.family import Family, Nested, Renaming, T
 from specjax.models.gemma3 import GEMMA3, Gemma3Config
@@ -43,14 +44,14 @@ class T5Gemma2Config(Gemma3Config):
         super().__post_init__()
         object.__setattr__(self, "encoder", check_encoder(self))
         if self.eoi_token < 0:
-            raise ValueError(f"T5Gemma2Config: eoi_token={self.eoi_token} must be at least 0")
+            raise UserError(f"T5Gemma2Config: eoi_token={self.eoi_token} must be at least 0")
         if self.encoder.embed_dim != self.embed_dim:
-            raise ValueError(
+            raise UserError(
                 f"T5Gemma2Config: embed_dim={self.embed_dim} must be the encoder's, "
                 f"{self.encoder.embed_dim}"
             )
         if not self.tie_embeddings:
-            raise ValueError("T5Gemma2Config: tie_embeddings=False is not supported")
+            raise UserError("T5Gemma2Config: tie_embeddings=False is not supported")
 
     @property
     def style(self) -> Style:

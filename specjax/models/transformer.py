@@ -110,7 +110,6 @@ class Layer(nn.Module):
         encoded: Segment | None = None,
         deterministic: bool = True,
     ) -> tuple[Array, Array, Array]:
-        """`x [B, T, E]` -> `[B, T, E]`, keys and values (see `attended`)."""
 
         def normed(norms: list[RMSNorm], block: int, y: Array) -> Array:
             return norms[block](y) if norms else y
@@ -351,7 +350,6 @@ class Network(nn.Module):
         return block_updates(keys, values, hidden)
 
     def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
-        """See `Model.score`."""
         x = self.embed(tokens)
         hidden, keys, values = self.decoder(x, memory, memory.cache.cross)
         updates = block_updates(keys, values, hidden)
@@ -364,7 +362,6 @@ class Network(nn.Module):
         mask: Array | None = None,
         deterministic: bool = True,
     ) -> Array:
-        """Runs the whole network on known tokens: logits `[B, T, V]` float32."""
         cross = None
         if encoder_tokens is not None:
             assert mask is not None

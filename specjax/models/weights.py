@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 
 from specjax.compilation import product_precision
+from specjax.errors import UserError
 from specjax.platforms import by_platform
 
 Array = jax.Array
@@ -98,7 +99,7 @@ def declare(
         value: Any = module.get_variable("params", name)
         if isinstance(value, StoredWeight):
             if tuple(value.shape) != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+                raise UserError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
             return value
     param_dtype = module.param_dtype
     return param_with_axes(name, init, shape, param_dtype, axes=axes, module=module)

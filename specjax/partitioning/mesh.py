@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from specjax.errors import UserError
+
 AxisRules = Sequence[tuple[str, str | None]]
 
 # T5X's standard rules for one-dimensional partitioning, with additional axes that T5 lacks.
@@ -62,19 +64,19 @@ def make_mesh(
     sizes = {"model": model} if data is None else {"data": data, "model": model}
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise TypeError(f"mesh sizes must be whole numbers, got {name}={size!r}")
+            raise UserError(f"mesh sizes must be whole numbers, got {name}={size!r}")
     if not devices:
-        raise ValueError("devices must have at least one device, got []: leave it out for all")
+        raise UserError("devices must have at least one device, got []: leave it out for all")
     if model < 1 or (data is not None and data < 1):
-        raise ValueError(f"mesh sizes must be at least 1, got data={data}, model={model}")
+        raise UserError(f"mesh sizes must be at least 1, got data={data}, model={model}")
     count = len(devices)
     if data is None:
         data = max(1, count // model)
         if data * model < count:
-            raise ValueError(f"model={model} does not divide {count} devices: give `data` too")
+            raise UserError(f"model={model} does not divide {count} devices: give `data` too")
     if data * model > count:
         given = " times ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ValueError(
+        raise UserError(
             f"{given} needs {data * model} devices, but there {'is' if count == 1 else 'are'} "
             f"{count}: choose smaller sizes"
         )
@@ -82,7 +84,7 @@ def make_mesh(
         d.process_index for d in devices[: data * model]
     }
     if left_out:
-        raise ValueError(
+        raise UserError(
             f"data={data} times model={model} leaves out the devices of process {min(left_out)}: "
             f"spread the program over all {len(devices)} devices"
         )
@@ -113,11 +115,11 @@ def partition_spec(
       ValueError: if a logical axis has no rule, or a rule names a mesh axis that does not exist.
     """
     if unknown := {axis for _, axis in rules if axis is not None} - set(mesh.axis_names):
-        raise ValueError(
+        raise UserError(
             f"rules must name axes of the mesh, {list(mesh.axis_names)}, got {sorted(unknown)}"
         )
     if unruled := set(axes) - {name for name, _ in rules} - {None}:
-        raise ValueError(
+        raise UserError(
             f"rules have no entry for the logical axes {sorted(map(str, unruled))}: add "
             "(name, None) for an axis that is not split"
         )

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from specjax.errors import UserError
 from specjax.partitioning.mesh import STANDARD_RULES, AxisRules, partition_spec
 from specjax.types import Axes, LanguageModel, Params, row_axes
 
@@ -30,7 +31,7 @@ class Partitioner:
 
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
-            raise TypeError(
+            raise UserError(
                 f"mesh must come from specjax.partitioning.make_mesh, got {self.mesh!r}"
             )
         object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.processors.caches import bounded_cache
 from specjax.processors.state_graphs import FAR, fewest_steps
 
@@ -81,11 +82,11 @@ def byte_automaton(
         long.
     """
     if not isinstance(pattern, str):
-        raise TypeError(f"pattern must be a text such as '[0-9]+', got {pattern!r}")
+        raise UserError(f"pattern must be a text such as '[0-9]+', got {pattern!r}")
     try:
         return _compiled(pattern, ascii_only)
     except _RefusedError as error:
-        raise ValueError(f"{name or 'pattern ' + shortened(repr(pattern))} {error}") from None
+        raise UserError(f"{name or 'pattern ' + shortened(repr(pattern))} {error}") from None
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import checked
+from specjax.errors import UserError
 from specjax.types import Array, Params, Processor, PromptBatch
 
 OVER = ("both", "prompt", "output")
@@ -22,7 +23,7 @@ class Unbound(Processor):
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         """Only a bound processor can: see `bind`."""
-        raise ValueError(f"{type(self).__name__} must be bound to a model: give it to a Decoder")
+        raise UserError(f"{type(self).__name__} must be bound to a model: give it to a Decoder")
 
 
 def padded_size(count: int, least: int = LEAST) -> int:
@@ -84,7 +85,7 @@ def check_over(of: Any, known: tuple[str, ...] = OVER) -> None:
     """Raises ValueError unless the processor's `over` says which tokens count."""
     if of.over not in known:
         words = ", ".join(map(repr, known))
-        raise ValueError(f"{type(of).__name__}.over must be one of {words}, got {of.over!r}")
+        raise UserError(f"{type(of).__name__}.over must be one of {words}, got {of.over!r}")
 
 
 def checked_ids(name: str, ids: Any, kind: str = "token id") -> tuple[int, ...]:
@@ -95,16 +96,16 @@ def checked_ids(name: str, ids: Any, kind: str = "token id") -> tuple[int, ...]:
       ValueError: there are none, or one is negative.
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise TypeError(f"{name} must be a list of {kind}s such as (13, 42), got {ids!r}")
+        raise UserError(f"{name} must be a list of {kind}s such as (13, 42), got {ids!r}")
     given = tuple(ids)
     for value in given:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             remedy = ": for a word write tokenizer.encode(word)" if kind == "token id" else ""
-            raise TypeError(f"{name} must be {kind}s (whole numbers), got {value!r}{remedy}")
+            raise UserError(f"{name} must be {kind}s (whole numbers), got {value!r}{remedy}")
         if value < 0:
-            raise ValueError(f"{name} must be {kind}s of at least 0, got {value}")
+            raise UserError(f"{name} must be {kind}s of at least 0, got {value}")
     if not given:
-        raise ValueError(f"{name} must have at least one {kind}: leave the processor out")
+        raise UserError(f"{name} must have at least one {kind}: leave the processor out")
     return tuple(map(int, given))
 
 
@@ -113,7 +114,7 @@ def check_known(of: Processor, name: str, ids: tuple[int, ...], model: Any) -> N
     size = model.model.vocab_size
     for value in ids:
         if value >= size:
-            raise ValueError(
+            raise UserError(
                 f"{type(of).__name__}.{name} has the token id {value}, but the verifier has {size} "
                 f"tokens: give ids in 0 .. {size - 1}"
             )

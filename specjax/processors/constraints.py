@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import checked
+from specjax.errors import UserError
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
 from specjax.processors.common import Unbound
@@ -54,14 +55,13 @@ class Constraint(Processor):
           ValueError: if the outputs have a forced beginning.
         """
         if prompts.prefix is not None:
-            raise ValueError(
+            raise UserError(
                 "prefix must be None, because a constraint describes the output from its first "
                 "token: remove the prefix or the constraint"
             )
         return _Progress(jnp.broadcast_to(self.start, prompts.limits.shape), prompts.limits)
 
     def process(self, params: TokenTable, state: _Progress, logits: Array) -> Array:
-        """See `types.Processor`."""
         following = params.table[state.states]  # [B, C]
         distances = jnp.where(following >= 0, params.distances[following], FAR)
         # Past the limit no token is emitted; a draft may still go there.
@@ -69,7 +69,6 @@ class Constraint(Processor):
         return jnp.where(jnp.take(allowed, params.classes, axis=1), logits, -jnp.inf)
 
     def advance(self, params: TokenTable, state: _Progress, tokens: Array) -> _Progress:
-        """See `types.Processor`."""
         following = params.table[state.states, params.classes[tokens]]
         # Only an unprocessed draft has tokens that are not allowed. They are never accepted, so
         # any state will do: the last allows all.
@@ -79,7 +78,7 @@ class Constraint(Processor):
     def check_limit(self, limit: int) -> None:
         """Raises ValueError unless a row of `limit` tokens has room for a text."""
         if limit < self.shortest:
-            raise ValueError(
+            raise UserError(
                 f"max_new_tokens must be at least {self.shortest}, the shortest text that the "
                 f"constraint allows, got {limit}"
             )
@@ -112,7 +111,6 @@ class Regex(Unbound):
         object.__setattr__(self, "which", _chosen(self.which, patterns))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        """See `types.Processor`."""
         patterns = _several("pattern", self.pattern, "")
         return _bound(f"Regex({_in_words(patterns)})", patterns, self.which, model)
 
@@ -157,7 +155,6 @@ class JsonSchema(Unbound):
         object.__setattr__(self, "which", _chosen(self.which, schemas))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        """See `types.Processor`."""
         patterns = tuple(schema_pattern(schema, self.whitespace) for schema in self.schema)
         space = "" if self.whitespace is None else f", whitespace={self.whitespace!r}"
         source = f"JsonSchema({_in_words(self.schema)}{space})"
@@ -167,9 +164,9 @@ class JsonSchema(Unbound):
 def _several(name: str, given: Any, example: str) -> tuple[str, ...]:
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, Sequence) or not all(isinstance(x, str) for x in found):
-        raise TypeError(f"{name} must be like {example}, or a tuple of such, got {given!r}")
+        raise UserError(f"{name} must be like {example}, or a tuple of such, got {given!r}")
     if not found:
-        raise ValueError(f"{name} must have at least one entry: leave the processor out")
+        raise UserError(f"{name} must have at least one entry: leave the processor out")
     return tuple(found)
 
 
@@ -185,7 +182,7 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
     """The constraint for the model's tokenizer; compiled once for equal arguments."""
     tokenizer, vocab_size = model.tokenizer, model.model.vocab_size
     if not tokenizer.eos_ids:
-        raise ValueError(
+        raise UserError(
             f"{source} needs a tokenizer with an end-of-sequence token, because a text that is "
             "complete must end: give the tokenizer eos_ids"
         )
@@ -194,7 +191,7 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
             patterns, Identity(tokenizer), vocab_size, model.continues_prompts
         )
     except ValueError as error:
-        raise ValueError(f"{source[:80]}: {error}") from None
+        raise UserError(f"{source[:80]}: {error}") from None
     return Constraint(starts[which], shortest[which], source), table
 
 

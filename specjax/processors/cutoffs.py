@@ -42,7 +42,6 @@ class MinP(Processor):
         check_strength(self, "min_p", low=0.0, high=1.0)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """See `types.Processor`."""
         probs = jax.nn.softmax(logits, axis=1)
         least = column(self.min_p, logits) * jnp.max(probs, axis=1, keepdims=True)
         return _keep(logits, probs >= least)
@@ -71,7 +70,6 @@ class TypicalP(Processor):
         check_strength(self, "typical_p", low=0.0, high=1.0, open_low=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """See `types.Processor`."""
         probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)
         far = jnp.abs(surprise - _entropy(probs, surprise))
         mass = column(self.typical_p, logits)[:, 0]
@@ -101,7 +99,6 @@ class EpsilonCutoff(Processor):
         check_strength(self, "epsilon", low=0.0, high=1.0, open_high=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """See `types.Processor`."""
         return _keep(logits, jax.nn.softmax(logits, axis=1) >= column(self.epsilon, logits))
 
 
@@ -127,7 +124,6 @@ class EtaCutoff(Processor):
         check_strength(self, "epsilon", low=0.0, high=1.0, open_high=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """See `types.Processor`."""
         probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)
         epsilon = column(self.epsilon, logits)
         lower = jnp.sqrt(epsilon) * jnp.exp(-_entropy(probs, surprise))

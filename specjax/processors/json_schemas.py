@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from specjax.checks import require
+from specjax.errors import UserError
 from specjax.processors.byte_automata import byte_automaton, shortened
 from specjax.processors.caches import bounded_cache
 from specjax.processors.plain_schemas import plain_schema, without_anchors
@@ -32,7 +33,7 @@ def schema_text(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         made = f"{getattr(schema, '__name__', '...')}.model_json_schema()"
         remedy = f": write {made}" if hasattr(schema, "model_json_schema") else ""
-        raise TypeError(
+        raise UserError(
             f"schema must be like {{'type': 'integer'}}, a text, or a tuple of such, got "
             f"{shortened(repr(schema))}{remedy}"
         )
@@ -44,10 +45,10 @@ def schema_text(schema: Any) -> str:
             parts.append(part)
             length += len(part)
             if length > MOST_TEXT:
-                raise ValueError(_TOO_LONG)
+                raise UserError(_TOO_LONG)
         return "".join(parts)
     except RecursionError:
-        raise ValueError("schema is nested too deeply: use fewer levels") from None
+        raise UserError("schema is nested too deeply: use fewer levels") from None
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())
         raise type(error)(
@@ -59,7 +60,7 @@ def schema_text(schema: Any) -> str:
 def _as_dict(given: Any) -> dict[Any, Any]:
     if isinstance(given, Mapping):
         return dict(given)
-    raise TypeError(f"it has {shortened(repr(given))}")
+    raise UserError(f"it has {shortened(repr(given))}")
 
 
 def schema_pattern(schema: str, whitespace: str | None = None, name: str = "schema") -> str:
@@ -81,11 +82,11 @@ def schema_pattern(schema: str, whitespace: str | None = None, name: str = "sche
         is more than spaces, tabs and ends of lines.
     """
     if not isinstance(whitespace, str | None):
-        raise TypeError(f"whitespace must be a text such as ' ?', or None, got {whitespace!r}")
+        raise UserError(f"whitespace must be a text such as ' ?', or None, got {whitespace!r}")
     try:
         return _pattern(schema, whitespace)
     except SchemaError as error:
-        raise ValueError(f"{name}{error}") from None
+        raise UserError(f"{name}{error}") from None
 
 
 @bounded_cache(most_bytes=64 << 20)
@@ -126,7 +127,7 @@ def _pattern(schema: str, whitespace: str | None) -> str:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of JSON")
+    raise UserError(f"{text} is not a number of JSON")
 
 
 def _finite(text: str) -> float:
@@ -139,7 +140,7 @@ def _checked_space(whitespace: str) -> str:
     found = byte_automaton(space, ascii_only=True, name=name)
     others = [byte for byte in range(256) if byte not in _SPACES]
     if (found.steps[:, others] >= 0).any() or not found.accepting.any():
-        raise ValueError(
+        raise UserError(
             f"{name} must match only spaces, tabs and ends of lines, as JSON has them: write "
             r"' ?' or '[ \t\n\r]*'"
         )

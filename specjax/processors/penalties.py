@@ -32,13 +32,11 @@ class _OverTokens(Processor):
     over: Any
 
     def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> Array:
-        """See `types.Processor`."""
         if self.over == "output":
             return jnp.zeros((prompts.inputs.shape[0], vocab_size), jnp.int32)
         return prompt_counts(prompts, vocab_size)
 
     def advance(self, params: Params, state: Array, tokens: Array) -> Array:
-        """See `types.Processor`."""
         return state if self.over == "prompt" else counted(state, tokens)
 
 
@@ -68,7 +66,6 @@ class RepetitionPenalty(_OverTokens):
         check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         penalty = column(self.penalty, logits)
         weaker = jnp.where(logits > 0.0, logits / penalty, logits * penalty)
         return jnp.where(state > 0, weaker, logits)
@@ -99,7 +96,6 @@ class PresencePenalty(_OverTokens):
         check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         return logits - column(self.penalty, logits) * (state > 0).astype(jnp.float32)
 
 
@@ -128,7 +124,6 @@ class FrequencyPenalty(_OverTokens):
         check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         return logits - column(self.penalty, logits) * state.astype(jnp.float32)
 
 
@@ -161,14 +156,12 @@ class NoRepeatNgram(Processor):
         check_over(self, ("both", "output"))
 
     def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> _Text:
-        """See `types.Processor`."""
         if self.over == "output":
             rows = prompts.inputs.shape[0]
             return _Text(jnp.zeros((rows, room), jnp.int32), jnp.zeros((rows,), jnp.int32))
         return _Text(jnp.pad(prompts.inputs, ((0, 0), (0, room))), prompts.input_lengths)
 
     def process(self, params: Params, state: _Text, logits: Array) -> Array:
-        """See `types.Processor`."""
         tokens, lengths = state
         rows, width = tokens.shape
         size = column(self.size, logits)
@@ -191,7 +184,6 @@ class NoRepeatNgram(Processor):
         return without(logits, banned)
 
     def advance(self, params: Params, state: _Text, tokens: Array) -> _Text:
-        """See `types.Processor`."""
         put = lambda row, at, token: lax.dynamic_update_slice(row, token[None], (at,))  # noqa: E731
         at = jnp.minimum(state.lengths, state.tokens.shape[1] - 1)
         written = jax.vmap(put)(state.tokens, at, tokens)

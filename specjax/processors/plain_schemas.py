@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import require
+from specjax.errors import UserError
 from specjax.processors.byte_automata import byte_automaton, shortened
 from specjax.processors.schema_keywords import (
     FORMATS,
@@ -55,7 +56,7 @@ def without_anchors(pattern: str, name: str) -> str:
       ValueError: the expression is not supported; `name` is what the error calls it.
     """
     if re.match(r"\(\?[a-zA-Z]+\)", pattern):
-        raise ValueError(f"{name} begins with flags, which are not supported here: leave them out")
+        raise UserError(f"{name} begins with flags, which are not supported here: leave them out")
     byte_automaton(pattern, ascii_only=True, name=name)
     # What it compiles has anchors only where they change nothing. Names of groups may be once.
     parts = re.compile(r"\\[AZ]|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|[\^$]|\(\?P<\w+>", re.S)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.processors.byte_automata import ByteAutomaton
 from specjax.processors.common import padded_size
 from specjax.processors.state_graphs import FAR, fewest_steps, members
@@ -106,7 +107,7 @@ def token_automaton(
             for found in _followed(steps, states, tree):
                 yield found[0] + offset, *found[1:]
                 if time.monotonic() > deadline:
-                    raise ValueError(
+                    raise UserError(
                         f"the constraint takes more than {_SECONDS:.0f} s to compile for this "
                         "tokenizer: use a simpler pattern or schema"
                     )
@@ -126,7 +127,7 @@ def token_automaton(
     table[~np.append(distances < FAR, False)[table]] = -1
     if (empty := np.flatnonzero(distances[starts] >= FAR)).size:
         which = f"entry {empty[0]}: " if len(starts) > 1 else ""
-        raise ValueError(
+        raise UserError(
             f"{which}the tokenizer's tokens can write no text that matches: check the pattern or "
             "schema, and that its characters are in the vocabulary"
         )
@@ -256,7 +257,7 @@ def _table(pairs: Pairs, size: int, classes: np.ndarray) -> np.ndarray:
     """`[S, C]`, the state after a token of each class, or -1."""
     count = int(classes.max()) + 1
     if size * count * 4 > MOST_BYTES:
-        raise ValueError(
+        raise UserError(
             f"the constraint takes a table of {size} states x {count} classes of tokens, "
             f"{size * count * 4 >> 20} MB, and at most {MOST_BYTES >> 20} MB are allowed: use a "
             "simpler pattern or schema"

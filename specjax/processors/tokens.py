@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import checked
+from specjax.errors import UserError
 from specjax.processors.common import (
     Unbound,
     check_known,
@@ -30,11 +31,9 @@ class _OverPositions(Processor):
     """A processor whose state is the number of output tokens, `[B]` int32."""
 
     def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> Array:
-        """See `types.Processor`."""
         return jnp.zeros(prompts.inputs.shape[:1], jnp.int32)
 
     def advance(self, params: Params, state: Array, tokens: Array) -> Array:
-        """See `types.Processor`."""
         return state + 1
 
 
@@ -46,10 +45,10 @@ def _pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
             key=lambda pair: pair[0],
         )
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be like {example}, got {given!r}") from None
+        raise UserError(f"{name} must be like {example}, got {given!r}") from None
     for (key, _), (following, _) in itertools.pairwise(found):
         if key == following:
-            raise ValueError(f"{name} must have each key once, got {key!r} twice")
+            raise UserError(f"{name} must have each key once, got {key!r} twice")
     return found
 
 
@@ -71,7 +70,6 @@ class BoundBias(Processor):
     forbids: ClassVar[bool] = False
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """See `types.Processor`."""
         added = [column(value, logits) for value in self.values]
         return logits.at[:, params].add(jnp.concatenate(added, axis=1), mode="drop")
 
@@ -100,7 +98,7 @@ class LogitBias(Unbound):
         ids = checked_ids("LogitBias.bias", [i for i, _ in pairs])
         for i, value in pairs:
             if np.ndim(value) == 0 and value == -np.inf:
-                raise ValueError(
+                raise UserError(
                     f"LogitBias.bias[{i}] must be finite, got -inf: to forbid tokens write "
                     f"SuppressTokens(({i},))"
                 )
@@ -111,7 +109,6 @@ class LogitBias(Unbound):
         object.__setattr__(self, "bias", dict(zip(ids, values, strict=True)))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        """See `types.Processor`."""
         ids = tuple(self.bias)
         check_known(self, "bias", ids, model)
         rest = padded_size(len(ids)) - len(ids)
@@ -147,17 +144,15 @@ class SuppressTokens(_OverPositions):
             check_strength(self, "first", low=1, dtype=jnp.int32)
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        """See `types.Processor`."""
         check_known(self, "ids", self.ids, model)
         if len(self.ids) == (size := model.model.vocab_size):
-            raise ValueError(
+            raise UserError(
                 f"SuppressTokens.ids has all {size} tokens of the verifier, so none could follow: "
                 "leave some out"
             )
         return self, marked(self.ids, size)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         forbidden = params[None]
         if self.first is not None:
             forbidden = forbidden & (state < self.first)[:, None]
@@ -191,13 +186,11 @@ class ForcedTokens(_OverPositions):
         object.__setattr__(self, "tokens", tuple(zip(positions, ids, strict=True)))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        """See `types.Processor`."""
         positions, ids = zip(*self.tokens, strict=True)
         check_known(self, "tokens", ids, model)
         return self, (padded_ids(positions, -1), padded_ids(ids, -1))
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         positions, ids = params
         here = positions[None] == state[:, None]  # [B, K]
         token = jnp.max(jnp.where(here, ids[None], -1), axis=1, keepdims=True)
@@ -234,13 +227,11 @@ class MinNewTokens(_OverPositions):
             object.__setattr__(self, "eos_ids", tuple(sorted({*ids})))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        """See `types.Processor`."""
         found = self.eos_ids or tuple(sorted({*model.tokenizer.eos_ids}))
         check_known(self, "eos_ids", found, model)
         return dataclasses.replace(self, eos_ids=found), marked(found, model.model.vocab_size)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         return without(logits, params[None] & (state < self.tokens)[:, None])
 
 
@@ -272,6 +263,5 @@ class LinearTemperature(_OverPositions):
         check_strength(self, "tokens", low=1, dtype=jnp.int32)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
-        """See `types.Processor`."""
         part = jnp.minimum(state / jnp.asarray(self.tokens), 1.0).astype(jnp.float32)
         return logits / column(self.first + (self.last - self.first) * part, logits)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from specjax.checks import check_scalars
+from specjax.errors import UserError
 from specjax.rules.target import ALLOWANCE, Spans, check_is_rule, kl_divergence
 from specjax.sampling import normalise, total
 from specjax.types import Array, traced_dataclass
@@ -48,7 +49,7 @@ class Budgeted(Spans):
     def __post_init__(self) -> None:
         check_is_rule("rule", self.rule)
         if isinstance(self.rule, Budgeted) or not self.rule.reads_draft:
-            raise ValueError(
+            raise UserError(
                 f"rule must have a strength to lower, got {self.rule!r}: give a rule such as "
                 "rules.OPT(strength=0.5)"
             )
@@ -56,18 +57,15 @@ class Budgeted(Spans):
 
     @property
     def reads_draft_confidence(self) -> bool:
-        """See `Rule`."""
         return bool(self.rule.reads_draft_confidence)
 
     @property
     def reads_verifier_confidence(self) -> bool:
-        """See `Rule`."""
         return bool(self.rule.reads_verifier_confidence)
 
     def __call__(
         self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
     ) -> Array:
-        """The target at a first position, without credit; see `Rule`."""
         check_scalars(self)
         return self.spend(self.rule(q, p, q_conf, p_conf), p, jnp.float32(0.0))[0]
 

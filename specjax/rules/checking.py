@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.rules.target import check_is_rule
 from specjax.types import Rule
 
@@ -44,23 +45,23 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     except (AttributeError, TypeError) as error:
         if "NoneType" not in str(error) or (q_conf is not None and p_conf is not None):
             raise
-        raise TypeError(
+        raise UserError(
             f"{name} failed ({' '.join(str(error).split())}): q_conf and p_conf may be None unless "
             "it sets reads_draft_confidence or reads_verifier_confidence = True"
         ) from error
     if target.shape != q.shape or target.dtype != np.float32:
-        raise ValueError(
+        raise UserError(
             f"{name} must return a float32 distribution [V] per position, got {target.dtype} of "
             f"shape {list(target.shape[1:])}"
         )
     if not np.all(target >= 0.0):
-        raise ValueError(
+        raise UserError(
             f"{name} must return no negative probability and no NaN: correct its formula"
         )
     sums = target.sum(axis=1)
     worst = float(sums[np.argmax(np.abs(sums - 1.0))])
     if abs(worst - 1.0) > _TOLERANCE:
-        raise ValueError(
+        raise UserError(
             f"{name} must return distributions that sum to 1, got a sum of {worst:.6g}: "
             "normalise its target"
         )

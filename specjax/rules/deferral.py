@@ -79,7 +79,6 @@ class Chow(Strength, Deferral):
     spans = MappingProxyType({"strength": SHARE})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return jnp.max(q_conf) < 1.0 - self.strength
 
 
@@ -92,7 +91,6 @@ class ChowLog(Strength, Deferral):
     spans = MappingProxyType({"strength": ALLOWANCE})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return entropy(q_conf) > self.strength
 
 
@@ -103,7 +101,6 @@ class Diff(Strength, Deferral):
     spans = MappingProxyType({"strength": MARGIN})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return jnp.max(q_conf) < jnp.max(p_conf) - self.strength
 
 
@@ -114,7 +111,6 @@ class DiffLog(Strength, Deferral):
     spans = MappingProxyType({"strength": NATS_APART})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return entropy(p_conf) < entropy(q_conf) - self.strength
 
 
@@ -125,7 +121,6 @@ class OPT(Strength, Deferral):
     spans = MappingProxyType({"strength": MARGIN})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return jnp.max(q_conf) < jnp.max(p_conf) - _penalty(self.strength, p, q)
 
 
@@ -136,7 +131,6 @@ class OPTLog(Strength, Deferral):
     spans = MappingProxyType({"strength": NATS_APART})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return entropy(p_conf) < entropy(q_conf) - _penalty(self.strength, p, q)
 
 
@@ -153,7 +147,6 @@ class BiLD(Strength, Deferral):
     spans = MappingProxyType({"strength": ALLOWANCE})
 
     def defers(self, q, p, q_conf, p_conf):
-        """See `Deferral`."""
         return cross_entropy(q, p_conf) > self.strength
 
 

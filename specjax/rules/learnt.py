@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from specjax.acceptance_head.network import confidence_features, top_confidences
+from specjax.errors import UserError
 from specjax.rules.accept_functions import Mixture
 from specjax.rules.lossy import Lossy, LossyTuned
 from specjax.rules.target import Span, Spans, Strengths, TargetRule
@@ -60,12 +61,12 @@ class Learnt(Spans, TargetRule):
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Lossy | LossyTuned | Mixture):
-            raise TypeError(
+            raise UserError(
                 "rule must be a rule whose strength goes from 0 to 1, rules.LossyTuned, "
                 f"rules.Lossy or rules.Mixture, got {self.rule!r}"
             )
         if isinstance(self.rule, Lossy) and not np.all(np.asarray(self.rule.beta) == 1.0):
-            raise ValueError(
+            raise UserError(
                 f"rule must have beta=1, got {self.rule!r}: a smaller strength may not have this "
                 "beta; use rules.LossyTuned"
             )

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specjax.errors import UserError
 from specjax.rules.target import (
     ALLOWANCE,
     PROPER_SHARE,
@@ -62,14 +63,14 @@ class Lossy(Spans, TargetRule):
         strength, beta = self.strength, self.beta
         if isinstance(strength, np.ndarray) and isinstance(beta, np.ndarray):
             if strength.ndim and beta.ndim and strength.shape != beta.shape:
-                raise ValueError(
+                raise UserError(
                     f"strength {strength.shape} and beta {beta.shape} must have the same number of "
                     "rows"
                 )
             # The given numbers are compared: 1 - float32(0.9) is above float32(0.1).
             low = 1.0 - np.asarray(given[0], np.float64)
             if (np.asarray(given[1], np.float64) < low - 1e-7).any():
-                raise ValueError(
+                raise UserError(
                     f"beta must lie in [1 - strength, 1], got beta={beta} with "
                     f"strength={strength}: use beta=1"
                 )
@@ -190,15 +191,7 @@ def _from_verifier(mass: Array, ratio: Array) -> Array:
 def _within_budget(
     q: Array, p: Array, budget: Array, divergence: Callable[[Array, Array], Array]
 ) -> tuple[Array, Array]:
-    """The smallest keep = 1 - strength with a divergence within the budget, and its 1 / beta.
-
-    Args:
-      q: `[V]` float32.
-      p: `[V]` float32.
-      budget: a scalar, in nats.
-      divergence: the part of the divergence where p has a given mass and pi = ratio p. No part is
-        negative, and each is zero at ratio 1.
-    """
+    """The smallest keep = 1 - strength with a divergence within the budget, and its 1 / beta."""
     kept_cost = divergence(p, q / jnp.where(p > 0.0, p, 1.0))
 
     def spent(log_keep, inverse):
@@ -215,12 +208,7 @@ def _within_budget(
 def _smallest_keep(
     q: Array, p: Array, spent: Callable[[Array, Array], Array], budget: Array
 ) -> tuple[Array, Array]:
-    """The smallest keep at which `spent(log(keep), 1 / beta)` is within the budget; its 1 / beta.
-
-    `spent` falls as keep grows; it is zero at keep = 1 and constant below min p / q. The root is
-    bracketed in log(keep), alternately by false position (Illinois) and by halving. The result is
-    the end of the bracket that is within the budget.
-    """
+    """The smallest keep with `spent(log(keep), 1 / beta)` within the budget; its 1 / beta."""
 
     def narrow(state):
         low, high, low_excess, high_excess, inverse, count = state

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specjax.checks import check_part
+from specjax.errors import UserError
 from specjax.rules.deferral import Deferral
 from specjax.rules.target import SHARE, Span, Spans, Strength, Strengths
 from specjax.types import Array, traced_dataclass
@@ -29,7 +30,7 @@ def check_reads_drafter_alone(name: str, rule: Any, remedy: str) -> None:
     """Raises unless `rule` reads only the drafter; `name` is the argument's name."""
     check_deferral(name, rule, "rules.Chow(strength=0.3)")
     if rule.reads_verifier:
-        raise ValueError(
+        raise UserError(
             f"{name} must read only the drafter, got {type(rule).__name__}, which reads the "
             f"verifier: use rules.Chow or rules.ChowLog{remedy}"
         )
@@ -74,7 +75,6 @@ class Mean:
     """The mean log-probability per token."""
 
     def __call__(self, log_probs: Array, length: Array) -> Array:
-        """See `Sum`."""
         return Sum()(log_probs, length) / jnp.maximum(length, 1).astype(jnp.float32)
 
 
@@ -91,7 +91,6 @@ class Quantile(Spans):
     spans = MappingProxyType({"level": SHARE})
 
     def __call__(self, log_probs: Array, length: Array) -> Array:
-        """See `Sum`."""
         real = jnp.arange(log_probs.size) < length
         ordered = jnp.sort(jnp.where(real, log_probs, jnp.inf))
         last = jnp.maximum(length - 1, 0)
@@ -156,5 +155,4 @@ class SequenceChowLog(_OfResponses):
     spans = MappingProxyType({"strength": Strengths(Span(0.0), Span(0.0, 1000.0))})
 
     def defers_response(self, log_probs: Array, length: Array) -> Array:
-        """See `SequenceChow`."""
         return self.aggregation(log_probs, length) < -jnp.asarray(self.strength)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_part, check_scalars, checked
+from specjax.errors import UserError
 from specjax.sampling import residual_mass, total
 from specjax.types import Array, Rule, traced_dataclass
 
@@ -33,7 +34,6 @@ class TargetRule(abc.ABC):
     def __call__(
         self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
     ) -> Array:
-        """See `Rule`."""
         _check_position(self, q, p, q_conf, p_conf)
         return self._target(q, p, q_conf, p_conf)
 
@@ -114,13 +114,13 @@ def check_is_rule(name: str, rule: Any) -> None:
     missing = [flag for flag in _FLAGS if not hasattr(rule, flag)]
     if callable(rule) and missing and not isinstance(rule, type):
         kind = type(rule).__name__
-        raise TypeError(
+        raise UserError(
             f"{name} must be a rule, but {kind} has no {', '.join(missing)}: set them to "
             f"True or False in the class {kind}"
         )
     check_part(name, rule, ("__call__", *_FLAGS), "rules.OPT(strength=0.2)")
     if any(leaf is rule for leaf in jax.tree.leaves(rule)):
-        raise TypeError(
+        raise UserError(
             f"{name} must be a pytree, got {type(rule).__name__}: decorate the class with "
             "specjax.types.traced_dataclass"
         )
@@ -137,7 +137,7 @@ def _check_position(
     for key, value in (("q_conf", q_conf), ("p_conf", p_conf)):
         if needed[key]:
             if value is None:
-                raise ValueError(
+                raise UserError(
                     f"{name} reads {key}, which is None: pass sampling.confidence(logits)"
                 )
             arguments[key] = value
@@ -145,10 +145,10 @@ def _check_position(
         dtype = getattr(value, "dtype", None)
         if dtype != jnp.float32:
             found = dtype or type(value).__name__
-            raise ValueError(f"{name}: {key} must be a float32 array, got {found}")
+            raise UserError(f"{name}: {key} must be a float32 array, got {found}")
         if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):
             shapes = ", ".join(f"{k} {jnp.shape(v)}" for k, v in arguments.items())
-            raise ValueError(
+            raise UserError(
                 f"{name}: {key} must be a distribution [V] over the vocabulary of q, got {shapes}"
                 ": vmap over other axes, and use models with the same vocabulary"
             )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count
+from specjax.errors import UserError
 from specjax.rules.target import MARGIN, SHARE, Span, Spans, Strengths, TargetRule, entropy
 from specjax.sampling import normalise, residual_mass, residual_weights, total
 from specjax.types import Array, traced_dataclass
@@ -43,7 +44,7 @@ class Replacing(Spans, TargetRule):
 
     def __post_init__(self) -> None:
         if self.replacement not in _REPLACEMENTS:
-            raise ValueError(
+            raise UserError(
                 f"replacement must be one of {', '.join(_REPLACEMENTS)}, got {self.replacement!r}"
             )
         super().__post_init__()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import check_part, tuple_text
+from specjax.errors import UserError
 from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, pooled
 from specjax.evaluation.efficiency import (
     check_costs,
@@ -70,15 +71,15 @@ def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
       ValueError: a name is unknown, or "pass_at_1" has no sandbox.
     """
     if isinstance(metrics, str):
-        raise TypeError(
+        raise UserError(
             f"metrics must be a tuple of names, got {metrics!r}; write {tuple_text(metrics)}"
         )
     if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
-        raise TypeError(f"metrics must be a tuple of names, got {metrics!r}")
+        raise UserError(f"metrics must be a tuple of names, got {metrics!r}")
     check_metrics(name for name in metrics if name != PASS_AT_1)
     if sandbox is None:
         if PASS_AT_1 in metrics:
-            raise ValueError(
+            raise UserError(
                 "the metric 'pass_at_1' runs the outputs as programs: give problems, and a "
                 "sandbox, such as SANDBOX=@Sandbox()"
             )
@@ -92,7 +93,7 @@ def check_answers(answer: Any, reference_answer: Any) -> None:
     """Raises TypeError unless both are callable or None."""
     for name, extract in (("answer", answer), ("reference_answer", reference_answer)):
         if extract is not None and not callable(extract):
-            raise TypeError(f"{name} must be like AnswerAfter('####'), got {extract!r}")
+            raise UserError(f"{name} must be like AnswerAfter('####'), got {extract!r}")
 
 
 def evaluate(
@@ -163,7 +164,7 @@ def evaluate(
         are no references.
     """
     if problems is not None and sandbox is None:
-        raise ValueError(
+        raise UserError(
             f"problems={os.fspath(problems)} needs a sandbox to run the predictions as programs: "
             "give a sandbox, such as SANDBOX=@Sandbox()"
         )
@@ -245,13 +246,13 @@ def _check_rows(runs: Sequence[Predictions]) -> None:
     first = runs[0]
     for other in runs[1:]:
         if len(other) != len(first):
-            raise ValueError(
+            raise UserError(
                 f"{other.path} has {len(other)} rows, but {first.path} has {len(first)}: compare "
                 "predictions of the same inputs"
             )
         for i, (ours, theirs) in enumerate(zip(first.inputs, other.inputs, strict=True)):
             if ours is not None and theirs is not None and ours != theirs:
-                raise ValueError(
+                raise UserError(
                     f"the inputs of {other.path} and {first.path} differ in row {i}: compare "
                     "predictions of the same inputs"
                 )
@@ -266,14 +267,14 @@ def _references(
 ) -> list[tuple[str, ...]]:
     """The references of all rows; empty if there are no metrics."""
     if sources is None and field is not None:
-        raise ValueError(f"references_field={field!r} needs references: give their file")
+        raise UserError(f"references_field={field!r} needs references: give their file")
     if not metrics:
         return []
     rows, path = len(runs[0]), runs[0].path
     if sources is not None:
         texts = read_references(sources, field=field)
         if len(texts) != rows:
-            raise ValueError(
+            raise UserError(
                 f"the references have {len(texts)} rows, but {path} has {rows}: give references "
                 "for each prediction"
             )
@@ -283,12 +284,12 @@ def _references(
             continue
         found = [targets for targets in run.targets if targets is not None]
         if len(found) < rows:
-            raise ValueError(
+            raise UserError(
                 f"{run.path} has no {targets_field!r} in row {run.targets.index(None)}: give "
                 "a file of references"
             )
         return found
-    raise ValueError(
+    raise UserError(
         f"{path} has no references ({targets_field!r}): give a file of references, or no metrics"
     )
 
@@ -297,7 +298,7 @@ def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scor
     """pass@1 of the problems of a file."""
     found = read_problems(path)
     if len(found) != len(runs[0]):
-        raise ValueError(
+        raise UserError(
             f"{os.fspath(path)} has {len(found)} problems, but {runs[0].path} has "
             f"{len(runs[0])} rows: give one problem for each prediction"
         )
@@ -321,7 +322,7 @@ def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None)
     """
     if run.counts is None or run.log_target is None or run.log_p is None:
         if costs is not None:
-            raise ValueError(f"{run.path} has no counts of passes (`info`): leave out costs")
+            raise UserError(f"{run.path} has no counts of passes (`info`): leave out costs")
         return {}
     return {
         **efficiency(run.counts, costs),

@@ -30,6 +30,7 @@ from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
 from specjax.data.records import SEQIO_PREFIX
 from specjax.drafting import read_costs
+from specjax.errors import UserError
 from specjax.runs import merging, processes
 from specjax.runs.inputs import read_inputs, tokens_of
 from specjax.runs.predictions import (
@@ -160,13 +161,13 @@ def infer(
     check_flag("allow_other_environment", allow_other_environment)
     check_flag("sources", sources)
     if whole_number("show", show, low=0) and not sources:
-        raise ValueError("show needs the sources of tokens: set SOURCES=True")
+        raise UserError("show needs the sources of tokens: set SOURCES=True")
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
+        raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
     check_count("num_samples", num_samples, "give the number of outputs of each input")
     if not os.fspath(source):
-        raise ValueError("source is empty: give a file, or seqio:TASK")
+        raise UserError("source is empty: give a file, or seqio:TASK")
     source = os.path.expanduser(source)
     run = merging.ROWS.directory(output_dir, process)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
@@ -227,13 +228,13 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
             made = make()
     made = make() if made is None else made
     if process is not None and made.costs is not None:
-        raise ValueError(
+        raise UserError(
             "several processes must share the same costs: measure them with "
             "specjax bench cost --output FILE, and give COSTS=FILE"
         )
     multiple = made.method.partitioner.row_multiple if made.method.partitioner else 1
     if made.batch_size % multiple:
-        raise ValueError(
+        raise UserError(
             f"batch_size={made.batch_size} must be a multiple of {multiple}, because the mesh "
             f"splits the rows: choose {made.batch_size + -made.batch_size % multiple}"
         )
@@ -294,7 +295,7 @@ def _encode(
             failed[example.id] = str(error)
     if not prompts:
         rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
-        raise ValueError(f"{next(iter(failed.values()))}{rest}")
+        raise UserError(f"{next(iter(failed.values()))}{rest}")
     return prompts, failed
 
 
@@ -323,11 +324,7 @@ def _own_ids(
     process: Process | None,
     num_samples: int,
 ) -> Collection[int]:
-    """The ids of the inputs whose rows this process may write.
-
-    A single process: all. A replica: its own. In a JAX program: all, but only process 0 writes the
-    failed inputs.
-    """
+    """The ids of the inputs whose rows this process may write."""
     if process is None:
         return {*prompts, *failed}
     errors = failed if process.index == 0 else ()
@@ -351,10 +348,7 @@ def _known_rounds(
     done: Mapping[tuple[int, int], Record],
     together: bool,
 ) -> dict[int, int]:
-    """The places of rows that are not decoded here -> their rounds.
-
-    All processes of a JAX program must call it; each gets all rows.
-    """
+    """The places of rows that are not decoded here -> their rounds."""
     known = np.zeros(len(keys), np.int32)
     for place, key in enumerate(keys):
         if key in done:
@@ -376,11 +370,7 @@ def _decode(
     options: Mapping[str, Any],
     progress: bool | None,
 ) -> tuple[dict[tuple[int, int], Record], dict[str, Any]]:
-    """Decodes the missing rows, and writes each row when it is finished.
-
-    Returns:
-      The written records, by key, and the figures of `this_process`.
-    """
+    """Decodes the missing rows, and writes each row when it is finished."""
     path, fingerprint = run.own(PREDICTIONS_NAME), run.fingerprint
     records: dict[tuple[int, int], Record] = {}
     ids, tokens = list(prompts), 0

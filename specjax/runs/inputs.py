@@ -9,6 +9,7 @@ import numpy as np
 from specjax.checks import check_part
 from specjax.data.examples import Example, read_examples
 from specjax.data.few_shot import FewShot
+from specjax.errors import UserError
 from specjax.text import Decoder
 from specjax.text.prompts import checked_chat
 
@@ -46,7 +47,7 @@ def read_inputs(
     check_part("task", task, ("read",), "FewShot(prompt='Question: {question}')")
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if field is not None:
-            raise ValueError(f"{name} must be left out: the task names the fields, got {field!r}")
+            raise UserError(f"{name} must be left out: the task names the fields, got {field!r}")
     return task.read(source, format=format, split=split)
 
 

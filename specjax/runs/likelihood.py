@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.evaluation.bootstrap import Sums, divided
 from specjax.runs.scored import Predictions
 
@@ -36,7 +37,7 @@ class Likelihood:
         self._options = checked_chat("chat", chat)
         for run in runs:
             if None in run.inputs:
-                raise ValueError(
+                raise UserError(
                     f"score needs the input of each row, and {run.path} has none in row "
                     f"{run.inputs.index(None)}: leave out score"
                 )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_path
+from specjax.errors import UserError
 from specjax.runs import processes
 from specjax.runs.predictions import (
     CONFIG_NAME,
@@ -87,7 +88,7 @@ class Shared:
         ours = json.loads(json.dumps(configuration))
         ignored = (ENVIRONMENT,) if allow_other_environment else ()
         if theirs is not None and whole.kept and (found := _difference(theirs, ours, *ignored)):
-            raise ValueError(
+            raise UserError(
                 f"output_dir={whole.path} has a run of another configuration ({found}): choose "
                 "another output_dir, or use the same configuration"
             )
@@ -123,12 +124,12 @@ class Shared:
             raise FileNotFoundError(f"{shown}: there is no directory part-I-of-N: check the path")
         if len(counts) > 1:
             of_all = " and ".join(f"{count} processes" for count in counts)
-            raise ValueError(f"{shown} has parts of {of_all}: give the directories of one run")
+            raise UserError(f"{shown} has parts of {of_all}: give the directories of one run")
         by_index: dict[int, Path] = {}
         for place, path in placed:
             assert place is not None
             if place[0] in by_index:
-                raise ValueError(
+                raise UserError(
                     f"{path} and {by_index[place[0]]} are the same part: leave out one of them"
                 )
             by_index[place[0]] = path
@@ -156,7 +157,7 @@ class Shared:
         configurations: list[dict[str, Any]] = []
         for path, config in zip(found, stored, strict=True):
             if config is None or not isinstance(config.get(PART), dict):
-                raise ValueError(
+                raise UserError(
                     f"{path} has no {self.config_name} of a part: run this process to its end"
                 )
             configurations.append(config)
@@ -164,12 +165,12 @@ class Shared:
         same = "on the same kind of machine" if self.same_machine else "and the same files"
         for index, (path, other) in enumerate(zip(found, configurations, strict=True)):
             if other[PART].get("index") != index:
-                raise ValueError(
+                raise UserError(
                     f"{path} has the part of process {other[PART].get('index')}: rename it"
                 )
             apart = _difference(first, other)
             if apart and (self.same_machine or _difference(first, other, ENVIRONMENT)):
-                raise ValueError(
+                raise UserError(
                     f"{path} is not part of the same {self.what} as {found[0]} ({apart}): run all "
                     f"processes with the same command {same}, in a new output_dir"
                 )
@@ -293,7 +294,7 @@ def _configuration(found: Sequence[Path]) -> dict[str, Any]:
     counts = configuration.get("rows"), configuration.get(SAMPLES, 1)
     whole = all(type(count) is int and count >= 1 for count in counts)
     if not whole or not isinstance(configuration.get("input"), str):
-        raise ValueError(
+        raise UserError(
             f"{found[0] / CONFIG_NAME} is damaged: run the same command again in a new output_dir"
         )
     return configuration
@@ -308,20 +309,20 @@ def _rows(found: Sequence[Path], configuration: Mapping[str, Any]) -> list[Recor
         for record in written_rows(path / PREDICTIONS_NAME, run)[0]:
             key = i, sample = key_of(record)
             if key in records:
-                raise ValueError(f"row {i} of {path} is in another part, too: start a new run")
+                raise UserError(f"row {i} of {path} is in another part, too: start a new run")
             if not (0 <= i < rows and 0 <= sample < samples):
-                raise ValueError(f"{path} has row {i}, but the run has {rows} rows: delete {path}")
+                raise UserError(f"{path} has row {i}, but the run has {rows} rows: delete {path}")
             records[key] = record
     keys = list(itertools.product(range(rows), range(samples)))
     if absent := [i for i, sample in keys if (i, sample) not in records]:
-        raise ValueError(
+        raise UserError(
             f"{len(absent)} of {len(keys)} rows are in no part; the first is {absent[0]}: run the "
             f"same command again in the processes of {found[0].parent} that have not ended"
         )
     ordered = [records[key] for key in keys]
     inputs = [(x["inputs"], x.get("targets")) for x in ordered[::samples]]
     if hash_of(inputs) != configuration["input"]:
-        raise ValueError(
+        raise UserError(
             f"the rows of {found[0].parent} have other inputs than the run: run the same command "
             "again in a new output_dir"
         )

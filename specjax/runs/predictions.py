@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from specjax.data.examples import Example
+from specjax.errors import UserError
 from specjax.text.draft_acceptance import DraftAcceptance
 from specjax.text.results import COUNTS, Row, finite
 from specjax.types.method import past_end
@@ -94,10 +95,10 @@ def record_of(line: bytes, run: str | None = None) -> Record:
     length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
     if line != body[:-1] + _CHECKSUM % _checksum(body):
-        raise ValueError("was changed")
+        raise UserError("was changed")
     record = json.loads(body)
     if run is not None and record.get(RUN) != run[:_DIGITS]:
-        raise ValueError("is of another run")
+        raise UserError("is of another run")
     return record
 
 
@@ -143,7 +144,7 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
         del record[RUN]
         records.append(record)
     if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
-        raise ValueError(
+        raise UserError(
             f"{path} ends with {torn[:40]!r}, which is not part of a row: delete this end and run "
             "the same command again"
         )

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.runs import native_output
 
 
@@ -36,9 +37,9 @@ class Process:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"process_count must be at least 1, got {self.count}")
+            raise UserError(f"process_count must be at least 1, got {self.count}")
         if not 0 <= self.index < self.count:
-            raise ValueError(
+            raise UserError(
                 f"process_index must be in 0 .. {self.count - 1} (process_count - 1), got "
                 f"{self.index}"
             )
@@ -93,7 +94,7 @@ def join(
                 f"the processes cannot be joined by {where} ({reason}): read the errors of the "
                 "other processes, and start all processes again"
             ) from None
-        raise ValueError(
+        raise UserError(
             f"the processes cannot be joined by {where} ({reason}): give --coordinator_address="
             "HOST:PORT of process 0, --process_count and --process_index"
         ) from None
@@ -172,7 +173,7 @@ def check_same(what: str, text: str) -> None:
     found = [bytes(row).decode() for row in gather(np.frombuffer(text.encode(), np.uint8))]
     other = next((i for i, theirs in enumerate(found) if theirs != found[0]), None)
     if other is not None:
-        raise ValueError(
+        raise UserError(
             f"process {other} has {what} than process 0: give all processes the same files and the "
             "same command"
         )

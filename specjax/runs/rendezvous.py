@@ -13,6 +13,7 @@ import socket
 import time
 from typing import Any, cast
 
+from specjax.errors import UserError
 from specjax.runs.processes import LostProcessError
 
 _SECONDS = 300.0  # for all processes to start, as in JAX
@@ -61,7 +62,7 @@ def _wait_for_others(address: str, count: int) -> None:
                     strangers.register(caller, selectors.EVENT_READ, bytearray())
                 elif (index := _index_of(key, strangers, count)) is not None:
                     if index in present and not _has_ended(present[index]):
-                        raise ValueError(
+                        raise UserError(
                             f"two processes have --process_index={index}: give each its own index"
                         )
                     present[index] = cast(socket.socket, key.fileobj)
@@ -86,7 +87,7 @@ def _opened(address: str, count: int) -> socket.socket:
         return socket.create_server(("", port), backlog=count)
     except OSError as error:
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
-        raise ValueError(
+        raise UserError(
             f"--coordinator_address={address}: process 0 cannot open port {port} ({reason}): end "
             "the program that uses it, or give all processes another port"
         ) from None
@@ -111,7 +112,7 @@ def _index_of(key: selectors.SelectorKey, strangers: Any, count: int) -> int | N
     except (OSError, ValueError):
         return None
     if theirs != count or not 0 < index < count:
-        raise ValueError(
+        raise UserError(
             f"process {index} was started with --process_count={theirs}, process 0 with "
             f"{count}: give all processes the same"
         )
@@ -138,7 +139,7 @@ def _wait_for_first(address: str, count: int, index: int) -> None:
                 return
     if answer == _WAIT:
         raise LostProcessError(f"process 0 ended before all processes had started: {_AGAIN}")
-    raise ValueError(
+    raise UserError(
         f"--coordinator_address={address}: another program answers at this port: end it, or give "
         "all processes another port"
     )

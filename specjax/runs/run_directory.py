@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from specjax.checks import check_path
 from specjax.environment import environment
+from specjax.errors import UserError
 from specjax.writing import (
     append,
     locked,
@@ -69,12 +70,12 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
         check_path(path, "output_dir=")
         if not os.fspath(path):  # an empty path would mean the working directory
-            raise ValueError("output_dir is empty: give a directory")
+            raise UserError("output_dir is empty: give a directory")
         try:
             # Shells do not expand --name=~/directory.
             self.path = Path(path).expanduser().absolute()
         except RuntimeError as error:
-            raise ValueError(f"output_dir={path}: {error}: give the full path") from None
+            raise UserError(f"output_dir={path}: {error}: give the full path") from None
         self._config = self.path / config_name
         self._makes = (*_RECORDS, *makes)
         self._stack = contextlib.ExitStack()
@@ -172,7 +173,7 @@ class RunDirectory:
             remedy += (
                 ", or set allow_other_environment=True to continue here (rounding may then differ)"
             )
-        raise ValueError(
+        raise UserError(
             f"output_dir={self.path} has a run of another configuration ({found}): {remedy}"
         )
 
@@ -273,7 +274,7 @@ class RunDirectory:
             )
         # A changed list must not make the run remove other files.
         if foreign := [name for name in made if name not in self._makes]:
-            raise ValueError(
+            raise UserError(
                 f"{self._config} lists {foreign[0]!r}, which is not a file of this run: choose "
                 "another output_dir"
             )
@@ -386,7 +387,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
         and isinstance(stored.get(_FILES), list)
         and all(isinstance(name, str) for name in stored[_FILES])
     ):
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or not the configuration of a run: choose another output_dir, or "
             "empty this directory"
         )

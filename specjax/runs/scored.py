@@ -15,6 +15,7 @@ import numpy as np
 from specjax.checks import check_path, tuple_text
 from specjax.data.examples import field_of
 from specjax.data.records import SourceRecord, guess_format, read_objects, read_records
+from specjax.errors import UserError
 from specjax.evaluation.efficiency import RowCounts
 from specjax.runs.merging import read_parts
 from specjax.runs.predictions import (
@@ -89,7 +90,7 @@ def read_predictions(
         name = file
     run, records = _run_of(name), []
     if run is not None and os.path.exists(name) and not os.path.isfile(name):
-        raise ValueError(f"{name} is not a regular file: restore the predictions of this run")
+        raise UserError(f"{name} is not a regular file: restore the predictions of this run")
     for number, line, record in read_objects(name):
         if CHECKSUM in record or run is not None:
             _check_seal(f"{name}:{number}", line, run)
@@ -171,7 +172,7 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
     else:
         alone = isinstance(paths, str | os.PathLike)
         if not alone and not isinstance(paths, list | tuple):
-            raise TypeError(
+            raise UserError(
                 f"predictions must be a path, several paths, or a dict of paths, got {paths!r}"
             )
         files = [paths] if alone else list(paths)
@@ -183,12 +184,12 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
         for name, path in zip(short, files, strict=True):
             key = name if short.count(name) == 1 else os.fspath(path)
             if key in several:
-                raise ValueError(f"predictions has {key} twice: give different files")
+                raise UserError(f"predictions has {key} twice: give different files")
             several[key] = (path,)
     for path in (path for of_method in several.values() for path in of_method):
         check_path(path, "predictions=")
     if not several or not all(several.values()):
-        raise ValueError("predictions is empty: give at least one file")
+        raise UserError("predictions is empty: give at least one file")
     return several
 
 
@@ -217,13 +218,13 @@ def read_references(
     """
     names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(names, Sequence) or not names:
-        raise TypeError(f"references must be a path or several paths, got {sources!r}")
+        raise UserError(f"references must be a path or several paths, got {sources!r}")
     for path in names:
         _refuse_joined("references", path)
     columns = [_column(path, field) for path in names]
     for path, column in zip(names, columns, strict=True):
         if len(column) != len(columns[0]):
-            raise ValueError(
+            raise UserError(
                 f"{path} has {len(column)} references, but {names[0]} has {len(columns[0])}: give "
                 "files with the same number of rows"
             )
@@ -238,7 +239,7 @@ def as_references(found: str | Sequence[str]) -> tuple[str, ...]:
 def _refuse_joined(name: str, path: Any) -> None:
     """Raises ValueError for several files in one text."""
     if isinstance(path, str) and "," in path and not os.path.exists(os.path.expanduser(path)):
-        raise ValueError(f"{name}={path!r}: no such file; write several as {tuple_text(path)}")
+        raise UserError(f"{name}={path!r}: no such file; write several as {tuple_text(path)}")
 
 
 def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
@@ -246,13 +247,13 @@ def _column(path: Any, field: str | int | None) -> list[tuple[str, ...]]:
     name = os.path.expanduser(os.fspath(path))
     kind = guess_format(name)
     if kind == "text" and field is not None:
-        raise ValueError(f"{name}: a text file has no field {field!r}: leave out the field")
+        raise UserError(f"{name}: a text file has no field {field!r}: leave out the field")
     header = None if field is None else isinstance(field, str)
     records = list(read_records(name, header=header, option="references_field"))
     if field is None:
         field = "targets" if kind == "jsonl" else 0
         if kind == "tsv" and (count := len(records[0].values)) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{name} has {count} columns: choose the column of the references with "
                 "references_field (0 is the first)"
             )
@@ -272,7 +273,7 @@ def _check_seal(place: str, line: str, run: str | None) -> None:
     try:
         record_of(line.encode(), run)
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"{place}: the line {error}: restore it, or copy the file elsewhere and remove "
             f"`{CHECKSUM}` and `{RUN}` from all lines"
         ) from None
@@ -280,11 +281,11 @@ def _check_seal(place: str, line: str, run: str | None) -> None:
 
 def _check(place: str, record: dict[str, Any], field: str, targets_field: str) -> None:
     if field not in record:
-        raise ValueError(
+        raise UserError(
             f"{place}: there is no key {field!r}; the keys are {', '.join(map(repr, record))}"
         )
     if not isinstance(record[field], str | None):
-        raise ValueError(
+        raise UserError(
             f"{place}: {field!r} must be a text or null, got {str(record[field])[:40]!r}"
         )
     if targets_field in record:
@@ -299,7 +300,7 @@ def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, 
         i, sample = divmod(place, samples)
         if place == len(ordered) or key_of(ordered[place]) != (i, sample):
             which = f" and sample {sample}" if samples > 1 else ""
-            raise ValueError(
+            raise UserError(
                 f"{name}: there is no row with id {i}{which}: finish the run with the same command "
                 "before you score it"
             )
@@ -307,11 +308,7 @@ def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, 
 
 
 def _log_probs(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Log π and log p, `[n]` each.
-
-    JSON has no infinity: null is -inf, except in a row of NaN. Without `log_prob_processed` p is
-    unknown.
-    """
+    """Log π and log p, `[n]` each."""
     target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
     for i, record in enumerate(records):
         ours, theirs = record.get("log_prob_target"), record.get("log_prob_processed")

@@ -57,7 +57,6 @@ class Store:
         self._run, self._name = run, name
 
     def __contains__(self, key: Key) -> bool:
-        """Whether there is a record of this key, valid or not."""
         return self.path(key).exists()
 
     def path(self, key: Key) -> Path:

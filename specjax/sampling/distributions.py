@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import check_scalars
+from specjax.errors import UserError
 from specjax.platforms import by_platform, entry
 from specjax.sampling import draw_kernels
 from specjax.sampling.draws import TINY, descend, levels_of, total, vector
@@ -153,9 +154,7 @@ class _Weighed(NamedTuple):
 
 def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
     if sampling.processors is not None:
-        raise ValueError(
-            "sampling has processors: draw rows by the functions of specjax.processing"
-        )
+        raise UserError("sampling has processors: draw rows by the functions of specjax.processing")
     logits = vector("logits", logits).astype(jnp.float32)
     check_scalars(sampling)
     top = jnp.max(logits)

@@ -93,10 +93,7 @@ def _drawn(
     *,
     vocab: int,
 ) -> None:
-    """One block: temperature and token `[1, 1, R]`, uniforms `[R, levels]`, the others `[R, V]`.
-
-    `sums_ref [R, C * 128]` takes the sums of the tiles.
-    """
+    """One block: temperature and token `[1, 1, R]`, uniforms `[R, levels]`, the others `[R, V]`."""
     uniforms = uniforms_ref[...]
     state = _softmax(temperature_ref, logits_ref, probs_ref, sums_ref, vocab)
     leaf = _leaf(sums_ref, uniforms)
@@ -108,7 +105,6 @@ def _drawn(
 def _distribution(
     temperature_ref: Any, logits_ref: Any, probs_ref: Any, sums_ref: Any, *, vocab: int
 ) -> None:
-    """See `_drawn`."""
     state = _softmax(temperature_ref, logits_ref, probs_ref, sums_ref, vocab)
     _normalise(probs_ref, *state[:2], None, vocab)
 
@@ -116,7 +112,6 @@ def _distribution(
 def _draw_by_weights(
     uniforms_ref: Any, weights_ref: Any, token_ref: Any, sums_ref: Any, *, vocab: int
 ) -> None:
-    """See `_drawn`."""
     uniforms, none = uniforms_ref[...], jnp.zeros((weights_ref.shape[0], LANES), jnp.float32)
 
     def add(chunk: Any, within: int, real: int, sums: Array) -> Array:
@@ -184,19 +179,7 @@ def _largest(logits_ref: Any, vocab: int) -> Array:
 def _weigh(
     logits_ref: Any, weights_ref: Any, sums_ref: Any, largest: Array, temperature: Array, vocab: int
 ) -> Array:
-    """Writes the weights of `sampling.distribution`, as if no row were greedy.
-
-    Args:
-      logits_ref: `[R, V]`.
-      weights_ref: `[R, V]`, for the weights.
-      sums_ref: `[R, C * 128]`, for the tiles' sums.
-      largest: `[R, 1]`.
-      temperature: `[R, 1]`, positive.
-      vocab: V.
-
-    Returns:
-      `[R, 128]` int32: in each lane the first tile with the largest logit there, or a tile past V.
-    """
+    """Writes the weights of `sampling.distribution`, as if no row were greedy."""
     rate = jnp.minimum(-1.0 / temperature, -_TINY)  # inf times it is never inf times 0
     none = jnp.full((logits_ref.shape[0], LANES), sums_ref.shape[1], jnp.int32)
     start = none, none, jnp.zeros(none.shape, jnp.float32)
@@ -238,18 +221,7 @@ def _leaf(sums_ref: Any, uniforms: Array) -> Array:
 
 
 def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array | None, vocab: int) -> Array:
-    """Turns weights into probabilities, in place.
-
-    Args:
-      probs_ref: `[R, V]`, weights.
-      inverse: `[R, 1]`, the factor.
-      one: `[R, 128]` int32, the tile in which a lane's probability is 1 instead, or -1.
-      leaf: `[R, 1]` int32, a tile; None if not needed.
-      vocab: V.
-
-    Returns:
-      `[R, 128]`, the probabilities in the tile `leaf`.
-    """
+    """Turns weights into probabilities, in place."""
 
     def body(chunk: Any, within: int, real: int, inside: Array) -> Array:
         del real

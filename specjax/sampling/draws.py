@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from specjax import platforms
+from specjax.errors import UserError
 from specjax.platforms import by_platform
 from specjax.sampling import draw_kernels
 from specjax.sampling.kernel_choice import on_one_tpu
@@ -48,7 +49,7 @@ def draw(weights: Array, uniform: Array) -> Array:
     """
     weights = vector("weights", weights)
     if weights.dtype != jnp.float32:
-        raise ValueError(f"weights must be float32, got {weights.dtype}")
+        raise UserError(f"weights must be float32, got {weights.dtype}")
     if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
         return draw_plainly(weights, uniform)
     return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly)
@@ -73,7 +74,7 @@ def levels_of(weights: Array) -> list[Array]:
 def descend(levels: list[Array], uniform: Array, size: int) -> Array:
     """The token that `draw` finds on its way from the root down."""
     if uniform.shape not in ((), (len(levels),)):
-        raise ValueError(
+        raise UserError(
             f"uniform must be a scalar or [{len(levels)}] at V = {size}, got shape "
             f"{uniform.shape}: draw num_uniforms(V) uniforms"
         )
@@ -154,10 +155,7 @@ def _cumulative_by_product(x: Array) -> Array:
 
 
 def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
-    """The first positive entry whose cumulative weight exceeds the target, else the last.
-
-    Also returns the target minus the cumulative weight before that entry.
-    """
+    """The first positive entry whose cumulative weight exceeds the target, else the last."""
     size, place = weights.size, np.arange(weights.size, dtype=np.int32)
     positive = weights > 0.0
     # One reduction: the minimum is the first hit, else the last positive entry, else 2 * size.
@@ -171,7 +169,7 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
 def vector(name: str, x: Array) -> Array:
     """`x`, which must be one vector; `name` is for the message."""
     if jnp.ndim(x) != 1 or jnp.size(x) == 0:
-        raise ValueError(
+        raise UserError(
             f"{name} must be a vector [V], got shape {jnp.shape(x)}: vmap over the other axes"
         )
     return jnp.asarray(x)

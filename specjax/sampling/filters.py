@@ -39,23 +39,13 @@ def in_top_p(weights: Array, rank: Array, p: Array) -> Array:
 
 
 def _edge(rank: Array, values: Array, wanted: Array) -> Array:
-    """The smallest bound up to which values sum to `wanted`; if none, the largest uint32.
-
-    Args:
-      rank: `[V]` uint32.
-      values: `[V]`, non-negative: value i counts if `rank[i]` is at most the bound.
-      wanted: a scalar of their dtype.
-
-    Returns:
-      uint32 scalar.
-    """
+    """The smallest bound up to which values sum to `wanted`; if none, the largest uint32."""
     # Its derivative is zero except at jumps.
     given = lax.stop_gradient((rank, values, wanted))
     return by_platform(*given, tpu=_edge_by_sixteenths, default=_edge_by_halves)
 
 
 def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:
-    """See `_edge`; 32 passes over the vocabulary."""
 
     def halve(_, span):
         low, high = span
@@ -68,7 +58,6 @@ def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:
 
 
 def _edge_by_sixteenths(rank: Array, values: Array, wanted: Array) -> Array:
-    """See `_edge`; eight passes with 15 bounds each; on a TPU each takes 1.5 times as long."""
     none = np.zeros((), values.dtype)
 
     def digit(i: Array, low: Array) -> Array:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
 from specjax.study.choose import HalvingRound, Search, halve
 from specjax.study.demand import DIFFERENCE, LATENCY, NATS, Choice, Counts, Judge, verdict
@@ -106,7 +107,7 @@ def _held_out(look: Look, setting: Setting) -> Scores:
     try:
         return look(setting, [HELD_OUT])
     except MeasuringError as error:
-        raise ValueError(f"{setting.described()} failed on the held-out texts: {error}") from None
+        raise UserError(f"{setting.described()} failed on the held-out texts: {error}") from None
 
 
 def _of_round(halving: HalvingRound, quality: str | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import one_number, whole_number
+from specjax.errors import UserError
 from specjax.study.demand import Choice, Counts, Demand, Judge, Judged, relative
 from specjax.study.drafting_plans import Plan
 from specjax.study.expect import Expected
@@ -89,7 +90,7 @@ class Search:
         seen = rows - round(rows * self.held_out)
         ends = [max(seen >> (self.rounds - 1 - i), 1) for i in range(self.rounds)]
         if min(ends[0], rows - seen) < least:
-            raise ValueError(
+            raise UserError(
                 f"of {rows} texts, {rows - seen} are held out and {ends[0]} are in the first "
                 f"of {self.rounds} rounds; both need at least {least}: add texts, or lower "
                 "`rounds` or LATENCY_BATCH_SIZE"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_flag
+from specjax.errors import UserError
 from specjax.memory import spare_maps
 from specjax.runs.inputs import tokens_of
 from specjax.runs.merging import OnStart
@@ -184,16 +185,14 @@ def compare(
 def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | None) -> None:
     """Raises an error unless these arguments can be combined."""
     if measured not in (FRONT, ALL, NONE):
-        raise ValueError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
+        raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
     check_flag("with_times", with_times)
     if has_demand and measured == NONE:
-        raise ValueError("a demand needs measurements: leave out DEMAND or --estimate")
+        raise UserError("a demand needs measurements: leave out DEMAND or --estimate")
     if not with_times and measured != NONE:
-        raise ValueError(
-            "with_times must be True, because estimates select the settings to measure"
-        )
+        raise UserError("with_times must be True, because estimates select the settings to measure")
     if process is not None and (has_demand or measured != ALL):
-        raise ValueError(
+        raise UserError(
             "several processes must measure all settings: give --full and no DEMAND, or use "
             "one process"
         )
@@ -204,14 +203,14 @@ def _check_settings(
 ) -> None:
     """Raises an error unless these settings can be compared."""
     if not settings:
-        raise ValueError("settings is empty: give at least one setting")
+        raise UserError("settings is empty: give at least one setting")
     seen: set[Setting] = set()
     for setting in settings:
         if not isinstance(setting, Setting):
-            raise TypeError(f"settings must be a Grid or a list of Settings, got {setting!r}")
+            raise UserError(f"settings must be a Grid or a list of Settings, got {setting!r}")
         seen.add(setting)
         if measured != NONE and setting.verifier_alone not in seen:
-            raise ValueError(
+            raise UserError(
                 f"settings has no verifier alone before {setting.described()}: add "
                 "Setting(method='VerifierAlone') with the same temperature, top_k, top_p and "
                 "processors"
@@ -221,7 +220,7 @@ def _check_settings(
     demand.check_quality(quality)
     lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
     if quality is None and demand.reads_quality and lossy:
-        raise ValueError(
+        raise UserError(
             f"demand={demand.described()!r} needs a measured quality, because "
             f"{lossy[0].described()} is not lossless: give references and METRICS, or compare only "
             "lossless settings"
@@ -229,7 +228,7 @@ def _check_settings(
     # One verifier alone is the baseline.
     ways = [*dict.fromkeys(map(sampling_key, settings))]
     if len(ways) > 1:
-        raise ValueError(
+        raise UserError(
             "a demand needs one (temperature, top_k, top_p, processors) for all settings, got "
             f"{', '.join(map(str, ways))}: use one output_dir for each"
         )
@@ -407,7 +406,7 @@ class Measurer:
         try:
             alone = self._points.scored(last).get(setting.verifier_alone)
             if setting.method != VERIFIER_ALONE and alone is None:
-                raise ValueError("the verifier alone failed, so there is no baseline")
+                raise UserError("the verifier alone failed, so there is no baseline")
             own = measure(setting, self._bench.part(*self._parts[last]))
             earlier = [self._points.measured(setting, name) for name in names[:-1]]
             everything = self._bench.part(self._parts[names[0]][0], self._parts[last][1])

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
 from specjax.rules import KLBall
 from specjax.runs.evaluation import as_json
@@ -155,7 +156,7 @@ class Demand(NamedTuple):
         if isinstance(text, Demand):
             return text
         if not isinstance(text, str):
-            raise TypeError(f"demand must be a text such as {_KNOWN}, got {text!r}")
+            raise UserError(f"demand must be a text such as {_KNOWN}, got {text!r}")
         plain = " ".join(text.lower().replace("≥", ">=").replace("≤", "<=").split())
         return cls(tuple(_clause(part, text) for part in plain.split(" and ")))
 
@@ -181,7 +182,7 @@ class Demand(NamedTuple):
         """
         of_quality = any(clause.figure == QUALITY for clause in self.clauses)
         if quality is None and (of_quality or self.wants_quality):
-            raise ValueError(
+            raise UserError(
                 f"demand={self.described()!r} needs a measured quality: give references and METRICS"
             )
 
@@ -206,9 +207,9 @@ def _clause(part: str, text: str) -> Clause:
             NATS: lambda x: x >= 0,
         }.get(figure, lambda x: x > 0)
         if not math.isfinite(bound) or not low(bound):
-            raise ValueError(f"demand: the bound in {part!r} is out of range, got {text!r}")
+            raise UserError(f"demand: the bound in {part!r} is out of range, got {text!r}")
         return Clause(figure, -bound if figure == DIFFERENCE and bound else bound)
-    raise ValueError(f"demand must look like {_KNOWN}, got {text!r}")
+    raise UserError(f"demand must look like {_KNOWN}, got {text!r}")
 
 
 def _values(scores: Scores, name: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import check_path, one_number, whole_number
+from specjax.errors import UserError
 from specjax.study.clock import VERIFIER
 from specjax.study.tree_walks import cannot_walk
 from specjax.text import Cascade, Lookup, Tree
@@ -144,12 +145,12 @@ def plans(
     """
     if isinstance(drafters, str) or not isinstance(drafters, Sequence):
         example = f"({drafters!r},)" if isinstance(drafters, str) else "('drafter',)"
-        raise TypeError(f"plans.drafters must be a tuple such as {example}, got {drafters!r}")
+        raise UserError(f"plans.drafters must be a tuple such as {example}, got {drafters!r}")
     max_draft = whole_number("max_draft", max_draft, low=1)
     if whole_number("levels", levels, low=1) > 3:
-        raise ValueError(f"levels must be 1, 2 or 3, got {levels}")
+        raise UserError(f"levels must be 1, 2 or 3, got {levels}")
     if isinstance(leniences, str) or not isinstance(leniences, Sequence) or not leniences:
-        raise TypeError(f"leniences must be a tuple such as (1.0, 2.0), got {leniences!r}")
+        raise UserError(f"leniences must be a tuple such as (1.0, 2.0), got {leniences!r}")
     several = sorted({one_number("leniences", x, low=1.0, open_high=True) for x in leniences})
     copies = ["Lookup()"]
     if bigram is not None:

@@ -19,6 +19,7 @@ from specjax.checks import whole_number
 from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import FixedLength
 from specjax.drafting.neural import catches_up_on
+from specjax.errors import UserError
 from specjax.memory import spare_maps
 from specjax.rules import Budgeted
 from specjax.study.clock import VERIFIER, Clock
@@ -254,7 +255,7 @@ def check_settings(settings: Sequence[Setting], models: Mapping[str, TextModel])
     """Raises ValueError for a setting that cannot be estimated with these models."""
     for setting in settings:
         if reason := cannot_estimate(setting, models):
-            raise ValueError(f"{setting.described()} cannot be estimated: {reason}")
+            raise UserError(f"{setting.described()} cannot be estimated: {reason}")
 
 
 def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | None:

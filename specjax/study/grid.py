@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specjax.checks import one_number, tuple_text, whole_number
+from specjax.errors import UserError
 from specjax.text.parts import made_part
 from specjax.text.setting import (
     DRAFTER_ALONE,
@@ -103,7 +104,7 @@ class Grid:
             _check_axis(name, getattr(self, name), Sequence, "a tuple")
         for plan in self.plans if isinstance(self.plans, list | tuple) else [self.plans]:
             if not isinstance(plan, Setting):
-                raise TypeError(
+                raise UserError(
                     f"plans must be a tuple of settings, such as plans(), got {plan!r}: write "
                     "texts such as 'Lookup()' into `drafting`"
                 )
@@ -159,7 +160,7 @@ class Grid:
         assert self.methods is not None
         for name, strength in _pairs("methods", self.methods):
             if not isinstance(name, str):
-                raise TypeError(
+                raise UserError(
                     f"methods: a method must be a name or a text, got {name!r}: write strengths "
                     "as in {'opt': (0.1, 0.2)}"
                 )
@@ -176,7 +177,7 @@ class Grid:
             fitting = [name for name, walks in walking.items() if name is None or walks == trees]
             if not fitting:
                 kind = "the trees" if trees else "the chains"
-                raise ValueError(
+                raise UserError(
                     f"none of verifications={tuple(self.verifications)} can verify {kind} of "
                     f"drafting={drafting!r}: add None, for the default of each kind of drafts"
                 )
@@ -186,7 +187,7 @@ class Grid:
         """The lengths of drafts, with and without a policy."""
         for name, threshold in _pairs("stopping", self.stopping):
             if isinstance(name, str) and name.startswith("adaptive_"):
-                raise ValueError(
+                raise UserError(
                     f"stopping={name!r} was renamed: write {name.removeprefix('adaptive_')!r}"
                 )
             policy = named_stopping(name, threshold)
@@ -201,15 +202,15 @@ def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
     choices = given if isinstance(given, Mapping) else dict.fromkeys(given)
     for name, numbers in choices.items():
         if name is None and numbers is not None:
-            raise ValueError(f"{axis}: None takes no number, got {numbers!r}")
+            raise UserError(f"{axis}: None takes no number, got {numbers!r}")
         if isinstance(numbers, Mapping):
-            raise TypeError(
+            raise UserError(
                 f"{axis}: the values of {name} must be numbers, got {numbers!r}: write other "
                 "arguments as in 'BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))'"
             )
         several = numbers if isinstance(numbers, list | tuple) else (numbers,)
         if not several:
-            raise ValueError(f"{axis}: {name} has no numbers: give at least one number, or None")
+            raise UserError(f"{axis}: {name} has no numbers: give at least one number, or None")
         for number in several:
             yield name, number
 
@@ -217,6 +218,6 @@ def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
 def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:
     if isinstance(values, str) or not isinstance(values, kind):
         example = f"; write {tuple_text(values)}" if isinstance(values, str | int | float) else ""
-        raise TypeError(f"{name} must be {words}, got {values!r}{example}")
+        raise UserError(f"{name} must be {words}, got {values!r}{example}")
     if not values:
-        raise ValueError(f"{name} is empty: give at least one value")
+        raise UserError(f"{name} is empty: give at least one value")

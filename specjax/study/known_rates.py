@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax.compilation import jit
 from specjax.drafting import LookupDrafter, lenience
+from specjax.errors import UserError
 from specjax.study.clock import VERIFIER
 from specjax.study.drafting_plans import Plan
 from specjax.text import Lookup, TextModel
@@ -181,7 +182,7 @@ def known_rates(
 
 
 def _no_model(*_: Any) -> Any:
-    raise TypeError("a LookupDrafter takes no model")
+    raise UserError("a LookupDrafter takes no model")
 
 
 def _names(judgement: Judgement) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import check_part, whole_number
+from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
 from specjax.evaluation.efficiency import VERIFIER, check_costs
 from specjax.evaluation.metrics import check_references
@@ -80,7 +81,7 @@ class Measuring:
         if self.costs is not None:
             put(self, "costs", check_costs(self.costs))
             if absent := [name for name in (VERIFIER, "drafter") if name not in self.costs]:
-                raise ValueError(f"costs has no cost for the {absent[0]}: add costs[{absent[0]!r}]")
+                raise UserError(f"costs has no cost for the {absent[0]}: add costs[{absent[0]!r}]")
         put(self, "seed", whole_number("seed", self.seed, low=0))
         check_part("bootstrap", self.bootstrap, ("interval", "difference"), "Bootstrap()")
 
@@ -107,7 +108,7 @@ class Measuring:
         """
         how, count, say = self, len(texts.examples), (lambda text: None) if quiet else tell
         if count < 2 * self.latency_batch_size:
-            raise ValueError(
+            raise UserError(
                 f"{count} texts are too few for an interval of the latency: give at least "
                 f"{2 * self.latency_batch_size} texts, twice latency_batch_size"
             )
@@ -115,12 +116,12 @@ class Measuring:
             say(f"LATENCY_LIMIT={self.latency_limit}: timing all {count} texts")
             how = dataclasses.replace(how, latency_limit=count)
         if how.latency_limit < 2 * self.latency_batch_size:
-            raise ValueError(
+            raise UserError(
                 f"latency_limit must be at least {2 * self.latency_batch_size}, twice "
                 f"latency_batch_size, got {self.latency_limit}"
             )
         if (texts.problems is None) != (self.sandbox is None):
-            raise ValueError(
+            raise UserError(
                 "pass_at_1 needs both problems (PROBLEMS=HumanEval.jsonl) and a sandbox "
                 "(SANDBOX=@Sandbox()): give both, or neither"
             )
@@ -380,7 +381,7 @@ def _decode(reader: _Prefixed, bench: Bench, seed: int) -> list[dict[str, Any]]:
     found = []
     for i, example in enumerate(examples):
         if rows[i].error is not None:
-            raise ValueError(f"row {example.id}: {rows[i].error}")
+            raise UserError(f"row {example.id}: {rows[i].error}")
         found.append(record_of_row(example, rows[i]))
     return found
 
@@ -412,10 +413,7 @@ def _run(reader: _Prefixed, bench: Bench, chunk: list[int], seed: int) -> tuple[
 def _run_compiled(
     reader: _Prefixed, bench: Bench, seed: int, chunk: list[int]
 ) -> tuple[float, int, int]:
-    """Like `_run`, again if programs were compiled; also returns how many still were.
-
-    Only some texts need some programs, such as that of a deferral.
-    """
+    """Like `_run`, again if programs were compiled; also returns how many still were."""
     for _ in range(_TRIES):
         with count_compilations() as counts:
             spent, emitted = _run(reader, bench, chunk, seed)
@@ -428,10 +426,7 @@ def _run_compiled(
 def _time(
     readers: list[_Prefixed], bench: Bench, chunks: list[list[int]], seeds: list[int]
 ) -> tuple[list[Times], int]:
-    """The times of each decoder, and the number of programs compiled within them.
-
-    Decoders take turns at every chunk, in alternating order.
-    """
+    """The times of each decoder, and the number of programs compiled within them."""
     shape = (len(seeds), bench.measuring.repeats, len(chunks))
     found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in readers]
     compiled = 0

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.scored import Predictions, predictions_of
@@ -132,7 +133,7 @@ class Points:
     def _check_models(self, key: Any, point: Point, models: Mapping[str, TextModel]) -> None:
         for name, fingerprint in point.about.get("models", {}).items():
             if name in models and models[name].fingerprint != fingerprint:
-                raise ValueError(
+                raise UserError(
                     f"{self.store.path(key)} was measured with another model {name!r}: choose "
                     "another output_dir, or delete the file to measure it again"
                 )
@@ -350,7 +351,7 @@ def naming_record(store: Store, key: Key) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         told = " ".join(str(error).split())
-        raise ValueError(
+        raise UserError(
             f"{store.path(key)} has no valid setting ({told}): delete it, and run the same command "
             "again"
         ) from None
@@ -374,7 +375,7 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
         quality = how["metrics"][0] if how["metrics"] else None
         bootstrap = Bootstrap(**how["bootstrap"])
     except (LookupError, TypeError) as error:
-        raise ValueError(f"{run.path / CONFIG_NAME} is damaged ({error}): restore it") from None
+        raise UserError(f"{run.path / CONFIG_NAME} is damaged ({error}): restore it") from None
     found = Points(run, quality, bootstrap)
     found.read()
     return found
@@ -397,7 +398,7 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
         return None
     found = read_points(place)
     if not found.scored():
-        raise ValueError(
+        raise UserError(
             f"{place} has no setting that was measured on all texts: run specjax compare there "
             "without --estimate, or in another directory without DEMAND"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.checks import check_path
+from specjax.errors import UserError
 from specjax.runs.merging import OnStart, Shared, beside, say_unmerged
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import RunDirectory
@@ -50,13 +51,13 @@ def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
       ValueError: the processes form one JAX program, or are more than the settings.
     """
     if process.together:
-        raise ValueError(
+        raise UserError(
             "a comparison cannot run as one program of several processes: give only "
             "--process_count and --process_index"
         )
     others = [setting for setting in settings if setting.method != VERIFIER_ALONE]
     if process.count > len(others):
-        raise ValueError(
+        raise UserError(
             f"process_count must be at most {len(others)}, the number of settings to measure, "
             f"got {process.count}"
         )
@@ -120,7 +121,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
     order: dict[Setting, None] = {}
     for path in found:
         if (grid := _grid_of(path)) is None:
-            raise ValueError(
+            raise UserError(
                 f"{path} has not measured all of its settings: run the same command there again"
             )
         order |= dict.fromkeys(grid)
@@ -136,7 +137,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
         for source in reversed(sources):
             points.take(source)
         if absent := [one for one in order if one not in points.of()]:
-            raise ValueError(
+            raise UserError(
                 f"{len(absent)} of {len(order)} settings are in no part; the first is "
                 f"{absent[0].described()}: run the same command in all processes again"
             )

@@ -8,6 +8,7 @@ from specjax.checks import check_path, whole_number
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
 from specjax.data.records import report_all
+from specjax.errors import UserError
 from specjax.evaluation.programs import Problem, check_problems, read_problems
 from specjax.runs.inputs import read_inputs
 from specjax.runs.scored import read_references
@@ -84,17 +85,17 @@ def read_texts(
     if task is not None:
         own = own or references == getattr(task, "references", None)
         if not own or references_field is not None:
-            raise ValueError(
+            raise UserError(
                 "references and references_field must be left out: `task` names the field of "
                 "its references"
             )
     elif own and references_field is not None:
-        raise ValueError(
+        raise UserError(
             f"references_field={references_field!r} needs references: give their file, or give "
             "the field of the inputs as `targets_field`"
         )
     elif not own and targets_field is not None:
-        raise ValueError(
+        raise UserError(
             "give either `references` (files) or `targets_field` (a field of the inputs), not both"
         )
     place = os.path.expanduser(source)
@@ -132,6 +133,6 @@ def _targets(example: Example) -> tuple[str, ...]:
 
 def _check_count(name: str, texts: Sequence[Any], others: Sequence[Any], what: str) -> None:
     if len(others) != len(texts):
-        raise ValueError(
+        raise UserError(
             f"{name} has {len(texts)} texts, but there are {len(others)} {what}: give one for each"
         )

@@ -26,6 +26,7 @@ import numpy as np
 
 from specjax.compilation import jit
 from specjax.drafting import Topology
+from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.sampling import TINY, num_uniforms, total
 from specjax.study.positions import Laws, coupled, laws_of_models
@@ -244,7 +245,7 @@ def tree_rates(
     """
     tree, rule = tree_of(setting), setting.made("rule")
     if tree is None:
-        raise ValueError(f"setting must draft trees, got drafting={setting.drafting!r}")
+        raise UserError(f"setting must draft trees, got drafting={setting.drafting!r}")
     pair = models[setting.drafter], models["verifier"]
     greedy = setting.temperature < TINY
     reads = greedy or rule.reads_draft_confidence, rule.reads_verifier_confidence
@@ -314,7 +315,6 @@ def _children(
     pi: Array,
     token: Array,
 ) -> tuple[Array, Array, Array]:
-    """See `_Below`, `[K]` each, at one position."""
     mass, left, fails = weight * pi, 1.0 - weight, jnp.float32(1.0)
     found: list[tuple[Array, Array, Array]] = []
     for law, drawn in _laws(kind, count, q, order, noise):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.types import Array, LanguageModel, Params
 from specjax.verification import Verification, next_token_probs, num_accepted_probs
 
@@ -131,7 +132,7 @@ def emitted_law(
     needed = _offset(vocab, num_tokens + max_draft)
     for name, table in (("draft", draft), ("target", target)):
         if len(table) < needed:
-            raise ValueError(
+            raise UserError(
                 f"{name} has {len(table)} prefixes, but {num_tokens} tokens with blocks of "
                 f"{max_draft} need {needed}: give distributions after longer prefixes"
             )

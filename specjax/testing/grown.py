@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.errors import UserError
 from specjax.models import LlamaConfig, T5Config
 from specjax.types import Array, Params
 
@@ -54,14 +55,14 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
     """
     small: Any = getattr(model, "config", None)
     if not isinstance(small, T5Config | LlamaConfig):
-        raise TypeError(f"model must be a T5 or a Llama to grow, got {model!r}")
+        raise UserError(f"model must be a T5 or a Llama to grow, got {model!r}")
     usual = T5_BASE if isinstance(small, T5Config) else LLAMA_200M
     sizes = sizes or dict(usual)
     for name, size in sizes.items():
         if name not in usual:
-            raise ValueError(f"{name!r} cannot grow: choose from {', '.join(usual)}")
+            raise UserError(f"{name!r} cannot grow: choose from {', '.join(usual)}")
         if size < getattr(small, name):
-            raise ValueError(
+            raise UserError(
                 f"{name}={size} is below the model's {getattr(small, name)}: give a larger size"
             )
     share = small.embed_dim / sizes.get("embed_dim", small.embed_dim)
@@ -70,7 +71,7 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
     if isinstance(small, LlamaConfig):
         before, after = (c.num_heads // c.num_kv_heads for c in (small, large.config))
         if before != after:
-            raise ValueError(
+            raise UserError(
                 f"num_heads and num_kv_heads give groups of {after} queries, but the model has "
                 f"groups of {before}: multiply both by the same factor"
             )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.types import (
     Array,
     Cache,
@@ -40,7 +41,6 @@ class TabularModel(LanguageModel):
     reads_trees: ClassVar[bool] = True
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `LanguageModel`."""
         return input_lengths + prefix_lengths
 
     def prefill(
@@ -52,12 +52,11 @@ class TabularModel(LanguageModel):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Prefilled:
-        """See `LanguageModel`; the prompt is the context."""
         if prefix is not None:
-            raise ValueError("TabularModel has no encoder: append the prefix to the inputs")
+            raise UserError("TabularModel has no encoder: append the prefix to the inputs")
         rows, width = inputs.shape
         if width > max_length:
-            raise ValueError(f"a prompt of {width} tokens is longer than max_length={max_length}")
+            raise UserError(f"a prompt of {width} tokens is longer than max_length={max_length}")
         cache = jnp.full((rows, max_length), self.vocab_size, jnp.int32)
         positions = input_lengths.astype(jnp.int32) - 1
         last = jnp.take_along_axis(inputs.astype(jnp.int32), positions[:, None], axis=1)[:, 0]
@@ -66,7 +65,6 @@ class TabularModel(LanguageModel):
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
-        """See `LanguageModel`; the hidden state is the logits."""
 
         def row(cache, tokens, position):
             # K entries before the start, then the cache up to `position`, then the block.
@@ -85,7 +83,6 @@ class TabularModel(LanguageModel):
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        """See `LanguageModel`; the context of a token is the path to it."""
 
         def row(cache, tokens, position, depths, seen):
             index = jnp.zeros(tokens.shape, jnp.int32)
@@ -105,12 +102,10 @@ class TabularModel(LanguageModel):
         return logits, logits, tokens.astype(jnp.int32)
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
-        """See `LanguageModel`."""
         place = positions[:, None] + nodes
         return self.write(cache, jnp.take_along_axis(cache, place, axis=1), positions + 1)
 
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
-        """See `LanguageModel`."""
         rows, width = updates.shape
         at = positions[:, None] + jnp.arange(width)[None]
         return cache.at[jnp.arange(rows)[:, None], at].set(updates, mode="drop")

@@ -24,6 +24,7 @@ from specjax.drafting import (
 )
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.policy_calls import check_own_params, check_policy
+from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.rules import Budgeted, Lossless, check_rule
 from specjax.text.binding import check_forbidding, check_one_constraint
@@ -86,7 +87,7 @@ class Parts:
         """Raises ValueError if a part was given that is not in `but`."""
         for field in dataclasses.fields(self):
             if field.name not in but and getattr(self, field.name) is not None:
-                raise ValueError(f"{field.name} must be left out: {why}")
+                raise UserError(f"{field.name} must be left out: {why}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,7 +138,7 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
     elif isinstance(models, Models):
         named, main = models.named, models.verifier
     else:
-        raise TypeError(
+        raise UserError(
             f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
         )
     if parts.method is not None:
@@ -187,7 +188,7 @@ def _check_whole(method: Any, rule: Any) -> None:
     check_part("method", method, ("bound",), "specjax.TokenCascade()")
     if rule is None:
         name = type(method).__name__
-        raise ValueError(f"rule must be given: {name} needs it, see docs/baselines.md")
+        raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
     method.check_rule(rule)
 
 
@@ -203,7 +204,7 @@ def _own_method(
     check_part("method", method, needed, "decoding.Speculative(...)")
     check_static("method", method)
     if not hasattr(params, "_replace"):
-        raise TypeError(
+        raise UserError(
             f"the params of method=Own({type(method).__name__}, params) must be a NamedTuple, got "
             f"{type(params).__name__}"
         )
@@ -215,7 +216,7 @@ def _own_method(
 def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: str) -> None:
     for name in needed:
         if name not in named:
-            raise ValueError(
+            raise UserError(
                 f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair, or "
                 "Models with this name"
             )
@@ -226,9 +227,9 @@ def _check_plan(parts: Parts, plan: DraftPlan) -> None:
     check_is_plan(plan)
     for part, why in plan.left_out.items():
         if getattr(parts, part) is not None:
-            raise ValueError(f"{part} must be left out: {why}")
+            raise UserError(f"{part} must be left out: {why}")
     if isinstance(parts.policy, CostAware) and not plan.weighs_costs:
-        raise ValueError(
+        raise UserError(
             f"stopping=CostAware cannot be used with drafting={plan!r}, because it needs a single "
             "drafter: choose another policy"
         )
@@ -331,7 +332,7 @@ def _planned(
         return planned
     size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
     if size > MOST_NODES and trees:
-        raise ValueError(
+        raise UserError(
             f"drafting={plan!r} drafts trees of up to {size} tokens, and at most {MOST_NODES} are "
             "allowed: draft fewer"
         )

@@ -7,6 +7,7 @@ import numpy as np
 
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
 from specjax.drafting import Bigram
+from specjax.errors import UserError
 
 # The arrays of a table by the version: the second has longer contexts.
 _TABLES = {1: ("successors",), 2: ("successors", "contexts", "followers")}
@@ -65,13 +66,13 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
         size = stored["successors"].size
         for name, ids in stored.items():
             if ids.dtype not in (np.uint16, np.uint32):
-                raise ValueError(f"{name} must be uint16 or uint32, got {ids.dtype}")
+                raise UserError(f"{name} must be uint16 or uint32, got {ids.dtype}")
         return Bigram(
             tokenizer_fingerprint=values["tokenizer_fingerprint"],
             notes=values["notes"],
             **{n: np.where(ids >= size, -1, ids.astype(np.int32)) for n, ids in stored.items()},
         )
     except KeyError as error:
-        raise ValueError(f"{place} lacks {error}: {AGAIN[BIGRAM]}") from None
+        raise UserError(f"{place} lacks {error}: {AGAIN[BIGRAM]}") from None
     except ValueError as error:
-        raise ValueError(f"{place}: {error}: {AGAIN[BIGRAM]}") from None
+        raise UserError(f"{place}: {error}: {AGAIN[BIGRAM]}") from None

@@ -10,6 +10,7 @@ import numpy as np
 
 from specjax.checks import check_part, check_static
 from specjax.decoding import Method, Speculative
+from specjax.errors import UserError
 from specjax.processors import Constraint, JsonSchema, Regex
 from specjax.rules import Learnt, Mixture
 from specjax.text.options import Own
@@ -57,7 +58,7 @@ def bind_processors(given: Any, model: TextModel) -> BoundProcessors:
     if given is None:
         return BoundProcessors()
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(
+        raise UserError(
             "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
             f"(@MinP(),), got {given!r}"
         )
@@ -75,7 +76,6 @@ def bind_request(sampling: Sampling, model: TextModel) -> Sampling:
 
 
 def _bound(given: Any, model: TextModel) -> list[tuple[Processor, Params]]:
-    """See `bind_processors`; the arrays are not placed."""
     pairs: list[tuple[Processor, Params]] = []
     for i, entry in enumerate(given):
         part = entry.part if isinstance(entry, Own) else entry
@@ -83,7 +83,7 @@ def _bound(given: Any, model: TextModel) -> list[tuple[Processor, Params]]:
         check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
         leaves, structure = jax.tree.flatten(part)
         if any(leaf is part for leaf in leaves):
-            raise TypeError(
+            raise UserError(
                 f"processors[{i}] must be a pytree, got {part!r}: decorate {type(part).__name__} "
                 "with @types.traced_dataclass"
             )
@@ -111,7 +111,7 @@ def check_one_constraint(processors: Sequence[Processor]) -> None:
     several = [x for x in processors if isinstance(x, Constraint | Regex | JsonSchema)]
     if len(several) > 1:
         shown = ", ".join(getattr(x, "source", None) or type(x).__name__ for x in several)
-        raise ValueError(
+        raise UserError(
             f"processors must have at most one Regex or JsonSchema, got {shown}: write a single "
             "pattern, or a pattern for each row with `which`"
         )
@@ -132,7 +132,7 @@ def check_forbidding(
         if method.process_drafts
         else "process_drafts is False"
     )
-    raise ValueError(
+    raise UserError(
         f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
         f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "
         "or a drafter that is a model"

@@ -20,6 +20,7 @@ from specjax.drafting import (
     lenience,
 )
 from specjax.drafting.hierarchy import check_lengths
+from specjax.errors import UserError
 from specjax.models.int8 import form_of
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
@@ -77,13 +78,13 @@ class Cascade(DraftPlan):
     def __post_init__(self) -> None:
         models = self.models
         if not isinstance(models, tuple | list) or not models:
-            raise TypeError(
+            raise UserError(
                 "models must be a tuple of names, directories or TextModels, the largest first, "
                 f"got {models!r}"
             )
         for i, model in enumerate(models):
             if not isinstance(model, str | os.PathLike | TextModel):
-                raise TypeError(
+                raise UserError(
                     f"models[{i}] must be the name of a model, a directory or a TextModel, got "
                     f"{model!r}"
                 )
@@ -109,7 +110,6 @@ class Cascade(DraftPlan):
         return self.verification if self.width is None else Traversal()
 
     def make(self, given: Ingredients) -> Planned:
-        """See `DraftPlan`."""
         levels = self._levels(given)
         stopping: dict[str, Params] = {}
 
@@ -156,14 +156,14 @@ class Cascade(DraftPlan):
                 and not isinstance(model, TextModel)
                 and not os.path.isdir(real_path(model))
             ):
-                raise ValueError(
+                raise UserError(
                     f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
                     f"({', '.join(named)}) nor a directory: check the name or the path"
                 )
             level, name = model if known is None else known, f"level_{i + 1}"
             place = model if given.is_trial else _place(level)
             if place in places:
-                raise ValueError(
+                raise UserError(
                     f"models[{i}]={_shown(model)!r} is the same as {places[place]}: give different "
                     "models; K may use a model several times"
                 )
@@ -192,7 +192,7 @@ class Cascade(DraftPlan):
     def _check_rules(self) -> None:
         several = isinstance(self.rules, tuple | list)
         if several and len(self.rules) != len(self.models):
-            raise ValueError(
+            raise UserError(
                 f"rules must have {len(self.models)} entries, a rule or None for each model, got "
                 f"{len(self.rules)}"
             )
@@ -203,21 +203,17 @@ class Cascade(DraftPlan):
             name = f"rules[{i}]" if several else "rules"
             check_is_rule(name, rule)
             if isinstance(rule, Budgeted):
-                raise ValueError(
+                raise UserError(
                     f"{name} must not be Budgeted, got {rule!r}: give the budget to the verifier, "
                     "with rule=rules.Budgeted(...)"
                 )
             if any(np.ndim(strength) for strength in jax.tree.leaves(rule)):
-                raise ValueError(f"{name} must have scalar strengths, got {rule!r}")
+                raise UserError(f"{name} must have scalar strengths, got {rule!r}")
         if self.lenience != 1.0 and None not in each:
-            raise ValueError("lenience must be left out: each level has its own rule in `rules`")
+            raise UserError("lenience must be left out: each level has its own rule in `rules`")
 
     def _check_used(self, drafter: Drafter, rules: Mapping[str, Rule]) -> set[str]:
-        """Checks that all parts are used, and that each rule has its inputs.
-
-        Returns:
-          The names of the models that review.
-        """
+        """Checks that all parts are used, and that each rule has its inputs."""
         parts = list(_parts(drafter))
         used = {name: name in drafter.model_names for name in rules}
         used |= {
@@ -225,7 +221,7 @@ class Cascade(DraftPlan):
         }
         for name, has_tokens in used.items():
             if not has_tokens:
-                raise ValueError(
+                raise UserError(
                     f"K={[list(row) for row in self.lengths]} has no tokens for {name} in any row "
                     "that is used: leave out this drafter, or give it tokens"
                 )
@@ -236,13 +232,13 @@ class Cascade(DraftPlan):
         several = isinstance(self.rules, tuple | list)
         for i, name in enumerate(rules):
             if several and self.rules[i] is not None and name not in names:
-                raise ValueError(
+                raise UserError(
                     f"rules[{i}] must be None: {name} reviews nothing with "
                     f"K={[list(row) for row in self.lengths]}"
                 )
         if not names and (self.lenience != 1.0 or (self.rules is not None and not several)):
             name = "rules" if self.rules is not None else "lenience"
-            raise ValueError(f"{name} must be left out: no level of K reviews another level")
+            raise UserError(f"{name} must be left out: no level of K reviews another level")
         return names
 
 
@@ -262,12 +258,12 @@ def _check_last(last: Any) -> None:
     if last is None:
         return
     if not isinstance(last, Lookup):
-        raise TypeError(f"last must be Lookup(...) or None, got {last!r}")
+        raise UserError(f"last must be Lookup(...) or None, got {last!r}")
     if last.copies > 1:
-        raise ValueError(f"last must not set copies, because a cascade has one chain, got {last!r}")
+        raise UserError(f"last must not set copies, because a cascade has one chain, got {last!r}")
     for name in ("min_match", "max_copy"):
         if getattr(last, name) is not None:
-            raise ValueError(f"last must not set {name}, because K has the lengths, got {last!r}")
+            raise UserError(f"last must not set {name}, because K has the lengths, got {last!r}")
 
 
 def _shown(model: Any) -> str:

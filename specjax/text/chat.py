@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specjax.checks import check_count, shown
+from specjax.errors import UserError
 from specjax.text.engine import Engine
 from specjax.text.prefixes import Prefix
 from specjax.text.prompts import check_unicode, checked_template_kwargs
@@ -41,12 +42,12 @@ class Chat:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if decoder.tokenizer.chat_template is None:
-            raise ValueError(
+            raise UserError(
                 "the tokenizer has no chat template: put chat_template.jinja into the model's "
                 "directory, or give texts to the Decoder"
             )
         if decoder.uses_processes:
-            raise ValueError("a chat needs a mesh of a single process: load the models without it")
+            raise UserError("a chat needs a mesh of a single process: load the models without it")
         self._decoder = decoder
         self._template_kwargs = _merged(decoder.chat_template_kwargs, chat_template_kwargs)
         self._messages = [] if system is None else [_message("system", system)]
@@ -123,7 +124,7 @@ class Chat:
     ) -> None:
         """Adds the messages of a turn, and keeps what the models have read."""
         if self._messages != messages[:-1]:
-            raise RuntimeError(
+            raise UserError(
                 "another turn ended during this stream: read a stream to its end before the next "
                 "turn"
             )
@@ -139,7 +140,7 @@ def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
     """All options of the chat template; raises ValueError if a turn would answer nothing."""
     found = {**options, **checked_template_kwargs(more)}
     if found.get("continue_final_message"):
-        raise ValueError(
+        raise UserError(
             "continue_final_message must be left out of a chat, in which the model answers the "
             "user's message: give the messages to decoder([messages]) instead"
         )
@@ -150,8 +151,8 @@ def _message(role: str, text: Any) -> dict[str, str]:
     """A message; raises TypeError or ValueError unless its text is a text."""
     name = "the message" if role == "user" else role
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a text, got {shown(text)}")
+        raise UserError(f"{name} must be a text, got {shown(text)}")
     if not text.strip():
-        raise ValueError(f"{name} is empty: add text")
+        raise UserError(f"{name} is empty: add text")
     check_unicode(text, name)
     return {"role": role, "content": text}

@@ -22,6 +22,7 @@ from specjax import environment
 from specjax.checks import check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.roundless import PairMethod
+from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.memory import told_if_full
 from specjax.text import prompts as prompts_lib
@@ -258,7 +259,7 @@ class Decoder:
         start, compiled = time.perf_counter(), compile_seconds()
         call = self._call(prompts, **options)
         if best_of is not None and whole_number("best_of", best_of, low=1) > call.num_samples:
-            raise ValueError(
+            raise UserError(
                 f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
                 "larger num_samples"
             )
@@ -507,19 +508,19 @@ class Decoder:
     def _check_top(self, top: Any) -> None:
         check_top(self._made.main, top)
         if top is not None and self.uses_processes:
-            raise ValueError(
+            raise UserError(
                 "top_log_probs must be left out, because the mesh has several processes: score the "
                 "outputs with a decoder of one process"
             )
 
     def _check_prefixes(self, remedy: str) -> None:
         if not self._made.main.continues_prompts:
-            raise ValueError(
+            raise UserError(
                 f"{remedy}, because an encoder reads whole prompts: only decoder-only models share "
                 "the beginning of prompts"
             )
         if self.uses_processes:
-            raise ValueError(f"{remedy}, because the mesh has several processes")
+            raise UserError(f"{remedy}, because the mesh has several processes")
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
@@ -584,7 +585,7 @@ class Decoder:
         """
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         if any(np.ndim(value) for value in jax.tree.leaves((rule, self.sampling))):
-            raise ValueError(
+            raise UserError(
                 "the rule and the sampling of an engine must have scalar values: give different "
                 "values per row in its requests"
             )
@@ -592,7 +593,7 @@ class Decoder:
         check_count("rows", rows, "give a whole number")
         most = self._made.most_rows
         if most is not None and rows > most:
-            raise ValueError(
+            raise UserError(
                 f"rows must be at most {most}, the largest batch with measured costs for "
                 f"CostAware, got {rows}: make the Decoder with batch_size={rows}"
             )
@@ -625,7 +626,7 @@ class Decoder:
         given = None if sampling is None else base.processors
         if processors is not None:
             if given is not None:
-                raise ValueError("processors must be given once: here or in sampling")
+                raise UserError("processors must be given once: here or in sampling")
             given = processors
         found, params = self.sampling.processors, self.params
         if given is not None:
@@ -633,7 +634,7 @@ class Decoder:
             if hasattr(params, "processors"):
                 params = params._replace(processors=shared)
             elif shared:
-                raise ValueError(
+                raise UserError(
                     f"processors must be left out: {type(params).__name__}, the parameters of "
                     f"{type(self.method).__name__}, has no field `processors`"
                 )
@@ -698,7 +699,7 @@ class Decoder:
         check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
         num_samples = whole_number("num_samples", num_samples, low=1)
         if num_samples > self.batch_size:
-            raise ValueError(
+            raise UserError(
                 f"num_samples must be at most batch_size={self.batch_size}, because all samples of "
                 f"a prompt are decoded together, got {num_samples}: make the Decoder with "
                 f"batch_size={num_samples}"
@@ -709,7 +710,7 @@ class Decoder:
         check_flag("share_prefix", share_prefix)
         prefix = self._own_prefix(prefix)
         if share_prefix and prefix is not None:
-            raise ValueError("give either prefix or share_prefix=True, not both")
+            raise UserError("give either prefix or share_prefix=True, not both")
         named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
         if prefix is not None:
             named = [(name, prefix.join(prompt, name)) for name, prompt in named]
@@ -734,9 +735,9 @@ class Decoder:
     def _own_prefix(self, prefix: Any) -> Prefix | None:
         """The prefix; raises an error unless this Decoder has made it."""
         if not isinstance(prefix, Prefix | None):
-            raise TypeError(f"prefix must come from decoder.prefix(text), got {prefix!r:.60}")
+            raise UserError(f"prefix must come from decoder.prefix(text), got {prefix!r:.60}")
         if prefix is not None and prefix.params is not self.params:
-            raise ValueError(
+            raise UserError(
                 "prefix belongs to another Decoder: make it with this Decoder's prefix(text)"
             )
         return prefix
@@ -757,10 +758,7 @@ class Decoder:
     def _added(
         self, call: "_Call", done: Collection[int], *, eager: bool = True, every: int | None = None
     ) -> Iterator[Added]:
-        """The rows that are not done, and every so many rounds the text that rows got.
-
-        Engines are made now, so that their errors are raised now.
-        """
+        """The rows that are not done, and every so many rounds the text that rows got."""
         samples = call.num_samples
         groups = self._groups(call.requests, samples)
         rest = set(range(len(call.requests) * samples)).difference(done)
@@ -804,7 +802,7 @@ class Decoder:
         """An engine with a chat's tokens as its only request."""
         for name in ("num_samples", "prefix", "share_prefix"):
             if name in options:
-                raise ValueError(f"{name} must be left out of a chat, got {options[name]!r}")
+                raise UserError(f"{name} must be left out of a chat, got {options[name]!r}")
         call = self._call([tokens], **options)._replace(prefix=prefix)
         (group,) = self._groups(call.requests)
         engine = self._engine_of(call, group)
@@ -836,18 +834,13 @@ def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) 
 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
-    """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds.
-
-    Raises:
-      TypeError: `done` is not a collection.
-      ValueError: a place has no prompt, or a number of rounds is not a whole number.
-    """
+    """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds."""
     try:
         found = dict(done) if isinstance(done, Mapping) else frozenset(done)
     except TypeError:
-        raise TypeError(f"done must have places of prompts, as in {{0, 3}}, got {done!r}") from None
+        raise UserError(f"done must have places of prompts, as in {{0, 3}}, got {done!r}") from None
     if absent := set(found).difference(range(count)):
-        raise ValueError(
+        raise UserError(
             f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
         )
     for place, rounds in found.items() if isinstance(found, Mapping) else ():

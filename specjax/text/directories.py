@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from specjax.checks import check_flag, check_path
+from specjax.errors import UserError
 from specjax.models import PRESETS
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
@@ -50,7 +51,7 @@ def built_in_pair(name: str) -> Path:
             "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
         )
     if name not in names:
-        raise ValueError(
+        raise UserError(
             f"there is no built-in pair {name!r}: choose from {', '.join(names)}, or give two "
             "directories: load_pair(drafter=..., verifier=...)"
         )
@@ -73,7 +74,7 @@ def real_path(path: PathLike) -> PathLike:
     pair = built_in_pair(name)
     parts = sorted(found.name for found in pair.iterdir() if found.is_dir())
     if part not in parts:
-        raise ValueError(f"{path}: no such part of {name}: choose from {', '.join(parts)}")
+        raise UserError(f"{path}: no such part of {name}: choose from {', '.join(parts)}")
     return pair / part
 
 
@@ -163,7 +164,6 @@ def _load(
     replicate: bool,
     weights: str | None,
 ) -> TextModel:
-    """See `load_text_model`."""
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import has_head, load_head, load_model, read_config
     from specjax.checkpoints.hf import longest_context
@@ -181,7 +181,7 @@ def _load(
         path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights, weights=weights
     )
     if not 0 <= words.pad_id < loaded.config.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
             "correct generation_config.json"
         )
@@ -234,13 +234,13 @@ def load_pair(
         unreadable, or the vocabularies differ.
     """
     if more:
-        raise TypeError(
+        raise UserError(
             "load_pair takes only one name of a built-in pair: give directories by name: "
             "load_pair(drafter=..., verifier=...)"
         )
     if (drafter is None) != (verifier is None):
         missing = "drafter" if drafter is None else "verifier"
-        raise ValueError(
+        raise UserError(
             f"load_pair: {missing} is missing: give both directories, or neither for a built-in "
             "pair"
         )
@@ -289,13 +289,13 @@ def load_models(
         the vocabularies differ.
     """
     if "verifier" not in paths:
-        raise ValueError(
+        raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
         )
     if isinstance(replicate, str) or not isinstance(replicate, Collection):
-        raise TypeError(f"replicate must be names such as ('drafter',), got {replicate!r}")
+        raise UserError(f"replicate must be names such as ('drafter',), got {replicate!r}")
     if unknown := [name for name in replicate if name not in paths]:
-        raise ValueError(
+        raise UserError(
             f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
         )
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
@@ -351,7 +351,7 @@ def _forms(weights: Any, names: Collection[str]) -> dict[str, str | None]:
         [name for name in weights if name not in names] if isinstance(weights, Mapping) else []
     )
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"weights has {unknown[0]!r}, but the models are {', '.join(names)}: correct the name"
         )
     return {name: form_of(weights, name) for name in names}
@@ -400,10 +400,10 @@ def check_model_path(name: str, path: Any) -> None:
 
 def _check_mesh(mesh: Any) -> None:
     if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
-        raise TypeError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
+        raise UserError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
     if mesh is not None and "model" not in mesh.shape:
         axes = ", ".join(mesh.axis_names)
-        raise ValueError(
+        raise UserError(
             f"mesh must have an axis named model, got {axes}: make it with "
             "specjax.partitioning.make_mesh"
         )
@@ -413,7 +413,7 @@ def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
     ways = mesh.shape["model"]
     if heads % ways:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise ValueError(
+        raise UserError(
             f"the mesh's model={ways} does not divide the {heads} heads of {os.fspath(path)}: "
             f"choose MESH_MODEL from {', '.join(map(str, fitting))}, or replicate a small drafter "
             "(REPLICATE_DRAFTER)"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import require
+from specjax.errors import UserError
 
 # More numbers over bars would stand over each other.
 _MOST_LABELS = 11
@@ -104,7 +105,6 @@ class DraftAcceptance:
         }
 
     def __str__(self) -> str:
-        """Two lines: the means, then the rate by position."""
         if not self.drafts:
             return "no drafts"
         rates = ", ".join(f"{rate:.3f}" for rate in self.per_position_acceptance_rate)
@@ -115,7 +115,6 @@ class DraftAcceptance:
         )
 
     def __repr__(self) -> str:
-        """The rates in one line."""
         return f"DraftAcceptance({str(self).replace(chr(10), ', ')})"
 
     def plot(self) -> Any:
@@ -131,7 +130,7 @@ class DraftAcceptance:
           ValueError: there are no drafts.
         """
         if not self.drafts:
-            raise ValueError("there are no drafts to plot: decode with a drafter")
+            raise UserError("there are no drafts to plot: decode with a drafter")
         figure = _figure_class()(figsize=(8, 3), layout="constrained")
         rates, lengths = figure.subplots(1, 2)
         of_nodes = [rate for rate in self.per_node_acceptance_rate if rate == rate]

@@ -22,6 +22,7 @@ from specjax.drafting import (
     NeuralDrafter,
     NeuralDrafterParams,
 )
+from specjax.errors import UserError
 from specjax.text.bigram_files import load_bigram
 from specjax.text.directories import built_in_table, real_path
 from specjax.text.options import Own
@@ -82,12 +83,10 @@ class DraftPlan(abc.ABC):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See above."""
         return ()
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """See above."""
         return {}
 
     @property
@@ -128,7 +127,6 @@ class ModelDrafts(DraftPlan):
         return ("drafter",)
 
     def make(self, given: Ingredients) -> Planned:
-        """See `DraftPlan`."""
         drafter, params = given.neural("drafter")
         return Planned(drafter, params, params.stopping)
 
@@ -146,7 +144,6 @@ class OwnDrafts(DraftPlan):
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
     def make(self, given: Ingredients) -> Planned:
-        """See `DraftPlan`."""
         return Planned(self.own.part, given.place(self.own.params), self.own.params)
 
 
@@ -192,7 +189,7 @@ class Lookup(DraftPlan):
         self.copier(1, 1)  # checks the other fields
         check_count("copies", self.copies, "give the number of copies")
         if self.copies > 1 and self.min_match is not None:
-            raise ValueError(
+            raise UserError(
                 f"min_match must be left out with copies={self.copies}: use Branches to draft with "
                 "a model and with several copies"
             )
@@ -216,12 +213,10 @@ class Lookup(DraftPlan):
         return Block() if self.copies == 1 else Traversal()
 
     def longest(self, max_draft: int) -> int:
-        """See `DraftPlan`."""
         copied = (self.max_copy or max_draft) * self.copies
         return max(copied, max_draft) if self.needs else copied
 
     def make(self, given: Ingredients) -> Planned:
-        """See `DraftPlan`."""
         vocab_size = given.models["verifier"].model.vocab_size
         lookup = self.copier(vocab_size, self.max_copy or given.max_draft)
         table = self.table(given)

@@ -20,6 +20,7 @@ from specjax.decoding import Method
 from specjax.decoding.loop import first_state
 from specjax.decoding.reading import beginning_of
 from specjax.decoding.state import ByToken, end_row, insert_rows, watch_stops
+from specjax.errors import UserError
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
@@ -132,14 +133,14 @@ class Engine:
         for name, size in sizes.items():
             check_count(name, size, "give a whole number")
         if refill > rows:
-            raise ValueError(f"refill must be at most rows={rows}, got {refill}")
+            raise UserError(f"refill must be at most rows={rows}, got {refill}")
         why = "the mesh splits the rows"
         if num_samples > 1:
             why = f"each request takes num_samples={num_samples} slots"
             why += " on each part of the mesh" if multiple > num_samples else ""
         for name, size in (("rows", rows), ("refill", refill)):
             if size % multiple:
-                raise ValueError(
+                raise UserError(
                     f"{name} must be a multiple of {multiple}, because {why}, got {size}"
                 )
         self._method, self._params, self._model = method, params, model
@@ -166,7 +167,6 @@ class Engine:
         self._end = ""
 
     def __repr__(self) -> str:
-        """The shape, and how many rows wait and run."""
         model = "" if self._model is None else f"{self._model.name}, "
         running = self._rows - self._slots.free
         state = f"{running} running, {len(self._slots.waiting)} waiting"
@@ -189,7 +189,7 @@ class Engine:
 
     def _check_alive(self) -> None:
         if self._end:
-            raise RuntimeError(
+            raise UserError(
                 f"this engine was ended by {self._end} during a step: make a new one, and add the "
                 "requests of unfinished_requests to it; one with several samples gives all of them "
                 "again, so keep those that you do not have"
@@ -226,7 +226,7 @@ class Engine:
         """
         self._check_alive()
         if not isinstance(request, Request):
-            raise TypeError(
+            raise UserError(
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         words = None if self._model is None else self._model.tokenizer
@@ -290,7 +290,7 @@ class Engine:
     def _watch(self, strings: tuple[str, ...]) -> None:
         """Adds stop strings to the table that ends rows."""
         if self._model is None:
-            raise ValueError("stop of a request must be left out: the engine has no tokenizer")
+            raise UserError("stop of a request must be left out: the engine has no tokenizer")
         blocks = self._blocks or StopBlocks(self._model, self._method, self._stop)
         used = {self._stops_of(request) for request in self._slots.requests.values()}
         blocks.add(strings, used)
@@ -655,10 +655,7 @@ def _columns(own: Any, given: Sequence[Any], rows: int) -> Any:
 
 
 def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Reads all rows' `ended_by` and `steps`, and this process's rows, in a single transfer.
-
-    All processes get the steps of all slots, so that they refill the same slots.
-    """
+    """Reads all rows' `ended_by` and `steps`, and this process's rows, in a single transfer."""
     known = (state.ended_by, state.steps)
     wanted = (state.tokens, state.lengths, state.steps, state.info)
     if state.ended_by.is_fully_addressable:

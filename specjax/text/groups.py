@@ -8,6 +8,7 @@ import numpy as np
 
 from specjax.checks import checked
 from specjax.decoding import Method
+from specjax.errors import UserError
 from specjax.text.requests import Request
 
 # Powers of two and a length between them: padding adds at most about half to a row. Longer ones are
@@ -46,10 +47,10 @@ def buckets_to(context: int | None) -> tuple[int, ...]:
 def check_buckets(buckets: Any) -> tuple[int, ...]:
     """Checks the bucket lengths of a caller: they must be whole, at least 1, and increase."""
     if np.shape(buckets) == (0,):
-        raise ValueError("buckets is empty: give lengths such as (64, 128)")
+        raise UserError("buckets is empty: give lengths such as (64, 128)")
     lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
     if not lengths.ndim or np.any(np.diff(lengths) < 1):
-        raise ValueError(f"buckets must be increasing lengths, such as (64, 128), got {buckets}")
+        raise UserError(f"buckets must be increasing lengths, such as (64, 128), got {buckets}")
     return tuple(lengths.tolist())
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.sampling import confidence, distribution, log_distribution
 from specjax.text.results import TopTokens
 from specjax.text.text_models import TextModel
@@ -188,7 +189,7 @@ def check_read(finite: Any, *models: TextModel) -> None:
     """Raises ValueError unless the models' outputs are finite."""
     if not np.all(finite):
         names = " or ".join(model.name for model in models)
-        raise ValueError(f"{names} gives NaN: check the checkpoint")
+        raise UserError(f"{names} gives NaN: check the checkpoint")
 
 
 def log_probs(model: TextModel, texts: KnownTexts, sampling: Sampling) -> list[np.ndarray]:
@@ -248,7 +249,7 @@ def written(
     outputs: list[np.ndarray] = []
     for row in decoder(given, seed=seed, ids=ids, progress=False):
         if row.error is not None:
-            raise ValueError(f"prompt {len(outputs)}: {row.error}")
+            raise UserError(f"prompt {len(outputs)}: {row.error}")
         end = [] if row.eos_id is None else [row.eos_id]
         outputs.append(np.asarray([*row.tokens, *end], np.int32))
     return KnownTexts(prompts, outputs)

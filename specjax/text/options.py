@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specjax.checks import whole_number
+from specjax.errors import UserError
 from specjax.text.groups import check_buckets
 from specjax.text.requests import DRAWN
 from specjax.text.stops import check_stops
@@ -74,10 +75,10 @@ def check_options(unknown: Iterable[str], known: Sequence[str]) -> None:
     """Raises TypeError for an unknown option, with a similar option."""
     for name in unknown:
         if name in _INSTEAD:
-            raise TypeError(f"there is no option {name}: write {_INSTEAD[name]}")
+            raise UserError(f"there is no option {name}: write {_INSTEAD[name]}")
         close = difflib.get_close_matches(name, known, n=1)
         hint = f": did you mean {close[0]}?" if close else "."
-        raise TypeError(f"there is no option {name}{hint} The options are {', '.join(known)}")
+        raise UserError(f"there is no option {name}{hint} The options are {', '.join(known)}")
 
 
 def check_decoding(options: Mapping[str, Any]) -> None:

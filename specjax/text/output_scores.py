@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from specjax.checks import shown, whole_number
+from specjax.errors import UserError
 from specjax.text import prompts as prompts_lib
 from specjax.text.known_texts import KnownTexts, with_top
 from specjax.text.requests import checked_sampling
@@ -54,11 +55,11 @@ def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarr
       ValueError: there are not `count` outputs, or one has no tokens or is no text.
     """
     if isinstance(outputs, str) or not isinstance(outputs, Sequence | np.ndarray):
-        raise TypeError(
+        raise UserError(
             f"outputs must be a list of texts, lists of token ids or rows, got {shown(outputs)}"
         )
     if len(outputs) != count:
-        raise ValueError(
+        raise UserError(
             f"outputs has {len(outputs)} entries, but there are {count} prompts: give an output "
             "for each prompt; repeat a prompt for several outputs"
         )
@@ -73,7 +74,7 @@ def _tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
         prompts_lib.check_unicode(output, name)
         ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
     elif not isinstance(output, Sequence | np.ndarray):
-        raise TypeError(
+        raise UserError(
             f"{name} must be a text, a list of token ids or a row of a result, got {shown(output)}"
         )
     return prompts_lib.encode(ids, name, model.model.vocab_size)
@@ -83,7 +84,7 @@ def check_top(model: TextModel, top: Any) -> None:
     """Raises TypeError or ValueError unless `top` is None or a number of the model's tokens."""
     size = model.model.vocab_size
     if top is not None and whole_number("top_log_probs", top, low=1) > size:
-        raise ValueError(f"top_log_probs must be at most the vocabulary's size {size}, got {top}")
+        raise UserError(f"top_log_probs must be at most the vocabulary's size {size}, got {top}")
 
 
 def with_tops(
@@ -121,14 +122,14 @@ def score(
     """Returns the scores of outputs; see `Decoder.score`."""
     drawn = checked_sampling(sampling)
     if drawn.processors is not None:
-        raise ValueError(
+        raise UserError(
             "sampling must have no processors, because scores have none: leave them out"
         )
     if any(np.ndim(leaf) for leaf in jax.tree.leaves(drawn)):
-        raise ValueError(f"sampling must have a single value per field, got {drawn}")
+        raise UserError(f"sampling must have a single value per field, got {drawn}")
     check_top(model, top)
     if of_prompts and not model.continues_prompts:
-        raise ValueError(
+        raise UserError(
             f"prompt_log_probs must be False, because {model.name} is an encoder-decoder, which "
             "gives prompts no probabilities"
         )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from specjax import drafting, processors, rules, verification
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
+from specjax.errors import UserError
 from specjax.text.cascades import Cascade
 from specjax.text.drafts import Lookup
 from specjax.text.tree_drafts import Branches, Tree
@@ -54,12 +55,12 @@ def register_part(kind: _Class) -> _Class:
       ValueError: a part of specjax has its name.
     """
     if not isinstance(kind, type):
-        raise TypeError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
+        raise UserError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
     same = _find(kind.__name__, PARTS)
     if same is not None and PARTS[same] is kind:
         return kind
     if same in SHIPPED:
-        raise ValueError(f"register_part: {same} is a part of specjax: rename {kind.__qualname__}")
+        raise UserError(f"register_part: {same} is a part of specjax: rename {kind.__qualname__}")
     if same is not None:
         del PARTS[same]
     PARTS[kind.__name__] = kind
@@ -97,10 +98,10 @@ class Part(NamedTuple):
           ValueError: the text is not a call of a part with literals and parts.
         """
         if not isinstance(text, str):
-            raise TypeError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
+            raise UserError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
         shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
         if len(text) > _LONGEST:
-            raise ValueError(f"{what}={shown} is too long: write at most {_LONGEST:,} characters")
+            raise UserError(f"{what}={shown} is too long: write at most {_LONGEST:,} characters")
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -111,7 +112,6 @@ class Part(NamedTuple):
         return cls(*reader.part(node, _DEEPEST, names_of(*(fields or (what,)))))
 
     def __str__(self) -> str:
-        """The text for `parse`."""
         given = [_written(value) for value in self.arguments]
         given += [f"{name}={_written(value)}" for name, value in self.named]
         return f"{self.name}({', '.join(given)})" if given else self.name
@@ -142,7 +142,7 @@ class Part(NamedTuple):
         try:
             inspect.signature(kind).bind(*arguments, **named)
         except TypeError as error:
-            raise TypeError(f"{what}={str(self)!r}: {self.name}: {error}") from None
+            raise UserError(f"{what}={str(self)!r}: {self.name}: {error}") from None
         return kind(*arguments, **named)
 
     def without_defaults(self) -> "Part":
@@ -192,12 +192,12 @@ def known_name(what: str, given: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     if not isinstance(given, str):
-        raise TypeError(f"{what} must be a name such as {names[0]!r}, got {given!r}")
+        raise UserError(f"{what} must be a name such as {names[0]!r}, got {given!r}")
     found = _find(given, names)
     if found is None:
         if meant := _meant(given, names):
-            raise ValueError(f"{what}={given!r}: there is no such name{meant}")
-        raise ValueError(f"{what} must be one of {', '.join(names)}, got {given!r}")
+            raise UserError(f"{what}={given!r}: there is no such name{meant}")
+        raise UserError(f"{what} must be one of {', '.join(names)}, got {given!r}")
     return found
 
 
@@ -244,7 +244,7 @@ class _TextReader(NamedTuple):
         """A part; `known` are the names that are allowed, by default all."""
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
         if isinstance(call.func, ast.Attribute):
-            raise ValueError(
+            raise UserError(
                 f"{self.shown} has a name with dots, and nothing is imported for a text: give your "
                 "own class to specjax.register_part, and write its name without dots"
             )
@@ -254,7 +254,7 @@ class _TextReader(NamedTuple):
             name = known_name(self.what, call.func.id, known)
         elif (name := _find(call.func.id, PARTS) or "") == "":
             hint = _meant(call.func.id, PARTS) or ": give your own class to specjax.register_part"
-            raise ValueError(f"{self.shown}: there is no part {call.func.id}{hint}")
+            raise UserError(f"{self.shown}: there is no part {call.func.id}{hint}")
         arguments = [self.value(each, depth - 1) for each in call.args]
         named: dict[str, Any] = {}
         for word in call.keywords:

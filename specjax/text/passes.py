@@ -35,6 +35,7 @@ from specjax.drafting import (
 )
 from specjax.drafting.neural import catches_up_on
 from specjax.environment import environment, machine
+from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
@@ -213,13 +214,13 @@ def measure_costs(
     for size in rows:
         check_count("rows", size, "give batch sizes")
     if jax.process_count() > 1:
-        raise ValueError(
+        raise UserError(
             "several processes must share the same costs: measure them in a single process with "
             "specjax bench cost --output FILE, and read that file"
         )
     widths = tuple(widths)
     if not widths or widths[-1] < 2:
-        raise ValueError(f"widths must end with G + 1 (at least 2), got {widths}: increase G")
+        raise UserError(f"widths must end with G + 1 (at least 2), got {widths}: increase G")
     cases = _of_review(pair.verifier, pair.drafter, widths)
     with _progress(len(rows) * len(cases), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar)[0] for batch in rows]
@@ -331,7 +332,7 @@ def costs_file(costs: Costs, **more: Any) -> bytes:
 def _check_took_time(found: Fit, widths: Sequence[int], rows: int, what: str) -> None:
     for width in widths:
         if found.verifier[width] <= 0:
-            raise ValueError(
+            raise UserError(
                 f"the measured time of {what} of {width} tokens and {rows} rows is 0: other work "
                 "disturbed the measurement; repeat it on a machine without other work"
             )
@@ -396,10 +397,7 @@ def _progress(cases: int, progress: bool | None) -> Iterator[Any]:
 def _steady_fit(
     cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
 ) -> tuple[Fit, float]:
-    """The costs of passes, and the seconds for reading prompts.
-
-    Measures again, longer, if noise makes the time of a pass 0.
-    """
+    """The costs of passes, and the seconds for reading prompts."""
     for attempt in range(_ATTEMPTS):
         runs, start = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
         found = fit(runs)
@@ -473,17 +471,17 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
     """
     how = "measure them with `specjax bench cost --output FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
-        raise ValueError(
+        raise UserError(
             f"CostAware: the costs belong to another pair ({costs.pair}, not {pair.fingerprint}): "
             f"{how} for this pair"
         )
     if rows > costs.rows[-1]:
-        raise ValueError(
+        raise UserError(
             f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
             f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
         )
     if rows < costs.rows[0]:
-        raise ValueError(
+        raise UserError(
             f"CostAware: the costs were measured with at least {costs.rows[0]} rows, but the batch "
             f"has {rows}: {how} and --rows {' '.join(map(str, (rows, *costs.rows)))}"
         )

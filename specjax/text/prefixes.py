@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.checks import shown
 from specjax.decoding import Method
+from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning
 from specjax.text.prompts import Prompt
@@ -79,13 +80,13 @@ class Prefix:
             return prompt
         if isinstance(self.prompt, str):
             if not isinstance(prompt, str):
-                raise TypeError(
+                raise UserError(
                     f"{name} must be a text, because the prefix is a text, got {shown(prompt)}"
                 )
             return self.prompt + prompt
         if isinstance(prompt, str) or not isinstance(prompt, Sequence | np.ndarray):
             kind = "token ids" if isinstance(self.prompt[0], int | np.integer) else "messages"
-            raise TypeError(
+            raise UserError(
                 f"{name} must be a list of {kind}, because the prefix is a list of {kind}, got "
                 f"{shown(prompt)}"
             )

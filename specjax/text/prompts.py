@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import shown
+from specjax.errors import UserError
 from specjax.tokenizers import Tokenizer
 from specjax.tokenizers.chat_template import plain
 from specjax.tokenizers.tokenizer import warn_of_two_bos
@@ -22,16 +23,16 @@ def as_list(prompts: Any) -> list[Prompt]:
       ValueError: there are no prompts.
     """
     if isinstance(prompts, str):
-        raise TypeError("prompts must be a list of prompts, got a single text: give [text]")
+        raise UserError("prompts must be a list of prompts, got a single text: give [text]")
     unordered = bytes | Mapping | AbstractSet
     if isinstance(prompts, unordered) or not isinstance(prompts, Iterable):
-        raise TypeError(
+        raise UserError(
             f"prompts must be a list of texts, lists of token ids or chats, got "
             f"{type(prompts).__name__}: {str(prompts)[:60]}"
         )
     prompts = list(prompts)
     if not prompts:
-        raise ValueError("prompts is empty: give at least one prompt")
+        raise UserError("prompts is empty: give at least one prompt")
     return prompts
 
 
@@ -62,12 +63,12 @@ def encode(
     ids: Any
     if tokenizer is not None and isinstance(prompt, str):
         if not prompt.strip():
-            raise ValueError(f"{name} is empty: add text, or leave it out")
+            raise UserError(f"{name} is empty: add text, or leave it out")
         check_unicode(prompt, name)
         try:
             ids = tokenizer.encode(prompt)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise UserError(f"{name}: {error}") from None
     elif tokenizer is not None and _is_chat(prompt):
         for message in prompt:
             if isinstance(message, Mapping):
@@ -76,18 +77,18 @@ def encode(
             options = chat_template_kwargs or {}
             ids = tokenizer.encode_chat(prompt, **options)  # type: ignore[arg-type]
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise UserError(f"{name}: {error}") from None
     else:
         ids = _token_ids(prompt, name)
         if isinstance(tokenizer, Tokenizer):
             warn_of_two_bos(tokenizer, ids, "remove one")
     array = np.asarray(ids)
     if not array.size:
-        raise ValueError(f"{name} has no tokens: add text, or leave it out")
+        raise UserError(f"{name} has no tokens: add text, or leave it out")
     bad = (array < 0) | (array >= vocab_size)  # before the cast to int32
     if bad.any():
         first = array[bad][0]
-        raise ValueError(f"{name} has token {first}: tokens must be in 0 .. {vocab_size - 1}")
+        raise UserError(f"{name} has token {first}: tokens must be in 0 .. {vocab_size - 1}")
     return array.astype(np.int32)
 
 
@@ -101,12 +102,12 @@ def checked_template_kwargs(options: Any) -> dict[str, Any]:
     if options is None:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise TypeError(
+        raise UserError(
             "chat_template_kwargs must be options by name, such as {'enable_thinking': False}, got "
             f"{options!r}"
         )
     if "messages" in options:
-        raise ValueError("chat_template_kwargs must not have messages: give them as a prompt")
+        raise UserError("chat_template_kwargs must not have messages: give them as a prompt")
     return plain("chat_template_kwargs", dict(options))
 
 
@@ -124,7 +125,7 @@ def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
     if isinstance(chat, Mapping):
         return checked_template_kwargs(chat)
     if not isinstance(chat, bool):
-        raise TypeError(
+        raise UserError(
             f"{name} must be True or False, or options of the chat template such as "
             f"{{'enable_thinking': False}}, got {chat!r}"
         )
@@ -136,7 +137,7 @@ def check_unicode(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
+        raise UserError(
             f"{name} has half a surrogate pair at character {error.start + 1}: correct or remove "
             "this character"
         ) from None
@@ -145,7 +146,7 @@ def check_unicode(text: str, name: str) -> None:
 def check_truncate(truncate: Any) -> None:
     """Raises ValueError unless it is "end", "beginning" or None."""
     if truncate not in (None, "end", "beginning"):
-        raise ValueError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
+        raise UserError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -162,7 +163,7 @@ def _token_ids(prompt: Any, name: str) -> np.ndarray:
     hint = ""
     if isinstance(prompt, int | np.integer | Mapping):
         hint = " (give a single prompt as a list: [prompt])"
-    raise TypeError(
+    raise UserError(
         f"{name} must be a text, a list of token ids or a list of chat messages, got "
         f"{shown(prompt)}{hint}"
     )

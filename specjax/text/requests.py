@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax.checks import check_flag, shown, whole_number
 from specjax.decoding import Method
+from specjax.errors import UserError
 from specjax.text.prompts import Prompt
 from specjax.types import Processor, Rule, Sampling
 from specjax.types.pytrees import host_values
@@ -83,7 +84,7 @@ class Border(NamedTuple):
 def check_length(tokens: np.ndarray, longest: int, name: str = "") -> None:
     """Raises ValueError for a prompt of more than `longest` tokens."""
     if len(tokens) > longest:
-        raise ValueError(
+        raise UserError(
             f"{name or 'the prompt'} has {len(tokens)} tokens, the longest bucket holds "
             f"{longest}: shorten it, or set buckets=(..., {len(tokens)}) (for an "
             f"engine, prompt_length={len(tokens)})"
@@ -109,7 +110,7 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
     if request.log_probs is not None:
         check_flag(f"log_probs{of}", request.log_probs)
         if request.log_probs and not border.log_probs:
-            raise ValueError(
+            raise UserError(
                 f"log_probs{of} must be left out, because the engine keeps none: make it with "
                 "log_probs=True"
             )
@@ -124,11 +125,11 @@ def check_request(request: Request, tokens: np.ndarray, border: Border, name: st
             continue
         if not _is_whole(value, low, high):
             why = f" (num_samples={samples})" if field == "id" and samples > 1 else ""
-            raise ValueError(
+            raise UserError(
                 f"{field}{of} must be a whole number in {low} .. {high}{why}, got {value!r}"
             )
     if request.draft_limit is not None and request.draft_limit < border.method.min_draft:
-        raise ValueError(
+        raise UserError(
             f"draft_limit{of} must be None or {border.method.max_draft}, because this verification "
             f"needs drafts of a fixed length, got {request.draft_limit}: use Block or Token"
         )
@@ -148,7 +149,7 @@ def checked_samples(request: Request, border: Border, of: str = "") -> int:
         return border.num_samples
     samples = whole_number(f"num_samples{of}", request.num_samples, low=1)
     if samples % border.num_samples:
-        raise ValueError(
+        raise UserError(
             f"num_samples{of} must be a multiple of the engine's {border.num_samples}, got "
             f"{samples}"
         )
@@ -190,7 +191,7 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 def checked_sampling(value: Any) -> Sampling:
     """Returns a checked `Sampling`, by default at temperature 1; raises TypeError."""
     if not isinstance(value, Sampling | None):
-        raise TypeError(f"sampling must be Sampling(temperature=...), got {value!r}")
+        raise UserError(f"sampling must be Sampling(temperature=...), got {value!r}")
     return Sampling() if value is None else value
 
 
@@ -198,9 +199,9 @@ def _check_sampling(given: Any, own: Sampling) -> None:
     for name in DRAWN:
         value = getattr(checked_sampling(given), name)
         if np.ndim(value):
-            raise ValueError(f"{name} of a request must be a single number, got {value}")
+            raise UserError(f"{name} of a request must be a single number, got {value}")
         if value is not None and getattr(own, name) is None:
-            raise ValueError(
+            raise UserError(
                 f"{name} must be None, because this engine is compiled without it: make the "
                 f"Decoder or the Engine with sampling=Sampling({name}=...)"
             )
@@ -212,14 +213,14 @@ def _check_processors(given: Sequence[Processor], own: Sequence[Processor]) -> N
     for i, (one, other) in enumerate(itertools.zip_longest(given, own)):
         kinds: list[Any] = [(jax.tree.structure(x), host_values(x)) for x in (one, other)]
         if kinds[0] != kinds[1]:
-            raise ValueError(
+            raise UserError(
                 "processors of a request must be the engine's with other strengths: "
                 f"processors[{i}] is {one!r:.300}, the engine has {other!r:.300}: make the Decoder "
                 "with it"
             )
         for strength in jax.tree.leaves(one):
             if np.ndim(strength):
-                raise ValueError(
+                raise UserError(
                     f"processors[{i}] of a request must have single numbers as strengths, got "
                     f"{one!r}"
                 )
@@ -228,9 +229,9 @@ def _check_processors(given: Sequence[Processor], own: Sequence[Processor]) -> N
 def _check_rule(given: Any, own: Rule | None) -> None:
     strengths = jax.tree.leaves(given)
     if not isinstance(given, type(own)) or len(strengths) != len(jax.tree.leaves(own)):
-        raise TypeError(f"rule must be {type(own).__name__}(...) like the engine's, got {given!r}")
+        raise UserError(f"rule must be {type(own).__name__}(...) like the engine's, got {given!r}")
     if any(np.ndim(strength) for strength in strengths):
-        raise ValueError(f"rule of a request must have scalar strengths, got {given!r}")
+        raise UserError(f"rule of a request must have scalar strengths, got {given!r}")
 
 
 def requests_of(
@@ -260,7 +261,7 @@ def requests_of(
     """
     count = len(prompts)
     if ids is not None and not np.ndim(ids):
-        raise ValueError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
+        raise UserError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
     rows: dict[str, list[Any]] = {
         "max_new_tokens": _each("max_new_tokens", max_new_tokens, count),
         "seed": _each("seed", seed, count),
@@ -305,9 +306,9 @@ def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
     except (TypeError, ValueError):  # a key, or lists of different lengths
         array = np.asarray("")
     if array.dtype.kind in "US":
-        raise TypeError(f"{name} must be a number, or a number per prompt, got {shown(value)}")
+        raise UserError(f"{name} must be a number, or a number per prompt, got {shown(value)}")
     if array.shape not in ((), (count,)):
-        raise ValueError(
+        raise UserError(
             f"{name} has shape {list(array.shape)}, but there are {count} prompts: give a single "
             "value, or a value per prompt"
         )

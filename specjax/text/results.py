@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from specjax.checks import whole_number
+from specjax.errors import UserError
 from specjax.text.draft_acceptance import DraftAcceptance, ratio
 from specjax.text.showing import Shown, Sourced, split
 from specjax.types.method import discarded, past_end
@@ -206,7 +207,7 @@ class Row:
 
     def _sourced(self, with_sample: bool) -> tuple[str, Sourced]:
         if self.sources is None:
-            raise ValueError("the row has no sources: decode with decoder(prompts, sources=True)")
+            raise UserError("the row has no sources: decode with decoder(prompts, sources=True)")
         parts = split(self.text, self.tokens.tolist(), self.text_of)
         name = f"{self.index}.{self.sample}" if with_sample else str(self.index)
         return name, list(zip(parts, self.sources, strict=True))
@@ -300,7 +301,6 @@ class RunInfo:
         object.__setattr__(self, "accepted", self.accepted - past)
 
     def __repr__(self) -> str:
-        """The totals and rates, without the arrays."""
         return f"RunInfo({', '.join(f'{k}={v}' for k, v in self.summary().items())})"
 
     @property
@@ -375,7 +375,6 @@ class Result(Sequence[Row]):
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        """The first texts, and the totals."""
         shown = [repr(row.text) for row in self.rows[:3]]
         more = f", ... {len(self) - 3} more" if len(self) > 3 else ""
         info = f", info={self.info!r}" if self.rows else ""
@@ -398,7 +397,6 @@ class Result(Sequence[Row]):
 
     @property
     def ended_by(self) -> list[str]:
-        """See `Row.ended_by`."""
         return [row.ended_by for row in self.rows]
 
     @property
@@ -408,7 +406,6 @@ class Result(Sequence[Row]):
 
     @property
     def log_probs(self) -> list[np.ndarray | None]:
-        """See `Row.log_probs`."""
         return [row.log_probs for row in self.rows]
 
     def by_prompt(self) -> list["Result"]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax import rules
 from specjax.checks import check_part, one_number, whole_number
+from specjax.errors import UserError
 from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
 from specjax.text.drafts import ModelDrafts, check_is_plan
@@ -65,7 +66,7 @@ STOPPING: Mapping[str, str] = MappingProxyType(
 )
 
 
-class MisfitError(ValueError):
+class MisfitError(UserError):
     """The parts of a setting cannot be combined."""
 
 
@@ -146,7 +147,7 @@ class Setting:
         ):
             put("rule", "Lossless")
         if not isinstance(self.drafter, str):
-            raise TypeError(f"drafter must be the name of a model, got {self.drafter!r}")
+            raise UserError(f"drafter must be the name of a model, got {self.drafter!r}")
         put("processors", _canonical(self.processors))
         self.sampling  # noqa: B018  checks the values
         # Equal settings have equal JSON, and so one key.
@@ -262,7 +263,7 @@ class Setting:
         needed = [self.drafter] * ("drafter" in self._named_drafters())
         for name in ("verifier", *needed):
             if name not in models:
-                raise ValueError(f"there is no model {name!r}; the models are {', '.join(models)}")
+                raise UserError(f"there is no model {name!r}; the models are {', '.join(models)}")
         if self.is_alone:
             alone = self.drafter if self.method == DRAFTER_ALONE else "verifier"
             return Decoder(models[alone], **options)
@@ -378,7 +379,7 @@ def _checked_text(field: str, text: Any) -> str:
 def _check_single(field: str, made: Any, text: str) -> None:
     """Raises ValueError for a strength per row: a setting is for any prompts."""
     if any(map(np.ndim, jax.tree.leaves(made))):
-        raise ValueError(f"{field} of a setting must have single numbers as strengths, got {text}")
+        raise UserError(f"{field} of a setting must have single numbers as strengths, got {text}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -393,7 +394,6 @@ def _check_fit(
     min_draft: int,
     processors: tuple[str, ...],
 ) -> None:
-    """See `Setting._check_fit`; a grid has many settings of the same parts, unless any is new."""
     texts = {
         "rule": rule,
         "verification": verification,
@@ -429,7 +429,7 @@ def _canonical(processors: Any) -> tuple[str, ...]:
     """The processors' texts with standard names."""
     given = processors if isinstance(processors, list | tuple) else [None]
     if not all(isinstance(text, str) for text in given):
-        raise TypeError(
+        raise UserError(
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
     what = "processors"
@@ -498,11 +498,11 @@ def _filled(what: str, text: str, number: float | None, field: str) -> str:
         number = float(one_number(f"{what}: {text}", number, dtype=float))
     if PLACE in text:
         if number is None:
-            raise ValueError(f"{what}: {text} needs a number for {PLACE}: give a number")
+            raise UserError(f"{what}: {text} needs a number for {PLACE}: give a number")
         return text.replace(PLACE, repr(number))
     if number is None:
         return text
     part = Part.parse(text, what, (field,))
     if "(" in text or not inspect.signature(PARTS[part.name]).parameters:
-        raise ValueError(f"{what}: {text} takes no number, got {number:g}: give None")
+        raise UserError(f"{what}: {text} takes no number, got {number:g}: give None")
     return f"{part.name}({number!r})"

@@ -81,7 +81,6 @@ class Shown:
     rows: tuple[tuple[str, Sourced], ...]
 
     def __repr__(self) -> str:
-        """The texts and a legend."""
         return self.text(has_colours(sys.stdout))
 
     def text(self, colours: bool) -> str:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from specjax.decoding import Method
+from specjax.errors import UserError
 from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.types import Array
@@ -33,12 +34,12 @@ def check_stops(stop: Any) -> tuple[str, ...]:
     if strings is None:
         return ()
     if not isinstance(strings, list | tuple) or not all(isinstance(s, str) for s in strings):
-        raise TypeError(f"stop must be texts such as ('\\n\\n', 'Q:'), got {stop!r}")
+        raise UserError(f"stop must be texts such as ('\\n\\n', 'Q:'), got {stop!r}")
     for string in strings:
         if not string:
-            raise ValueError("stop has an empty text: leave it out")
+            raise UserError("stop has an empty text: leave it out")
         if _REPLACEMENT in string or not _is_unicode(string):
-            raise ValueError(
+            raise UserError(
                 f"stop has {string!r}, with a replacement character or half a surrogate pair: "
                 "leave it out"
             )

@@ -12,6 +12,7 @@ import numpy as np
 
 from specjax.acceptance_head.head import Head
 from specjax.checks import check_part, check_static
+from specjax.errors import UserError
 from specjax.fingerprints import digest, weights_fingerprint
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
@@ -90,12 +91,12 @@ class TextModel:
             # Embeddings are padded to different sizes, with rows that are no tokens.
             object.__setattr__(self, "model", dataclasses.replace(self.model, tokens=words))
         if not _fits(self.tokenizer, self.model):
-            raise ValueError(
+            raise UserError(
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
                 f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
             )
         if not isinstance(self.head, Head | None):
-            raise TypeError(f"head must come from checkpoints.load_head, got {self.head!r}")
+            raise UserError(f"head must come from checkpoints.load_head, got {self.head!r}")
         if self.head is not None:
             found = None if has_stored(self.params) else self.weights_fingerprint
             self.head.check_drafter(self.name, self.width, found)
@@ -186,9 +187,9 @@ class Models:
     def __init__(self, **named: TextModel) -> None:
         for name, model in named.items():
             if not isinstance(model, TextModel):
-                raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
+                raise UserError(f"{name} must be a TextModel, got {type(model).__name__}")
         if "verifier" not in named:
-            raise ValueError(
+            raise UserError(
                 f"the verifier is missing, got {', '.join(named) or 'no models'}: name a model "
                 "verifier"
             )
@@ -198,7 +199,7 @@ class Models:
         self.named = named
         for name, model in named.items():
             if model.mesh != self.verifier.mesh:
-                raise ValueError(
+                raise UserError(
                     f"{name} and verifier have different meshes: load both with the same mesh"
                 )
         drafter = named.get("drafter")
@@ -257,7 +258,7 @@ def check_vocabularies(models: dict[str, Words]) -> None:
     if not same:
         what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, theirs.tokenizer)})"
         other = ", or load the pair with translate_drafter=True"
-    raise ValueError(
+    raise UserError(
         f"{' and '.join(models)} have different {what}: {described}{where}; every id must have the "
         f"same meaning in both: choose models of the same family{other}"
     )
@@ -276,11 +277,7 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
 
 
 def _fits(tokenizer: Tokenizer, model: LanguageModel) -> bool:
-    """Whether the ids of a tokenizer are in a model's vocabulary.
-
-    Gemma 3's text models have no row for the tokenizer's last special token, which stands for an
-    image.
-    """
+    """Whether the ids of a tokenizer are in a model's vocabulary."""
     size = model.vocab_size
     if tokenizer.vocab_size <= size:
         return True

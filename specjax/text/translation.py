@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.types import (
@@ -67,11 +68,9 @@ class TranslatedModel(LanguageModel):
 
     @property
     def reads_trees(self) -> bool:  # type: ignore[override]  # as its model does
-        """See `LanguageModel`."""
         return self.model.reads_trees
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """See `LanguageModel`."""
         return self.model.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(
@@ -83,7 +82,6 @@ class TranslatedModel(LanguageModel):
         prefix: Array | None = None,
         prefix_lengths: Array | None = None,
     ) -> Prefilled:
-        """See `LanguageModel`."""
         ids = params["ids"]
         forced = None if prefix is None else ids[prefix]
         filled = self.model.prefill(
@@ -96,7 +94,6 @@ class TranslatedModel(LanguageModel):
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
-        """See `LanguageModel`."""
         given = cache, params["ids"][tokens], positions
         logits, *others = self.model.score(params["model"], *given)
         return _translated(params, logits), *others
@@ -104,38 +101,30 @@ class TranslatedModel(LanguageModel):
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        """See `LanguageModel`."""
         given = cache, params["ids"][tokens], positions, tree
         logits, *others = self.model.score_tree(params["model"], *given)
         return _translated(params, logits), *others
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
-        """See `LanguageModel`."""
         return self.model.keep(cache, positions, nodes)
 
     def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
-        """See `LanguageModel`."""
         return self.model.write(cache, updates, positions)
 
     def prepare(self, params: Params) -> Params:
-        """See `LanguageModel`."""
         return {**params, "model": self.model.prepare(params["model"])}
 
     def describe(self) -> str:
-        """See `LanguageModel`."""
         return f"{self.model.describe()} for {self.vocab_size} other tokens"
 
     def param_axes(self, params: Params) -> Axes:
-        """See `LanguageModel`; every device has the tables."""
         whole = {"ids": (None,), "shared": (None,)}
         return {"model": self.model.param_axes(params["model"]), **whole}
 
     def cache_axes(self, cache: Cache) -> Axes:
-        """See `LanguageModel`."""
         return self.model.cache_axes(cache)
 
     def axis_units(self) -> Any:
-        """See `LanguageModel`."""
         return self.model.axis_units()
 
 
@@ -166,14 +155,14 @@ def translate(
     """
     for name, model in (("drafter", drafter), ("verifier", verifier)):
         if not isinstance(model, TextModel):
-            raise TypeError(f"{name} must be a TextModel, got {type(model).__name__}")
+            raise UserError(f"{name} must be a TextModel, got {type(model).__name__}")
     ids, shared = tables(drafter.tokenizer, verifier.tokenizer, verifier.model.vocab_size)
     start = [getattr(x.model, "config", None) for x in (drafter, verifier)]
     ours, theirs = (getattr(config, "decoder_start_token", None) for config in start)
     if ours is not None and theirs is not None:
         ids[theirs] = ours  # an encoder-decoder begins every output with it
     if shared.sum() <= len(verifier.tokenizer.eos_ids):
-        raise ValueError(
+        raise UserError(
             f"{drafter.name} and {verifier.name} share no tokens: choose another drafter"
         )
     if drafter.head is not None:
@@ -216,7 +205,7 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
         try:
             kinds[whose] = _by_kind(words, count)
         except ValueError as error:
-            raise ValueError(
+            raise UserError(
                 f"the {whose}'s tokens cannot be translated, because their texts depend on their "
                 f"neighbours ({error}): choose another {whose}"
             ) from None

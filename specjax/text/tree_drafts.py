@@ -13,6 +13,7 @@ from specjax.drafting import (
     k_ary,
 )
 from specjax.drafting.trees import CHILDREN
+from specjax.errors import UserError
 from specjax.text.drafts import MOST_NODES, DraftPlan, Ingredients, Planned
 from specjax.text.text_models import TextModel
 from specjax.types import Verification
@@ -51,7 +52,7 @@ class Tree(DraftPlan):
         if self.parents is not None:
             for name, value in sizes.items():
                 if value is not None:
-                    raise ValueError(f"{name} must be left out, because parents gives the shape")
+                    raise UserError(f"{name} must be left out, because parents gives the shape")
             object.__setattr__(self, "parents", Topology(self.parents).parents)
         else:
             for name in ("depth", "width"):
@@ -59,7 +60,7 @@ class Tree(DraftPlan):
             if self.beam is not None:
                 check_count("beam", self.beam, "give the number of nodes, or None")
             if self.keep is not None and (self.beam is None or self.children != "top"):
-                raise ValueError(
+                raise UserError(
                     f"keep={self.keep!r} needs beam and children='top': leaving out drawn tokens "
                     "by their values would change the distribution of the output"
                 )
@@ -70,7 +71,7 @@ class Tree(DraftPlan):
                 self._refuse("more than 512")
         if self.children not in CHILDREN:
             known = ", ".join(map(repr, CHILDREN))
-            raise ValueError(f"children must be one of {known}, got {self.children!r}")
+            raise UserError(f"children must be one of {known}, got {self.children!r}")
         if self.shape.size > MOST_NODES:
             self._refuse(str(self.shape.size))
 
@@ -78,7 +79,7 @@ class Tree(DraftPlan):
         which, remedy = f"{self!r} has", "give a smaller depth, width or beam"
         if self.parents is not None:
             which, remedy = "a tree has len(parents) =", "leave out some"
-        raise ValueError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
+        raise UserError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
 
     @property
     def shape(self) -> Topology | Beam:
@@ -112,11 +113,9 @@ class Tree(DraftPlan):
         return Traversal()
 
     def longest(self, max_draft: int) -> int:
-        """See `DraftPlan`."""
         return self.shape.size
 
     def make(self, given: Ingredients) -> Planned:
-        """See `DraftPlan`."""
         chain, params = given.neural("drafter", 1)
         drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
@@ -147,7 +146,7 @@ class Branches(DraftPlan):
         object.__setattr__(self, "parts", tuple(self.parts))
         for i, part in enumerate(self.parts):
             if not isinstance(part, str | DraftPlan):
-                raise TypeError(
+                raise UserError(
                     f"parts[{i}] must be the name of a model, or a plan such as Lookup(), got "
                     f"{part!r}"
                 )
@@ -178,17 +177,15 @@ class Branches(DraftPlan):
         return Traversal()
 
     def longest(self, max_draft: int) -> int:
-        """See `DraftPlan`."""
         return sum(plan.longest(max_draft) for plan in self._plans)
 
     def make(self, given: Ingredients) -> Planned:
-        """See `DraftPlan`."""
         made = [plan.make(given) for plan in self._plans]
         models: dict[str, TextModel] = {}
         for i, planned in enumerate(made):
             for name, model in planned.models.items():
                 if models.setdefault(name, model) is not model:
-                    raise ValueError(
+                    raise UserError(
                         f"parts[{i}] has a model that is named {name!r}, like another one: load "
                         "the models with load_models, which names them"
                     )

@@ -13,6 +13,8 @@ import marshal
 import sys
 from typing import Any
 
+from specjax.errors import UserError
+
 
 def main() -> None:
     """Answers requests until standard input ends."""
@@ -143,7 +145,7 @@ def _joined(pieces: Any, longest: int) -> str:
     for piece in pieces:
         length += len(piece)
         if length > longest:
-            raise ValueError(f"its text has more than {longest:,} characters")
+            raise UserError(f"its text has more than {longest:,} characters")
         text.append(piece)
     return "".join(text)
 

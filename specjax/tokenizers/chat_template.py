@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, MORE_CHAT_TEMPLATES, read_json_if_there
 
 # Far more than any conversation needs.
@@ -62,20 +63,20 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
             try:
                 named[name] = file.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file} is not UTF-8 ({error}); restore the file") from None
+                raise UserError(f"{file} is not UTF-8 ({error}); restore the file") from None
         return named["default"] if list(named) == ["default"] else named
     config = directory / "tokenizer_config.json"
     template = read_json_if_there(config).get("chat_template")
     if isinstance(template, list):
         if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in template):
-            raise ValueError(
+            raise UserError(
                 f"{config}: chat_template must be text, or a list of objects with name and "
                 "template; restore the file"
             )
         template = {entry["name"]: entry.get("template") for entry in template}
     texts = list(template.values()) if isinstance(template, dict) else [template]
     if template is not None and not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{config}: chat_template must be text, or a list of named texts")
+        raise UserError(f"{config}: chat_template must be text, or a list of named texts")
     return template
 
 
@@ -94,13 +95,13 @@ def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> 
         `default`.
     """
     if not isinstance(choice, str | None):
-        raise TypeError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
+        raise UserError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
     if isinstance(templates, str):
         templates = {"default": templates}
     if choice is not None:
         # A text without a brace is no template, but a name with a mistake.
         if choice not in templates and "{" not in choice:
-            raise ValueError(
+            raise UserError(
                 f"chat_template={choice!r} is neither Jinja nor the name of a chat template: "
                 f"choose one of {', '.join(sorted(templates)) or '(the model has none)'}"
             )
@@ -108,7 +109,7 @@ def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> 
     for name in ("default",) if tools is None else ("tool_use", "default"):
         if name in templates:
             return templates[name]
-    raise ValueError(
+    raise UserError(
         f"none of the model's chat templates is named 'default': choose one of "
         f"{', '.join(sorted(templates))} as chat_template"
     )
@@ -156,7 +157,7 @@ def render_chat(
     if add_generation_prompt is None:
         add_generation_prompt = final is None
     if add_generation_prompt and final is not None:
-        raise ValueError(
+        raise UserError(
             "add_generation_prompt begins a new message, and continue_final_message continues the "
             "last: give one of them"
         )
@@ -171,7 +172,7 @@ def render_chat(
     }
     answer = _rendered({"template": template, "variables": given})
     if "text" not in answer:
-        raise ValueError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
+        raise UserError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
     return answer["text"] if final is None else _up_to(answer["text"], final)
 
 
@@ -189,7 +190,7 @@ def plain(name: str, value: Any) -> Any:
     try:
         return _plain(value)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"{name} must be JSON values: {error}") from None
+        raise UserError(f"{name} must be JSON values: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -212,17 +213,17 @@ def _plain(value: Any) -> Any:
     if callable(getattr(value, "model_dump", None)):
         return _plain(value.model_dump())
     schema = "; transformers.utils.get_json_schema describes a function" if callable(value) else ""
-    raise TypeError(f"got a {type(value).__name__}{schema}")
+    raise UserError(f"got a {type(value).__name__}{schema}")
 
 
 def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
     """Plain copies; raises ValueError unless it is a list of objects."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list of objects, got {values!r}")
+        raise UserError(f"{name} must be a list of objects, got {values!r}")
     values = list(values)
     for value in values:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{name} must be objects, such as {example}, got {value!r}")
+            raise UserError(f"{name} must be objects, such as {example}, got {value!r}")
     return plain(name, values)
 
 
@@ -240,18 +241,18 @@ def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> 
     last = chat[-1] if chat else {}
     text: Any = last.get(key)
     if text is None:
-        raise ValueError(f"continue_final_message: the last message has no {key!r} to continue")
+        raise UserError(f"continue_final_message: the last message has no {key!r} to continue")
     # A template may read the reasoning under any of its keys.
     keys = [k for k in _REASONING if last.get(k) == text] if key in _REASONING else [key]
     if not any(name in template for name in keys):
-        raise ValueError(f"continue_final_message: the chat template does not read {key!r}")
+        raise UserError(f"continue_final_message: the chat template does not read {key!r}")
     block, place = last, keys
     if isinstance(text, list | tuple):
         blocks = [b for b in text if isinstance(b, dict) and isinstance(b.get("text"), str)]
         block, place = (blocks[-1], ["text"]) if blocks else ({}, [])
         text = block.get("text")
     if not isinstance(text, str):
-        raise ValueError("continue_final_message: the last message has no text to continue")
+        raise UserError("continue_final_message: the last message has no text to continue")
     block.update(dict.fromkeys(place, text + _END))
     return text
 
@@ -260,7 +261,7 @@ def _up_to(rendered: str, final: str) -> str:
     """The text up to the mark at the end of the last message."""
     mark = _END.strip()
     if final.strip() not in rendered or mark not in rendered:
-        raise ValueError(
+        raise UserError(
             "continue_final_message: the chat template changes or leaves out the last message"
         )
     place = rendered.rindex(mark)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.errors import UserError
+
 SPECJAX_FILE = "specjax.json"
 GENERATION_FILE = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -49,9 +51,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror}); restore the file") from None
     except (ValueError, RecursionError) as error:  # not JSON, or thousands of digits or brackets
-        raise ValueError(f"{path} is not readable as JSON ({error}); restore the file") from None
+        raise UserError(f"{path} is not readable as JSON ({error}); restore the file") from None
     if not isinstance(value, dict):
-        raise ValueError(
+        raise UserError(
             f"{path} must contain a JSON object, got a {type(value).__name__}; restore the file"
         )
     return value
@@ -121,7 +123,7 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
 
     def checked(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ValueError(f"{source}: {name}={repr(value)[:60]} must be a token id")
+            raise UserError(f"{source}: {name}={repr(value)[:60]} must be a token id")
         return value
 
     def single(name: str) -> int | None:
@@ -189,4 +191,4 @@ def no_panic(what: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{what} ({' '.join(str(error).split())[:200]})") from None
+        raise UserError(f"{what} ({' '.join(str(error).split())[:200]})") from None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.tokenizers.tokenizer import Pieces
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -45,7 +46,7 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
         elif kind == "Strip" and _is_first_space(step) and _fused(steps[:place]):
             drops_space |= step["start"] == 1
         elif kind != "Fuse":
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer's decoder ({kind}) does not join the texts of single tokens, so "
                 "texts cannot be read token by token: cut the texts yourself"
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.pieces import pieces_of
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
@@ -68,11 +69,11 @@ class SentencePieceTokenizer(SubwordTokenizer):
             self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
             if is_tiktoken(file):
-                raise ValueError(
+                raise UserError(
                     f"{file} is in tiktoken's format, which does not say how texts are split: put "
                     "tokenizer.json beside it (transformers.AutoTokenizer writes it)"
                 ) from None
-            raise ValueError(f"{file} is no SentencePiece model ({error}); copy it again") from None
+            raise UserError(f"{file} is no SentencePiece model ({error}); copy it again") from None
         settings = TokenizerSettings(directory)
         is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
         self._ids, self._special = self._tokens_by_name(settings, is_t5)
@@ -149,17 +150,14 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """See `Tokenizer`."""
         return max(self._sp.GetPieceSize(), *(i + 1 for i in self._texts), 1)
 
     def token(self, token_id: int) -> str | None:
-        """See `Tokenizer`."""
         if token_id in self._texts:
             return self._texts[token_id]
         return self._sp.IdToPiece(token_id) if token_id < self._sp.GetPieceSize() else None
 
     def pieces(self) -> Pieces:
-        """See `Tokenizer`."""
         later = [self._piece(i) for i in range(self.vocab_size)]
         if not self._dummy_prefix:
             return Pieces(later, later)
@@ -226,10 +224,10 @@ class HuggingFaceTokenizer(SubwordTokenizer):
             with no_panic(f"{file} cannot be read"):
                 self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
-            raise ValueError(f"{file} is not a tokenizer ({error}); copy it again") from None
+            raise UserError(f"{file} is not a tokenizer ({error}); copy it again") from None
         for part in ("normalizer", "decoder"):
             if (times := growth(self._step(part))) > MOST_GROWTH:
-                raise ValueError(
+                raise UserError(
                     f"{file}: its {part} may make a text {times:.3g} times as long, more than "
                     f"{MOST_GROWTH}: use another tokenizer"
                 )
@@ -268,15 +266,12 @@ class HuggingFaceTokenizer(SubwordTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """See `Tokenizer`."""
         return self._vocab_size
 
     def token(self, token_id: int) -> str | None:
-        """See `Tokenizer`."""
         return self._tokenizer.id_to_token(token_id)
 
     def pieces(self) -> Pieces:
-        """See `Tokenizer`."""
         added = self._tokenizer.get_added_tokens_decoder()
         texts = [
             None if i in added and added[i].special else self.token(i)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specjax.errors import UserError
 from specjax.tokenizers.chat_template import ChatTemplate, chosen_template, render_chat
 
 
@@ -104,7 +105,7 @@ class Tokenizer(abc.ABC):
         """
         whole = [int(i) for i in ids]
         if any(i < 0 for i in whole):
-            raise ValueError(f"token id {min(whole)} is negative; cut the ids at their length")
+            raise UserError(f"token id {min(whole)} is negative; cut the ids at their length")
         return self._decode([i for i in whole if i < self.vocab_size], skip_special_tokens)
 
     def pieces(self) -> "Pieces":
@@ -116,7 +117,7 @@ class Tokenizer(abc.ABC):
         Raises:
           ValueError: if a text is not the sequence of its tokens' pieces.
         """
-        raise ValueError(
+        raise UserError(
             f"{type(self).__name__} does not define what each token adds to a text: give it a "
             "method pieces()"
         )
@@ -166,14 +167,14 @@ class Tokenizer(abc.ABC):
           ValueError: there is no template, or it rejects the messages.
         """
         if self.chat_template is None and chat_template is None:
-            raise ValueError(
+            raise UserError(
                 "this tokenizer has no chat template; give plain prompts, or put "
                 "chat_template.jinja into the model's directory"
             )
         tools = options.get("tools")
         template = chosen_template(self.chat_template or {}, chat_template, tools)
         if isinstance(messages, Sequence) and not messages:
-            raise ValueError("a chat has no messages: give at least one")
+            raise UserError("a chat has no messages: give at least one")
         return render_chat(template, messages, **{**self.special_tokens, **options})
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
@@ -220,7 +221,7 @@ class ByteTokenizer(Tokenizer):
 
     def __init__(self, extra_ids: int = 0) -> None:
         if extra_ids < 0:
-            raise ValueError(f"`extra_ids` must be at least 0, got {extra_ids}")
+            raise UserError(f"`extra_ids` must be at least 0, got {extra_ids}")
         self.eos_ids, self.pad_id, self.add_eos, self._own_eos = (1,), 0, True, 1
         self._vocab_size = self.OFFSET + 256 + extra_ids
         named = [*range(self.OFFSET), *range(self.OFFSET + 256, self._vocab_size)]
@@ -228,25 +229,21 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """See `Tokenizer`."""
         return self._vocab_size
 
     def token(self, token_id: int) -> str:
-        """See `Tokenizer`."""
         if token_id < self.OFFSET:
             return ("<pad>", "</s>", "<unk>")[token_id]
         byte = token_id - self.OFFSET
         return f"<0x{byte:02X}>" if byte < 256 else f"<extra_id_{byte - 256}>"
 
     def pieces(self) -> Pieces:
-        """See `Tokenizer`; includes bytes that are not UTF-8, which texts never contain."""
         known = [bytes([i]) for i in range(256)]
         rest = self.vocab_size - self.OFFSET - len(known)
         texts = [b""] * self.OFFSET + known + [b""] * rest
         return Pieces(texts, texts)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer`."""
         ids = super().encode(text, add_special_tokens=add_special_tokens)
         added = add_special_tokens and self.add_eos
         return ids[:-1] if added and ids[-2:-1] == [self._own_eos] else ids

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.tokenizers.chat_template import read_chat_template
 from specjax.tokenizers.model_files import SPECJAX_FILE, SpecialIds, read_json_if_there, special_ids
 
@@ -69,7 +70,7 @@ def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
         value = values.get(key)
         absent = value is None and name != "added_tokens.json"
         if not absent and not good(value):
-            raise ValueError(f"{path}: {key}={repr(value)[:60]} must be {what}; restore the file")
+            raise UserError(f"{path}: {key}={repr(value)[:60]} must be {what}; restore the file")
 
 
 class TokenizerSettings:
@@ -161,7 +162,7 @@ class TokenizerSettings:
         """The eos ids and the pad id; the model's files have priority over the tokenizer's."""
         ends = self.ids.eos or (() if eos is None else (eos,))
         if not ends:
-            raise ValueError(
+            raise UserError(
                 f"{file} has no end-of-sequence token; put eos_token_id into "
                 "generation_config.json beside it"
             )

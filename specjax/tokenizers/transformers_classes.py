@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.tokenizer_config import TokenizerSettings
 
@@ -128,9 +129,9 @@ def around_texts(
         try:
             ids = tokenizers.Tokenizer.from_str(json.dumps(parts)).encode("x").ids
         except Exception as error:  # the package raises plain Exceptions
-            raise ValueError(f"{file}: its post_processor is wrong ({error})") from None
+            raise UserError(f"{file}: its post_processor is wrong ({error})") from None
     if ids.count(text) != 1:
-        raise ValueError(f"{file}: its post_processor must write a text once, and no other")
+        raise UserError(f"{file}: its post_processor must write a text once, and no other")
     place = ids.index(text)
     return ids[:place], ids[place + 1 :]
 

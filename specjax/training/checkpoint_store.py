@@ -10,6 +10,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from specjax.checkpoints.orbax import quiet, quiet_writes
 from specjax.checksums import find_damage, has_checksums, write_checksums
+from specjax.errors import UserError
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.progress import METRICS_NAME, say
 from specjax.training.step import TrainState
@@ -120,7 +121,7 @@ class CheckpointStore:
         """The log up to a checkpoint."""
         place = self.path / CHECKPOINTS_NAME / str(step)
         if not (place / METRICS_NAME).exists():  # otherwise it would be damaged
-            raise ValueError(
+            raise UserError(
                 f"{place} has no {METRICS_NAME}: an earlier version of specjax began this run; "
                 "finish it with that version, or choose another output_dir"
             )
@@ -140,7 +141,7 @@ class CheckpointStore:
         steps = sorted(step for step in map(int, names) if str(step) in names)
         for step in steps:
             if (place / str(step)).is_symlink() or not (place / str(step)).is_dir():
-                raise ValueError(
+                raise UserError(
                     f"{place}/{step} is not a directory of this run: delete it, or put a copy of "
                     "the checkpoint there"
                 )
@@ -155,13 +156,13 @@ class CheckpointStore:
         errors = "; ".join(f"step {step:,}: {why}" for step, why in damaged.items())
         sound = [step for step in steps if step not in damaged]
         if not sound:
-            raise ValueError(
+            raise UserError(
                 f"{place}: no checkpoint can be read ({errors}): put a copy of it there, delete it "
                 "to train from the start, or choose another output_dir"
             )
         if kept := [step for step in damaged if step < sound[-1]]:
             # The run would not repeat it, and it may be the best.
-            raise ValueError(
+            raise UserError(
                 f"{place}/{kept[0]} cannot be read ({damaged[kept[0]]}): put a copy of it there, "
                 "or delete it to take the best of the other checkpoints"
             )
@@ -196,7 +197,7 @@ def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
     name = prefix + choose_by
     if name not in figures:
         known = [key.removeprefix(prefix) for key in figures if key.startswith(prefix)]
-        raise ValueError(
+        raise UserError(
             f"choose_by={choose_by!r} is not measured in this run: choose one of {', '.join(known)}"
         )
     return name.replace("_", " "), figures[name]

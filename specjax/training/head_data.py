@@ -16,6 +16,7 @@ from specjax.acceptance_head.network import HeadConfig, apply_head, confidence_f
 from specjax.checks import one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
+from specjax.errors import UserError
 from specjax.runs.inputs import tokens_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
@@ -114,7 +115,7 @@ class HeadData:
         self._ids: list[int] = []
         self._shards: list[DraftedTokens] = []
         if not examples:
-            raise ValueError(f"{name} data: the source has no examples; give another source")
+            raise UserError(f"{name} data: the source has no examples; give another source")
         # The last bucket is long and costs nothing here; prompts beyond it are too long.
         decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
         failed = []
@@ -128,7 +129,7 @@ class HeadData:
             else:
                 self._ids.append(example.id)
         if not self.prompts:
-            raise ValueError(f"{name} data: no prompt can be decoded; the first error: {failed[0]}")
+            raise UserError(f"{name} data: no prompt can be decoded; the first error: {failed[0]}")
         if failed and progress:
             more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
             say(f"{len(failed)} of {len(examples)} {name} prompts were skipped: {failed[0]}{more}")
@@ -311,15 +312,12 @@ class HeadTask:
     item_name: ClassVar[str] = "drafted tokens"
 
     def init(self, key: Array) -> Params:
-        """See `Task`."""
         return init_head(self.head, key)
 
     def loss(self, params: Params, constants: Any, batch: HeadBatch, key: Array) -> Total:
-        """See `Task`: -P log P^ - w (1 - P) log(1 - P^), summed."""
         return masked_total(self._per_token(params, batch, self.rejection_weight), batch.real)
 
     def evaluate(self, params: Params, constants: Any, batch: HeadBatch) -> dict[str, Total]:
-        """See `Task`: the loss, and the binary KL divergence without the weight."""
         p = batch.labels
         entropy = jax.scipy.special.entr(p) + jax.scipy.special.entr(1.0 - p)
         kl = self._per_token(params, batch, 1.0) - entropy

@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax.acceptance_head.network import drawn_confidences
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.sampling import draw, num_uniforms
 from specjax.text import Pair
 from specjax.text.known_texts import Begun, KnownRows, KnownTexts, batches, begin, read_on
@@ -115,7 +116,7 @@ def label(
     )
     for name, array in (("the labels", labels), ("the drafter's hidden states", hidden)):
         if np.isnan(array).any():
-            raise ValueError(
+            raise UserError(
                 f"{name} have NaN: check the checkpoints {pair.drafter.name} and "
                 f"{pair.verifier.name}"
             )

@@ -17,6 +17,7 @@ from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_he
 from specjax.checks import check_part, one_number, whole_number
 from specjax.data.examples import Example
 from specjax.drafting import Survival
+from specjax.errors import UserError
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, Pair
@@ -85,7 +86,7 @@ class HeadRecipe:
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
         if not isinstance(self.labelling, Labelling):
-            raise TypeError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
+            raise UserError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # The other fields are checked by these, before any model is loaded.
         _ = self.task(1), self.trainer(self.rows_per_batch)
 
@@ -153,9 +154,9 @@ class HeadGrid:
         for name in ("rejection_weights", "blocks", "thresholds"):
             values = getattr(self, name)
             if not isinstance(values, tuple | list) or not values:
-                raise TypeError(f"HeadGrid: {name} must be a list of values, got {values!r}")
+                raise UserError(f"HeadGrid: {name} must be a list of values, got {values!r}")
             if len(set(values)) != len(values):
-                raise ValueError(f"HeadGrid: {name} must not repeat a value, got {values}")
+                raise UserError(f"HeadGrid: {name} must not repeat a value, got {values}")
             object.__setattr__(self, name, tuple(values))
         # Checks the thresholds.
         for threshold in self.thresholds:
@@ -225,11 +226,11 @@ def train_head(
     """
     check_part("recipe", recipe, ("labelling", "trainer"), "training.HeadRecipe()")
     if not isinstance(install, bool) and install != "anyway":
-        raise TypeError(f"install must be True, False or 'anyway', got {install!r}")
+        raise UserError(f"install must be True, False or 'anyway', got {install!r}")
     if grid is not None:
         check_part("grid", grid, ("recipes", "thresholds"), "training.HeadGrid()")
         if install:
-            raise ValueError("install must be False with a grid: copy the head that you choose")
+            raise UserError("install must be False with a grid: copy the head that you choose")
         grid.recipes(recipe)  # checks them
     examples = {"training": list(training_data), "validation": list(validation_data)}
     one = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
@@ -258,31 +259,31 @@ def train_head(
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
     """Raises TypeError or ValueError for a pair that cannot train a head."""
     if not isinstance(pair, Pair):
-        raise TypeError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
+        raise UserError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
     for name, model in pair.named.items():
         if model.mesh is not None:
-            raise ValueError(
+            raise UserError(
                 f"the {name} is on a mesh: load the pair without a mesh to train a head"
             )
         if run.makes(model.name):
-            raise ValueError(
+            raise UserError(
                 f"{name}={model.name} is an output of the run in output_dir={run.path}: "
                 "choose another output_dir"
             )
     if has_stored(pair.drafter.params):
-        raise ValueError(
+        raise UserError(
             "the drafter is quantised, so its head would not match the weights in its directory: "
             "load it without weights='int8'"
         )
     if install:
         directory = Path(pair.drafter.name)
         if directory.resolve().is_relative_to(PAIRS.resolve()):
-            raise ValueError(
+            raise UserError(
                 f"install=True: {directory} is the built-in drafter, which is part of specjax: "
                 "give a copy of this directory as the drafter"
             )
         if not directory.is_dir() or not os.access(directory, os.W_OK):
-            raise ValueError(
+            raise UserError(
                 f"install=True: {directory} is not a writable directory: copy acceptance_head "
                 "from the output_dir into the drafter's directory yourself"
             )
@@ -318,11 +319,7 @@ def _train_one(
     data: dict[str, HeadData],
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> tuple[dict[str, Any], Head]:
-    """Trains a head in its own directory, and writes its curves.
-
-    Returns:
-      The contents of `results.json`, and the head.
-    """
+    """Trains a head in its own directory, and writes its curves."""
     trainer = recipe.trainer(len(data["training"].prompts))
     task = recipe.task(pair.drafter.width)
     batches = {
@@ -340,7 +337,7 @@ def _train_one(
         for of_one in data.values():
             of_one.make()
             if not of_one.column("labels").size:
-                raise ValueError(
+                raise UserError(
                     "all drafted tokens were replaced by the verifier's: give more prompts, or "
                     "a smaller mixing"
                 )

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import checked
+from specjax.errors import UserError
 from specjax.types import Array
 
 # The names of `token_totals`.
@@ -155,10 +156,7 @@ DIVERGENCES: dict[str, Callable[..., Array]] = {
 
 
 def _log_probabilities(logits: Array, teacher_logits: Array) -> tuple[Array, Array]:
-    """The logarithms of p and q; -1e30 for impossible tokens, which both may have.
-
-    A KL of a token that the other one lacks is then 1e30 times its probability, not infinite.
-    """
+    """The logarithms of p and q; -1e30 for impossible tokens, which both may have."""
     both = jax.lax.stop_gradient(teacher_logits), logits
     p, q = (jnp.maximum(jax.nn.log_softmax(x, axis=-1), -1e30) for x in both)
     return p, q
@@ -202,7 +200,7 @@ class Objective:
         checked("Objective: jsd_beta", self.jsd_beta, low=0.0, high=1.0, **ends)
         checked("Objective: lk_eta", self.lk_eta, low=0.0, open_high=True)
         if self.divergence not in DIVERGENCES:
-            raise ValueError(
+            raise UserError(
                 f"Objective: divergence must be one of {', '.join(DIVERGENCES)}, got "
                 f"{self.divergence!r}"
             )

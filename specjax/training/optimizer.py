@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from specjax.checks import check_flag, checked
+from specjax.errors import UserError
 from specjax.types import Array
 
 DECAYS = ("inverse_sqrt", "cosine")
@@ -67,14 +68,14 @@ class AdamW:
         checked("AdamW: floor", self.floor, low=0.0, high=self.learning_rate)
         check_flag("AdamW: relative", self.relative)
         if self.decay not in DECAYS:
-            raise ValueError(f"AdamW: decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
+            raise UserError(f"AdamW: decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
         if (self.decay == "cosine") != (self.total_steps is not None):
-            raise ValueError(
+            raise UserError(
                 f"AdamW: decay={self.decay!r} and total_steps={self.total_steps}: give total_steps "
                 "if and only if decay='cosine'"
             )
         if self.total_steps is not None and self.warmup_steps >= self.total_steps:
-            raise ValueError(
+            raise UserError(
                 f"AdamW: warmup_steps={self.warmup_steps} must be below "
                 f"total_steps={self.total_steps}"
             )

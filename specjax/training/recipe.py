@@ -14,6 +14,7 @@ from specjax.checks import check_path
 from specjax.data.batching import Batching, BucketedBatches
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
+from specjax.errors import UserError
 from specjax.memory import check_fits
 from specjax.models import ModelConfig, family_of, model_from_config
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
@@ -80,19 +81,19 @@ class Recipe:
             if getattr(self, name) is not None:
                 check_path(getattr(self, name), f"{name}=")
         if self.model is None and self.init_from is None:
-            raise ValueError(
+            raise UserError(
                 "`model` or `init_from` must be given; give a configuration (MODEL, as in "
                 "gin_configs/models), or a model's directory to fine-tune (INIT_FROM)"
             )
         if not isinstance(self.model, ModelConfig | None):
-            raise TypeError(f"`model` must be a configuration of a network, got {self.model!r}")
+            raise UserError(f"`model` must be a configuration of a network, got {self.model!r}")
         for name, choices in (
             ("export_dtype", ("float32", "bfloat16", "float16")),
             ("vocabulary_type", (*VOCABULARY_TYPES, None)),
         ):
             if getattr(self, name) not in choices:
                 known = ", ".join(filter(None, choices))
-                raise ValueError(f"`{name}` must be one of {known}, got {getattr(self, name)!r}")
+                raise UserError(f"`{name}` must be one of {known}, got {getattr(self, name)!r}")
         self._check_teacher()
 
     def _check_teacher(self) -> None:
@@ -105,13 +106,13 @@ class Recipe:
         }
         if (self.teacher.path is not None) != any(uses.values()):
             given = [f"{name}={value}" for name, value in uses.items() if value]
-            raise ValueError(
+            raise UserError(
                 f"Teacher: path={self.teacher.path} and {', '.join(given) or 'no use of it'}: give "
                 "a teacher if and only if one of "
                 f"{', '.join(f'`{name}`' for name in uses)} is given"
             )
         if share and weight < 1.0:
-            raise ValueError(
+            raise UserError(
                 f"on_policy_share={share} and distillation_weight={weight}: with a weight below 1 "
                 "the student would also learn its own texts; set distillation_weight to 1"
             )
@@ -133,12 +134,12 @@ class Recipe:
         if self.evaluation.at_checkpoints:
             known += self.evaluation.metrics
         if choose_by not in known:
-            raise ValueError(
+            raise UserError(
                 f"choose_by={choose_by!r} is not measured at checkpoints: choose one of "
                 f"{', '.join(known)} (metrics: with Evaluation.at_checkpoints=True)"
             )
         if choose_by.startswith(PREFIX) and self.teacher.path is None:
-            raise ValueError(
+            raise UserError(
                 f"choose_by={choose_by!r} is measured with the teacher as the verifier, but "
                 "teacher=None: give a teacher, or choose by another figure"
             )
@@ -251,7 +252,7 @@ class _Parts:
         self._recipe, self._trainer = recipe, trainer
         for name, path in {**recipe.sources, "vocabulary": recipe.vocabulary}.items():
             if path is not None and run.makes(path):
-                raise ValueError(
+                raise UserError(
                     f"{name}={path} is an output of the run in output_dir={run.path}: choose "
                     "another output_dir, or copy it to another place"
                 )
@@ -312,18 +313,18 @@ class _Parts:
             )
         tokenizer = load_tokenizer(files)
         if source and load_tokenizer(source).fingerprint != tokenizer.fingerprint:
-            raise ValueError(
+            raise UserError(
                 f"vocabulary={source} differs from the vocabulary of the run in {run.path}; choose "
                 "another output_dir"
             )
         for name, path in recipe.sources.items():
             if load_tokenizer(path).fingerprint != tokenizer.fingerprint:
-                raise ValueError(
+                raise UserError(
                     f"{name}={path} has another vocabulary than this run; give that directory as "
                     "vocabulary"
                 )
         if tokenizer.vocab_size > config.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
                 f"{config.vocab_size}; raise vocab_size to at least that"
             )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.environment import environment
+from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import ModelConfig, config_to_dict
 from specjax.training.step import GENERATOR, root_key
@@ -36,7 +37,7 @@ def describe(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
     except TypeError:
-        raise TypeError(
+        raise UserError(
             f"{value!r} cannot be recorded with the run; make it a frozen dataclass of plain "
             "values, such as AdamW"
         ) from None

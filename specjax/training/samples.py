@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.data.batching import BucketedBatches
 from specjax.data.pairs import TokenPairs
+from specjax.errors import UserError
 from specjax.models import model_from_config
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Key, Store
@@ -204,7 +205,6 @@ class StudentSamples:
     def begin(
         self, batches: BucketedBatches, step: int, params: Params | None
     ) -> Callable[[int], Any]:
-        """See `Phases`."""
         if step == 0:
             return batches.batch
         chosen = {s: self._chosen(batches, s) for s in range(step, step + self.every)}
@@ -231,7 +231,7 @@ class StudentSamples:
         params: Params | None,
     ) -> TokenPairs:
         if params is None:
-            raise ValueError(
+            raise UserError(
                 f"the student's samples of step {start} are missing in {self._run.path}/"
                 f"{SAMPLES_NAME}, and the parameters that drew them are no longer known: put a "
                 "copy of the samples there, or choose another output_dir"

@@ -10,6 +10,7 @@ import numpy as np
 from specjax.checks import check_flag, tuple_text, whole_number
 from specjax.data.examples import Example
 from specjax.data.pairs import TokenPairs
+from specjax.errors import UserError
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
 from specjax.models import ModelConfig, model_from_config
 from specjax.text import Decoder, TextModel
@@ -50,7 +51,7 @@ class Evaluation:
             if name != "limit" or value is not None:
                 object.__setattr__(self, name, whole_number(f"Evaluation: {name}", value, low=1))
         if isinstance(self.metrics, str):
-            raise TypeError(
+            raise UserError(
                 f"Evaluation: `metrics` must be a tuple of names, got {self.metrics!r}; write "
                 f"{tuple_text(self.metrics)}"
             )

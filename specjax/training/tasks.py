@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout
 from specjax.data.pairs import TokenPairs
+from specjax.errors import UserError
 from specjax.models import ModelConfig, model_from_config
 from specjax.training.losses import Objective, Total, masked_total, token_totals
 from specjax.types import Array, Params
@@ -92,13 +93,13 @@ class TextTask:
 
     def __post_init__(self) -> None:
         if self._has_encoder and self.pad_id == self.eos_id:
-            raise ValueError(
+            raise UserError(
                 f"pad_id={self.pad_id} is also the end-of-sequence token, which would never be "
                 "learnt; use a vocabulary with a separate padding token"
             )
         weight = self.objective.distillation_weight
         if (weight > 0.0) != (self.teacher is not None):
-            raise ValueError(
+            raise UserError(
                 f"distillation_weight={weight} and teacher={'given' if self.teacher else 'None'}: "
                 "give a teacher if and only if the weight is > 0"
             )
@@ -107,13 +108,13 @@ class TextTask:
 
     def _check_teacher(self, teacher: ModelConfig) -> None:
         if (teacher.encoder_style is not None) != self._has_encoder:
-            raise ValueError(
+            raise UserError(
                 f"a {type(teacher).__name__.removesuffix('Config')} cannot teach a "
                 f"{type(self.model).__name__.removesuffix('Config')} token by token; set "
                 "distillation_weight to 0 and use its samples, or use another teacher"
             )
         if teacher.vocab_size != self.model.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"the teacher's vocab_size={teacher.vocab_size} and the network's vocab_size="
                 f"{self.model.vocab_size} must be equal"
             )
@@ -123,11 +124,9 @@ class TextTask:
         return self.model.encoder_style is not None
 
     def init(self, key: Array) -> Params:
-        """See `Task`."""
         return model_from_config(self.model).init(key)
 
     def loss(self, params: Params, constants: Params, batch: Any, key: Array) -> Total:
-        """See `Task`; an encoder-decoder may have dropout."""
         drops = self.model.style.dropout_rate > 0.0
         logits = self.logits(self.model, params, batch, key if drops else None)
         reference = None
@@ -137,7 +136,6 @@ class TextTask:
         return masked_total(self.objective.per_token(logits, targets, reference), mask)
 
     def evaluate(self, params: Params, constants: Params, batch: Any) -> dict[str, Total]:
-        """See `Task`."""
         return token_totals(self.logits(self.model, params, batch), *self.targets(batch))
 
     def targets(self, batch: Any) -> tuple[Array, Array]:
@@ -195,7 +193,7 @@ class TextTask:
         """
         largest = int(pairs.tokens.max())
         if largest >= self.model.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"the data contain token {largest}, but the network's vocab_size="
                 f"{self.model.vocab_size}; make it larger, or use another vocabulary"
             )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specjax.checks import check_path, checked, tuple_text, whole_number
 from specjax.compilation import jit
 from specjax.data.pairs import TokenPairs
+from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import ModelConfig, model_from_config
 from specjax.runs.run_directory import RunDirectory
@@ -76,16 +77,14 @@ class Teacher:
             object.__setattr__(self, name, value)
         checked("Teacher: on_policy_share", self.on_policy_share, low=0.0, high=1.0)
         if isinstance(self.accepted, str):
-            raise TypeError(
+            raise UserError(
                 f"Teacher: accepted must be a tuple of names, got {self.accepted!r}; write "
                 f"{tuple_text(self.accepted)}"
             )
         object.__setattr__(self, "accepted", tuple(self.accepted))
         for name in self.accepted:
             if name not in TEXTS:
-                raise ValueError(
-                    f"Teacher: accepted must be among {', '.join(TEXTS)}, got {name!r}"
-                )
+                raise UserError(f"Teacher: accepted must be among {', '.join(TEXTS)}, got {name!r}")
 
     def measured(self, choose_by: str) -> tuple[str, ...]:
         """The texts of `accepted`, and the text of the figure that chooses the checkpoint."""
@@ -243,7 +242,7 @@ class Teaching:
         if settings.samples:
             self.notes["teacher_samples"] = settings.samples
         if "sampled" in texts and loaded.config.vocab_size != task.model.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"the teacher's vocab_size={loaded.config.vocab_size} and the network's "
                 f"vocab_size={task.model.vocab_size} differ: measure only greedy texts, or give "
                 "the network the teacher's vocab_size"
@@ -289,7 +288,7 @@ class Teaching:
     def _write(self, text: str) -> TokenPairs:
         inputs, limits, places = with_room(self._pairs["validation"], self._room)
         if not inputs:
-            raise ValueError("no validation input leaves room for a text: add a longer bucket")
+            raise UserError("no validation input leaves room for a text: add a longer bucket")
         if self._trainer.progress:
             say(f"the teacher writes {len(limits):,} {text} texts for the validation inputs")
         options = {"seed": self._trainer.seed, "progress": self._trainer.progress}

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, checked, whole_number
+from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
@@ -81,11 +82,11 @@ class TrainerConfig:
             object.__setattr__(self, name, value)  # 1e4 has become 10000
         checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
         if not isinstance(self.optimizer, AdamW):
-            raise TypeError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
+            raise UserError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
         for name in ("allow_other_environment", "progress"):
             check_flag(name, getattr(self, name))
         if not isinstance(self.choose_by, str):
-            raise TypeError(
+            raise UserError(
                 f"`choose_by` must be the name of a figure, such as 'loss', got {self.choose_by!r}"
             )
 
@@ -97,7 +98,7 @@ class TrainerConfig:
         """
         devices = jax.devices()
         if self.num_devices is not None and self.num_devices > len(devices):
-            raise ValueError(
+            raise UserError(
                 f"`num_devices` must be at most {len(devices)} (devices of this process), got "
                 f"{self.num_devices}"
             )
@@ -260,7 +261,7 @@ def train(
         store = CheckpointStore(run, config.choose_by)
         try:
             if (done := store.latest_step or 0) > config.num_steps:
-                raise ValueError(
+                raise UserError(
                     f"num_steps={config.num_steps}: the run in {run.path} has already done {done} "
                     "updates; give at least as many, or another output_dir"
                 )
@@ -292,7 +293,7 @@ def _float32_params(task: Task) -> Params:
     shapes = jax.eval_shape(task.init, root_key(0))
     for leaf in jax.tree.leaves(shapes):
         if leaf.dtype != np.float32:
-            raise ValueError(
+            raise UserError(
                 f"param_dtype={leaf.dtype}: small updates would be lost to rounding; train "
                 "float32 parameters (dtype=bfloat16 computes in bfloat16)"
             )
@@ -302,12 +303,12 @@ def _float32_params(task: Task) -> Params:
 def _fitting(params: Params, expected: Params) -> Params:
     """Initial parameters, in the task's dtypes."""
     if has_stored(params):
-        raise ValueError(
+        raise UserError(
             "the initial parameters are quantised, which cannot be trained: load the model "
             "without weights='int8'"
         )
     if jax.tree.map(np.shape, params) != jax.tree.map(lambda like: like.shape, expected):
-        raise ValueError(
+        raise UserError(
             "the initial parameters do not have the network's names and shapes; use the "
             "configuration they were trained with"
         )
@@ -436,7 +437,7 @@ class _Run:
 
     def _check_finite(self, name: str, value: float, step: int) -> None:
         if not math.isfinite(value):
-            raise ValueError(
+            raise UserError(
                 f"the {name} is {value} at step {step}; lower the learning rate in another "
                 f"output_dir (the last good checkpoint of {self._run.path} is step "
                 f"{self._store.latest_step})"

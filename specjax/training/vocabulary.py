@@ -10,6 +10,7 @@ from typing import Any
 
 import sentencepiece
 
+from specjax.errors import UserError
 from specjax.models import FAMILIES, Vocabulary
 from specjax.tokenizers.load import keep_sentinels, load_tokenizer
 from specjax.tokenizers.model_files import (
@@ -26,7 +27,7 @@ VOCABULARY_TYPES = ("unigram", "bpe")
 
 def _kind(family: str) -> Vocabulary:
     if (kind := FAMILIES[family].vocabulary) is None:
-        raise ValueError(
+        raise UserError(
             f"specjax cannot train a vocabulary for a {family}: give `vocabulary` (or a teacher)"
         )
     return kind
@@ -63,7 +64,7 @@ def train_vocabulary(
     kind = _kind(family)
     model_type = kind.types[0] if model_type is None else model_type
     if model_type not in kind.types:
-        raise ValueError(
+        raise UserError(
             f"`vocabulary_type` of a {family} must be {' or '.join(kind.types)}, got {model_type!r}"
         )
     model = io.BytesIO()
@@ -80,7 +81,7 @@ def train_vocabulary(
             **kind.options,
         )
     except RuntimeError as error:
-        raise ValueError(
+        raise UserError(
             f"vocab_size={vocab_size}: SentencePiece cannot train on this text "
             f"({' '.join(str(error).split())}); give more text, another vocab_size, or a vocabulary"
         ) from None
@@ -145,6 +146,6 @@ def _copy(source: Path, directory: Path) -> None:
         ids = SpecialIds(tokenizer.eos_ids, tokenizer.pad_id, tokenizer.bos_id)
         (directory / GENERATION_FILE).write_text(json.dumps(ids.to_json()))
     if load_tokenizer(directory).fingerprint != tokenizer.fingerprint:
-        raise ValueError(
+        raise UserError(
             f"vocabulary={source} depends on files beside it; give the directory instead"
         )

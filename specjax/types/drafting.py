@@ -157,27 +157,22 @@ class Drafter(Protocol):
 
     @property
     def num_uniforms(self) -> int:
-        """See above."""
         return 0
 
     @property
     def has_confidence(self) -> bool:
-        """See above."""
         return False
 
     @property
     def traits(self) -> DraftTraits:
-        """See above."""
         return DraftTraits()
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """See above."""
         return ()
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """See above."""
         return self.model_names[:1] or ("drafter",)
 
     def describe(self) -> Any:
@@ -365,22 +360,18 @@ class Stopping(Protocol):
 
     @property
     def is_random(self) -> bool:
-        """See above."""
         return False
 
     @property
     def is_fixed(self) -> bool:
-        """See above."""
         return False
 
     @property
     def reads_confidence(self) -> bool:
-        """See above."""
         return False
 
     @property
     def reads_past(self) -> bool:
-        """See above."""
         return False
 
     def bind(self, head: Any = None) -> "tuple[Stopping, Params]":

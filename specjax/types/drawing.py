@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.checks import check_part, checked
+from specjax.errors import UserError
 from specjax.types.language_model import Array, Params
 from specjax.types.pytrees import traced_dataclass, without_host
 
@@ -54,7 +55,6 @@ class Processor(Protocol):
     forbids: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Programs, which serve other values of the host too, do not see them."""
         super().__init_subclass__(**options)
         for name in {"init", "process", "advance"} & {*vars(cls)}:
             setattr(cls, name, _in_program(getattr(cls, name)))
@@ -157,7 +157,7 @@ class Sampling:
 def _in_order(given: Any) -> tuple[Any, ...] | None:
     """The processors in the order in which they run; None if there are none."""
     if not isinstance(given, tuple | list):
-        raise TypeError(
+        raise UserError(
             "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
             f"(@MinP(),), got {given!r}"
         )

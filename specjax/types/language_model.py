@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import jax
 
 from specjax.checks import checked_scores
+from specjax.errors import UserError
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -159,7 +160,7 @@ class LanguageModel(Protocol):
         `positions[b] + tree.depths[b, i]`. Its token sees the slots before `positions[b]`, and the
         nodes in `tree.seen`. The updates are for `write` at `positions[b] + N - T`.
         """
-        raise TypeError(f"{type(self).__name__} cannot read trees")
+        raise UserError(f"{type(self).__name__} cannot read trees")
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
         """Moves the entries of a path through a tree together, if `reads_trees`.
@@ -170,7 +171,7 @@ class LanguageModel(Protocol):
           nodes: `[B, G]` int32; the entry at `positions[b] + nodes[b, i]` moves to
             `positions[b] + 1 + i`.
         """
-        raise TypeError(f"{type(self).__name__} cannot read trees")
+        raise UserError(f"{type(self).__name__} cannot read trees")
 
     def extend(
         self,

@@ -6,6 +6,7 @@ Axes: G longest block, V vocabulary.
 import abc
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from specjax.errors import UserError
 from specjax.types.drafting import DraftTraits
 from specjax.types.language_model import Array
 
@@ -83,7 +84,6 @@ class Verification(Protocol):
     is_exact: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """An inherited `needs_probs` is about the inherited `acceptance`."""
         super().__init_subclass__(**options)
         flag, method = (
             next(i for i, kind in enumerate(cls.__mro__) if name in vars(kind))
@@ -136,7 +136,7 @@ class Verification(Protocol):
           num_drafted: int32 scalar, the number of tokens.
           drawn_from: `[G]` int32, see `DraftBlock`; given only if the block has it.
         """
-        raise TypeError(f"{type(self).__name__} cannot verify trees")
+        raise UserError(f"{type(self).__name__} cannot verify trees")
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
         """Raises ValueError if the algorithm is not exact for drafts of this kind."""

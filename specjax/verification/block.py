@@ -33,7 +33,6 @@ class Block(Verification):
         carry: Any = (),
         still_drafting: Array | None = None,
     ) -> Acceptance:
-        """See `Verification`."""
         reached = block_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
         # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.checks import check_count, one_number
+from specjax.errors import UserError
 from specjax.sampling import TINY
 from specjax.types import Acceptance, Array
 from specjax.verification.token import Token
@@ -44,7 +45,7 @@ class FLy(Token):
 
     def __post_init__(self) -> None:
         if self.allow_inexact is not True:
-            raise ValueError(
+            raise UserError(
                 "FLy does not emit the target distribution of the rule, and nothing bounds the "
                 "distance: give allow_inexact=True, or use a rule such as rules.KLBall(0.05) with "
                 "an exact verification"
@@ -61,7 +62,6 @@ class FLy(Token):
         carry: Any = (),
         still_drafting: Array | None = None,
     ) -> Acceptance:
-        """See `Verification`; `detail` says which tokens may stand although they fail."""
         found = super().acceptance(tokens, draft_probs, target_probs, num_drafted)
         highest, _ = lax.top_k(target_probs[:-1], min(3, target_probs.shape[-1]))
         few = highest / jnp.sum(highest, axis=1, keepdims=True)
@@ -70,7 +70,6 @@ class FLy(Token):
         return found._replace(detail=(spread >= self.threshold) & possible)
 
     def stands(self, passes: Array, detail: Any) -> Array:
-        """See `Verification`."""
         follow = jnp.pad(passes, (0, self.window))
         later = [follow[k : k + passes.size] for k in range(1, self.window + 1)]
         return passes | (detail & jnp.all(jnp.stack(later), axis=0))

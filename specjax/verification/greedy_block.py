@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.errors import UserError
 from specjax.sampling import residual, residual_mass
 from specjax.types import Acceptance, Array, DraftTraits, Verification
 from specjax.verification.verify import drafted, ratios
@@ -53,9 +54,7 @@ class GreedyBlock(Verification):
         }
         for what, refused in wrong.items():
             if refused:
-                raise ValueError(
-                    f"GreedyBlock is not exact with {what}: use Block or Token instead"
-                )
+                raise UserError(f"GreedyBlock is not exact with {what}: use Block or Token instead")
 
     def init_carry(self, max_draft: int) -> GreedyBlockCarry:
         """A carry without carry-overs: `[G - 1]` slots, all ended."""
@@ -71,11 +70,10 @@ class GreedyBlock(Verification):
         carry: Any = (),
         still_drafting: Array | None = None,
     ) -> Acceptance:
-        """See `Verification`; raises ValueError for a carry of another block length."""
         slots = (max(tokens.size - 1, 0),)
         if not isinstance(carry, GreedyBlockCarry) or carry.ratio.shape != slots:
             found = carry.ratio.shape if isinstance(carry, GreedyBlockCarry) else repr(carry)
-            raise ValueError(
+            raise UserError(
                 f"carry must have [G - 1] = {slots} slots for a block of G = {tokens.size} tokens, "
                 f"got {found}: start with init_carry({tokens.size})"
             )
@@ -106,7 +104,6 @@ class GreedyBlock(Verification):
         num_accepted: Array,
         next_token: Array,
     ) -> GreedyBlockCarry:
-        """See `Verification`; adds a slot for this round and drops the oldest, which has ended."""
         if not carry.ratio.size:
             return carry
         levels: _Levels = acceptance.detail
@@ -149,7 +146,7 @@ def _nested(
     goes_on = jnp.ones((carry.ratio.size, position.size), bool)
     if still_drafting is not None:
         if still_drafting.shape != goes_on.shape:
-            raise ValueError(
+            raise UserError(
                 f"still_drafting must be [G - 1, G + 1] = {goes_on.shape}, got "
                 f"{still_drafting.shape}"
             )

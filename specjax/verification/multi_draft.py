@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.errors import UserError
 from specjax.platforms import entry, row
 from specjax.sampling import TINY, residual_weights, total
 from specjax.types import Array, DraftTraits, Path
@@ -40,9 +41,8 @@ class KSeq(Token):
     walks_trees: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """See `Verification`; children must be independent."""
         if not traits.independent_children:
-            raise ValueError(
+            raise UserError(
                 "KSeq needs a tree whose children are drawn independently: give the tree "
                 "children='independent', or use Traversal verification"
             )
@@ -58,7 +58,6 @@ class KSeq(Token):
         num_drafted: Array,
         drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`; `laws` and `drawn_from` are not read."""
         exists = jnp.arange(tokens.size) < num_drafted
         count = tokens.size + 1
 
@@ -96,9 +95,8 @@ class MultiPathBlock(Block):
     walks_trees: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """See `Verification`; the tree must consist of independent paths."""
         if not traits.independent_paths:
-            raise ValueError(
+            raise UserError(
                 "MultiPathBlock needs independent paths of the same length: give the tree "
                 "children='independent' and a shape such as parents=(0, 0, 1, 2), or use Traversal "
                 "verification"
@@ -115,7 +113,6 @@ class MultiPathBlock(Block):
         num_drafted: Array,
         drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`; `laws` and `drawn_from` are not read."""
         number = jnp.arange(tokens.size, dtype=jnp.int32)
         # Levels that the row's limit cuts are left out, as a shorter draft.
         count = jnp.minimum(jnp.sum(parents == 0, dtype=jnp.int32), num_drafted)

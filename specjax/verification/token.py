@@ -27,7 +27,6 @@ class Token(Verification):
         carry: Any = (),
         still_drafting: Array | None = None,
     ) -> Acceptance:
-        """See `Verification`."""
         thresholds = token_acceptance_probs(tokens, draft_probs, target_probs, num_drafted)
         scales = jnp.ones((tokens.size + 1,), jnp.float32)
         return Acceptance(thresholds, scales, target_probs)

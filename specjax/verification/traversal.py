@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.errors import UserError
 from specjax.platforms import entry, row
 from specjax.sampling import TINY, total
 from specjax.types import Array, ChildLaw, DraftTraits, Path
@@ -61,9 +62,8 @@ class Walk(Token):
     walks_trees: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """See `Verification`; blocks must be trees."""
         if not traits.drafts_trees:
-            raise ValueError(
+            raise UserError(
                 "Walk needs a drafter of trees, because it does not read the draft distributions "
                 "of a chain: use Block or Token verification"
             )
@@ -79,7 +79,6 @@ class Walk(Token):
         num_drafted: Array,
         drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`; `laws`, `draft_probs` and `drawn_from` are not read."""
         laws = jnp.full_like(tokens, ChildLaw.TOP)
         tree = TreeBlock(tokens, parents, laws, parents, num_drafted)
         judged = _judge(tree, None, target_probs, joint=False)
@@ -110,7 +109,6 @@ class TopDown(Token):
         num_drafted: Array,
         drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`."""
         rows = parents if drawn_from is None else drawn_from
         tree = TreeBlock(tokens, parents, _known(self, laws), rows, num_drafted)
         judged = _judge(tree, draft_probs, target_probs, joint=False)
@@ -137,7 +135,6 @@ class Traversal(Block):
         num_drafted: Array,
         drawn_from: Array | None = None,
     ) -> Path:
-        """See `Verification`."""
         rows = parents if drawn_from is None else drawn_from
         tree = TreeBlock(tokens, parents, _known(self, laws), rows, num_drafted)
         judged = _judge(tree, draft_probs, target_probs, joint=True)
@@ -151,7 +148,7 @@ def passes(uniforms: Array, chances: Array) -> Array:
 
 def _known(algorithm: Any, laws: Array | None) -> Array:
     if laws is None:
-        raise TypeError(
+        raise UserError(
             f"{type(algorithm).__name__} needs DraftBlock.laws, how each token was drawn: set them "
             "in the drafter, or use Walk verification"
         )
@@ -159,14 +156,7 @@ def _known(algorithm: Any, laws: Array | None) -> Array:
 
 
 def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bool) -> JudgedTree:
-    """Judges all nodes but node 0, elder siblings first.
-
-    Args:
-      tree: the tree.
-      draft_probs: `[G + 1, V]`; None if no token was drawn at random.
-      targets: `[G + 1, V]`.
-      joint: whether the masses of a node sum to the chance of its path; else they sum to 1.
-    """
+    """Judges all nodes but node 0, elder siblings first."""
 
     def step(node: Array, state: JudgedTree) -> JudgedTree:
         token, at, law = (x[node - 1] for x in tree[:3])
@@ -217,17 +207,7 @@ def _law_of(tree: TreeBlock, node: Array, draft: Array) -> Array:
 
 
 def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[Array, ...]:
-    """The chance of a token that was drawn by weights `draft [V]`, and what it leaves.
-
-    Args:
-      mass: `[V]`, the mass of each token.
-      token: the drawn token.
-      draft: `[V]`; if all are zero, there was nothing to draw.
-      left: 1 minus the sum of the masses, at least 0.
-
-    Returns:
-      The chance; and, after it has failed, the masses, their scale and their sum.
-    """
+    """The chance of a token that was drawn by weights `draft [V]`, and what it leaves."""
     weight = total(draft)
     exists = weight > 0.0
     draft = draft / jnp.where(exists, weight, 1.0)

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from specjax.checks import check_array
+from specjax.errors import UserError
 from specjax.platforms import entry, row
 from specjax.sampling import draw, num_uniforms, residual, residual_weights
 from specjax.types import Acceptance, Array, Verification, Verified
@@ -97,7 +98,7 @@ def accept(
     """
     check_block(tokens, draft_probs, target_probs, num_drafted)
     if uniforms.shape != tokens.shape:
-        raise ValueError(f"uniforms must be [G] = {tokens.shape}, got shape {uniforms.shape}")
+        raise UserError(f"uniforms must be [G] = {tokens.shape}, got shape {uniforms.shape}")
     acceptance = verification.acceptance(
         tokens, draft_probs, target_probs, num_drafted, carry, still_drafting
     )
@@ -109,7 +110,7 @@ def _check_acceptance(verification: Verification, given: Any, shape: tuple[int, 
     """Raises TypeError (at trace time) unless an algorithm's numbers have the block's shapes."""
     where = f"{type(verification).__name__}.acceptance"
     if not isinstance(given, Acceptance):
-        raise TypeError(f"{where} must return a types.Acceptance, got {type(given).__name__}")
+        raise UserError(f"{where} must return a types.Acceptance, got {type(given).__name__}")
     longest = shape[0] - 1
     check_array(f"{where}: thresholds", given.thresholds, "[G]", (longest,), jnp.float32)
     check_array(f"{where}: scales", given.scales, "[G + 1]", (longest + 1,), jnp.float32)
@@ -171,7 +172,7 @@ def num_accepted_probs(verification: Verification, thresholds: Array, detail: An
     """
     if not verification.is_exact:
         if detail is None:
-            raise ValueError(f"{type(verification).__name__} needs `detail` from its acceptance")
+            raise UserError(f"{type(verification).__name__} needs `detail` from its acceptance")
         return _enumerated(verification, thresholds, detail)
     one = jnp.ones((1,), thresholds.dtype)
     if verification.keeps_last_pass:
@@ -223,26 +224,26 @@ def check_block(
     draft_probs = target_probs if draft_probs is None else draft_probs
     for name, array in (("tokens", tokens), ("draft_probs", draft_probs)):
         if not hasattr(array, "dtype"):
-            raise ValueError(f"{name} must be an array, got {type(array).__name__}")
+            raise UserError(f"{name} must be an array, got {type(array).__name__}")
     if jnp.ndim(tokens) != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(
+        raise UserError(
             f"tokens must be one row's integer block [G], got {tokens.dtype}{jnp.shape(tokens)}: "
             "vmap over rows"
         )
     length, vocab = tokens.shape[0], draft_probs.shape[-1]
     for name, probs in (("draft_probs", draft_probs), ("target_probs", target_probs)):
         if jnp.shape(probs) != (length + 1, vocab):
-            raise ValueError(
+            raise UserError(
                 f"{name} must be [G + 1, V] = {(length + 1, vocab)} for a block of G = {length} "
                 f"tokens and the same vocabulary, got {jnp.shape(probs)}"
             )
         if probs.dtype != jnp.float32:
-            raise ValueError(f"{name} must be float32, got {probs.dtype}")
+            raise UserError(f"{name} must be float32, got {probs.dtype}")
     if jnp.ndim(num_drafted) != 0:
-        raise ValueError(f"num_drafted must be a scalar, got shape {jnp.shape(num_drafted)}")
+        raise UserError(f"num_drafted must be a scalar, got shape {jnp.shape(num_drafted)}")
     known = not isinstance(num_drafted, jax.core.Tracer)
     if known and not 0 <= int(num_drafted) <= length:
-        raise ValueError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
+        raise UserError(f"num_drafted must lie in [0, G] = [0, {length}], got {int(num_drafted)}")
 
 
 def _num_accepted(verification: Verification, uniforms: Array, acceptance: Acceptance) -> Array:

@@ -63,11 +63,11 @@ def test_an_untrained_head_knows_nothing():
     ("values", "error", "message"),
     [
         ({"width": 0}, ValueError, "HeadConfig: width must be a whole number of at least 1, got 0"),
-        ({"width": "8"}, TypeError, "HeadConfig: width must be a number, got '8'"),
+        ({"width": "8"}, ValueError, "HeadConfig: width must be a number, got '8'"),
         ({"blocks": 5}, ValueError, r"HeadConfig: blocks must be a whole number in \[0, 4\], got"),
         ({"blocks": -1}, ValueError, "HeadConfig: blocks must be a whole number of at least 0"),
-        ({"shared": 1}, TypeError, "HeadConfig: shared must be True or False, got 1"),
-        ({"confidences": 1}, TypeError, "HeadConfig: confidences must be True or False, got 1"),
+        ({"shared": 1}, ValueError, "HeadConfig: shared must be True or False, got 1"),
+        ({"confidences": 1}, ValueError, "HeadConfig: confidences must be True or False, got 1"),
     ],
 )
 def test_impossible_sizes_are_refused(values, error, message):
@@ -83,9 +83,9 @@ def test_a_head_holds_its_own_parameters():
         Head(HeadConfig(4, blocks=2), params, "mark")
     with pytest.raises(ValueError, match="params must be the float32 parameters"):
         Head(config, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), "mark")
-    with pytest.raises(TypeError, match="drafter_fingerprint must be"):
+    with pytest.raises(ValueError, match="drafter_fingerprint must be"):
         Head(config, params, "")
-    with pytest.raises(TypeError, match="config must be a HeadConfig, got 4"):
+    with pytest.raises(ValueError, match="config must be a HeadConfig, got 4"):
         Head(4, params, "mark")
 
 

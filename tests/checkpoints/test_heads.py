@@ -80,7 +80,7 @@ def test_a_head_of_another_width_is_refused(drafter, saved):
     ):
         load_text_model(saved)
     assert load_text_model(saved, head=False).head is None
-    with pytest.raises(TypeError, match="head must come from checkpoints.load_head, got 3"):
+    with pytest.raises(ValueError, match="head must come from checkpoints.load_head, got 3"):
         dataclasses.replace(load_text_model(drafter), head=3)
 
 

@@ -192,9 +192,9 @@ def test_bad_arguments(tmp_path):
     one_line(lambda: save_model(tmp_path / "x", config, params, dtype="int8"), "got 'int8'")
     one_line(lambda: save_model(tmp_path / "x", config, params, dtype="float64"), "'float64'")
     one_line(lambda: load_model(tmp_path, dtype="float64"), "got 'float64'", "bfloat16")
-    one_line(lambda: load_model(None), "`path` must be", "got None", error=TypeError)
+    one_line(lambda: load_model(None), "`path` must be", "got None", error=ValueError)
     one_line(
-        lambda: load_model(tmp_path, config=[1]), "`config` must be", "got [1]", error=TypeError
+        lambda: load_model(tmp_path, config=[1]), "`config` must be", "got [1]", error=ValueError
     )
     wrong = CONFIGS["llama_tied"]
     one_line(lambda: save_model(tmp_path / "x", wrong, params), "decoder/logits_dense/kernel")

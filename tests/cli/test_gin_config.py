@@ -185,7 +185,7 @@ def test_an_override_may_use_a_name(files, tmp_path):
 
 def test_the_librarys_own_type_errors_are_told_and_others_are_not(files, monkeypatch):
     gin_config.configure(files, ["NAME=vw"])
-    with pytest.raises(TypeError, match=r"has no len\(\)"):
+    with pytest.raises(ValueError, match=r"has no len\(\)"):
         monkeypatch.setattr("tests.cli.test_gin_config.Wheel.__post_init__", fault, raising=False)
         gin_config.call(car)
     monkeypatch.setattr(

@@ -163,10 +163,10 @@ def test_longer_pairs_are_left_out_and_counted():
         ),
         ({"bucket_lengths": (0, 4)}, ValueError, r"bucket_lengths must be .* got 0 in row 0"),
         ({"bucket_lengths": (4, 8.5)}, ValueError, r"bucket_lengths must be .* got 8.5 in row 1"),
-        ({"bucket_lengths": "8"}, TypeError, "bucket_lengths must be a number, got '8'"),
+        ({"bucket_lengths": "8"}, ValueError, "bucket_lengths must be a number, got '8'"),
         ({"bucket_lengths": (1,)}, ValueError, "all 57 pairs are longer than 1 tokens"),
         ({"tokens_per_batch": 0}, ValueError, "tokens_per_batch must be a whole number .* got 0"),
-        ({"tokens_per_batch": "x"}, TypeError, "tokens_per_batch must be a number, got 'x'"),
+        ({"tokens_per_batch": "x"}, ValueError, "tokens_per_batch must be a number, got 'x'"),
     ],
 )
 def test_impossible_batches_are_refused(options, error, message):

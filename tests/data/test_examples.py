@@ -136,9 +136,9 @@ def test_bad_input_gives_an_error_of_one_line(tmp_path, name, text, options, mes
 
 def test_a_number_is_not_a_path(tmp_path):
     (tmp_path / "a.txt").write_text("a\n")
-    with pytest.raises(TypeError, match="2024 must be a path: put a path of digits in quotes"):
+    with pytest.raises(ValueError, match="2024 must be a path: put a path of digits in quotes"):
         list(read_examples("a.tsv", directory=2024))
-    with pytest.raises(TypeError, match="1 must be a path"):
+    with pytest.raises(ValueError, match="1 must be a path"):
         list(read_aligned("a.txt", 1, directory=tmp_path))
 
 

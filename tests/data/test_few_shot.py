@@ -54,7 +54,7 @@ def test_what_is_missing_is_named_with_its_line(template, message):
 def test_a_wrong_template_is_refused(text):
     with pytest.raises(ValueError, match="the template"):
         Template(text)
-    with pytest.raises(TypeError, match="a template must be a text"):
+    with pytest.raises(ValueError, match="a template must be a text"):
         Template(3)
 
 
@@ -139,8 +139,8 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
         ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must be"),
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
-        ({"separator": 3}, TypeError, "separator must be a text, got 3"),
-        ({"references": 3}, TypeError, "references must be the name of a field, got 3"),
+        ({"separator": 3}, ValueError, "separator must be a text, got 3"),
+        ({"references": 3}, ValueError, "references must be the name of a field, got 3"),
         ({"prompt": "{"}, ValueError, "has an unpaired"),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
 def test_sequential_cascades_and_nested_rounds_refuse_a_budget():
     held = rules.Budgeted(RULE, 0.1)
     for kind in (decoding.TokenCascade, decoding.OracleCascade, decoding.SequenceCascade):
-        with pytest.raises(TypeError, match="rule must be like rules") as told:
+        with pytest.raises(ValueError, match="rule must be like rules") as told:
             kind(verifier=MODEL, drafter=MODEL).check_rule(held)
         assert "\n" not in str(told.value)
     nested = decoding.Round(

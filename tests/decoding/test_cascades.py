@@ -504,24 +504,24 @@ def test_bad_parts_are_named():
         decoding.BiLDCascade(2.5, verifier=MODEL, drafter=MODEL)
     with pytest.raises(ValueError, match="drafter's vocabulary has 4 tokens, the verifier's 3"):
         decoding.OracleCascade(verifier=MODEL, drafter=testing.TabularModel(4))
-    with pytest.raises(TypeError, match=r"drafter must be like models\..*, got 3"):
+    with pytest.raises(ValueError, match=r"drafter must be like models\..*, got 3"):
         decoding.SequenceCascade(verifier=MODEL, drafter=3)
-    with pytest.raises(TypeError, match=r"verifier must be like models\..*, got 3"):
+    with pytest.raises(ValueError, match=r"verifier must be like models\..*, got 3"):
         decoding.Speculative(3, drafting.NeuralDrafter(MODEL, 2))
-    with pytest.raises(TypeError, match=r"model must be like models\..*, got 3"):
+    with pytest.raises(ValueError, match=r"model must be like models\..*, got 3"):
         drafting.NeuralDrafter(3, 2)
     token, bild, oracle, sequence = (CASES[n][0] for n in ("token", "bild", "oracle", "sequence"))
     with pytest.raises(ValueError, match="rule must read only the drafter, got Diff, which reads"):
         token.check_rule(rules.Diff(0.1))
-    with pytest.raises(TypeError, match=r"rule must be like .*it has no defers"):
+    with pytest.raises(ValueError, match=r"rule must be like .*it has no defers"):
         token.check_rule(rules.TokenV3(0.1))
-    with pytest.raises(TypeError, match=r"rule must be a rules.FallbackRollback, got Chow"):
+    with pytest.raises(ValueError, match=r"rule must be a rules.FallbackRollback, got Chow"):
         bild.check_rule(rules.Chow(0.1))
-    with pytest.raises(TypeError, match=r"rule must be like rules.Diff"):
+    with pytest.raises(ValueError, match=r"rule must be like rules.Diff"):
         oracle.check_rule(rules.Lossy(0.1))
-    with pytest.raises(TypeError, match=r"rule must be like rules.SequenceChow"):
+    with pytest.raises(ValueError, match=r"rule must be like rules.SequenceChow"):
         sequence.check_rule(rules.Chow(0.1))
-    with pytest.raises(TypeError, match=r"params must be decoding.MethodParams\(.* got tuple"):
+    with pytest.raises(ValueError, match=r"params must be decoding.MethodParams\(.* got tuple"):
         start(token, (), 1, LIMITS)
     with pytest.raises(ValueError, match=r"rule.strength must be scalar or \[B\] = \(3,\)"):
         start(token, params_of(rules.Chow([0.1, 0.2])), 1, LIMITS)

@@ -212,7 +212,7 @@ class NotAPytree(HalfARule):
 def test_what_a_rule_without_a_drafter_lacks_is_named(rule, message):
     params = decoding.MethodParams(PARAMS[0], rule=rule)
     batch = types.PromptBatch(PROMPTS, LENGTHS, np.arange(3), np.full(3, 5))
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         decoding.Autoregressive(MODEL).init(params, batch, max_new=5)
 
 
@@ -507,17 +507,17 @@ def test_bad_input_is_named_before_any_work(change, message, alone):
 
 def test_parts_of_a_wrong_kind_are_named():
     drafter = drafting.NeuralDrafter(MODEL, 2)
-    with pytest.raises(TypeError, match="eos_ids must be a tuple of token ids"):
+    with pytest.raises(ValueError, match="eos_ids must be a tuple of token ids"):
         decoding.Speculative(MODEL, drafter, eos_ids=[2])
     with pytest.raises(ValueError, match=r"eos_ids must lie in \[0, 2\], got 3"):
         decoding.Autoregressive(MODEL, eos_ids=(3,))
-    with pytest.raises(TypeError, match=r"verification must be an instance, got the class Block"):
+    with pytest.raises(ValueError, match=r"verification must be an instance, got the class Block"):
         decoding.Speculative(MODEL, drafter, verification.Block)
     with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 2.0"):
         drafting.NeuralDrafter(MODEL, 2.0)
     loop = decoding.Speculative(MODEL, drafter)
     start = functools.partial(begin, loop, inputs=PROMPTS, input_lengths=LENGTHS, ids=np.arange(3))
-    with pytest.raises(TypeError, match="rule must be an instance, got the class OPT"):
+    with pytest.raises(ValueError, match="rule must be an instance, got the class OPT"):
         start(pair(*PARAMS, rules.OPT), limits=LIMITS, max_new=4)
     with pytest.raises(ValueError, match=r"rule.strength must be scalar or \[B\] = \(3,\)"):
         start(pair(*PARAMS, rules.OPT([0.1, 0.2])), limits=LIMITS, max_new=4)

@@ -364,14 +364,16 @@ GIVEN = {"ids": np.arange(3), "limits": np.full(3, 4), "max_new": 4}
 def test_a_wrong_processor_is_named(kind, message):
     params, method = decoding.MethodParams(P, processors=((),)), decoding.Autoregressive(MODEL)
     drawn = sampling.Sampling(processors=(kind(),))
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         method.run(params, begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN), 5)
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(TypeError, match=r"processors must be a tuple .*, got 3"):
+    with pytest.raises(ValueError, match=r"processors must be a tuple .*, got 3"):
         sampling.Sampling(processors=3)
-    with pytest.raises(TypeError, match=r"processors\[0\] must be an instance, got the class MinP"):
+    with pytest.raises(
+        ValueError, match=r"processors\[0\] must be an instance, got the class MinP"
+    ):
         sampling.Sampling(processors=(processors.MinP,))
     drawn = sampling.Sampling(processors=(processors.MinP(0.1),))
     with pytest.raises(ValueError, match=r"sampling has processors: .* specjax.processing"):

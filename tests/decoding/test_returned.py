@@ -191,7 +191,7 @@ WRONG = {
 def test_a_part_that_returns_something_else_is_named(pair, name):
     parts, message = WRONG[name]
     models = pair.verifier if "drafting" in parts else pair
-    with pytest.raises(TypeError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         specjax.Decoder(models, **parts, **SHAPE)([[20], [21]])
     assert "\n" not in str(error.value)
 
@@ -213,7 +213,7 @@ def test_a_language_model_that_returns_something_else_is_named(pair, score, mess
     model = _own(testing.TabularModel, score=score, extend=types.LanguageModel.extend)(VOCAB, 1)
     mine = specjax.TextModel(model, pair.verifier.params, pair.verifier.tokenizer)
     for models in (mine, specjax.Pair(drafter=pair.drafter, verifier=mine)):
-        with pytest.raises(TypeError, match=message.replace("2, 1,", "2, [16],")):
+        with pytest.raises(ValueError, match=message.replace("2, 1,", "2, [16],")):
             specjax.Decoder(models, **SHAPE)([[20], [21]])
 
 
@@ -225,15 +225,15 @@ def test_parts_that_cannot_be_hashed_are_refused(pair):
         def step(self, params, state, drawn):
             return drawn.token > 3, state
 
-    with pytest.raises(TypeError, match=r"stopping must be hashable, got a Loose .*frozen=True"):
+    with pytest.raises(ValueError, match=r"stopping must be hashable, got a Loose .*frozen=True"):
         specjax.Decoder(pair, stopping=Loose())
 
 
 def test_a_text_model_takes_a_model_and_a_tokenizer(pair):
     model, params, words = pair.verifier.model, pair.verifier.params, pair.verifier.tokenizer
-    with pytest.raises(TypeError, match="tokenizer must be like .*, got None"):
+    with pytest.raises(ValueError, match="tokenizer must be like .*, got None"):
         specjax.TextModel(model, params, None)
-    with pytest.raises(TypeError, match="model must be like .*, got 'x'"):
+    with pytest.raises(ValueError, match="model must be like .*, got 'x'"):
         specjax.TextModel("x", params, words)
 
 
@@ -263,7 +263,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     ],
 )
 def test_what_a_call_does_not_take_is_shown_as_given(pair, call, message):
-    with pytest.raises(TypeError, match=message.replace("?", r"\?")):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         call(specjax.Decoder(pair, max_draft=3, **SHAPE))
 
 

@@ -268,9 +268,9 @@ def agreement(text, at):
 
 
 WRONG = [
-    (lambda: drafting.BranchesDrafter([ONE, TWO]), TypeError, "drafters must be a tuple"),
+    (lambda: drafting.BranchesDrafter([ONE, TWO]), ValueError, "drafters must be a tuple"),
     (lambda: drafting.BranchesDrafter((ONE,)), ValueError, "drafters must be at least two, got 1"),
-    (lambda: drafting.BranchesDrafter((ONE, 3)), TypeError, r"drafters\[1\] must be like"),
+    (lambda: drafting.BranchesDrafter((ONE, 3)), ValueError, r"drafters\[1\] must be like"),
     (
         lambda: side_by_side(ONE, ONE),
         ValueError,
@@ -281,13 +281,13 @@ WRONG = [
         ValueError,
         r"must have the same vocabulary, got sizes \[3, 4\]",
     ),
-    (lambda: drafting.LookupTreeDrafter(ONE, 2), TypeError, "lookup must be a LookupDrafter"),
+    (lambda: drafting.LookupTreeDrafter(ONE, 2), ValueError, "lookup must be a LookupDrafter"),
     (lambda: copies(2, 0), ValueError, "copies must be a whole number of at least 1, got 0"),
     (lambda: wide(ONE, 1), ValueError, "width must be a whole number of at least 2, got 1"),
     (lambda: wide(ONE, 4), ValueError, "width must be at most the number of tokens, 3, got 4"),
     (lambda: wide(copies(2)), ValueError, "LookupDrafter has no confidence, by which siblings"),
     (lambda: wide(wide(ONE)), ValueError, "CaterpillarDrafter drafts trees: use it without"),
-    (lambda: wide(3), TypeError, "drafter must be like"),
+    (lambda: wide(3), ValueError, "drafter must be like"),
     (
         lambda: decoding.Round(MODEL, side_by_side(ONE, TWO), verification.Walk()).check_rule(
             rules.OPT(0.2)

@@ -479,11 +479,11 @@ def test_parameters_for_models_that_are_not_there_are_refused():
 
 
 def test_bad_parts_of_cascades_are_refused():
-    with pytest.raises(TypeError, match="drafter must be like drafting.NeuralDrafter"):
+    with pytest.raises(ValueError, match="drafter must be like drafting.NeuralDrafter"):
         drafting.VerticalCascade(model(2), model(2), 3)
-    with pytest.raises(TypeError, match="reviewer must be like .*it has no score"):
+    with pytest.raises(ValueError, match="reviewer must be like .*it has no score"):
         drafting.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
-    with pytest.raises(TypeError, match="drafters must be a tuple of at least one drafter, got "):
+    with pytest.raises(ValueError, match="drafters must be a tuple of at least one drafter, got "):
         drafting.HorizontalCascade([neural(0, 2, 1)])
     pair = (neural(0, 2, 1), neural(1, 2, 2))
     for counts, message in (

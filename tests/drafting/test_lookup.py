@@ -209,6 +209,6 @@ def test_a_table_of_another_size_is_told():
     state = begin(drafter, *(np.zeros((1, 1), np.int32), np.ones(1, np.int32)) * 2)
     one = jnp.ones(1, jnp.int32)
     with pytest.raises(
-        TypeError, match=r"LookupDrafter's parameters must be \[V\] = \[3\] int32, got"
+        ValueError, match=r"LookupDrafter's parameters must be \[V\] = \[3\] int32, got"
     ):
         one_round(drafter, jnp.zeros(5, jnp.int32), state, one, one, one > 0, one[:, None], one)

@@ -126,8 +126,8 @@ def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
             ValueError,
             r"lookup, drafter .* sizes \[9, 3\]",
         ),
-        ({"lookup": NEURAL}, TypeError, "lookup must be a LookupDrafter, got NeuralDrafter"),
-        ({"drafter": drafting.NeuralDrafter}, TypeError, "drafter must be an instance"),
+        ({"lookup": NEURAL}, ValueError, "lookup must be a LookupDrafter, got NeuralDrafter"),
+        ({"drafter": drafting.NeuralDrafter}, ValueError, "drafter must be an instance"),
     ],
 )
 def test_bad_combinations_are_told(change, kind, message):

@@ -196,7 +196,7 @@ def test_a_table_of_another_shape_is_told():
     rows = jnp.ones((2, 3), jnp.int32)
     state = drafter.prefill((), rows, jnp.full(2, 3), 9)
     wrong = jax.tree.map(jnp.asarray, table._replace(followers=table.followers[1:]))
-    with pytest.raises(TypeError, match=r"LookupDrafter's parameters.followers must be \[K\] = "):
+    with pytest.raises(ValueError, match=r"LookupDrafter's parameters.followers must be \[K\] = "):
         one_round(drafter, wrong, state, rows[:, 0], rows, jnp.ones(2, jnp.int32))
 
 

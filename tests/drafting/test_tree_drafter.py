@@ -226,14 +226,14 @@ def test_greedy_trees_propose_what_processors_leave():
 
 WRONG = [
     (lambda: drafting.Topology(()), ValueError, "parents must have at least one entry"),
-    (lambda: drafting.Topology("00"), TypeError, "parents must be a tuple such as"),
+    (lambda: drafting.Topology("00"), ValueError, "parents must be a tuple such as"),
     (lambda: drafting.Topology((0, 0.5)), ValueError, r"parents\[1\] must be a whole number"),
     (lambda: drafting.Topology((0, 2)), ValueError, r"parents\[1\] must be at most 1"),
     (lambda: drafting.Topology((0, 1, 0)), ValueError, "must not decrease"),
     (lambda: drafting.Topology((0, -1)), ValueError, r"parents\[1\]"),
     (lambda: drafting.Beam(0, 2, 1), ValueError, "depth must be a whole number of at least 1"),
     (lambda: drafting.k_ary(2, 0), ValueError, "width must be a whole number of at least 1"),
-    (lambda: drafting.TreeDrafter(MODEL, (0, 0)), TypeError, "tree must be like"),
+    (lambda: drafting.TreeDrafter(MODEL, (0, 0)), ValueError, "tree must be like"),
     (lambda: drafting.Beam(2, 2, 2, keep=7), ValueError, "keep must be at most 6"),
     (lambda: drafting.Beam(2, 2, 2, keep=1), ValueError, "keep must be at least 2"),
     (
@@ -290,7 +290,7 @@ def test_traversal_needs_to_know_how_tokens_were_drawn():
 
     method = decoding.Speculative(MODEL, Silent(MODEL, TREES["pair"]), verification.Traversal())
     params = given(rules.Lossless())
-    with pytest.raises(TypeError, match="Traversal needs DraftBlock.laws"):
+    with pytest.raises(ValueError, match="Traversal needs DraftBlock.laws"):
         method.run(params, begin(method, params, INPUTS, LENGTHS, **ROWS), 3)
 
 

@@ -96,8 +96,8 @@ def test_rows_of_a_decoder_count_as_their_records(tmp_path):
     [
         ({"verifier": 1.0}, ValueError, "no cost for drafter"),
         ({"verifier": -1.0, "drafter": 1}, ValueError, "costs: verifier must"),
-        ({"verifier": "1"}, TypeError, "costs: verifier must be a number"),
-        ([1.0], TypeError, "costs must be a dict such as"),
+        ({"verifier": "1"}, ValueError, "costs: verifier must be a number"),
+        ([1.0], ValueError, "costs must be a dict such as"),
     ],
 )
 def test_bad_costs_are_refused(costs, kind, message):

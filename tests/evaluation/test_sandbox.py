@@ -388,7 +388,7 @@ def test_problems_are_those_of_humaneval_and_mbpp(tmp_path):
         ({"seconds": 0}, ValueError, "Sandbox: seconds must"),
         ({"memory": 1}, ValueError, "Sandbox: memory must be .* at least 64"),
         ({"processes": 0}, ValueError, "Sandbox: processes must"),
-        ({"uncontained": 1}, TypeError, "Sandbox: uncontained must be True or False, got 1"),
+        ({"uncontained": 1}, ValueError, "Sandbox: uncontained must be True or False, got 1"),
     ],
 )
 def test_bad_limits_are_refused(settings, kind, message):

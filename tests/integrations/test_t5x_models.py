@@ -279,7 +279,7 @@ def test_what_has_no_meaning_is_refused_in_one_line():
         call(decoder_params={"brevity": 1, "alpha": 0.6})
     with pytest.raises(ValueError, match="exclude each other: give one"):
         call(KEY, {"decode_rng": KEY})
-    with pytest.raises(TypeError, match="decoding must be a .*Decoding, got dict"):
+    with pytest.raises(ValueError, match="decoding must be a .*Decoding, got dict"):
         _small_pair({})
     with pytest.raises(
         ValueError, match=r"drafter_module must be None, because Decoding\.drafter is"

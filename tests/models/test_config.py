@@ -106,7 +106,7 @@ def test_impossible_values_are_named(name, changes, message):
     ],
 )
 def test_values_of_a_wrong_type_are_named(name, changes, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         CONFIGS[name].replace(**changes)
 
 
@@ -177,5 +177,5 @@ def test_other_configurations_have_no_model():
     class Other:
         pass
 
-    with pytest.raises(TypeError, match="`config` must be one of T5Config, .* got a Other"):
+    with pytest.raises(ValueError, match="`config` must be one of T5Config, .* got a Other"):
         model_from_config(Other())

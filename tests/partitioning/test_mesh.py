@@ -175,7 +175,7 @@ def test_rows_are_spread_and_scalars_are_not():
     places, rows = local_rows(placed["tokens"])
     np.testing.assert_array_equal(places, np.arange(8))
     np.testing.assert_array_equal(rows, np.arange(24).reshape(8, 3))
-    with pytest.raises(TypeError, match="mesh must come from .*make_mesh, got 4"):
+    with pytest.raises(ValueError, match="mesh must come from .*make_mesh, got 4"):
         Partitioner(4)
 
 
@@ -256,5 +256,5 @@ def test_bad_mesh_sizes_and_rules_are_named(call, message):
     ],
 )
 def test_mesh_sizes_are_whole_numbers(sizes, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         make_mesh(**sizes)

@@ -103,7 +103,7 @@ def test_bytes_that_are_no_text_are_not_accepted():
 def test_what_is_not_supported_is_refused(pattern):
     with pytest.raises(ValueError, match=REFUSED[pattern]):
         byte_automaton(pattern)
-    with pytest.raises(TypeError, match="pattern must be a text"):
+    with pytest.raises(ValueError, match="pattern must be a text"):
         byte_automaton(3)
 
 

@@ -105,10 +105,10 @@ def test_it_is_a_rule():
     [
         (rules.Lossless(), 0.1, ValueError, r"must have a strength to lower, got Lossless\(\)"),
         (rules.Budgeted(rules.OPT(0.5), 0.1), 0.1, ValueError, "must have a strength to lower"),
-        (rules.OPT, 0.1, TypeError, "rule must be an instance, got the class OPT"),
-        (rules.SequenceChow(0.5), 0.1, TypeError, "rule must be like rules.OPT"),
+        (rules.OPT, 0.1, ValueError, "rule must be an instance, got the class OPT"),
+        (rules.SequenceChow(0.5), 0.1, ValueError, "rule must be like rules.OPT"),
         (rules.OPT(0.5), -0.1, ValueError, "nats_per_token must"),
-        (rules.OPT(0.5), "x", TypeError, "nats_per_token must"),
+        (rules.OPT(0.5), "x", ValueError, "nats_per_token must"),
     ],
 )
 def test_what_cannot_be_held_is_refused_in_one_line(rule, budget, error, message):

@@ -219,13 +219,13 @@ def test_a_learnt_strength_follows_the_confidences(rule, at):
 
 
 def test_only_strengths_from_0_to_1_can_be_learnt():
-    with pytest.raises(TypeError, match=r"rule must be a rule whose strength goes .*got OPT\("):
+    with pytest.raises(ValueError, match=r"rule must be a rule whose strength goes .*got OPT\("):
         rules.Learnt(rules.OPT(0.1), 0.0, 0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="top must be finite, got nan"):
         rules.Learnt(rules.Lossy(0.1), float("nan"), 0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="rule must have beta=1, got Lossy"):
         rules.Learnt(rules.Lossy(0.5, 0.6), 0.0, 0.0, 0.0, 0.0)
-    with pytest.raises(TypeError, match="bias must be"):
+    with pytest.raises(ValueError, match="bias must be"):
         rules.Learnt(rules.Lossy(0.1), 0.0, 0.0, 0.0, "a")
 
 
@@ -351,7 +351,7 @@ class HalfSaid(Unsaid):
     ],
 )
 def test_what_a_rule_lacks_is_named(rule, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         rules.check_rule(rule)
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         rules.Budgeted(rule, 0.1)

@@ -75,12 +75,12 @@ BAD = [
     (lambda: rules.SequenceChowLog(-1.0), ValueError, "strength must be at least 0, got -1.0"),
     (
         lambda: rules.SequenceChow(0.5, "median"),
-        TypeError,
+        ValueError,
         r"aggregation must be like rules.Sum\(\), .* got 'median'",
     ),
     (
         lambda: rules.SequenceChow(0.5, rules.Mean),
-        TypeError,
+        ValueError,
         r"aggregation must be an instance, got the class Mean: write Mean\(...\)",
     ),
     (
@@ -90,12 +90,12 @@ BAD = [
     ),
     (
         lambda: rules.FallbackRollback(rules.Chow(0.1), 2.0),
-        TypeError,
+        ValueError,
         r"rollback must be like rules.BiLD\(strength=1.0\), got 2.0",
     ),
     (
         lambda: rules.FallbackRollback(rules.Lossless(), rules.BiLD(1.0)),
-        TypeError,
+        ValueError,
         r"fallback must be like rules.Chow\(strength=0.3\).*it has no defers",
     ),
 ]

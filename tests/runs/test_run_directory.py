@@ -48,7 +48,7 @@ def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
         opened(tmp_path / ("x" * 300)).__enter__()
     with pytest.raises(ValueError, match="output_dir=~nobody-here/x: .*: give the full path"):
         opened("~nobody-here/x")
-    with pytest.raises(TypeError, match="output_dir=5 must be a path"):
+    with pytest.raises(ValueError, match="output_dir=5 must be a path"):
         opened(5)
 
 

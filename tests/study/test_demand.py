@@ -53,7 +53,7 @@ def test_what_is_no_demand_is_told_in_a_line(text):
     with pytest.raises(ValueError, match=WRONG[text]) as found:
         Demand.of(text)
     assert repr(text) in str(found.value) and "\n" not in str(found.value)
-    with pytest.raises(TypeError, match="demand must be a text"):
+    with pytest.raises(ValueError, match="demand must be a text"):
         Demand.of(3)
 
 

@@ -62,10 +62,10 @@ def test_plans_are_each_there_once_and_of_the_sizes_asked_for():
 
 WRONG = {
     "levels": ({"levels": 4}, ValueError, "levels must be 1, 2 or 3, got 4"),
-    "leniences": ({"leniences": 2.0}, TypeError, "leniences must be a tuple such as"),
+    "leniences": ({"leniences": 2.0}, ValueError, "leniences must be a tuple such as"),
     "lenience": ({"leniences": (0.5,)}, ValueError, "leniences must"),
-    "drafters": ({"drafters": "small"}, TypeError, r"drafters must be a tuple such as \('small',"),
-    "no drafters": ({"drafters": None}, TypeError, r"drafters must be a tuple such as \('drafter"),
+    "drafters": ({"drafters": "small"}, ValueError, r"drafters must be a tuple such as \('small',"),
+    "no drafters": ({"drafters": None}, ValueError, r"drafters must be a tuple such as \('drafter"),
     "draft": ({"max_draft": 0}, ValueError, "max_draft must be a whole number of at least 1"),
 }
 

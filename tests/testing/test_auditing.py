@@ -449,8 +449,8 @@ def test_evidence_and_intervals_of_samples():
     [
         ({"mode": "guess"}, ValueError, "mode must be one of 'injected', 'hooked', 'black-box'"),
         ({"cases": ["no"]}, ValueError, "there is no case 'no': choose from 'random'"),
-        ({"cases": "toy"}, TypeError, "cases must be a list"),
-        ({"rule": 3}, TypeError, "rule must be like"),
+        ({"cases": "toy"}, ValueError, "cases must be a list"),
+        ({"rule": 3}, ValueError, "rule must be like"),
         ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not be Budgeted"),
         ({"samples": 0}, ValueError, "samples must be a whole number"),
         ({"time_limit": 0}, ValueError, "time_limit"),
@@ -464,7 +464,7 @@ def test_wrong_options_are_refused(options, error, words):
 
 
 def test_other_parameters_are_refused():
-    with pytest.raises(TypeError, match="function or an instance, got the class Verdict"):
+    with pytest.raises(ValueError, match="function or an instance, got the class Verdict"):
         audit(Verdict)
     with pytest.raises(ValueError, match="takes \\(a, b\\), but a verifier takes"):
         audit(lambda a, b: None)

@@ -77,7 +77,7 @@ def test_a_network_that_cannot_grow_is_told():
         grow(model, {}, num_heads=6)
     with pytest.raises(ValueError, match="'head_dim' cannot grow"):
         grow(model, {}, head_dim=8)
-    with pytest.raises(TypeError, match="must be a T5 or a Llama to grow, got 3"):
+    with pytest.raises(ValueError, match="must be a T5 or a Llama to grow, got 3"):
         grow(3, {})
 
 

@@ -117,12 +117,12 @@ def test_wrong_parts_are_told_in_one_line(pair):
     token = {"method": specjax.TokenCascade()}
     told(ValueError, r"rule must be given: TokenCascade needs it", **token)
     told(ValueError, "rule must read only the drafter, got OPT", **token, rule=rules.OPT(0.1))
-    told(TypeError, "it has no defers", **token, rule=rules.Lossless())
+    told(ValueError, "it has no defers", **token, rule=rules.Lossless())
     told(ValueError, r"max_draft must be left out: `method` has its own", **token, max_draft=3)
     told(ValueError, "stopping must be left out", **token, rule=chow,
          stopping=specjax.drafting.Confidence(0.1))  # fmt: skip
     told(ValueError, "needs a model named drafter", pair.verifier, **token, rule=chow)
-    told(TypeError, "method must be an instance, got the class Tok", method=specjax.TokenCascade)
+    told(ValueError, "method must be an instance, got the class Tok", method=specjax.TokenCascade)
     with pytest.raises(ValueError, match="limit must be a whole number of at least 1, got 0"):
         specjax.TokenCascade(limit=0)
     decoder = specjax.Decoder(pair, **token, rule=chow, **SHAPE)

@@ -226,7 +226,7 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
     before = chat.messages
     chat.messages.clear()
     for text, options, error, message in (
-        (3, {}, TypeError, "the message must be a text, got 3"),
+        (3, {}, ValueError, "the message must be a text, got 3"),
         ("a\ud800", {}, ValueError, "the message has half a surrogate pair at character 2"),
         (" ", {}, ValueError, "the message is empty: add text"),
         ("hat " * 50, {}, ValueError, "the conversation has .* tokens, the longest bucket"),
@@ -239,11 +239,11 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
     with pytest.raises(ValueError, match="every must be"):
         chat.stream("Hi", every=0)
     first, second = chat.stream("Hi"), chat.stream("Ho")
-    with pytest.raises(RuntimeError, match="another turn ended during this stream"):
+    with pytest.raises(ValueError, match="another turn ended during this stream"):
         list(zip(first, [0], strict=False)), list(second), list(first)
     assert chat.messages[-2]["content"] == "Ho"
     chat._messages = before
-    with pytest.raises(TypeError, match="system must be a text, got 3"):
+    with pytest.raises(ValueError, match="system must be a text, got 3"):
         decoder.chat(3)
     plain = specjax.Decoder(specjax.load_text_model(pair.drafter.name))
     with pytest.raises(ValueError, match="no chat template: put chat_template.jinja into"):
@@ -316,8 +316,8 @@ def test_options_of_the_template_come_in(llamas, way):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (3, TypeError, "chat_template_kwargs must be options by name, such as .*, got 3"),
-        ({1: 2}, TypeError, "chat_template_kwargs must be options by name"),
+        (3, ValueError, "chat_template_kwargs must be options by name, such as .*, got 3"),
+        ({1: 2}, ValueError, "chat_template_kwargs must be options by name"),
         ({"messages": []}, ValueError, "must not have messages: give them as a prompt"),
         ({"tools": [len]}, ValueError, "chat_template_kwargs must be JSON values: got a builtin"),
         ({"continue_final_message": True}, ValueError, "must be left out of a chat"),

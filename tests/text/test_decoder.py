@@ -452,7 +452,7 @@ def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
 )
 def test_wrong_types_are_refused_in_one_line(decoder, prompts, options, message):
     for call in (decoder, decoder.stream):
-        with pytest.raises(TypeError, match=message) as error:
+        with pytest.raises(ValueError, match=message) as error:
             call(prompts, **options)
         assert "\n" not in str(error.value)
 
@@ -475,7 +475,7 @@ def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
 def test_places_that_are_not_there_cannot_be_done(decoder):
     with pytest.raises(ValueError, match=r"done must have places in 0 \.\. 3, got 4"):
         decoder.rows(PROMPTS[:4], done={0, 4})
-    with pytest.raises(TypeError, match=r"done must have places of prompts, as in {0, 3}, got 5"):
+    with pytest.raises(ValueError, match=r"done must have places of prompts, as in {0, 3}, got 5"):
         decoder.rows(PROMPTS[:4], done=5)
 
 
@@ -540,7 +540,7 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
         ValueError, match="max_draft must be left out: this option needs a drafter: give"
     ):
         specjax.Decoder(pair.verifier, max_draft=3)
-    with pytest.raises(TypeError, match="models must be Models or a TextModel, got str"):
+    with pytest.raises(ValueError, match="models must be Models or a TextModel, got str"):
         specjax.Decoder("verifier")
 
 
@@ -569,7 +569,7 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
     ],
 )
 def test_what_is_no_part_is_told(pair, options, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         specjax.Decoder(pair, **options)
 
 
@@ -632,14 +632,14 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
         FileNotFoundError, match="drafter=.*nowhere.* download models from a hub first"
     ):
         specjax.load_pair(drafter=tmp_path / "nowhere", verifier=paths["verifier"])
-    with pytest.raises(TypeError, match="drafter=5 must be a path"):
+    with pytest.raises(ValueError, match="drafter=5 must be a path"):
         specjax.load_pair(drafter=5, verifier=paths["verifier"])
-    with pytest.raises(TypeError, match="mesh must come from .*make_mesh, got 4"):
+    with pytest.raises(ValueError, match="mesh must come from .*make_mesh, got 4"):
         specjax.load_pair(**paths, mesh=4)
     with pytest.raises(ValueError, match="no built-in pair 'nothing': choose from gsm8k, multi30k"):
         specjax.load_pair("nothing")
     with pytest.raises(
-        TypeError, match=r"give directories by name: load_pair\(drafter=..., verifier="
+        ValueError, match=r"give directories by name: load_pair\(drafter=..., verifier="
     ):
         specjax.load_pair("a", "b")
     with pytest.raises(
@@ -655,8 +655,8 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
     ("replicate", "kind", "message"),
     [
         (("draft",), ValueError, "replicate has 'draft', but the models are verifier, drafter"),
-        ("drafter", TypeError, r"replicate must be names such as \('drafter',\), got 'drafter'"),
-        (True, TypeError, "replicate must be names"),
+        ("drafter", ValueError, r"replicate must be names such as \('drafter',\), got 'drafter'"),
+        (True, ValueError, "replicate must be names"),
     ],
 )
 def test_models_to_replicate_are_named(paths, replicate, kind, message):

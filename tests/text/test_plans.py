@@ -119,8 +119,8 @@ def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"drafting": specjax.Lookup}, TypeError, "drafting must be an instance, got the class"),
-        ({"drafting": 3}, TypeError, r"drafting must be like specjax.Lookup\(\), got 3"),
+        ({"drafting": specjax.Lookup}, ValueError, "drafting must be an instance, got the class"),
+        ({"drafting": 3}, ValueError, r"drafting must be like specjax.Lookup\(\), got 3"),
         (
             {"stopping": drafting.Entropy(1.0)},
             ValueError,
@@ -146,7 +146,7 @@ def test_what_does_not_go_together_is_refused(pair, options, kind, message):
         ({"min_match": 0}, ValueError, "min_match must be a whole number of at least 1, got 0"),
         ({"max_copy": 1.5}, ValueError, "max_copy must be a whole number of at least 1, got 1.5"),
         ({"max_ngram": 0}, ValueError, "max_ngram must be a whole number of at least 1, got 0"),
-        ({"bigram": 7}, TypeError, "bigram=7 must be a path"),
+        ({"bigram": 7}, ValueError, "bigram=7 must be a path"),
     ],
 )
 def test_a_bad_plan_is_told(options, kind, message):

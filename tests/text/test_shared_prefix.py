@@ -107,7 +107,7 @@ def test_prompts_that_share_all_or_nothing(pair, prompts):
 def test_models_that_cannot_share_say_so(pair):
     with pytest.raises(ValueError, match="share_prefix must be False, because an encoder reads"):
         specjax.Decoder(specjax.load_pair(), **SHAPE)(["A dog."], share_prefix=True)
-    with pytest.raises(TypeError, match="share_prefix must be True or False, got 3"):
+    with pytest.raises(ValueError, match="share_prefix must be True or False, got 3"):
         specjax.Decoder(pair, **SHAPE)(PROMPTS, share_prefix=3)
 
 
@@ -142,9 +142,11 @@ def test_tokens_and_chats_follow_their_own_kind(decoder):
     rest = [decoder.encode(prompt)[len(tokens) :] for prompt in PROMPTS]
     assert all((decoder.encode(prompt)[: len(tokens)] == tokens).all() for prompt in PROMPTS)
     assert decoder(rest, prefix=prefix).texts == decoder(PROMPTS).texts
-    with pytest.raises(TypeError, match="prompt 0 must be a list of token ids, because the prefix"):
+    with pytest.raises(
+        ValueError, match="prompt 0 must be a list of token ids, because the prefix"
+    ):
         decoder(RESTS, prefix=prefix)
-    with pytest.raises(TypeError, match="prompt 0 must be a text, because the prefix is a text"):
+    with pytest.raises(ValueError, match="prompt 0 must be a text, because the prefix is a text"):
         decoder(rest, prefix=decoder.prefix(SHOTS))
     with pytest.raises(ValueError, match="no chat template"):
         decoder.prefix([{"role": "user", "content": "Hi"}])
@@ -207,7 +209,7 @@ def test_prefixes_that_do_not_fit(pair, decoder):
     prefix = decoder.prefix(SHOTS)
     with pytest.raises(ValueError, match="prefix belongs to another Decoder: make it with this"):
         specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
-    with pytest.raises(TypeError, match="prefix must come from decoder.prefix"):
+    with pytest.raises(ValueError, match="prefix must come from decoder.prefix"):
         decoder(RESTS, prefix=SHOTS)
     with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
         decoder(RESTS, prefix=prefix, share_prefix=True)

@@ -226,7 +226,7 @@ def test_a_mesh_a_slot_and_an_engine_change_nothing(models, pair):
     assert found == {row.index: row.sources for row in one}
     assert pickle.loads(pickle.dumps(one)).rows[0].sources == one[0].sources
     assert one[0].to_dict()["sources"] == list(one[0].sources)
-    with pytest.raises(TypeError, match="sources"):
+    with pytest.raises(ValueError, match="sources"):
         specjax.Decoder(pair, **options)(PROMPTS, sources=1)
 
 

@@ -370,8 +370,8 @@ def test_the_automaton_finds_what_find_finds():
     [
         ((), None, ""),
         ("Q:", None, ""),
-        (3, TypeError, "stop must be texts such as .*, got 3"),
-        (("a", 3), TypeError, r"got \('a', 3\)"),
+        (3, ValueError, "stop must be texts such as .*, got 3"),
+        (("a", 3), ValueError, r"got \('a', 3\)"),
         (("a", ""), ValueError, "stop has an empty text"),
         ("\N{REPLACEMENT CHARACTER}", ValueError, "with a replacement character or half"),
         ("\ud800", ValueError, "with a replacement character or half"),

@@ -215,7 +215,7 @@ def test_models_that_share_no_token_are_refused():
     nothing = tabular(1, Letters(["<pad>", "</s>", "x", "y"]))
     with pytest.raises(ValueError, match="share no tokens: choose another drafter"):
         translate(nothing, tabular(2, THEIRS))
-    with pytest.raises(TypeError, match="verifier must be a TextModel, got str"):
+    with pytest.raises(ValueError, match="verifier must be a TextModel, got str"):
         translate(nothing, "path")
 
 

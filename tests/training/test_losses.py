@@ -82,7 +82,7 @@ def test_validation_totals_are_plain_cross_entropy_and_greedy_hits():
 def test_objectives_outside_their_range_are_refused(name, end):
     with pytest.raises(ValueError, match=rf"Objective: {name} must lie in \[0, 1\{end}, got 1.5"):
         Objective(**{name: 1.5})
-    with pytest.raises(TypeError, match=f"Objective: {name} must be a number, got 'x'"):
+    with pytest.raises(ValueError, match=f"Objective: {name} must be a number, got 'x'"):
         Objective(**{name: "x"})
 
 

@@ -97,9 +97,9 @@ def test_impossible_values_are_refused(changes, message):
 
 
 def test_values_of_another_type_are_refused():
-    with pytest.raises(TypeError, match="AdamW: learning_rate must be a number, got 'fast'"):
+    with pytest.raises(ValueError, match="AdamW: learning_rate must be a number, got 'fast'"):
         AdamW(learning_rate="fast", warmup_steps=5)
-    with pytest.raises(TypeError, match="AdamW: relative must be True or False, got 'false'"):
+    with pytest.raises(ValueError, match="AdamW: relative must be True or False, got 'false'"):
         AdamW(learning_rate=1.0, warmup_steps=1, relative="false")
 
 

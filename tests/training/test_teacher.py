@@ -126,10 +126,14 @@ def test_a_figure_that_chooses_is_measured():
     [
         ({"samples": -1}, ValueError, "Teacher: samples must be a whole number of at least 0"),
         ({"on_policy_share": 1.5}, ValueError, r"on_policy_share must lie in \[0, 1\], got 1.5"),
-        ({"on_policy_share": "half"}, TypeError, "on_policy_share must be a number, got 'half'"),
+        ({"on_policy_share": "half"}, ValueError, "on_policy_share must be a number, got 'half'"),
         ({"refresh_every": 0}, ValueError, "Teacher: refresh_every must be .* got 0"),
         ({"accepted": ("beam",)}, ValueError, "accepted must be among greedy, sampled, got 'beam'"),
-        ({"accepted": "greedy"}, TypeError, r"must be a tuple of names, got 'greedy'; write \('gr"),
+        (
+            {"accepted": "greedy"},
+            ValueError,
+            r"must be a tuple of names, got 'greedy'; write \('gr",
+        ),
         ({"accepted_draft": 0}, ValueError, "Teacher: accepted_draft must be a whole number of"),
     ],
 )

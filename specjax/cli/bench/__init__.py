@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from specjax.cli.bench.report import Report
 from specjax.cli.help_format import HelpFormatter
+from specjax.errors import UserError
 
 BENCHMARKS = {
     "acceptance": "specjax.cli.bench.acceptance",
@@ -48,13 +49,13 @@ def check_words(words: Sequence[str]) -> None:
     """Raises ValueError for an unknown benchmark, or one that is now in `benchmarks`."""
     name = words[0] if words else ""
     if name in MOVED:
-        raise ValueError(
+        raise UserError(
             f"bench {name} was moved: run python -m benchmarks.{MOVED[name]} in a checkout, "
             "with the same options"
         )
     if not name.startswith("-") and name not in BENCHMARKS:
         what = f"bench {name}: unknown benchmark" if name else "give a benchmark"
-        raise ValueError(f"{what}; choose from {', '.join(BENCHMARKS)}")
+        raise UserError(f"{what}; choose from {', '.join(BENCHMARKS)}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from specjax.cli.bench import workload
 from specjax.cli.bench.loops import REMEDY, Loops
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
+from specjax.errors import UserError
 from specjax.memory import sizes_in_words, told_if_full
 from specjax.study.turns import in_turns
 from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> Report:
     loops = Loops.of(pair, tokens, args.max_new)
     for rows in args.rows:
         if len(loops.batches(rows)) < 2:
-            raise ValueError(
+            raise UserError(
                 f"{args.inputs} has {len(tokens)} prompts, but --rows {rows} needs "
                 f"{2 * rows}, half of them to predict: add lines or give a smaller --rows"
             )
@@ -218,17 +219,17 @@ def figures(
 def _check(args: argparse.Namespace) -> None:
     workload.check_positive(args, "rows", "prompts", "max_new", "repeats", "max_draft")
     if sorted(set(args.rows)) != args.rows:
-        raise ValueError(f"--rows must increase, got {args.rows}")
+        raise UserError(f"--rows must increase, got {args.rows}")
     for limit in args.held_out:
         if not 0 <= limit <= args.max_draft:
-            raise ValueError(
+            raise UserError(
                 f"--held-out must lie in 0 .. --max-draft = {args.max_draft}, got {limit}"
             )
     widths = powers_of_two(args.max_draft + 1)
     fitted = set(range(args.max_draft + 1)) - set(args.held_out)
     for below, width in zip((0, *widths), widths, strict=False):
         if not fitted.intersection(range(below, width)):
-            raise ValueError(
+            raise UserError(
                 f"--held-out {' '.join(map(str, args.held_out))} leaves no draft whose verifier's "
                 f"pass reads {width} tokens: hold out fewer of {below} .. {width - 1}"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.text import TextModel
 from specjax.text.directories import real_path
 
@@ -24,7 +25,7 @@ def load_library() -> Any:
     try:
         import ctranslate2
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"{error.name} is not installed: install it with pip install ctranslate2, {_WITHOUT}"
         ) from None
     return ctranslate2
@@ -65,7 +66,7 @@ def generations(
             loaded = {n: kind(str(place), intra_threads=n, **options) for n in threads}
         except Exception as error:  # of many types
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(
+            raise UserError(
                 f"{model.name}: CTranslate2 cannot convert it ({type(error).__name__}: {reason}): "
                 f"give a directory that specjax convert --to hf has written, {_WITHOUT}"
             ) from error

@@ -14,6 +14,7 @@ import numpy as np
 
 from specjax.cli.bench import ctranslate2_peer, transformers_peer, workload
 from specjax.cli.bench.report import Report
+from specjax.errors import UserError
 from specjax.study.turns import in_turns, timed
 from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> Report:
     """
     workload.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
-        raise ValueError(
+        raise UserError(
             f"JAX uses the {jax.default_backend()}, but this benchmark compares on CPUs: set "
             "JAX_PLATFORMS=cpu"
         )
@@ -146,14 +147,14 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     from specjax.models import T5Config
 
     if (args.drafter is None) != (args.verifier is None):
-        raise ValueError("give both --drafter and --verifier, or neither for the built-in pair")
+        raise UserError("give both --drafter and --verifier, or neither for the built-in pair")
     pair = built_in_pair(DEFAULT_PAIR)
     drafter = Path(real_path(args.drafter or pair / "drafter"))
     verifier = Path(real_path(args.verifier or pair / "verifier"))
     for directory in (drafter, verifier):
         config = read_config(directory)
         if not (directory / "config.json").is_file():
-            raise ValueError(
+            raise UserError(
                 f"{directory} must be a Hugging Face directory, which transformers reads: make one "
                 "with specjax convert"
             )
@@ -161,7 +162,7 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
         yield drafter, verifier
         return
     if not isinstance(config, T5Config):
-        raise ValueError(f"{verifier} is not a T5, but --grown needs a T5: leave out --grown")
+        raise UserError(f"{verifier} is not a T5, but --grown needs a T5: leave out --grown")
     with tempfile.TemporaryDirectory(prefix="specjax-grown-") as temporary:
         small = load_text_model(verifier, dtype="float32")
         grown: Any = testing.grow(small.model, small.params)
@@ -267,12 +268,7 @@ def _measure(
 def _turns(
     calls: Mapping[Any, Generate], prompts: Sequence[int], repeats: int
 ) -> tuple[dict[Any, list[float]], dict[Any, list[np.ndarray]]]:
-    """Decodes all prompts with every call, some prompts per turn.
-
-    Returns:
-      For each call: the emitted tokens per second of each turn, and the outputs in the order of the
-      prompts.
-    """
+    """Decodes all prompts with every call, some prompts per turn."""
     parts = [prompts[i : i + _TURN] for i in range(0, len(prompts), _TURN)]
 
     def side(generate: Generate) -> Callable[[Sequence[int]], tuple[float, list[np.ndarray]]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.errors import UserError
 from specjax.text import Pair, TextModel
 from specjax.text.directories import real_path
 
@@ -22,7 +23,7 @@ def load_libraries() -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"{error.name} is not installed: install it with pip install transformers torch"
         ) from None
     transformers.utils.logging.disable_progress_bar()

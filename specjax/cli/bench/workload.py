@@ -9,6 +9,7 @@ import numpy as np
 from specjax import testing
 from specjax.data.examples import read_examples
 from specjax.data.records import guess_format, report_all
+from specjax.errors import UserError
 from specjax.models import LlamaConfig, T5Config
 from specjax.text import Pair, TextModel, load_pair
 from specjax.text import prompts as prompts_lib
@@ -47,7 +48,7 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
 def read_texts(args: argparse.Namespace) -> list[str]:
     """Returns the first `--prompts` texts of `--inputs`; raises ValueError for columns."""
     if guess_format(args.inputs) == "tsv":
-        raise ValueError(
+        raise UserError(
             f"--inputs={args.inputs} has columns, but must have one prompt per line: write the "
             "prompts' column into a .txt file"
         )
@@ -68,7 +69,7 @@ def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> 
         name = f"{args.inputs}, prompt {i + 1}"
         prompts.append(prompts_lib.encode(text, name, tokenizer.vocab_size, tokenizer))
         if len(prompts[-1]) > BUCKETS[-1]:
-            raise ValueError(
+            raise UserError(
                 f"{name} has {len(prompts[-1])} tokens, more than {BUCKETS[-1]}: leave it out"
             )
     return prompts
@@ -80,9 +81,9 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
         value = getattr(args, name)
         values = value if isinstance(value, list) else [value]
         if min(values, default=1) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if max(values, default=1) >= 2**31:
-            raise ValueError(f"--{name.replace('_', '-')} must be below {2**31}, got {value}")
+            raise UserError(f"--{name.replace('_', '-')} must be below {2**31}, got {value}")
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +114,7 @@ def enough_texts(args: argparse.Namespace) -> list[str]:
     """Returns the texts of `read_texts`; raises ValueError if they do not fill a batch."""
     texts = read_texts(args)
     if len(texts) < max(args.rows):
-        raise ValueError(
+        raise UserError(
             f"{args.inputs} has {len(texts)} prompts, but a batch needs {max(args.rows)}: add "
             "lines or give a smaller --rows"
         )
@@ -127,7 +128,7 @@ def grown(verifier: TextModel) -> TextModel:
       ValueError: the network cannot grow.
     """
     if not isinstance(getattr(verifier.model, "config", None), T5Config | LlamaConfig):
-        raise ValueError(
+        raise UserError(
             f"{verifier.name} is neither a T5 nor a Llama, which --grown needs: leave out --grown"
         )
     model, params = testing.grow(verifier.model, verifier.params)

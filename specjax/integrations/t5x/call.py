@@ -12,6 +12,7 @@ import numpy as np
 from t5x.decoding import MIN_TEMPERATURE
 
 from specjax.checks import checked, whole_number
+from specjax.errors import UserError
 from specjax.types import Array, Rule, Sampling
 
 # Arguments of T5X's `temperature_sample` that have the same meaning here, and our own.
@@ -106,13 +107,13 @@ def read_call(
     """
     given = dict(decoder_params or {})
     if unknown := sorted(set(given) - {*THEIRS, *OURS}):
-        raise ValueError(
+        raise UserError(
             f"decoder_params supports only {', '.join((*THEIRS, *OURS))}, got "
             f"{', '.join(unknown)}: specjax decodes instead of decode_fn"
         )
     own = given.get("decode_rng")
     if rng is not None and own is not None:
-        raise ValueError("rng and decoder_params['decode_rng'] exclude each other: give one")
+        raise UserError("rng and decoder_params['decode_rng'] exclude each other: give one")
     steps, hard = given.get("max_decode_steps"), given.get("max_decode_steps_hard_limit")
     if steps is not None:
         steps = checked("max_decode_steps", steps, low=0, dtype=np.int32)

@@ -16,6 +16,7 @@ from specjax.decoding.guards import check_strengths
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.policy_calls import check_policy
+from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call
 from specjax.integrations.t5x.sharding import constrain
 from specjax.rules import Lossless
@@ -79,7 +80,7 @@ class Decoding:
         if self.stopping is not None:
             check_policy(self.stopping)
         if self.drafter is not None and (self.stopping is not None or self.min_draft):
-            raise ValueError("stopping and min_draft must be left out: `drafter` ignores them")
+            raise UserError("stopping and min_draft must be left out: `drafter` ignores them")
 
 
 class PairPart(NamedTuple):
@@ -119,7 +120,7 @@ def run_loop(
     check_strengths(rule, rows)
     params: Any = MethodParams(verifier.params)
     if call.draft_limit is not None and not isinstance(method, Speculative):
-        raise ValueError(_NEEDS_DRAFTER.format("draft_limit"))
+        raise UserError(_NEEDS_DRAFTER.format("draft_limit"))
     if isinstance(method, Speculative):
         _check_draft_limit(method, call.draft_limit)
         proposer_params = decoding.drafter_params
@@ -169,12 +170,12 @@ def method_of(
     rule = rule or decoding.rule
     if drafter is None and decoding.drafter is None:
         if rule is not None:
-            raise ValueError(_NEEDS_DRAFTER.format("rule"))
+            raise UserError(_NEEDS_DRAFTER.format("rule"))
         usual = {field.name: field.default for field in dataclasses.fields(Decoding)}
         usual["verification"] = Block()
         for name in _OF_DRAFTS:
             if getattr(decoding, name) not in (None, usual[name]):
-                raise ValueError(_NEEDS_DRAFTER.format(name))
+                raise UserError(_NEEDS_DRAFTER.format(name))
         return Autoregressive(verifier, eos_ids=eos_ids)
     proposer = decoding.drafter
     if proposer is None:
@@ -207,7 +208,7 @@ def _check_draft_limit(method: Speculative, limit: Any) -> None:
         return
     traced = isinstance(limit, jax.core.Tracer)
     if traced or np.any(np.asarray(limit) < method.max_draft):
-        raise ValueError(
+        raise UserError(
             f"draft_limit must be left out, or {method.max_draft} in every row, got "
             f"{'a traced value' if traced else np.asarray(limit).tolist()}: "
             f"{type(method.verification).__name__} needs drafts of a fixed length"

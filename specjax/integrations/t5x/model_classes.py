@@ -17,6 +17,7 @@ import numpy as np
 from flax import core as flax_core
 from t5x import models
 
+from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call, read_call
 from specjax.integrations.t5x.decoding import Decoding, PairPart, method_of, run_loop
 from specjax.integrations.t5x.networks import read_config, read_network
@@ -39,12 +40,12 @@ class _PairModel(models.BaseTransformerModel):
         self.drafter_module = drafter_module
         self.decoding = Decoding() if decoding is None else decoding
         if not isinstance(self.decoding, Decoding):
-            raise TypeError(
+            raise UserError(
                 "decoding must be a specjax.integrations.t5x.Decoding, got "
                 f"{type(decoding).__name__}: bind @specjax_t5x.Decoding()"
             )
         if drafter_module is not None and self.decoding.drafter is not None:
-            raise ValueError("drafter_module must be None, because Decoding.drafter is set")
+            raise UserError("drafter_module must be None, because Decoding.drafter is set")
         small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
         method_of(self.decoding, read_config(VERIFIER, self.module), small)
 
@@ -265,7 +266,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
           ValueError: see `read_call` and `read_network`; or if the batch has no inputs.
         """
         if "decoder_causal_attention" not in batch:
-            raise ValueError(
+            raise UserError(
                 "batch has no decoder_causal_attention: give `inputs` and `targets` in the task's "
                 "feature lengths"
             )
@@ -302,7 +303,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
 def _part(params: Params, role: str) -> Params:
     """A network's parameters; raises ValueError if the parameters are not those of a pair."""
     if role not in params:
-        raise ValueError(
+        raise UserError(
             f"params must be {{'verifier': ..., 'drafter': ...}}, but {role!r} is missing (they "
             f"have {', '.join(map(repr, params)) or 'nothing'}): give the parameters of both "
             "networks, or drafter_module=None"
@@ -378,18 +379,11 @@ def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dic
 def _check_options(options: Mapping[str, Any]) -> None:
     """Raises ValueError for options that would have no effect."""
     if "decode_fn" in options:
-        raise ValueError("decode_fn must be left out: bind specjax_t5x.Decoding")
+        raise UserError("decode_fn must be left out: bind specjax_t5x.Decoding")
 
 
 def _aux(state: DecodeState) -> dict[str, Array]:
-    """The statistics of each row `[B * n]`.
-
-    `scores` are log-probabilities of the drawn tokens under the distributions that they were drawn
-    from: the rule's targets, after temperature, top-k and top-p, like T5X's with
-    `rescale_log_probs` (at temperature 0 all are 0). `log_p` are the verifier's: -inf if a rule
-    kept a token of probability 0. `ended_by` is 1 for an end-of-sequence token, 2 for the limit, 3
-    for NaN; then both may be NaN.
-    """
+    """The statistics of each row `[B * n]`."""
     info = state.info
     longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
     return {

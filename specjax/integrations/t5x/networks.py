@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax.checkpoints.arrays import ArraySpec, check_same, common_dtype, flatten, unflatten
 from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, ParamTree
+from specjax.errors import UserError
 from specjax.models import (
     CausalLM,
     DecoderOnlyConfig,
@@ -88,7 +89,6 @@ class _InMemory:
         self.specs = _specs(flat)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """See `specjax.checkpoints.arrays.ArrayReader`."""
         return ((name, self._flat[name]) for name in names)
 
 
@@ -111,14 +111,14 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
     fields = {f.name: f for f in dataclasses.fields(config)} if is_config else {}
     is_t5 = "num_encoder_layers" in fields
     if not (is_t5 or "num_layers" in fields) or not set(_SHARED) <= set(fields):
-        raise ValueError(
+        raise UserError(
             f"the {role}'s network, {type(module).__name__}, is not supported: give a network of "
             f"{_KNOWN}"
         )
     for name in sorted(set(fields) - _FIELDS):
         value, default = getattr(config, name), fields[name].default
         if value != default:
-            raise ValueError(
+            raise UserError(
                 f"the {role}'s {type(config).__name__} has {name} = {value!r}, which specjax does "
                 f"not support: leave {name} out, or give a network of {_KNOWN}"
             )

@@ -9,6 +9,7 @@ from flax import core as flax_core
 from t5x import checkpoints, state_utils
 
 from specjax.checkpoints.arrays import flatten
+from specjax.errors import UserError
 
 ROLES = ("verifier", "drafter")
 _REMEDY = "give the gin file that it was trained with"
@@ -51,7 +52,7 @@ class PairCheckpointManager:
         self._train_state, self._partitioner, self._options = train_state, partitioner, options
         self._is_pair = set(train_state.params) == set(ROLES)
         if drafter_path is not None and not self._is_pair:
-            raise ValueError(
+            raise UserError(
                 f"drafter_path must be None, got {drafter_path!r}: the model has no drafting "
                 "network: leave DRAFTER_CHECKPOINT_PATH out"
             )
@@ -83,7 +84,7 @@ class PairCheckpointManager:
           ValueError: if a checkpoint does not fit its network.
         """
         if step is not None or path is None:
-            raise ValueError("path must be given, and step must be left out")
+            raise UserError("path must be given, and step must be left out")
         role = "pair" if self._is_pair and self._drafter_path is None else "verifier"
         path = checkpoint_at(role, path)
         if self._drafter_path is None:
@@ -115,7 +116,7 @@ class PairCheckpointManager:
 
     def restore_from_tf_checkpoint(self, path: str, strict: bool = True) -> Any:
         """Raises ValueError: a checkpoint of Mesh TensorFlow has only one network."""
-        raise ValueError(
+        raise UserError(
             f"{path} is a TensorFlow checkpoint: convert it with T5X's convert_tf_checkpoint first"
         )
 
@@ -143,10 +144,10 @@ class PairCheckpointManager:
                 state_transformation_fns=[*transformations, compare],
             )
         except _MisfitError as error:
-            raise ValueError(str(error)) from None
+            raise UserError(str(error)) from None
         except (KeyError, ValueError) as error:
             other = ", or give DRAFTER_CHECKPOINT_PATH" if role == "pair" else ""
-            raise ValueError(
+            raise UserError(
                 f"the {role}'s checkpoint {path} cannot be restored into its network "
                 f"({' '.join(str(error).split())[:_LONGEST]}): {_REMEDY}{other}"
             ) from error
@@ -155,7 +156,7 @@ class PairCheckpointManager:
         wrong = [name for name in sorted(wanted) if found[name].shape != wanted[name].shape]
         if wrong:
             first = wrong[0]
-            raise ValueError(
+            raise UserError(
                 f"the {role}'s checkpoint {path} does not fit its network: {first} has shape "
                 f"{found[first].shape} in the checkpoint, {wanted[first].shape} in the network "
                 f"({len(wrong)} of {len(wanted)} arrays differ): {_REMEDY}"
@@ -205,7 +206,7 @@ def checkpoint_at(role: str, path: str) -> str:
       FileNotFoundError: if there is no checkpoint; ValueError: if `path` is not a path.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"the {role}'s checkpoint must be a path, got {path!r}")
+        raise UserError(f"the {role}'s checkpoint must be a path, got {path!r}")
     path = os.fspath(path).rstrip("/")
     if not checkpoints.gfile.exists(path):
         raise FileNotFoundError(f"the {role}'s checkpoint {path} does not exist: check the path")

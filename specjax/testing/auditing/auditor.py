@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import check_count, one_number, whole_number
+from specjax.errors import UserError
 from specjax.rules import Budgeted
 from specjax.rules.checking import check_is_rule
 from specjax.testing.auditing.black_box import (
@@ -409,14 +410,14 @@ def _chosen(cases: Sequence[str] | None) -> list[HardCase]:
     if cases is None:
         return list(known)
     if isinstance(cases, str):
-        raise TypeError(f"cases must be a list of names, got {cases!r}: write [{cases!r}]")
+        raise UserError(f"cases must be a list of names, got {cases!r}: write [{cases!r}]")
     for name in cases:
         if not any(str(name).lower() in case.name.lower() for case in known):
             names = ", ".join(repr(case.name) for case in known)
-            raise ValueError(f"there is no case {name!r}: choose from {names}")
+            raise UserError(f"there is no case {name!r}: choose from {names}")
     found = [c for c in known if any(str(name).lower() in c.name.lower() for name in cases)]
     if not found:
-        raise ValueError("cases is empty: leave it out for all")
+        raise UserError("cases is empty: leave it out for all")
     return found
 
 
@@ -424,15 +425,15 @@ def _check_options(
     function: Any, mode: Any, rule: Any, form: Any, arrays: Any, dtype: Any, drafts: Any
 ) -> None:
     if isinstance(function, type):
-        raise TypeError(
+        raise UserError(
             f"function must be a function or an instance, got the class {function.__name__}"
         )
     if not callable(function):
-        raise TypeError(f"function must be a verifier's function, got {function!r}")
+        raise UserError(f"function must be a verifier's function, got {function!r}")
     if rule is not None:
         check_is_rule("rule", rule)
         if isinstance(rule, Budgeted):
-            raise ValueError(
+            raise UserError(
                 f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
                 "tokens spent; declare its inner rule, or one with a bound at each token such as "
                 "rules.KLBall(0.05)"
@@ -446,4 +447,4 @@ def _check_options(
     ):
         if value not in known:
             names = ", ".join(repr(x) for x in known if x is not None)
-            raise ValueError(f"{name} must be one of {names}, got {value!r}")
+            raise UserError(f"{name} must be one of {names}, got {value!r}")

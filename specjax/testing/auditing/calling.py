@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from specjax.checks import one_line
+from specjax.errors import UserError
 from specjax.testing.auditing.hard_cases import VerifyArguments
 from specjax.testing.auditing.injected import LAST_UNIFORM
 
@@ -196,7 +197,7 @@ def found_calling(
     if form is None:
         form = _form_of(function, names)
     if form == "transformers" and names is not None and len(names) != 4:
-        raise ValueError(
+        raise UserError(
             "form='transformers' is for (candidate_input_ids, candidate_logits, candidate_length, "
             f"new_logits), but the function takes ({', '.join(names)}): leave the form out"
         )
@@ -255,7 +256,7 @@ def _bound(
     if len(names) == len(_ORDER):
         return None
     title = getattr(function, "__name__", repr(function))
-    raise ValueError(
+    raise UserError(
         f"{title} takes ({', '.join(names)}), but a verifier takes ({', '.join(_ORDER)}), or some "
         "of these by name (tokens and target_probs at least): wrap it in such a function, or give "
         "further arguments a value (--with NAME=VALUE, or functools.partial)"

@@ -122,7 +122,6 @@ class ReferenceVerifier:
         uniform_next: np.ndarray,
         lengths: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Judges rows; see `specjax.testing.audit` for the arguments."""
         if draft_probs is None:
             draft_probs = one_hot(tokens, target_probs.shape[-1])
         longest = tokens.shape[1]
