@@ -62,8 +62,12 @@ def settings() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
 
 
 def _prompts(of: str) -> list[str]:
-    samples = Path(specjax.__file__).parent / f"pairs/{of}/samples.tsv"
-    return [line.split("\t")[0] for line in samples.read_text().splitlines()][:PROMPTS]
+    directory = Path(specjax.__file__).parent / "pairs" / of
+    if of == "gsm8k":
+        records = map(json.loads, (directory / "samples.jsonl").read_text().splitlines())
+        return [record["question"] for record in records][:PROMPTS]
+    lines = (directory / "samples.tsv").read_text().splitlines()
+    return [line.split("\t")[0] for line in lines][:PROMPTS]
 
 
 def _without_names(program: str) -> str:
