@@ -19,7 +19,7 @@ from specjax.compilation import jit, step_options
 from specjax.drafting import LookupDrafter
 from specjax.models import model_from_config, preset
 from specjax.sampling import Sampling
-from specjax.types import Prompts
+from specjax.types import DraftInputs, Prompts
 
 HELP = "microseconds of a draft copied from the text so far, by the text's length"
 
@@ -111,10 +111,8 @@ def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Call
     def rounds(state: Any, last: Any) -> Any:
         def one(_: Any, carry: Any) -> Any:
             state, last = carry
-            block, state = drafter.propose(
-                (), state, last, limits, jnp.zeros((rows, 0)), sampling, active,
-                with_confidence=False,
-            )  # fmt: skip
+            inputs = DraftInputs(last, limits, jnp.zeros((rows, 0)), sampling, active)
+            block, state = drafter.propose((), state, inputs, with_confidence=False)
             # Overwrites the ending, so that the text keeps its length and its match.
             before = state._replace(lengths=state.lengths - block.tokens.shape[1])
             ending = jnp.asarray(text[:, -drafter.max_draft :])

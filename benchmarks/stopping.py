@@ -251,7 +251,7 @@ def _oracle(args: argparse.Namespace, loops: Loops) -> tuple[Candidate, Runs]:
         agrees = _agrees(loops, part, np.asarray(state.tokens))
         # After the end of the output nothing agrees.
         agrees &= np.arange(agrees.shape[1]) < np.asarray(state.lengths)[:, None]
-        runs = drafting.oracle.agreeing_runs(agrees)
+        runs = drafting.stopping.agreeing_runs(agrees)
         counts.append(_counts(loops.run(method, part, 0.0, stopping=jnp.asarray(runs))[1]))
     found = _runs(np.array(counts), np.full(len(counts), np.nan))
     return Candidate("oracle", None, method, ()), found

@@ -8,25 +8,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from specjax.types import Array, Cache, LanguageModel, Params, Prefilled
+from specjax.types import Cache, LanguageModel, Params, Prefilled
 
 
 class History(NamedTuple):
     """A row's tokens by cache position, and the part of them that is in the cache.
 
     Attributes:
-      tokens: `[B, S]` int32, the token at each cache position, from the prompt's last token on;
-        after the last committed token, the tokens that were read last.
-      read: `[B]` int32: cache entries below it belong to `tokens`. In a row that lags, it is less
-        than the position of the last committed token. After a row was moved back, it still counts
-        the tokens beyond, so that they need not be read again if they are committed.
-      drafted: `[B, G]` int32, the last block that was read.
+      tokens: the token at each cache position, from the prompt's last token on; after the last
+        committed token, the tokens that were read last.
+      read: cache entries below it belong to `tokens`. In a row that lags, it is less than the
+        position of the last committed token. After a row was moved back, it still counts the tokens
+        beyond, so that they need not be read again if they are committed.
+      drafted: the last block that was read.
     """
 
-    tokens: Array  # [B, S]
-    read: Array  # [B]
-    drafted: Array  # [B, G]
+    tokens: Int32[Array, "B S"]
+    read: Int32[Array, " B"]
+    drafted: Int32[Array, "B G"]
 
 
 def begin(filled: Prefilled, max_length: int, max_draft: int) -> History:
@@ -44,24 +45,15 @@ def catch_up(
     model: LanguageModel,
     params: Params,
     cache: Cache,
-    positions: Array,
+    positions: Int32[Array, " B"],
     history: History,
-    active: Array,
+    active: Bool[Array, " B"],
     spare: int,
 ) -> tuple[Cache, History, Array]:
     """Lets active rows read the tokens that they lack, up to the last; G + 1 tokens a pass.
 
-    Args:
-      model: the model.
-      params: its parameters.
-      cache: its cache.
-      positions: `[B]` int32, the position of the last committed token.
-      history: the rows' history.
-      active: `[B]` bool; there is no pass if only other rows lag.
-      spare: the number of tokens before the last committed token that may stay unread (static).
-
-    Returns:
-      The cache, the history and the number of passes (int32 scalar), 0 if no active row lags.
+    There is no pass if only other rows lag, or by at most `spare` tokens (static). `positions` are
+    those of the last committed tokens. Also returns the number of passes.
     """
     start_of = (cache, history.read, jnp.int32(0))
     width = history.drafted.shape[1] + 1
@@ -86,37 +78,28 @@ class LastRead(NamedTuple):
     Attributes:
       cache: its cache.
       history: the rows' history.
-      logits: `[B, V]`.
-      hidden: `[B, D]`.
-      calls: int32 scalar, the number of passes.
+      calls: the number of passes.
     """
 
     cache: Cache
     history: History
-    logits: Array  # [B, V]
-    hidden: Array  # [B, D]
-    calls: Array
+    logits: Float32[Array, "B V"]
+    hidden: Float[Array, "B D"]
+    calls: Int32[Array, ""]
 
 
 def read_last(
     model: LanguageModel,
     params: Params,
     cache: Cache,
-    positions: Array,
+    positions: Int32[Array, " B"],
     history: History,
-    active: Array,
+    active: Bool[Array, " B"],
     width: int,
 ) -> LastRead:
     """Lets active rows read all tokens that they lack, the last committed token included.
 
-    Args:
-      model: the model.
-      params: its parameters.
-      cache: its cache.
-      positions: `[B]` int32, the position of the last committed token.
-      history: the rows' history.
-      active: `[B]` bool, some of them lag; ignore the output of other rows.
-      width: the number of tokens a pass reads (static).
+    Some active rows lag; the output of other rows is arbitrary. A pass reads `width` tokens.
     """
 
     def unread(carry: tuple[Array, LastRead]) -> Array:
@@ -165,14 +148,13 @@ class Unread(NamedTuple):
     """The tokens of a pass: tokens that a row lags behind, its last committed token, its draft.
 
     Attributes:
-      tokens: `[B, W]` int32.
-      starts: `[B]` int32, the position of the first of them.
-      lags: `[B]` int32, the number of them before the last committed token.
+      starts: the position of the first of them.
+      lags: the number of them before the last committed token.
     """
 
-    tokens: Array  # [B, W]
-    starts: Array  # [B]
-    lags: Array  # [B]
+    tokens: Int32[Array, "B W"]
+    starts: Int32[Array, " B"]
+    lags: Int32[Array, " B"]
 
 
 def unread(history: History, positions: Array, drafted: Array, width: int) -> Unread:
@@ -192,15 +174,13 @@ def note_caught_up(history: History, positions: Array, rows: Array) -> History:
     )
 
 
-def note_block(history: History, positions: Array, drafted: Array, count: Array) -> History:
-    """Notes that the last committed token and the first tokens of a block were read.
+def note_block(
+    history: History, positions: Int32[Array, " B"], drafted: Int32[Array, "B G"], count: Array
+) -> History:
+    """Notes that the last committed token, at `positions`, and a block's first tokens were read.
 
-    Args:
-      history: the rows' history.
-      positions: `[B]` int32, the position of the last committed token.
-      drafted: `[B, G]` int32, the block.
-      count: int32, scalar or `[B]`: the number of tokens read, with the committed token. Reading in
-        a row that lags does not count: it did not see the earlier tokens.
+    `count` is the number of tokens read, with the committed token. Reading in a row that lags does
+    not count: it did not see the earlier tokens.
     """
     some = jnp.broadcast_to(count > 0, positions.shape)
     read = jnp.where(some & (history.read >= positions), positions + count, history.read)
@@ -209,14 +189,15 @@ def note_block(history: History, positions: Array, drafted: Array, count: Array)
     return History(put_at(history.tokens, drafted, starts), read, drafted)
 
 
-def commit(history: History, positions: Array, tokens: Array, counts: Array) -> History:
-    """Updates the history after tokens are committed; equal tokens need not be read again.
+def commit(
+    history: History,
+    positions: Int32[Array, " B"],
+    tokens: Int32[Array, "B T"],
+    counts: Int32[Array, " B"],
+) -> History:
+    """Updates the history after the first `counts` of `tokens` are committed at `positions + 1`.
 
-    Args:
-      history: the rows' history.
-      positions: `[B]` int32, the position of the last token committed before.
-      tokens: `[B, T]` int32, of which `counts [B]` are committed.
-      counts: `[B]` int32.
+    Equal tokens need not be read again.
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     place = positions[:, None] + 1 + index
@@ -229,14 +210,13 @@ def commit(history: History, positions: Array, tokens: Array, counts: Array) -> 
     )
 
 
-def put_at(buffer: Array, values: Array, starts: Array, kept: Array | None = None) -> Array:
+def put_at(
+    buffer: Array, values: Array, starts: Int32[Array, " B"], kept: Bool[Array, "B n"] | None = None
+) -> Array:
     """Writes values at a place of each row; those past the end are dropped.
 
-    Args:
-      buffer: `[B, T, ...]`.
-      values: `[B, n, ...]`.
-      starts: `[B]` int32; value i of row b is written at `starts[b] + i`.
-      kept: `[B, n]` bool, the values to write; None for all.
+    Value i of row b of `values [B, n, ...]` is written at `starts[b] + i` of `buffer [B, T, ...]`,
+    if it is in `kept`, by default all.
     """
     place = starts[:, None] + jnp.arange(values.shape[1], dtype=jnp.int32)[None]
     if kept is not None:

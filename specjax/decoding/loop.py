@@ -1,6 +1,6 @@
 """The base class of decoding methods and its loop, in which each row advances by itself.
 
-Axes: B rows, N longest output, G longest block.
+Axes: B rows, N longest output, G longest block, L tokens of a beginning.
 """
 
 import abc
@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Int32
 
 from specjax.compilation import jit, jit_at, placement, step_options
 from specjax.decoding.guards import (
-    check_copies,
     check_eos_ids,
     check_processors,
     check_prompts,
@@ -32,8 +32,8 @@ from specjax.platforms import compiled_for
 from specjax.processing import begun, bound
 from specjax.rules import Lossless
 from specjax.types import (
-    Array,
     Axes,
+    Cache,
     DecodeState,
     Params,
     Processing,
@@ -72,10 +72,6 @@ class Method(abc.ABC):
     Attributes:
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-
-    Raises:
-      TypeError: if `eos_ids` is not a tuple, or a part is of a wrong type.
-      ValueError: if an end-of-sequence token is outside the vocabulary.
     """
 
     eos_ids: tuple[int, ...] = ()
@@ -151,7 +147,7 @@ class Method(abc.ABC):
     def committed(self, state: DecodeState) -> Any:
         """The parts of `inner` whose caches the next turn of a chat may begin with.
 
-        They have a property `cached`; see `specjax.decoding.reading`. By default there are none, so
+        They have a property `cached`; see `reads`. By default there are none, so
         that each turn reads the whole conversation.
         """
         return ()
@@ -161,7 +157,7 @@ class Method(abc.ABC):
         return row_axes(inner)
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError if the method does not support this rule."""
+        """Raises UserError if the method does not support this rule."""
         raise UserError(f"rule must be left out, got {rule!r}: {type(self).__name__} uses no rule")
 
     def describe(self) -> dict[str, Any]:
@@ -201,13 +197,15 @@ class Method(abc.ABC):
 
         Returns:
           A state for `run`.
-
-        Raises:
-          TypeError: if the parameters are of a wrong type.
-          ValueError: naming the argument that is of a wrong shape or out of range.
         """
-        check_prompts(prompts, self.vocab_size, self.min_draft, self.max_draft, max_new)
-        check_copies(prompts, copies)
+        check_prompts(
+            prompts,
+            copies,
+            vocab_size=self.vocab_size,
+            min_draft=self.min_draft,
+            max_draft=self.max_draft,
+            max_new=max_new,
+        )
         self.check_params(params, np.shape(prompts.inputs)[0] * copies)
         check_processors(prompts.sampling, params)
         forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
@@ -240,12 +238,8 @@ class Method(abc.ABC):
     def begin(self, params: Params, tokens: Any) -> Beginning:
         """Reads the common beginning of prompts, for `init`.
 
-        Args:
-          params: the method's parameters.
-          tokens: `[L]` int32, at least one token; prompts must be longer.
-
-        Returns:
-          The caches; empty if no model can continue a prompt.
+        The caches of `tokens [L]` are empty if no model can continue a prompt; prompts must be
+        longer than the L >= 1 tokens.
         """
         tokens = np.asarray(tokens, np.int32)
         rows = 1 if self.partitioner is None else self.partitioner.row_multiple
@@ -285,14 +279,11 @@ class Method(abc.ABC):
 
         Args:
           params: the method's parameters; strengths of a rule scalar or `[B * copies]`.
-          prompts: B prompts; a field per row may have B or B * copies rows.
+          prompts: a field per row may have B or B * copies rows.
           max_new: N (static).
           max_length: S, cache positions (static).
           copies: see `init`.
           place: (first state, the logical names of its axes) -> the same state, with its layout.
-
-        Returns:
-          The state of B * copies finished rows.
         """
         inner = self.prefill(params, prompts.prompts, max_length)
         inner, prompts = _copied(inner, prompts, copies)
@@ -339,22 +330,16 @@ class Method(abc.ABC):
         Args:
           params: the method's parameters.
           state: from `init`, `run` or an engine.
-          stop_after: the largest number of steps.
+          stop_after: return after this many steps.
           until_finished: return once this many rows are finished, with rows that were finished
             before; all by default. Both numbers are traced.
           stop_table: see `StopState`; only if the state has one.
-
-        Returns:
-          The state; the rows are finished, or `stop_after` steps are done.
-
-        Raises:
-          ValueError: for a number below 1, or a `stop_table` that is missing or not needed.
         """
         stops = check_stops(state, stop_after, until_finished, stop_table)
         return jitted_run(placement(state))(self, params, state, *stops, stop_table)
 
     def check_params(self, params: Params, rows: int) -> None:
-        """Raises TypeError or ValueError if the parameters do not fit the method or the batch."""
+        """Raises UserError if the parameters do not fit the method or the batch."""
         return None
 
     def _begun(
@@ -384,7 +369,7 @@ class Method(abc.ABC):
 
 
 def check_pair(method: Method, params: Any, rows: int) -> None:
-    """Raises TypeError or ValueError unless parameters and their rule fit a method and a batch."""
+    """Raises UserError unless parameters and their rule fit a method and a batch."""
     if not isinstance(params, MethodParams):
         raise UserError(
             "params must be decoding.MethodParams(verifier=, drafter=, rule=), got "
@@ -447,11 +432,8 @@ def first_state(
 ) -> tuple[DecodeState, Any]:
     """The shapes of the result of `init`, and its `placement`; nothing is allocated.
 
-    Args:
-      method: the method.
-      static: N, S, the statistics per token, and the copies of a prompt.
-      params: its parameters, or their shapes.
-      prompts: its prompts, or their shapes.
+    `static` has N, S, the statistics per token, and the copies of a prompt. Shapes of parameters
+    and prompts suffice.
     """
     leaves, structure = jax.tree.flatten((params, prompts))
     return _first_state(method, static, structure, tuple(map(_kind, leaves)))
@@ -529,3 +511,78 @@ def _with_shared(state: DecodeState, table: Array | None, processors: Params) ->
 
 
 jitted_run = jit_at(_run, options=step_options, static_argnums=0, donate_argnums=2)
+
+
+class Read(NamedTuple):
+    """A model's cache in a state.
+
+    Attributes:
+      cache: its cache.
+      length: its entries below it belong to the prompt and the committed tokens.
+    """
+
+    cache: Cache
+    length: Int32[Array, " B"]
+
+
+def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -> Beginning | None:
+    """A copy of the caches of a finished row, for the next prompt that begins with its tokens.
+
+    It has the number of the prompt's and the output's tokens that all caches have. None if the
+    state does not show what its models have read.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
+    order = _order(method, structure, kinds)
+    found = reads(method.committed(state))
+    if not order or max(order) >= len(found):
+        return None
+    taken = [found[i] for i in order]
+    lengths = np.min([np.asarray(one.length)[row] for one in taken])
+    rows = 1 if method.partitioner is None else method.partitioner.row_multiple
+    caches = tuple(one.cache for one in taken)
+    return Beginning(_take(placement(caches))(rows, caches, np.int32(row)), np.int32(lengths))
+
+
+def reads(parts: Any) -> list[Read]:
+    """All parts with a `cache` and a property `cached`, `[B]` int32, in their order.
+
+    Entries of the cache below `cached` belong to the prompt and the committed tokens, in order.
+    """
+    if not isinstance(parts, tuple | list):
+        return []
+    own = [Read(parts.cache, parts.cached)] if hasattr(parts, "cached") else []  # type: ignore[union-attr]
+    return own + [one for part in parts for one in reads(part)]
+
+
+@functools.lru_cache(maxsize=64)
+def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int, ...]:
+    """The places in `reads` of the caches of a `Beginning`, in its order; () if one is missing."""
+    found: list[int] = []
+
+    def trace(params: Params) -> None:
+        prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
+        prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
+        with noting() as noted:
+            state = method.prefill(params, prompts, method.cache_length(2, 0, 1))
+        # The same traced arrays.
+        first = {id(jax.tree.leaves(one.cache)[0]): i for i, one in enumerate(reads(state))}
+        places = [first.get(id(jax.tree.leaves(cache)[0])) for cache in noted]
+        found.extend(place for place in places if place is not None)
+        if len(found) < len(noted):
+            found.clear()
+
+    jax.eval_shape(trace, jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in kinds]))
+    return tuple(found)
+
+
+def _row(rows: int, caches: Any, row: Array) -> Any:
+    """`rows` copies of a row."""
+
+    def take(leaf: Array) -> Array:
+        return jnp.repeat(jax.lax.dynamic_slice_in_dim(leaf, row, 1), rows, axis=0)
+
+    return jax.tree.map(take, caches)
+
+
+_take = jit_at(_row, static_argnums=0)

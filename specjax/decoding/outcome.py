@@ -8,35 +8,41 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.decoding.history import History
 from specjax.decoding.tree import Judgement
 from specjax.platforms import entry
 from specjax.processing import Logs
 from specjax.rules import Budgeted
-from specjax.types import Array, Cache, DraftBlock, Rule
+from specjax.types import Cache, DraftBlock, Rule
 from specjax.verification import block_acceptance_probs, token_acceptance_probs
+
+# The verifier's own tokens: after a rejection, after a whole block, after no draft. The codes of
+# the drafter's parts follow.
+OWN = ("residual", "bonus", "verifier")
+_RESIDUAL, _BONUS, _NO_DRAFT = range(len(OWN))
 
 
 class RoundState(NamedTuple):
     """The state of a row between two rounds.
 
     Attributes:
-      tokens: `[B]` int32, the last committed token, which is not in the verifier's cache yet.
-      positions: `[B]` int32, its position there.
+      tokens: the last committed token, which is not in the verifier's cache yet.
+      positions: its position there.
       cache: the verifier's.
       drafter: the drafter's state.
       carry: the verification's carry.
-      credit: `[B]` float32, the unspent nats of `rules.Budgeted`; 0 under other rules.
+      credit: the unspent nats of `rules.Budgeted`; 0 under other rules.
       history: in a nested round, the tokens that the verifier has read; else None.
     """
 
-    tokens: Array  # [B]
-    positions: Array  # [B]
+    tokens: Int32[Array, " B"]
+    positions: Int32[Array, " B"]
     cache: Cache
     drafter: Any
     carry: Any
-    credit: Array  # [B]
+    credit: Float32[Array, " B"]
     history: History | None = None
 
     @property
@@ -49,69 +55,66 @@ class RoundInfo(NamedTuple):
     """Statistics of one round, per row.
 
     Attributes:
-      drafted: `[B]` int32, the number of drafted tokens; of a tree, the accepted tokens, and one
-        more if the path ended by a rejection.
-      accepted: `[B]` int32, the number of accepted tokens.
+      drafted: the number of drafted tokens; of a tree, the accepted tokens, and one more if the
+        path ended by a rejection.
+      accepted: the number of accepted tokens.
       calls: model's name -> int32 scalar, its passes; each serves the whole batch.
       row_calls: model's name -> `[B]` int32, the same without drafter passes that only the whole
         blocks of other rows needed.
-      token_sum: `[B]` float32, sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft; of a tree, the
-        number of accepted tokens.
-      block_sum: `[B]` float32, sum_i P_i on the same draft, never smaller; of a tree the same as
-        `token_sum`.
+      token_sum: sum_i prod_{j <= i} min(1, pi_j / q_j) on this draft; of a tree, the number of
+        accepted tokens.
+      block_sum: sum_i P_i on the same draft, never smaller; of a tree the same as `token_sum`.
       logs: of the emitted tokens, `[B, G + 1]`, under the verifier.
-      log_target: `[B, G + 1]` float32, natural logarithms of their pi.
-      nan_in: `[B]` int32, the index into `Round.nan_sources` of the source of NaN; -1 for none.
-      nodes: `[B, 2, G]` int32, see `node_counts`; None of chains.
+      log_target: natural logarithms of their pi.
+      nan_in: the index into `Round.nan_sources` of the source of NaN; -1 for none.
+      nodes: see `node_counts`; None of chains.
     """
 
-    drafted: Array  # [B]
-    accepted: Array  # [B]
+    drafted: Int32[Array, " B"]
+    accepted: Int32[Array, " B"]
     calls: dict[str, Array]
-    row_calls: dict[str, Array]  # [B]
-    token_sum: Array  # [B]
-    block_sum: Array  # [B]
+    row_calls: dict[str, Array]
+    token_sum: Float32[Array, " B"]
+    block_sum: Float32[Array, " B"]
     logs: Logs
-    log_target: Array  # [B, G + 1]
-    nan_in: Array  # [B]
-    nodes: Array | None = None  # [B, 2, G]
+    log_target: Float32[Array, "B N"]
+    nan_in: Int32[Array, " B"]
+    nodes: Int32[Array, "B 2 G"] | None = None
 
 
 class RoundOutcome(NamedTuple):
     """The output of a round.
 
     Attributes:
-      tokens: `[B, G + 1]` int32: the accepted tokens, then the next token; the rest is padding.
-      counts: `[B]` int32, the number of real tokens (at least 1).
-      probs: `[B, G + 1, V]` float32, the target distribution of each token, if verification leaves
-        no carry. So the block of a round can be the draft of a round above, with `probs` as its q.
-      confidences: `[B, G + 1, V]` float32, the verifier's confidences there, or None unless the
-        rule or the caller needs them.
-      hidden: `[B, G + 1, D]`, the verifier's hidden states there, or None unless the drafter reads
+      tokens: the accepted tokens, then the next token; the rest is padding.
+      counts: the number of real tokens (at least 1).
+      probs: the target distribution of each token, if verification leaves no carry. So the block of
+        a round can be the draft of a round above, with `probs` as its q.
+      confidences: the verifier's confidences there, or None unless the rule or the caller needs
         them.
-      sources: `[B, G + 1]` int32, where the tokens came from (see `token_sources`), or None unless
-        they are requested.
+      hidden: the verifier's hidden states there, or None unless the drafter reads them.
+      sources: where the tokens came from (see `token_sources`), or None unless they are requested.
     """
 
-    tokens: Array  # [B, G + 1]
-    counts: Array  # [B]
-    probs: Array  # [B, G + 1, V]
-    confidences: Array | None = None  # [B, G + 1, V]
-    hidden: Array | None = None  # [B, G + 1, D]
-    sources: Array | None = None  # [B, G + 1]
+    tokens: Int32[Array, "B N"]
+    counts: Int32[Array, " B"]
+    probs: Float32[Array, "B N V"]
+    confidences: Float32[Array, "B N V"] | None = None
+    hidden: Float[Array, "B N D"] | None = None
+    sources: Int32[Array, "B N"] | None = None
 
 
 class RoundMark(NamedTuple):
     """A place to which a nested round can go back.
 
     Attributes:
-      tokens: `[B]` int32, the last token committed there.
-      positions: `[B]` int32, its position.
+      tokens: the last token committed there.
+      positions: its position.
       drafter: the drafter's mark.
     """
 
-    tokens: Array  # [B]
-    positions: Array  # [B]
+    tokens: Int32[Array, " B"]
+    positions: Int32[Array, " B"]
     drafter: Any
 
 
@@ -119,20 +122,20 @@ class AfterBlock(NamedTuple):
     """The target after whole blocks, and the cost of knowing it.
 
     Attributes:
-      target: `[B, V]`, the target at the bonus position.
-      credit: `[B]` float32, the rest of the budget after it.
+      target: the target at the bonus position.
+      credit: the rest of the budget after it.
       drafter: the drafter's state.
       calls: model's name -> int32 scalar, its passes.
-      nan: `[B]` bool, whether the drafter gave NaN.
-      took: `[B]` bool, the rows that needed the passes.
+      nan: whether the drafter gave NaN.
+      took: the rows that needed the passes.
     """
 
-    target: Array  # [B, V]
-    credit: Array  # [B]
+    target: Float32[Array, "B V"]
+    credit: Float32[Array, " B"]
     drafter: Any
     calls: dict[str, Array]
-    nan: Array  # [B]
-    took: Array  # [B]
+    nan: Bool[Array, " B"]
+    took: Bool[Array, " B"]
 
 
 def nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
@@ -157,7 +160,7 @@ def report(
     logs: Logs,
     judged: Judgement,
     outcome: RoundOutcome,
-    last_target: Array,
+    last_target: Float32[Array, "B V"],
     after: AfterBlock,
     nan: tuple[Array, Array],
     calls: dict[str, Array],
@@ -169,10 +172,10 @@ def report(
       logs: see `RoundInfo`.
       judged: the result of verification.
       outcome: the output of the round.
-      last_target: `[B, V]`, the target distribution of the last emitted token.
+      last_target: the target distribution of the last emitted token.
       after: the target after whole blocks.
-      nan: `[B]` bool, whether the verifier and the drafter gave NaN.
-      calls: model's name -> int32 scalar, its passes without those after the block.
+      nan: whether the verifier and the drafter gave NaN.
+      calls: each model's passes, without those after the block.
     """
     accepted = judged.accepted
     last = jnp.take_along_axis(outcome.tokens, accepted[:, None], axis=1)[:, 0]
@@ -223,13 +226,15 @@ def _emitted_logs(
     return jnp.log(jnp.where(at_last, jax.vmap(entry)(last_probs, last)[:, None], chances))
 
 
-def block_targets(rule: Rule, credit: Array, *distributions: Array | None) -> tuple[Array, Array]:
-    """The targets at successive positions.
+def block_targets(
+    rule: Rule, credit: Float32[Array, " B"], *distributions: Array | None
+) -> tuple[Array, Array]:
+    """The targets at successive positions, from q, p, q_conf and p_conf there.
 
     Args:
       rule: the rule, its strengths `[B]`.
-      credit: `[B]` float32, the rest of its budget before the first position.
-      *distributions: q, p, q_conf and p_conf, `[B, N, V]` float32; None if they are not read.
+      credit: the rest of its budget before the first position.
+      *distributions: `[B, N, V]`; None if they are not read.
 
     Returns:
       pi `[B, N, V]`, and the credit after 0 .. N positions `[B, N + 1]`. Both depend only on
@@ -256,3 +261,20 @@ def next_target(rule: Rule, credit: Array, *distributions: Array | None) -> tupl
     one = (None if x is None else x[:, None] for x in distributions)
     targets, credits = block_targets(rule, credit, *one)
     return targets[:, 0], credits[:, 1]
+
+
+def drafted_sources(block: DraftBlock) -> Int32[Array, "B G"]:
+    """The part of the drafter that each token came from."""
+    return jnp.zeros_like(block.tokens) if block.sources is None else block.sources
+
+
+def round_sources(block: DraftBlock, accepted: Array) -> Int32[Array, "B N"]:
+    """The sources of a round's tokens, of which `accepted [B]` were drafted."""
+    whole = jnp.where(block.num_drafted == 0, _NO_DRAFT, _BONUS)
+    own = jnp.where(accepted < block.num_drafted, _RESIDUAL, whole)
+    return emitted(drafted_sources(block) + len(OWN), accepted, own)
+
+
+def inner_sources(sources: Array) -> Array:
+    """The sources of an inner round: 0 for its verifier's own tokens, then the drafter's parts."""
+    return jnp.maximum(sources - (len(OWN) - 1), 0)

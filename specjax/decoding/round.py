@@ -10,17 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Int32
 
+from specjax.decoding import drafter_calls
 from specjax.decoding import history as history_lib
-from specjax.decoding.guards import (
-    check_parts,
-    check_rule,
-    check_state,
-    checked_block,
-    checked_bonus,
-    committed,
-    planned,
-)
+from specjax.decoding.guards import check_parts, check_rule
 from specjax.decoding.loop import MethodParams, per_row
 from specjax.decoding.outcome import (
     AfterBlock,
@@ -34,9 +28,9 @@ from specjax.decoding.outcome import (
     nan_in_passes,
     next_target,
     report,
+    round_sources,
 )
 from specjax.decoding.scoring import Scored, Wanted, check_widths, powers_of_two, score
-from specjax.decoding.token_sources import round_sources, wanted_of
 from specjax.decoding.tree import (
     Judgement,
     along,
@@ -51,10 +45,10 @@ from specjax.platforms import row, rows_in_tiles
 from specjax.processing import advance, logs_along, unprocessed
 from specjax.sampling import num_uniforms
 from specjax.types import (
-    Array,
     Axes,
     DraftBlock,
     Drafter,
+    DraftInputs,
     LanguageModel,
     Params,
     Prompts,
@@ -82,11 +76,6 @@ class Round:
         this round emitted; the verifier reads up to G + 1 of them in the pass over the next block,
         for which a width of 2 G + 2 is added. Verification must leave no carry.
       process_drafts: whether processors change the drafter's distributions too.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if the vocabularies differ, the verification is not exact for the drafter, the
-        widths do not end with G + 1, or two models have the same name.
     """
 
     verifier: LanguageModel
@@ -107,7 +96,6 @@ class Round:
 
     @property
     def num_uniforms(self) -> int:
-        """The number of uniforms of a row's round."""
         return sum(self._uniforms)
 
     @property
@@ -118,12 +106,10 @@ class Round:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The verifier's name, then those of the drafter's models."""
         return (self.name, *self.drafter.model_names)
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
-        """The possible sources of NaN: the verifier, the drafter, the rule."""
         return (self.name, "drafter", "rule")
 
     @property
@@ -136,14 +122,12 @@ class Round:
         return (*widths, 2 * full) if self.nested else widths
 
     def check_rule(self, rule: Rule) -> None:
-        """Raises if `rule` is not a rule, or reads a confidence that the drafter does not have."""
         check_rule(rule, self.drafter, nested=self.nested)
 
     def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
         rows, longest = prompts.inputs.shape[0], self.drafter.max_draft
         filled = self.verifier.prefill(params.verifier, prompts, max_length)
         drafter = self.drafter.prefill(params.drafter, prompts, max_length)
-        check_state(self.drafter, drafter, rows)
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (rows, *x.shape)),
             self.verification.init_carry(longest),
@@ -159,8 +143,8 @@ class Round:
         sampling: Sampling,
         state: RoundState,
         uniforms: Array,
-        active: Array,
-        limits: Array,
+        active: Bool[Array, " B"],
+        limits: Int32[Array, " B"],
         *,
         with_confidence: bool = False,
         with_log_conf: bool = False,
@@ -172,9 +156,9 @@ class Round:
           params: the parameters.
           sampling: fields `[B]`.
           state: the rows' state. Positions are not moved: see `commit`.
-          uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
-          active: `[B]` bool; ignore the results of other rows.
-          limits: `[B]` int32 in 0 .. G, the longest block of each row.
+          uniforms: in [0, 1), independent.
+          active: ignore the results of other rows.
+          limits: in 0 .. G, the longest block of each row.
           with_confidence: whether to return the verifier's confidences (static).
           with_log_conf: whether to return log-probabilities under the verifier itself (static).
           with_sources: whether to return where the tokens came from (static).
@@ -188,8 +172,16 @@ class Round:
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
         state, behind = _caught_up(self.verifier, params.verifier, state, active)
-        drawn = self._draft(params, sampling, state, for_draft, active, limits, with_sources)
-        block, drafter = drawn
+        inputs = DraftInputs(state.tokens, limits, for_draft, sampling, active)
+        inputs = self._prepared(params, state, inputs)
+        block, drafter = drafter_calls.propose(
+            self.drafter,
+            params.drafter,
+            state.drafter,
+            inputs,
+            with_confidence=params.rule.reads_draft_confidence,
+            with_sources=with_sources,
+        )
         calls = {self.name: behind + 1, **block.calls}
         wanted = Wanted(
             sampling,
@@ -220,9 +212,7 @@ class Round:
         whole = accepted == block.num_drafted
         before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter)
         with jax.named_scope("bonus"):
-            after = self._after(
-                params, sampling, before, block, (targets, p, p_conf), active & whole
-            )
+            after = self._after(params, inputs, before, block, (targets, p, p_conf), active & whole)
         with jax.named_scope("verification"):
             next_token = draw_after(judged, for_next, block, after.target)
             carry = self._next_carry(judged, block, state.carry, next_token)
@@ -247,19 +237,11 @@ class Round:
         counts: Array,
         hidden: Array | None = None,
     ) -> RoundState:
-        """Moves each row on by `counts` `[B]` tokens; a row with 0 stays as it was.
+        """Moves each row on by `counts` tokens; a row with 0 stays as it was.
 
-        Args:
-          old: the state before the round.
-          new: what the round returned.
-          tokens: `[B, T]` int32, the outcome's.
-          counts: `[B]` int32, the number of committed tokens; fewer than in the outcome cut a block
-            (if verification has no carry and the rule has no budget). Only a nested round may
-            commit more tokens, `[B, T]`, than it emitted.
-          hidden: the outcome's.
-
-        Returns:
-          The state for the next round. Caches stay: entries past a row's position are not seen.
+        Fewer tokens than in the outcome cut a block (if verification has no carry and the rule has
+        no budget). Only a nested round may commit more than it emitted. Caches stay: entries past a
+        row's position are not seen.
         """
         moved = counts > 0
         history = new.history
@@ -269,21 +251,19 @@ class Round:
             tokens=last_token(tokens, counts, old.tokens),
             positions=old.positions + counts,
             cache=new.cache,
-            drafter=committed(self.drafter, new.drafter, old.drafter, tokens, counts, hidden),
+            drafter=drafter_calls.commit(self.drafter, new.drafter, tokens, counts, hidden),
             carry=where_rows(moved, new.carry, old.carry),
             credit=jnp.where(moved, new.credit, old.credit),
             history=history,
         )
 
     def mark(self, state: RoundState) -> RoundMark:
-        """The places of the rows, for `rewind`."""
         return RoundMark(state.tokens, state.positions, self.drafter.mark(state.drafter))
 
     def rewind(self, state: RoundState, mark: RoundMark) -> RoundState:
-        """Takes back the tokens committed since `mark`.
+        """Takes back the tokens committed since `mark`, in a nested round.
 
-        Tokens that were read stay in the caches for the `commit` that must follow. Only for nested
-        rounds.
+        Tokens that were read stay in the caches for the `commit` that must follow.
         """
         drafter = self.drafter.rewind(state.drafter, mark.drafter)
         return state._replace(tokens=mark.tokens, positions=mark.positions, drafter=drafter)
@@ -296,25 +276,16 @@ class Round:
             drafter=self.drafter.state_axes(state.drafter),
         )
 
-    def _draft(
-        self,
-        params: MethodParams,
-        sampling: Sampling,
-        state: RoundState,
-        uniforms: Array,
-        active: Array,
-        limits: Array,
-        with_sources: bool,
-    ) -> tuple[DraftBlock, Any]:
-        """The drafter's block and its state."""
-        drafts = planned(self.drafter, params.drafter, state.drafter, limits) > 0
-        sampling = sampling if self.process_drafts else unprocessed(sampling)
-        given = params.drafter, state.drafter, state.tokens, limits, uniforms, sampling
-        reads = params.rule.reads_draft_confidence
-        needed = active if self._reads_bonus(params.rule) else drafts
-        more = wanted_of(self.drafter, with_sources)
-        proposed = self.drafter.propose(*given, needed, with_confidence=reads, **more)
-        return checked_block(self.drafter, proposed, limits, reads)
+    def _prepared(
+        self, params: MethodParams, state: RoundState, inputs: DraftInputs
+    ) -> DraftInputs:
+        """The drafter's inputs, in which only the rows are active that it serves."""
+        limits = drafter_calls.draft_limits(
+            self.drafter, params.drafter, state.drafter, inputs.limits
+        )
+        if not self.process_drafts:
+            inputs = inputs._replace(sampling=unprocessed(inputs.sampling))
+        return inputs if self._reads_bonus(params.rule) else inputs._replace(active=limits > 0)
 
     def _reads_bonus(self, rule: Rule) -> bool:
         return rule.reads_draft or self.verification.has_carry
@@ -343,7 +314,7 @@ class Round:
     def _after(
         self,
         params: MethodParams,
-        sampling: Sampling,
+        inputs: DraftInputs,
         state: RoundState,
         block: DraftBlock,
         outputs: tuple[Array, Array, Array | None],
@@ -360,19 +331,21 @@ class Round:
         def skip(drafter: Any) -> tuple[Any, ...]:
             return at_bonus(targets), state.credit, drafter, none, needed & False
 
-        sampling = sampling if self.process_drafts else unprocessed(sampling)
-        sampling = advance(sampling, block.tokens, block.num_drafted)
+        inputs = inputs._replace(sampling=advance(inputs.sampling, block.tokens, block.num_drafted))
 
         def run(drafter: Any) -> tuple[Any, ...]:
-            reads = rule.reads_draft_confidence
-            returned = self.drafter.bonus(
-                params.drafter, drafter, state.tokens, block, sampling, with_confidence=reads
+            extra, drafter = drafter_calls.bonus(
+                self.drafter,
+                params.drafter,
+                drafter,
+                inputs,
+                block,
+                with_confidence=rule.reads_draft_confidence,
             )
-            extra, drafter = checked_bonus(self.drafter, returned, drafter, whole.size, reads)
             read = extra.probs, at_bonus(p), extra.confidences, jax.tree.map(at_bonus, p_conf)
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: extra.calls[name] for name in names}
-            nan = needed & reads & jnp.isnan(extra.probs[:, 0])
+            nan = needed & rule.reads_draft_confidence & jnp.isnan(extra.probs[:, 0])
             return target, credit, drafter, calls, nan
 
         if not reads and self.drafter.traits.catches_up:

@@ -1,6 +1,6 @@
 """Methods without rounds: every model reads each committed token itself.
 
-Autoregressive decoding has one model; the cascades have two, and add a step.
+Autoregressive decoding has one model. The cascades have two, and each adds a step.
 
 Axes: B rows, V vocabulary.
 """
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
-from specjax.checks import check_static
 from specjax.decoding.guards import check_model, check_vocabularies
 from specjax.decoding.loop import Method, MethodParams, check_pair, per_row
 from specjax.decoding.state import Step, step_uniforms
@@ -24,10 +24,10 @@ from specjax.partitioning import Partitioner
 from specjax.platforms import entry
 from specjax.processing import distributions, draws, logs_along
 from specjax.rules import Lossless
+from specjax.rules.sequential import check_deferral
 from specjax.rules.target import check_is_rule
 from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import (
-    Array,
     Axes,
     Cache,
     DecodeState,
@@ -46,11 +46,11 @@ class HasRead(NamedTuple):
     """The part of each row that a model has read.
 
     Attributes:
-      positions: `[B]` int32, the position of the last committed token in its cache.
+      positions: the position of the last committed token in its cache.
       cache: its cache, without that token.
     """
 
-    positions: Array  # [B]
+    positions: Int32[Array, " B"]
     cache: Cache
 
     @property
@@ -62,13 +62,13 @@ class SequentialState(NamedTuple):
     """The state of a row between two steps.
 
     Attributes:
-      tokens: `[B]` int32, the last committed token; in no cache yet.
+      tokens: the last committed token; in no cache yet.
       verifier: the verifier's.
       drafter: the drafter's; None without a drafter.
       own: other values of a method; the batch is the first axis of its arrays.
     """
 
-    tokens: Array  # [B]
+    tokens: Int32[Array, " B"]
     verifier: HasRead
     drafter: HasRead | None = None
     own: Any = ()
@@ -96,17 +96,14 @@ class SequentialMethod(Method):
     def __post_init__(self) -> None:
         for name, model in self.models.items():
             check_model(name, model)
-            check_static(name, model)
         super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.models["verifier"].vocab_size
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names of its models."""
         return tuple(self.models)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -120,6 +117,9 @@ class SequentialMethod(Method):
         }
         read = {name: HasRead(x.positions, x.cache) for name, x in filled.items()}
         return SequentialState(filled["verifier"].tokens, **read)
+
+    def check_params(self, params: Params, rows: int) -> None:
+        check_pair(self, params, rows)
 
     def committed(self, state: DecodeState) -> SequentialState:
         return state.inner
@@ -149,25 +149,19 @@ class Autoregressive(SequentialMethod):
 
     @property
     def models(self) -> dict[str, LanguageModel]:
-        """The model."""
         return {"verifier": self.model}
 
     @property
     def independent_rows(self) -> bool:
-        """True: one token per row and pass."""
         return True
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError if `rule` is not a rule, or reads a drafter."""
         check_is_rule("rule", rule)
         if rule.reads_draft or rule.reads_draft_confidence:
             raise UserError(
                 f"{type(rule).__name__} reads the drafter, but there is none: give a drafter, or a "
                 "rule that reads only the verifier"
             )
-
-    def check_params(self, params: Params, rows: int) -> None:
-        check_pair(self, params, rows)
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
         inner: SequentialState = state.inner
@@ -227,10 +221,6 @@ class PairMethod(SequentialMethod):
       drafter: the small model.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-
-    Raises:
-      TypeError: if a model is of a wrong type.
-      ValueError: if their vocabularies differ.
     """
 
     verifier: LanguageModel = dataclasses.field(default=_LATER, kw_only=True)
@@ -256,14 +246,10 @@ class PairMethod(SequentialMethod):
 
     @property
     def models(self) -> dict[str, LanguageModel]:
-        """The two models."""
         return {"verifier": self.verifier, "drafter": self.drafter}
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "drafter": self.drafter.describe()}
-
-    def check_params(self, params: Params, rows: int) -> None:
-        check_pair(self, params, rows)
 
 
 def log_at(probs: Array, tokens: Array) -> Array:
@@ -276,6 +262,64 @@ def models_of(state: DecodeState, drafter: Callable[[], Array]) -> Array | None:
     return jnp.where(drafter(), DRAFTER, VERIFIER) if state.wants_sources else None
 
 
-def source_of_nan(in_verifier: Array, in_drafter: Array) -> Array:
-    """`[B]` int32 for `Step.nan_in`, from two `[B]` bool."""
+def source_of_nan(in_verifier: Array, in_drafter: Array) -> Int32[Array, " B"]:
+    """For `Step.nan_in`, from two `[B]` bool."""
     return jnp.where(in_verifier, VERIFIER, jnp.where(in_drafter, DRAFTER, -1))
+
+
+@dataclasses.dataclass(frozen=True)
+class OracleCascade(PairMethod):
+    """One token a step: the verifier's if the rule defers, else the drafter's.
+
+    Its parameters: `MethodParams` with any deferral rule, such as `rules.Diff` or `rules.DiffLog`.
+    `DecodeInfo.deferrals` counts the verifier's tokens; both models make a pass for every token. So
+    it shows the value of a deferral rule, whatever its cost.
+
+    Source: Figure 1 of Faster Cascades via Speculative Decoding (arXiv 2405.19261), section 3.2 and
+    Remark 1.
+    """
+
+    @property
+    def independent_rows(self) -> bool:
+        return True
+
+    def check_rule(self, rule: Any) -> None:
+        check_deferral("rule", rule, "rules.Diff(strength=0.1)")
+
+    def step(self, params: MethodParams, state: DecodeState) -> Step:
+        inner: SequentialState = state.inner
+        rule = per_row(params.rule, state.steps)
+        logits, caches = {}, {}
+        for name, model in self.models.items():
+            read, own = getattr(inner, name), getattr(params, name)
+            out = model.extend(own, read.cache, inner.tokens[:, None], read.positions)
+            logits[name], caches[name] = out.logits[:, 0], out.cache
+        large, small = logits["verifier"], logits["drafter"]
+        p, q = (distributions(x, state.sampling) for x in (large, small))
+        p_conf = jax.vmap(confidence)(large) if rule.reads_verifier_confidence else None
+        q_conf = jax.vmap(confidence)(small) if rule.reads_draft_confidence else None
+        defers = jax.vmap(lambda rule, *of: rule.defers(*of))(rule, q, p, q_conf, p_conf)
+        target = jnp.where(defers[:, None], p, q)
+        tokens = jax.vmap(draw)(target, step_uniforms(state, num_uniforms(self.vocab_size)))
+        nan = source_of_nan(jnp.isnan(p[:, 0]), jnp.isnan(q[:, 0]))
+        counts = (~state.finished & (nan < 0)).astype(jnp.int32)
+        logs = logs_along(
+            p[:, None],
+            large[:, None],
+            state.sampling,
+            tokens[:, None],
+            counts[:, None] > 0,
+            with_conf=state.wants_log_conf,
+        )
+        return Step(
+            tokens=tokens[:, None],
+            counts=counts,
+            inner=inner.read_on(tokens, dict.fromkeys(caches, counts), caches),
+            calls=dict.fromkeys(caches, 1),
+            log_conf=logs.conf,
+            log_p=logs.p,
+            log_target=log_at(target, tokens)[:, None],
+            deferrals=counts * defers.astype(jnp.int32),
+            nan_in=nan,
+            sources=models_of(state, lambda: ~defers[:, None]),
+        )

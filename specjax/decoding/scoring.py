@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.checks import checked_scores
 from specjax.decoding.tree import part_of, shape_of
@@ -17,24 +18,24 @@ from specjax.errors import UserError
 from specjax.platforms import rows_in_tiles
 from specjax.processing import distributions_along
 from specjax.sampling import confidence
-from specjax.types import Array, Cache, LanguageModel, Params, Sampling
+from specjax.types import Cache, LanguageModel, Params, Sampling
 
 
 class Scored(NamedTuple):
     """The verifier's output for a block.
 
     Attributes:
-      p: `[B, G + 1, V]` float32, its distributions; arbitrary past the width of the pass.
-      p_conf: `[B, G + 1, V]` float32, its confidences, or None.
-      hidden: `[B, G + 1, D]`, the hidden states behind them, or None.
-      logits: `[B, G + 1, V]`, of `p`, or None.
+      p: its distributions; arbitrary past the width of the pass.
+      p_conf: its confidences, or None.
+      hidden: the hidden states behind them, or None.
+      logits: of `p`, or None.
       cache: its cache with the block in it.
     """
 
-    p: Array  # [B, G + 1, V]
-    p_conf: Array | None  # [B, G + 1, V]
-    hidden: Array | None  # [B, G + 1, D]
-    logits: Array | None  # [B, G + 1, V]
+    p: Float32[Array, "B N V"]
+    p_conf: Float32[Array, "B N V"] | None
+    hidden: Float[Array, "B N D"] | None
+    logits: Float32[Array, "B N V"] | None
     cache: Cache
 
 
@@ -46,8 +47,8 @@ class Wanted(NamedTuple):
       with_confidence: whether to return confidences (static).
       with_hidden: whether to return hidden states (static).
       with_logits: whether to return logits (static).
-      parents: `[B, G]` int32, if blocks are trees; else None.
-      skipped: `[B]` int32, tokens before the first distribution to return; None for 0.
+      parents: if blocks are trees; else None.
+      skipped: tokens before the first distribution to return; None for 0.
       rows: with `skipped`, the number of distributions to return (static).
     """
 
@@ -55,8 +56,8 @@ class Wanted(NamedTuple):
     with_confidence: bool
     with_hidden: bool = False
     with_logits: bool = False
-    parents: Array | None = None
-    skipped: Array | None = None
+    parents: Int32[Array, "B G"] | None = None
+    skipped: Int32[Array, " B"] | None = None
     rows: int = 0
 
 
@@ -64,26 +65,16 @@ def score(
     model: LanguageModel,
     params: Params,
     cache: Cache,
-    tokens: Array,
-    positions: Array,
-    longest: Array,
+    tokens: Int32[Array, "B W"],
+    positions: Int32[Array, " B"],
+    longest: Int32[Array, ""],
     widths: Sequence[int],
     wanted: Wanted,
 ) -> Scored:
-    """Reads blocks in the smallest width that holds them.
+    """Reads blocks in the smallest of `widths` that holds the `longest`; each width is compiled.
 
-    Args:
-      model: the verifier.
-      params: its parameters.
-      cache: its cache.
-      tokens: `[B, G + 1]` int32, or more, up to the largest width.
-      positions: `[B]` int32, the position of the first of them.
-      longest: int32 scalar, the largest number of tokens to read in a row.
-      widths: increasing; each is compiled.
-      wanted: the outputs to return.
-
-    Returns:
-      A `Scored`.
+    `positions` are those of the first tokens. There may be more than G + 1 tokens, up to the
+    largest width, if `wanted` skips some.
     """
     full, tree = widths[-1], shape_of(wanted.parents)
     if len(widths) == 1:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.checks import check_part
 from specjax.decoding.history import put_at
@@ -29,7 +30,6 @@ from specjax.sampling import draw, log_confidence, num_uniforms
 from specjax.types import (
     NAN,
     RUNNING,
-    Array,
     Cache,
     DecodeInfo,
     DecodeState,
@@ -45,15 +45,15 @@ class Response(NamedTuple):
     """The first response of a row.
 
     Attributes:
-      first: `[B]` int32, the token from which the verifier begins.
-      deferred: `[B]` bool, whether the verifier writes.
-      log_probs: `[B, S]` float32, the response's tokens under the drafter's confidences.
+      first: the token from which the verifier begins.
+      deferred: whether the verifier writes.
+      log_probs: the response's tokens under the drafter's confidences.
       processing: the processors after the prompt, with which the verifier begins.
     """
 
-    first: Array  # [B]
-    deferred: Array  # [B]
-    log_probs: Array  # [B, S]
+    first: Int32[Array, " B"]
+    deferred: Bool[Array, " B"]
+    log_probs: Float32[Array, "B S"]
     processing: Processing | None
 
 
@@ -75,11 +75,9 @@ class SequenceCascade(PairMethod):
 
     @property
     def independent_rows(self) -> bool:
-        """True: one token per row and step."""
         return True
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError unless `rule` is a rule for whole responses."""
         check_part("rule", rule, ("defers_response",), "rules.SequenceChow(strength=0.3)")
 
     def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> SequentialState:

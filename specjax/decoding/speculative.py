@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding.loop import Method, MethodParams, check_pair
-from specjax.decoding.outcome import RoundState
+from specjax.decoding.outcome import OWN, RoundState
 from specjax.decoding.round import Round
 from specjax.decoding.state import Step, step_uniforms
-from specjax.decoding.token_sources import OWN
 from specjax.types import (
     Axes,
     DecodeState,
@@ -41,10 +40,6 @@ class Speculative(Method):
       process_drafts: whether processors change the drafter's distributions too; see `Round`.
       eos_ids: tokens that end a row.
       partitioner: the layout of arrays on a mesh; None for one device.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if the parts do not fit together (see `Round`).
     """
 
     verifier: LanguageModel
@@ -65,42 +60,34 @@ class Speculative(Method):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.verifier.vocab_size
 
     @property
     def max_draft(self) -> int:
-        """G."""
         return self.drafter.max_draft
 
     @property
     def min_draft(self) -> int:
-        """G under a verification with a carry, else 0."""
         return self.max_draft if self.verification.has_carry else 0
 
     @property
     def drafts_trees(self) -> bool:
-        """Whether drafts are trees."""
         return self.drafter.traits.drafts_trees
 
     @property
     def independent_rows(self) -> bool:
-        """True if drafts are independent and all blocks are read in one width."""
         return self.drafter.traits.independent_rows and len(self.round.verifier_widths) == 1
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The verifier's name, then the names of the drafter's models."""
         return self.round.model_names
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
-        """The possible sources of NaN: the verifier, the drafter, the rule."""
         return self.round.nan_sources
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The verifier's own tokens (residual, bonus, verifier), then the drafter's parts."""
         return (*OWN, *self.drafter.source_names)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -118,7 +105,6 @@ class Speculative(Method):
         return self.round.state_axes(inner)
 
     def check_rule(self, rule: Rule) -> None:
-        """Raises TypeError or ValueError if `rule` is not a rule, or does not fit the drafter."""
         self.round.check_rule(rule)
 
     def check_params(self, params: Params, rows: int) -> None:
@@ -133,7 +119,6 @@ class Speculative(Method):
         }
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
-        """One round."""
         one_round = self.round
         active = ~state.finished
         uniforms = step_uniforms(state, one_round.num_uniforms)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from specjax.compilation import jit_at, placement
 from specjax.decoding.history import put_at
@@ -20,7 +21,6 @@ from specjax.types import (
     NAN,
     RUNNING,
     STOP,
-    Array,
     DecodeInfo,
     DecodeState,
     Processing,
@@ -41,16 +41,8 @@ class ByToken(NamedTuple):
     sources: bool = False
 
 
-def row_keys(seeds: int | Array, ids: Array) -> Array:
-    """One key per row: `fold_in(key(seed), id)`.
-
-    Args:
-      seeds: a number, or `[B]` of an integer dtype; in [0, 2^32).
-      ids: `[B]` of an integer dtype, in [0, 2^32).
-
-    Returns:
-      `[B]` keys.
-    """
+def row_keys(seeds: int | Array, ids: Array) -> Key[Array, " B"]:
+    """One key per row: `fold_in(key(seed), id)`; seeds and ids lie in [0, 2^32)."""
 
     def key(seed: Array, row: Array) -> Array:
         # JAX's default generator may differ, and vmapped draws of others depend on each other.
@@ -59,8 +51,8 @@ def row_keys(seeds: int | Array, ids: Array) -> Array:
     return jax.vmap(key)(jnp.broadcast_to(seeds, jnp.shape(ids)), ids)
 
 
-def step_uniforms(state: DecodeState, count: int) -> Array:
-    """`[B, count]` float32 in [0, 1) for the rows' next step.
+def step_uniforms(state: DecodeState, count: int) -> Float32[Array, "B count"]:
+    """Uniforms in [0, 1) for the rows' next step.
 
     One call of the generator for a whole step: several calls cost more than their numbers.
     """
@@ -82,18 +74,7 @@ def initial_state(
     of_nodes: bool = False,
     processing: Processing | None = None,
 ) -> DecodeState:
-    """A state without output yet; a row with limit 0 is finished at once.
-
-    Args:
-      inner: the method's own state.
-      prompts: the prompts of the rows.
-      max_new: N.
-      max_draft: G, 0 without a drafter.
-      model_names: the keys of `DecodeInfo.calls`.
-      by_token: the statistics per token.
-      of_nodes: whether the nodes of trees are counted.
-      processing: the processors after the prompts, if there are any.
-    """
+    """A state without output yet; a row with limit 0 is finished at once."""
     keys = row_keys(prompts.seeds, prompts.ids)
     rows = keys.shape[0]
     counts = jnp.zeros((rows,), jnp.int32)
@@ -145,44 +126,43 @@ class Step(NamedTuple):
     In finished rows everything but `inner` is ignored.
 
     Attributes:
-      tokens: `[B, T]` int32.
-      counts: `[B]` int32, the number of real tokens.
+      counts: the number of real tokens.
       inner: the method's own state for the next step.
       calls: model's name -> int32, scalar or `[B]`: its passes.
-      log_conf: `[B, T]` float32, the tokens' log-probabilities under the verifier itself (see
-        `DecodeInfo`), NaN if it has not read them; ignored unless `DecodeState.wants_log_conf`.
-        None leaves them out, and makes those per token NaN. So it is with the next two.
-      log_p: `[B, T]` float32, the same after temperature, filters and processors.
-      log_target: `[B, T]` float32, log-probabilities under the target.
-      drafted: `[B]` int32, the number of drafted tokens.
-      accepted: `[B]` int32, the number of accepted tokens.
+      log_conf: the tokens' log-probabilities under the verifier itself (see `DecodeInfo`), NaN if
+        it has not read them; ignored unless `DecodeState.wants_log_conf`. None leaves them out, and
+        makes those per token NaN. So it is with the next two.
+      log_p: the same after temperature, filters and processors.
+      log_target: log-probabilities under the target.
+      drafted: the number of drafted tokens.
+      accepted: the number of accepted tokens.
       deferrals: int32, scalar or `[B]`: see `DecodeInfo`.
-      rollbacks: `[B]` bool, whether drafted tokens were rejected.
-      token_sum: `[B]` float32, see `DecodeInfo`; None for 0.
-      block_sum: `[B]` float32, likewise.
-      nan_in: `[B]` int32, the index into `Method.nan_sources` of the source of NaN, which ends the
-        row; -1 for none. None if NaN is not looked for.
-      sources: `[B, T]` int32, the index into `Method.source_names` of where each token came from;
-        None unless `DecodeState.wants_sources`.
-      nodes: `[B, 2, G]` int32, which nodes of a tree were drafted and accepted; None of chains.
+      rollbacks: whether drafted tokens were rejected.
+      token_sum: see `DecodeInfo`; None for 0.
+      block_sum: likewise.
+      nan_in: the index into `Method.nan_sources` of the source of NaN, which ends the row; -1 for
+        none. None if NaN is not looked for.
+      sources: the index into `Method.source_names` of where each token came from; None unless
+        `DecodeState.wants_sources`.
+      nodes: which nodes of a tree were drafted and accepted; None of chains.
     """
 
-    tokens: Array  # [B, T]
-    counts: Array  # [B]
+    tokens: Int32[Array, "B T"]
+    counts: Int32[Array, " B"]
     inner: Any
     calls: Mapping[str, Any]
-    log_conf: Array | None = None  # [B, T]
-    log_p: Array | None = None  # [B, T]
-    log_target: Array | None = None  # [B, T]
-    drafted: Any = 0  # [B]
-    accepted: Any = 0  # [B]
-    deferrals: Any = 0  # [B]
-    rollbacks: Array | None = None  # [B]
-    token_sum: Array | None = None  # [B]
-    block_sum: Array | None = None  # [B]
-    nan_in: Array | None = None  # [B]
-    sources: Array | None = None  # [B, T]
-    nodes: Array | None = None  # [B, 2, G]
+    log_conf: Float32[Array, "B T"] | None = None
+    log_p: Float32[Array, "B T"] | None = None
+    log_target: Float32[Array, "B T"] | None = None
+    drafted: Any = 0
+    accepted: Any = 0
+    deferrals: Any = 0
+    rollbacks: Bool[Array, " B"] | None = None
+    token_sum: Float32[Array, " B"] | None = None
+    block_sum: Float32[Array, " B"] | None = None
+    nan_in: Int32[Array, " B"] | None = None
+    sources: Int32[Array, "B T"] | None = None
+    nodes: Int32[Array, "B 2 G"] | None = None
 
 
 def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:
@@ -223,19 +203,18 @@ def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> Decode
 
 
 def append(
-    state: DecodeState, tokens: Array, counts: Array, eos_ids: tuple[int, ...]
-) -> tuple[DecodeState, Array]:
+    state: DecodeState,
+    tokens: Int32[Array, "B T"],
+    counts: Int32[Array, " B"],
+    eos_ids: tuple[int, ...],
+) -> tuple[DecodeState, Bool[Array, "B T"]]:
     """Appends a step's tokens to the rows that are running.
 
-    Args:
-      state: the rows.
-      tokens: `[B, T]` int32.
-      counts: `[B]` int32, the number of real tokens.
-      eos_ids: tokens that end a row; they are kept.
+    Tokens in `eos_ids` end a row, and are kept.
 
     Returns:
-      The state with `tokens`, `lengths`, `ended_by`, `stop` and its processor updated, and `[B, T]`
-      bool: the tokens that were appended (none past an EOS, a stop string or the row's limit).
+      The state with `tokens`, `lengths`, `ended_by`, `stop` and its processor updated, and which
+      tokens were appended: none past an EOS, a stop string or the row's limit.
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     eos = end_tokens(tokens, eos_ids)
@@ -294,9 +273,7 @@ def _after(stop: StopState, states: Array, token: Array) -> Array:
 def watch_stops(state: DecodeState, first: Any = 0) -> DecodeState:
     """A state of `init` whose rows also end by stop strings; `run` then needs their table.
 
-    Args:
-      state: B rows.
-      first: the automaton's state before the first token, int32: a number, or `[B]`.
+    `first` is the automaton's state before the first token, a number or `[B]`.
     """
     stop = StopState(*_jitted_first(placement(state.lengths))(state.lengths, np.int32(first)))
     return state._replace(stop=stop)
@@ -333,16 +310,10 @@ def _end_by_nan(state: DecodeState, nan_in: Array) -> DecodeState:
     return state._replace(ended_by=jnp.where(ends, NAN, state.ended_by), info=info)
 
 
-def insert_rows(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
-    """Puts new rows into the slots of finished rows. The state is donated: use the result.
+def insert_rows(state: DecodeState, rows: Int32[Array, " n"], new: DecodeState) -> DecodeState:
+    """Puts new rows into the slots `rows` of finished rows. The state is donated: use the result.
 
-    Args:
-      state: B rows.
-      rows: `[n]` int32, the slots; each once.
-      new: n rows with the same N, cache length and prompt length.
-
-    Returns:
-      B rows; other rows keep their slots.
+    The new rows have the same N, cache length and prompt length; each slot occurs once.
     """
     return jitted_insert(placement(state))(state, rows, new)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.checks import check_count
 from specjax.decoding.history import put_column
@@ -37,7 +38,6 @@ from specjax.rules import FallbackRollback
 from specjax.rules.sequential import check_reads_drafter_alone
 from specjax.sampling import confidence, draw, num_uniforms
 from specjax.types import (
-    Array,
     Cache,
     DecodeState,
     LanguageModel,
@@ -57,27 +57,26 @@ class Drafted(NamedTuple):
     """The tokens that the drafter has written. Entries past `counts` are arbitrary.
 
     Attributes:
-      tokens: `[B, G + 1]` int32.
-      counts: `[B]` int32, 0 .. G.
-      log_q: `[B, G + 1]` float32, the tokens' log-probabilities when they were drawn.
-      probs: `[B, G + 1, V]` float32, the distributions that they were drawn from; or None.
-      confidences: `[B, G + 1, V]` float32; or None.
-      calls: `[B]` int32, the number of passes that read a token of the row.
-      ended: `[B]` bool, whether the last token ends the row by an EOS or its limit.
-      stopped: `[B]` bool, whether the last token completes a stop string.
-      nan: `[B]` bool, whether the drafter gave NaN.
+      counts: 0 .. G.
+      log_q: the tokens' log-probabilities when they were drawn.
+      probs: the distributions that they were drawn from; or None.
+      confidences: or None.
+      calls: the number of passes that read a token of the row.
+      ended: whether the last token ends the row by an EOS or its limit.
+      stopped: whether the last token completes a stop string.
+      nan: whether the drafter gave NaN.
       cache: the drafter's cache; it holds the whole draft, unless the draft has ended a text.
     """
 
-    tokens: Array  # [B, G + 1]
-    counts: Array  # [B]
-    log_q: Array  # [B, G + 1]
-    probs: Array | None  # [B, G + 1, V]
-    confidences: Array | None  # [B, G + 1, V]
-    calls: Array  # [B]
-    ended: Array  # [B]
-    stopped: Array  # [B]
-    nan: Array  # [B]
+    tokens: Int32[Array, "B N"]
+    counts: Int32[Array, " B"]
+    log_q: Float32[Array, "B N"]
+    probs: Float32[Array, "B N V"] | None
+    confidences: Float32[Array, "B N V"] | None
+    calls: Int32[Array, " B"]
+    ended: Bool[Array, " B"]
+    stopped: Bool[Array, " B"]
+    nan: Bool[Array, " B"]
     cache: Cache
 
 
@@ -86,8 +85,8 @@ class _Writing(NamedTuple):
 
     step: Array
     drafted: Drafted
-    last: Array  # [B]
-    going: Array  # [B]
+    last: Array
+    going: Array
     stop: StopState | None  # after the drafted tokens
     processing: Processing | None  # likewise
 
@@ -97,7 +96,7 @@ def draft_until_fallback(
     params: Params,
     state: DecodeState,
     fallback: Any,
-    uniforms: Array,
+    uniforms: Float32[Array, "B G U"],
     eos_ids: tuple[int, ...],
     *,
     keep_probs: bool,
@@ -113,13 +112,10 @@ def draft_until_fallback(
       params: its parameters.
       state: the rows; `state.inner` is a `SequentialState`.
       fallback: a deferral rule that reads only the drafter; strengths `[B]`.
-      uniforms: `[B, G, U]` float32 in [0, 1), independent.
+      uniforms: in [0, 1), independent.
       eos_ids: tokens that end a row.
       keep_probs: whether `probs` are needed (static).
       keep_confidences: whether `confidences` are needed (static).
-
-    Returns:
-      The draft; empty in finished rows.
     """
     rows, longest, _ = uniforms.shape
     start = state.inner.drafter
@@ -211,7 +207,6 @@ class _FallbackCascade(PairMethod):
 
     @property
     def max_draft(self) -> int:
-        """G."""
         return self.limit
 
     @abc.abstractmethod
@@ -223,7 +218,6 @@ class _FallbackCascade(PairMethod):
         """The rule that cuts the draft where it first defers, or None."""
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
-        """A draft, and a token of the verifier."""
         rule = per_row(params.rule, state.steps)
         active, per_draw = ~state.finished, num_uniforms(self.vocab_size)
         uniforms = step_uniforms(state, (self.limit + 1) * per_draw)
@@ -326,15 +320,12 @@ class TokenCascade(_FallbackCascade):
     """
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError or ValueError unless the rule reads only the drafter."""
         check_reads_drafter_alone("rule", rule, ", or the oracle cascade, which runs both models")
 
     def fallback(self, rule: Any) -> Any:
-        """The rule itself."""
         return rule
 
     def rollback(self, rule: Any) -> Any:
-        """None: the whole draft is kept."""
         return None
 
 
@@ -349,7 +340,6 @@ class BiLDCascade(_FallbackCascade):
     """
 
     def check_rule(self, rule: Any) -> None:
-        """Raises TypeError unless the rule is a `rules.FallbackRollback`."""
         if not isinstance(rule, FallbackRollback):
             raise UserError(
                 f"rule must be a rules.FallbackRollback, got {rule!r}: give "
@@ -357,16 +347,16 @@ class BiLDCascade(_FallbackCascade):
             )
 
     def fallback(self, rule: FallbackRollback) -> Any:
-        """The fallback rule."""
         return rule.fallback
 
     def rollback(self, rule: FallbackRollback) -> Any:
-        """The rollback rule."""
         return rule.rollback
 
 
-def _num_kept(rollback: Any, drafted: Drafted, scored: Scored, waiting: Array) -> Array:
-    """`[B]` int32, the number of drafted tokens that are kept; all in rows that do not wait."""
+def _num_kept(
+    rollback: Any, drafted: Drafted, scored: Scored, waiting: Array
+) -> Int32[Array, " B"]:
+    """The number of drafted tokens that are kept; all in rows that do not wait."""
     if rollback is None:
         return drafted.counts
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int32
 
 from specjax.sampling import draw
 from specjax.types import (
     Acceptance,
-    Array,
     Cache,
     DraftBlock,
     LanguageModel,
@@ -68,12 +68,12 @@ class Judgement(NamedTuple):
     """The result of verification.
 
     Attributes:
-      accepted: `[B]` int32, the number of accepted tokens.
+      accepted: the number of accepted tokens.
       acceptance: of chains; else None.
       path: of trees; else None.
     """
 
-    accepted: Array  # [B]
+    accepted: Int32[Array, " B"]
     acceptance: Acceptance | None
     path: Path | None
 
@@ -96,8 +96,8 @@ def judge(
     return Judgement(path.length, None, path)
 
 
-def node_counts(judged: Judgement, block: DraftBlock) -> Array | None:
-    """`[B, 2, G]` int32, which nodes of a tree were drafted and accepted; None of chains."""
+def node_counts(judged: Judgement, block: DraftBlock) -> Int32[Array, "B 2 G"] | None:
+    """Which nodes of a tree were drafted and accepted; None of chains."""
     if judged.path is None:
         return None
     nodes = jnp.arange(1, block.tokens.shape[1] + 1, dtype=jnp.int32)

@@ -1,10 +1,8 @@
 """Drafting: proposing blocks of tokens, and deciding when a proposal stops."""
 
-from specjax.drafting.bigram import Bigram
 from specjax.drafting.branches import BranchesDrafter
 from specjax.drafting.caterpillars import CaterpillarDrafter
-from specjax.drafting.cost_aware import CostAware
-from specjax.drafting.costs import Costs, read_costs
+from specjax.drafting.cost_aware import CostAware, Costs, read_costs
 from specjax.drafting.estimates import (
     ConfidenceEstimate,
     Estimate,
@@ -13,14 +11,18 @@ from specjax.drafting.estimates import (
 )
 from specjax.drafting.hierarchy import cascade, cascade_params
 from specjax.drafting.horizontal import HorizontalCascade
-from specjax.drafting.lookup import LookupDrafter
-from specjax.drafting.lookup_first import LookupFirst
-from specjax.drafting.lookup_tree import LookupTreeDrafter
+from specjax.drafting.lookup import LookupDrafter, LookupFirst, LookupTreeDrafter
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
-from specjax.drafting.oracle import GreedyOracle
-from specjax.drafting.policies import Budget, Confidence, Entropy, FixedLength, Survival
-from specjax.drafting.topologies import Beam, Topology, caterpillar, k_ary, paths
-from specjax.drafting.trees import TreeDrafter
+from specjax.drafting.ngrams import Bigram
+from specjax.drafting.stopping import (
+    Budget,
+    Confidence,
+    Entropy,
+    FixedLength,
+    GreedyOracle,
+    Survival,
+)
+from specjax.drafting.trees import Beam, Topology, TreeDrafter, caterpillar, k_ary, paths
 from specjax.drafting.vertical import VerticalCascade, VerticalCascadeParams, lenience
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)

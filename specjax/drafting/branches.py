@@ -11,21 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Int32
 
-from specjax.decoding.guards import checked_block, planned
-from specjax.decoding.token_sources import drafted_sources, wanted_of
+from specjax.decoding import drafter_calls
+from specjax.decoding.outcome import drafted_sources
 from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.errors import UserError
 from specjax.platforms import entry, row
 from specjax.types import (
-    Array,
     Bonus,
     ChildLaw,
     DraftBlock,
     Drafter,
+    DraftInputs,
     DraftTraits,
     Params,
-    Sampling,
 )
 
 
@@ -45,11 +45,6 @@ class BranchesDrafter(SeveralDrafters):
       drafters: at least two, of chains or trees; earlier ones are verified first, and copies belong
         to the end.
       shared: names of models that several drafters use; see `HorizontalCascade`.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if there are fewer than two drafters, the vocabularies differ, or two models share
-        a name.
     """
 
     drafters: tuple[Drafter, ...]
@@ -74,17 +69,15 @@ class BranchesDrafter(SeveralDrafters):
 
     @property
     def max_draft(self) -> int:
-        """G, the sum over all drafters."""
         return sum(drafter.max_draft for drafter in self.drafters)
 
     @property
     def has_confidence(self) -> bool:
-        """False: a node has no single drafter."""
         return False
 
     @property
     def traits(self) -> DraftTraits:
-        """The number of nodes depends on the tokens, because equal tokens are joined."""
+        # The number of nodes depends on the tokens, because equal tokens are joined.
         each = [drafter.traits for drafter in self.drafters]
         return DraftTraits(
             prefix_only=False,
@@ -101,28 +94,27 @@ class BranchesDrafter(SeveralDrafters):
         self,
         params: Sequence[Params],
         state: SeveralState,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
-        limits = jnp.where(active, limits, 0)
+        limits = jnp.where(inputs.active, inputs.limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
-        apart = jnp.split(uniforms, ends, axis=1)
+        uniforms = jnp.split(inputs.uniforms, ends, axis=1)
         calls = dict.fromkeys(self.model_names, jnp.int32(0))
         states, blocks, named = list(state.drafters), [], 0
         for i, drafter in enumerate(self.drafters):
             allowed = jnp.minimum(limits, drafter.max_draft)
-            drafts = planned(drafter, params[i], states[i], allowed) > 0
-            returned = drafter.propose(
-                params[i], states[i], tokens, allowed, apart[i], sampling, drafts,
-                with_confidence=False, **wanted_of(drafter, with_sources),
-            )  # fmt: skip
-            block, states[i] = checked_block(drafter, returned, allowed, False)
+            drafts = drafter_calls.draft_limits(drafter, params[i], states[i], allowed) > 0
+            block, states[i] = drafter_calls.propose(
+                drafter,
+                params[i],
+                states[i],
+                inputs._replace(limits=allowed, uniforms=uniforms[i], active=drafts),
+                with_confidence=False,
+                with_sources=with_sources,
+            )
             if with_sources:
                 block = block._replace(sources=drafted_sources(block) + named)
                 named += len(drafter.source_names)
@@ -136,9 +128,8 @@ class BranchesDrafter(SeveralDrafters):
         self,
         params: Sequence[Params],
         state: SeveralState,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
@@ -149,20 +140,17 @@ class _Part(NamedTuple):
     """A part of a union.
 
     Attributes:
-      tokens: `[n]` int32.
-      parents: `[n]` int32, in the part.
-      laws: `[n]` int32.
-      drawn_from: `[n]` int32, rows of the union's `probs`.
-      sources: `[n]` int32.
-      length: int32 scalar, the number of nodes.
+      parents: in the part.
+      drawn_from: rows of the union's `probs`.
+      length: the number of nodes.
     """
 
-    tokens: Array  # [n]
-    parents: Array  # [n]
-    laws: Array  # [n]
-    drawn_from: Array  # [n]
-    sources: Array  # [n]
-    length: Array
+    tokens: Int32[Array, " n"]
+    parents: Int32[Array, " n"]
+    laws: Int32[Array, " n"]
+    drawn_from: Int32[Array, " n"]
+    sources: Int32[Array, " n"]
+    length: Int32[Array, ""]
 
 
 def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
@@ -172,11 +160,8 @@ def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
     earlier token after the same text. A sibling that the law of a drawn token needs stays in the
     union, and past its end if it was cut off: the draw did not know of the limit.
 
-    Args:
-      blocks: chains and trees; `sources` of all or of none.
-
-    Returns:
-      A tree of up to the sum of their lengths, with `drawn_from` and without calls.
+    The blocks are chains and trees, and all or none have `sources`. The union is a tree of up to
+    the sum of their lengths, with `drawn_from` and without calls.
     """
     nobody = sum(_rows(block) for block in blocks)  # the row that no token is drawn from
     parts, probs, start = [], [], 0

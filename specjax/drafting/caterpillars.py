@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.checks import check_count, check_part
-from specjax.decoding.guards import checked_bonus, committed
+from specjax.checks import check_count
+from specjax.decoding import drafter_calls
+from specjax.decoding.guards import check_drafter
 from specjax.decoding.history import put_at
-from specjax.decoding.outcome import last_token
-from specjax.decoding.token_sources import drafted_sources, wanted_of
+from specjax.decoding.outcome import drafted_sources, last_token
 from specjax.drafting.horizontal import HorizontalCascade
 from specjax.drafting.vertical import VerticalCascade
 from specjax.errors import UserError
@@ -25,10 +25,10 @@ from specjax.types import (
     ChildLaw,
     DraftBlock,
     Drafter,
+    DraftInputs,
     DraftTraits,
     Params,
     Prompts,
-    Sampling,
 )
 
 
@@ -51,19 +51,13 @@ class CaterpillarDrafter(Drafter):
     Attributes:
       drafter: drafts chains, and reports a confidence for some of its tokens.
       width: the number of tokens at such a place, the drafter's own token included; at least 2.
-
-    Raises:
-      TypeError: if `drafter` is not a drafter.
-      ValueError: if it drafts trees, reads the verifier's hidden states or has no confidence, or
-        `width` is out of range.
     """
 
     drafter: Drafter
     width: int
 
     def __post_init__(self) -> None:
-        needed = ("prefill", "propose", "bonus", "commit", "draft_limits", "mark", "rewind")
-        check_part("drafter", self.drafter, needed, "drafting.VerticalCascade(...)")
+        check_drafter("drafter", self.drafter)
         check_count("width", self.width, "use the drafter itself for no siblings", low=2)
         if self.width > self.vocab_size:
             raise UserError(
@@ -82,40 +76,34 @@ class CaterpillarDrafter(Drafter):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.drafter.vocab_size
 
     @property
     def max_draft(self) -> int:
-        """G: the chain and the most siblings."""
         wide = min(_with_confidence(self.drafter), self.drafter.max_draft)
         return self.drafter.max_draft + (self.width - 1) * wide
 
     @property
     def num_uniforms(self) -> int:
-        """The drafter's."""
         return self.drafter.num_uniforms
 
     @property
     def has_confidence(self) -> bool:
-        """The drafter's: whether all its tokens have a confidence."""
         return self.drafter.has_confidence
 
     @property
     def traits(self) -> DraftTraits:
-        """The drafter's; it reads an accepted sibling in its next pass."""
+        # The drafter's; it reads an accepted sibling in its next pass.
         return self.drafter.traits._replace(
             drafts_trees=True, catches_up=True, independent_rows=False
         )
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The drafter's."""
         return self.drafter.model_names
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The drafter's; a sibling has the name of the model that chose it."""
         return self.drafter.source_names
 
     def describe(self) -> Any:
@@ -128,7 +116,6 @@ class CaterpillarDrafter(Drafter):
         return self.drafter.prefill(params, prompts, max_length)
 
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
-        """The drafter's; siblings fill the row's limit where it drafts anything."""
         chain = self.drafter.draft_limits(params, state, self._chain_limits(limits))
         return jnp.where(chain > 0, limits, 0)
 
@@ -136,21 +123,20 @@ class CaterpillarDrafter(Drafter):
         self,
         params: Params,
         state: Any,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, Any]:
-        allowed = self._chain_limits(limits)
+        limits = self._chain_limits(inputs.limits)
         chain, state = self.drafter.propose(
-            params, state, tokens, allowed, uniforms, sampling, active,
-            with_confidence=True, **wanted_of(self.drafter, with_sources),
-        )  # fmt: skip
-        chain = chain._replace(num_drafted=jnp.minimum(chain.num_drafted, allowed))
+            params,
+            state,
+            inputs._replace(limits=limits),
+            with_confidence=True,
+            **drafter_calls.sources_option(self.drafter, with_sources),
+        )
+        chain = chain._replace(num_drafted=jnp.minimum(chain.num_drafted, limits))
         block = self._widened(chain, with_sources)
         return block if with_confidence else block._replace(confidences=None), state
 
@@ -158,27 +144,27 @@ class CaterpillarDrafter(Drafter):
         self,
         params: Params,
         state: Any,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, Any]:
-        drafter, rows = self.drafter, tokens.size
+        drafter, rows = self.drafter, inputs.tokens.size
         # As if the path were committed, after which the drafter drafts nothing.
-        moved = committed(drafter, state, state, block.tokens, block.num_drafted)
-        last = last_token(block.tokens, block.num_drafted, tokens)
+        moved = drafter_calls.commit(drafter, state, block.tokens, block.num_drafted)
         none = jnp.zeros((rows,), jnp.int32)
-        uniforms = jnp.zeros((rows, drafter.num_uniforms), jnp.float32)
-        empty, moved = drafter.propose(
-            params, moved, last, none, uniforms, sampling, none == 0,
-            with_confidence=with_confidence,
-        )  # fmt: skip
-        empty = empty._replace(num_drafted=none)
-        returned = drafter.bonus(
-            params, moved, last, empty, sampling, with_confidence=with_confidence
+        inputs = DraftInputs(
+            tokens=last_token(block.tokens, block.num_drafted, inputs.tokens),
+            limits=none,
+            uniforms=jnp.zeros((rows, drafter.num_uniforms), jnp.float32),
+            sampling=inputs.sampling,
+            active=none == 0,
         )
-        extra, _ = checked_bonus(drafter, returned, moved, rows, with_confidence)
+        empty, moved = drafter.propose(params, moved, inputs, with_confidence=with_confidence)
+        empty = empty._replace(num_drafted=none)
+        extra, _ = drafter_calls.bonus(
+            drafter, params, moved, inputs, empty, with_confidence=with_confidence
+        )
         calls = {name: passes + empty.calls[name] for name, passes in extra.calls.items()}
         return extra._replace(calls=calls), state
 

@@ -1,62 +1,195 @@
 """A stopping policy that compares the cost of a draft token with the time that it saves.
 
-Axes: B rows, G longest block.
+Source: SpecDec++ (arXiv 2405.19715), equation 2.1: T = t_draft N_draft + t_target N_target; here
+t_target depends on the number of tokens in the verifier's pass.
+
+Axes: B rows, G longest block, N = G + 1 widths, R measured batch sizes, W measured widths.
 """
 
 import dataclasses
+import json
+import math
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32
 
-from specjax.checks import check_part
-from specjax.drafting.costs import Costs
+from specjax.checks import check_part, check_path
 from specjax.drafting.estimates import KEPT, Estimate, OnlineEstimate
-from specjax.drafting.policies import EstimateParams, RoundsPast, Weighing, WeighsTokens
+from specjax.drafting.stopping import EstimateParams, RoundsPast, Weighing, WeighsTokens
 from specjax.errors import UserError
-from specjax.types import Array, DraftOutcome, Params, Stopping
+from specjax.types import DraftOutcome, Params, Stopping
+
+# The format of the files that `Costs.to_dict` makes.
+FORMAT = 1
+_HOW = "measure it with specjax bench cost --output FILE"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Costs:
+    """The seconds of a pass of a pair's models, by batch size and width; hashable.
+
+    Attributes:
+      rows: the measured batch sizes, increasing.
+      widths: the tokens per row of a verifier's pass, increasing.
+      draft: for each of `rows`, the seconds of a pass of the drafter, with the loop's work for a
+        drafted token.
+      verifier: for each of `rows` and each of `widths`, the seconds of a pass of the verifier, with
+        the loop's work of a round.
+      machine: the machine of the measurement.
+      pair: `Pair.fingerprint`; "" for none.
+    """
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    draft: tuple[float, ...]
+    verifier: tuple[tuple[float, ...], ...]
+    machine: str = ""
+    pair: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "widths"):
+            sizes = getattr(self, name)
+            whole = isinstance(sizes, tuple) and all(type(size) is int for size in sizes)
+            if not whole or not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
+                raise UserError(
+                    f"{name} must be a tuple of whole numbers that increases from at least 1, got "
+                    f"{sizes!r}"
+                )
+        count, width = len(self.rows), len(self.widths)
+        if not _are_times(self.draft, count):
+            raise UserError(
+                f"draft must be a tuple of {count} seconds, one for each of rows, got {self.draft}"
+            )
+        known = isinstance(self.verifier, tuple) and len(self.verifier) == count
+        if not known or not all(_are_times(times, width, least=1e-30) for times in self.verifier):
+            raise UserError(
+                f"verifier must be a tuple of {count} tuples of {width} seconds above 0, got "
+                f"{self.verifier}"
+            )
+
+    def __repr__(self) -> str:
+        times = f"{zlib.crc32(repr((self.draft, self.verifier)).encode()):08x}"
+        return (
+            f"Costs(rows={self.rows}, widths={self.widths}, pair={self.pair!r}, "
+            f"machine={self.machine!r}, times of CRC {times})"
+        )
+
+    def at_widths(self, widths: Sequence[int]) -> "Costs":
+        """The same costs for other widths of the verifier's passes: those that a loop compiles.
+
+        Times between measured widths are interpolated; beyond the last width they grow as between
+        the last two.
+        """
+        known = np.asarray(self.widths, np.float64)
+
+        def seconds(times: tuple[float, ...]) -> tuple[float, ...]:
+            slope = times[-1] / known[-1]
+            if len(times) > 1:
+                slope = max(0.0, (times[-1] - times[-2]) / (known[-1] - known[-2]))
+            beyond = np.maximum(np.asarray(widths) - known[-1], 0.0)
+            return tuple((np.interp(widths, known, times) + slope * beyond).tolist())
+
+        verifier = tuple(map(seconds, self.verifier))
+        return dataclasses.replace(self, widths=tuple(widths), verifier=verifier)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The costs as JSON values, as `read_costs` reads them from a file."""
+        values = dataclasses.asdict(self)
+        verifier = [list(times) for times in self.verifier]
+        lists = {name: list(values[name]) for name in ("rows", "widths", "draft")}
+        return {"format": FORMAT, **values, **lists, "verifier": verifier}
+
+
+def read_costs(path: str | os.PathLike[str]) -> Costs:
+    """Reads a file that `specjax bench cost --output` wrote.
+
+    A `Decoder` checks that the costs belong to its pair and this machine.
+
+    Raises:
+      OSError: the file cannot be read.
+      UserError: it is not a valid file of costs.
+    """
+    check_path(path)
+    place = Path(path)
+    try:
+        values = json.loads(place.read_bytes())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(f"{place} cannot be read ({reason}): {_HOW}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{place} is not a JSON file: {_HOW}") from None
+    if not isinstance(values, dict) or "format" not in values:
+        raise UserError(f"{place} is not a file of costs: {_HOW}")
+    if values["format"] != FORMAT:
+        raise UserError(
+            f"{place} has the format {values['format']!r}, but this version reads {FORMAT}: {_HOW}"
+        )
+    names = [field.name for field in dataclasses.fields(Costs)]
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise UserError(f"{place} lacks {missing[0]!r}: {_HOW}")
+    try:
+        return Costs(**{name: _frozen(values[name]) for name in names})
+    except UserError as error:
+        raise UserError(f"{place}: {error}: {_HOW}") from None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _are_times(times: Any, count: int, least: float = 0.0) -> bool:
+    numbers = isinstance(times, tuple) and all(type(time) in (int, float) for time in times)
+    return numbers and len(times) == count and all(least <= time < math.inf for time in times)
 
 
 class CostTable(NamedTuple):
     """Measured times, in seconds.
 
     Attributes:
-      rows: `[R]` float32, increasing batch sizes.
-      widths: `[W]` float32, increasing numbers of tokens.
-      draft: `[R]`, one pass of the drafter.
-      verifier: `[R, W]`, one pass of the verifier.
+      rows: increasing batch sizes.
+      widths: increasing numbers of tokens.
+      draft: one pass of the drafter.
+      verifier: one pass of the verifier.
     """
 
-    rows: Array  # [R]
-    widths: Array  # [W]
-    draft: Array  # [R]
-    verifier: Array  # [R, W]
+    rows: Float32[Array, " R"]
+    widths: Float32[Array, " W"]
+    draft: Float32[Array, " R"]
+    verifier: Float32[Array, "R W"]
 
 
 class Spent(NamedTuple):
     """Time and tokens of earlier rounds; older rounds count less.
 
     Attributes:
-      seconds: `[B]` float32, by the cost model.
-      tokens: `[B]` float32, the row's own; 0 for a row that has had no round.
+      seconds: by the cost model.
+      tokens: the row's own; 0 for a row that has had no round.
     """
 
-    seconds: Array  # [B]
-    tokens: Array  # [B]
+    seconds: Float32[Array, " B"]
+    tokens: Float32[Array, " B"]
 
 
 class Prices(NamedTuple):
     """The times to which tokens are compared, the same for all rows.
 
     Attributes:
-      per_token: `[B]` float32, seconds per token at the present rate.
-      draft: `[B]` float32, seconds of a pass of the drafter.
-      verifier: `[B, G + 1]` float32, seconds of a pass of the verifier over 1 .. G + 1 tokens.
+      per_token: seconds per token at the present rate.
+      draft: seconds of a pass of the drafter.
+      verifier: seconds of a pass of the verifier over 1 .. G + 1 tokens.
     """
 
-    per_token: Array  # [B]
-    draft: Array  # [B]
-    verifier: Array  # [B, G + 1]
+    per_token: Float32[Array, " B"]
+    draft: Float32[Array, " B"]
+    verifier: Float32[Array, "B N"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +219,14 @@ class CostAware(WeighsTokens):
         self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """Traces the times and the estimate's numbers."""
         if self.costs is None:
             raise UserError(
                 "CostAware has no costs: give drafting.read_costs(FILE) (see `specjax bench "
                 "cost`), or let a Decoder measure them"
             )
         estimate, numbers = self.estimate.as_chance().bind(head)
-        table = CostTable(
-            *(
-                jnp.asarray(x, jnp.float32)
-                for x in (
-                    self.costs.rows,
-                    self.costs.widths,
-                    self.costs.draft,
-                    self.costs.verifier,
-                )
-            )
-        )
+        fields = (getattr(self.costs, name) for name in CostTable._fields)
+        table = CostTable(*(jnp.asarray(field, jnp.float32) for field in fields))
         bound = dataclasses.replace(self, costs=None, estimate=estimate)
         return bound, EstimateParams(table, numbers)
 
@@ -112,7 +235,6 @@ class CostAware(WeighsTokens):
         return super().remember(params, rows, longest)._replace(own=Spent(zeros, zeros))
 
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
-        """Adds the round's time and tokens."""
         longest = jnp.max(outcome.drafted)
         whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
         # After a block that is accepted whole, the drafter still reads its last token.

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32
 
 from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import check_flag, one_number
 from specjax.errors import UserError
-from specjax.types import Array, DraftOutcome, Params
+from specjax.types import DraftOutcome, Params
 from specjax.types.drafting import Drawn
 
 # Log-odds beyond which max q carries no more information (0.998), and their usual size.
@@ -63,16 +64,7 @@ class Estimate(abc.ABC):
 
     @abc.abstractmethod
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """The feature of a token.
-
-        Args:
-          params: the estimate's parameters.
-          carry: from `begin` or the step before.
-          drawn: the token just drawn.
-
-        Returns:
-          `[B]` float32, and the carry for the next step.
-        """
+        """The feature of the token just drawn, `[B]` float32, and the carry for the next step."""
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
         """The log-odds of acceptance, `[B]` float32; by default the feature itself."""
@@ -115,12 +107,10 @@ class ConfidenceEstimate(Estimate):
                 one_number(f"ConfidenceEstimate: {name}", getattr(self, name))
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        """Traces slope and offset."""
         numbers = Line(given(self, "slope"), given(self, "offset"))
         return dataclasses.replace(self, slope=None, offset=None), numbers
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """logit(max q)."""
         return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
@@ -153,7 +143,6 @@ class HeadEstimate(Estimate):
     lag: ClassVar[int] = 1
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        """Traces the parameters of the drafter's head."""
         if head is None:
             raise UserError(
                 "the drafter has no acceptance head: train one with `specjax train head`, or use "
@@ -164,20 +153,16 @@ class HeadEstimate(Estimate):
         return bound, HeadNumbers(head.params, jnp.float32(shift))
 
     def as_chance(self) -> Estimate:
-        """The estimate without the weights of the head's loss."""
         return dataclasses.replace(self, weighted=False)
 
     @property
     def reads_confidence(self) -> bool:  # type: ignore[override]
-        """Whether the head does."""
         return self.config is not None and self.config.confidences
 
     def begin(self, rows: int) -> Any:
-        """The features of the token before, if the head reads them."""
         return jnp.zeros((rows, NUM_FEATURES), jnp.float32) if self.reads_confidence else ()
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """The head's log-odds."""
         if self.config is None:
             raise UserError("HeadEstimate has no head: give HeadEstimate(config) and its params")
         # Both belong to the token before: its hidden state is known only now.
@@ -192,12 +177,12 @@ class Posterior(NamedTuple):
     """A row's evidence for a logistic regression: a Gaussian in natural parameters.
 
     Attributes:
-      precision: `[B, 3]` float32: for slope, both, offset.
-      pull: `[B, 2]` float32, the precision times the mean.
+      precision: for slope, both, offset.
+      pull: the precision times the mean.
     """
 
-    precision: Array  # [B, 3]
-    pull: Array  # [B, 2]
+    precision: Float32[Array, "B 3"]
+    pull: Float32[Array, "B 2"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,11 +213,9 @@ class OnlineEstimate(Estimate):
         object.__setattr__(self, "prior", prior)
 
     def remember(self, params: Params, rows: int) -> Posterior:
-        """No evidence."""
         return Posterior(jnp.zeros((rows, 3), jnp.float32), jnp.zeros((rows, 2), jnp.float32))
 
     def recall(self, params: Params, memory: Posterior) -> Array:
-        """Slope and offset `[B, 2]`, the posterior's mean."""
         if self.shared:
             # Every row gets the sum over all rows.
             memory = jax.tree.map(
@@ -251,7 +234,6 @@ class OnlineEstimate(Estimate):
         )
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """logit(max q)."""
         return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Array, feature: Array) -> Array:
@@ -260,7 +242,6 @@ class OnlineEstimate(Estimate):
     def learn(
         self, memory: Posterior, recalled: Array, features: Array, outcome: DraftOutcome
     ) -> Posterior:
-        """Adds the tokens that were judged: the accepted ones and the first rejected one."""
         place = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
         stood = place < outcome.agreed[:, None]
         fell = outcome.rejected[:, None] & (place == outcome.agreed[:, None])
@@ -289,11 +270,7 @@ def confidence_log_odds(confidences: Array) -> Array:
 
 
 def given(part: Any, name: str) -> Array:
-    """A number of a policy or an estimate, to be traced: float32.
-
-    Raises:
-      ValueError: it is None, because `bind` has moved it to the parameters.
-    """
+    """A number of a policy or an estimate, to be traced: float32."""
     value = getattr(part, name)
     if value is None:
         raise UserError(
@@ -307,15 +284,15 @@ class JudgedDraft(NamedTuple):
     """A draft, judged token by token by an estimate.
 
     Attributes:
-      survival: `[B]` float32, the chance that all tokens judged so far are accepted.
+      survival: the chance that all tokens judged so far are accepted.
       recalled: the estimate's memory of earlier rounds.
-      features: `[B, G]` float32, of the tokens so far; `[B, 0]` if it learns nothing.
+      features: of the tokens so far; `[B, 0]` if it learns nothing.
       carry: the values that the estimate carries from token to token.
     """
 
-    survival: Array  # [B]
+    survival: Float32[Array, " B"]
     recalled: Any
-    features: Array  # [B, G]
+    features: Float32[Array, "B G"]
     carry: Any
 
 
@@ -357,12 +334,12 @@ class Rates(NamedTuple):
     """Sums over earlier rounds; older rounds count less.
 
     Attributes:
-      accepted: `[B]` float32, accepted drafted tokens.
-      judged: `[B]` float32, judged drafted tokens.
+      accepted: accepted drafted tokens.
+      judged: judged drafted tokens.
     """
 
-    accepted: Array  # [B]
-    judged: Array  # [B]
+    accepted: Float32[Array, " B"]
+    judged: Float32[Array, " B"]
 
 
 def no_rates(rows: int) -> Rates:

@@ -52,10 +52,6 @@ def cascade(
 
     Returns:
       A drafter; `cascade_params` makes its parameters.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if K is not upper triangular, of another size, or has no tokens for the verifier.
     """
     matrix = check_lengths(lengths, [*models, *(["last"] if last is not None else [])])
     _check_last(last)
@@ -112,10 +108,6 @@ def cascade_params(
       rules: for the reviews of the middle models: a rule for all, or rules by the reviewer's name,
         with `Lossless` for the others. `lenience` makes a rule.
       stopping: the parameters of the models' stopping policies by their names; default ().
-
-    Raises:
-      ValueError: if a model's parameters are missing, or a rule or a policy's parameters belong to
-        no model.
     """
     reviewers: set[str] = set()
     draws: set[str] = set()
@@ -158,11 +150,7 @@ def _check_last(last: Any) -> None:
 
 
 def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
-    """K of the drafters with these names, as lists of ints.
-
-    Raises:
-      ValueError: see `cascade`.
-    """
+    """K of the drafters with these names, as lists of ints."""
     try:
         matrix = np.asarray(lengths)
     except ValueError:

@@ -11,12 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_count
-from specjax.decoding.guards import checked_block, checked_bonus, committed, planned
-from specjax.decoding.outcome import last_token
-from specjax.decoding.token_sources import drafted_sources, wanted_of
+from specjax.decoding import drafter_calls
+from specjax.decoding.outcome import drafted_sources, last_token
 from specjax.decoding.tree import draft_probs
-from specjax.drafting.blocks import append_block, cut_from, empty_block
-from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.drafting.several import (
+    SeveralDrafters,
+    SeveralState,
+    append_block,
+    cut_from,
+    empty_block,
+)
 from specjax.errors import UserError
 from specjax.processing import advance
 from specjax.types import (
@@ -24,9 +28,9 @@ from specjax.types import (
     Bonus,
     DraftBlock,
     Drafter,
+    DraftInputs,
     DraftTraits,
     Params,
-    Sampling,
 )
 
 
@@ -51,10 +55,6 @@ class HorizontalCascade(SeveralDrafters):
         earlier drafter added more.
       shared: names of models that several drafters use. Their passes are added up; any other name
         must belong to a single model.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if a count is out of range, the vocabularies differ, or two models share a name.
     """
 
     drafters: tuple[Drafter, ...]
@@ -83,7 +83,6 @@ class HorizontalCascade(SeveralDrafters):
 
     @property
     def max_draft(self) -> int:
-        """G, if each drafter adds the most it can."""
         longest = [drafter.max_draft for drafter in self.drafters]
         if not self.cumulative:
             return sum(longest)
@@ -92,7 +91,7 @@ class HorizontalCascade(SeveralDrafters):
 
     @property
     def traits(self) -> DraftTraits:
-        """The traits of several drafters: the distribution depends on the place in the block."""
+        # The traits of several drafters: the distribution depends on the place in the block.
         each = [drafter.traits for drafter in self.drafters]
         exact = all(n == d.max_draft for n, d in zip(self._counts, self.drafters, strict=True))
         return DraftTraits(
@@ -113,44 +112,42 @@ class HorizontalCascade(SeveralDrafters):
         self,
         params: Sequence[Params],
         state: SeveralState,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
-        limits = jnp.where(active, limits, 0)
+        limits = jnp.where(inputs.active, inputs.limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
-        parts = jnp.split(uniforms, ends, axis=1)
-        sizes = tokens.size, self.max_draft, self.vocab_size
+        uniforms = jnp.split(inputs.uniforms, ends, axis=1)
+        sizes = limits.size, self.max_draft, self.vocab_size
         block = empty_block(*sizes, with_confidence, with_sources)
         calls = dict.fromkeys(self.model_names, jnp.int32(0))
         states, before, named = list(state.drafters), block.num_drafted, 0
         for i, drafter in enumerate(self.drafters):
             before = block.num_drafted
             if i:
-                states[i] = committed(drafter, states[i], states[i], block.tokens, before)
+                states[i] = drafter_calls.commit(drafter, states[i], block.tokens, before)
             allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
             # `CaterpillarDrafter` requests confidences of the drafters that have them.
             wanted = with_confidence and drafter.has_confidence
             # The last drafter may have to give a bonus even if it drafts nothing.
             last = i + 1 == len(self.drafters)
-            drafts = planned(drafter, params[i], states[i], allowed) > 0
-            returned = drafter.propose(
+            drafts = drafter_calls.draft_limits(drafter, params[i], states[i], allowed) > 0
+            part, states[i] = drafter_calls.propose(
+                drafter,
                 params[i],
                 states[i],
-                last_token(block.tokens, before, tokens),
-                allowed,
-                parts[i],
-                advance(sampling, block.tokens, before),
-                active if last else drafts,
+                DraftInputs(
+                    last_token(block.tokens, before, inputs.tokens),
+                    allowed,
+                    uniforms[i],
+                    advance(inputs.sampling, block.tokens, before),
+                    inputs.active if last else drafts,
+                ),
                 with_confidence=wanted,
-                **wanted_of(drafter, with_sources),
+                with_sources=with_sources,
             )
-            part, states[i] = checked_block(drafter, returned, allowed, wanted)
             part = part._replace(probs=draft_probs(part, self.vocab_size))
             if wanted != with_confidence:
                 part = part._replace(confidences=jnp.zeros_like(part.probs))
@@ -167,22 +164,20 @@ class HorizontalCascade(SeveralDrafters):
         self,
         params: Sequence[Params],
         state: SeveralState,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
         drafter, own = self.drafters[-1], state.drafters[-1]
-        returned = drafter.bonus(
+        extra, own = drafter_calls.bonus(
+            drafter,
             params[-1],
             own,
-            last_token(block.tokens, state.note, tokens),
+            inputs._replace(tokens=last_token(block.tokens, state.note, inputs.tokens)),
             cut_from(block, state.note, drafter.max_draft),
-            sampling,
             with_confidence=with_confidence,
         )
-        extra, own = checked_bonus(drafter, returned, own, tokens.size, with_confidence)
         calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
         drafters = (*state.drafters[:-1], own)
         return extra._replace(calls=calls), state._replace(drafters=drafters)

@@ -1,31 +1,29 @@
 """Drafts copied from the text so far: Max-Gram, prompt lookup, and n-gram tables.
 
-Axes: B rows, P prompt length, C tokens of context, G longest block, V vocabulary.
+Axes: B rows, P prompt length, C tokens of context, G longest block, K copies, V vocabulary.
 
 Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int32
 
-from specjax.checks import check_array, check_count
+from specjax.checks import check_count
+from specjax.decoding.drafter_calls import sources_option
 from specjax.decoding.history import put_at
-from specjax.drafting.ngrams import NGrams, check_ngrams, follower
+from specjax.decoding.outcome import drafted_sources
+from specjax.decoding.tree import draft_probs
+from specjax.drafting.branches import united
+from specjax.drafting.ngrams import NGrams, follower
+from specjax.drafting.several import SeveralDrafters, SeveralState
 from specjax.errors import UserError
-from specjax.types import (
-    Array,
-    Bonus,
-    DraftBlock,
-    Drafter,
-    DraftTraits,
-    Params,
-    Prompts,
-    Sampling,
-)
+from specjax.types import Bonus, DraftBlock, Drafter, DraftInputs, DraftTraits, Params, Prompts
 
 # The number of tokens compared in a pass over the context; longer matches are rare.
 _AT_ONCE = 8
@@ -35,28 +33,28 @@ class Match(NamedTuple):
     """The longest ending of each row's context that also occurs earlier.
 
     Attributes:
-      lengths: `[B]` int32, the number of equal tokens; 0 if the last token is new.
-      places: `[B]` int32, the place of the token after the earlier occurrence.
+      lengths: the number of equal tokens; 0 if the last token is new.
+      places: the place of the token after the earlier occurrence.
     """
 
-    lengths: Array  # [B]
-    places: Array  # [B]
+    lengths: Int32[Array, " B"]
+    places: Int32[Array, " B"]
 
 
 class LookupState(NamedTuple):
     """The state of the rows between rounds.
 
     Attributes:
-      context: `[B, C]` int32, the prompt and the committed tokens.
-      lengths: `[B]` int32, the number of real tokens in it.
+      context: the prompt and the committed tokens.
+      lengths: the number of real tokens in it.
       match: the earlier occurrence of the context's ending.
-      begins: `[B]` int32, the first place that n-grams look at.
+      begins: the first place that n-grams look at.
     """
 
-    context: Array  # [B, C]
-    lengths: Array  # [B]
+    context: Int32[Array, "B C"]
+    lengths: Int32[Array, " B"]
     match: Match
-    begins: Array  # [B]
+    begins: Int32[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +83,6 @@ class LookupDrafter(Drafter):
       latest: whether the last of several occurrences is used, not the first.
       overlap: whether a draft continues with its own tokens if the tokens after the match reach the
         end of the context: a text that repeats itself is drafted to any length.
-
-    Raises:
-      ValueError: if a number is invalid or out of range, or `min_ngram` is above `max_ngram`.
     """
 
     vocab_size: int
@@ -111,12 +106,11 @@ class LookupDrafter(Drafter):
 
     @property
     def traits(self) -> DraftTraits:
-        """A proposal also depends on the beginning of its block."""
+        # A proposal also depends on the beginning of its block.
         return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Copies are drawn by no model."""
         return ("lookup",)
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> LookupState:
@@ -136,33 +130,26 @@ class LookupDrafter(Drafter):
         self,
         params: Params,
         state: LookupState,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, LookupState]:
-        chain, known = self.chain(params, state, tokens)
-        drafted = jnp.minimum(known, jnp.where(active, limits, 0))
+        chain, known = self.chain(params, state, inputs.tokens)
+        drafted = jnp.minimum(known, jnp.where(inputs.active, inputs.limits, 0))
         return DraftBlock(chain[:, :-1], None, None, drafted, {}), state
 
     def bonus(
         self,
         params: Params,
         state: LookupState,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, LookupState]:
-        """See `Drafter`; if no token follows, the last token again, which is rarely probable.
-
-        A rule that reads q then leaves the verifier's distribution nearly as it is.
-        """
-        chain, _ = self.chain(params, state, tokens)
+        # If no token follows, the last token again, which is rarely probable: a rule that reads q
+        # then leaves the verifier's distribution nearly as it is.
+        chain, _ = self.chain(params, state, inputs.tokens)
         after = jnp.take_along_axis(chain, block.num_drafted[:, None], axis=1)[:, 0]
         return Bonus(jax.nn.one_hot(after, self.vocab_size, dtype=jnp.float32), None, {}), state
 
@@ -204,11 +191,13 @@ class LookupDrafter(Drafter):
         else:
             follows &= ahead < left
         copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
-        table = _table(params, self.vocab_size)
-        ending = _ending(table, state, tokens)
+        successors = _successors(params)
+        fits = successors is None or successors.shape == (self.vocab_size,)
+        assert fits, f"LookupDrafter: the table must have {self.vocab_size} entries"
+        ending = _ending(params, state, tokens)
         last, going, chain, known = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
         for i in range(self.max_draft + 1):
-            after = _after(table, ending)
+            after = _after(params, ending)
             after = jnp.where(follows[:, i], copied[:, i], after)
             going &= after >= 0
             last = jnp.where(going, after, last)
@@ -218,60 +207,55 @@ class LookupDrafter(Drafter):
         return jnp.stack(chain, axis=1), jnp.minimum(known, self.max_draft)
 
 
-def _table(params: Params, vocab_size: int) -> Array | NGrams | None:
-    if isinstance(params, NGrams):
-        check_ngrams("LookupDrafter's parameters", params, vocab_size)
-        return params
-    leaves = jax.tree.leaves(params)
-    if not leaves:
-        return None
-    check_array("LookupDrafter's parameters", leaves[0], "[V]", (vocab_size,), jnp.int32)
-    return leaves[0]
-
-
-def _ending(table: Array | NGrams | None, state: LookupState, tokens: Array) -> Array:
-    """The last tokens that the table needs, `[B, T]`, the last first; -1 for missing tokens."""
-    if not isinstance(table, NGrams):
+def _ending(params: Params, state: LookupState, tokens: Int32[Array, " B"]) -> Int32[Array, "B T"]:
+    """The last tokens that the table needs, the last first; -1 for missing tokens."""
+    if not isinstance(params, NGrams):
         return tokens[:, None]
     # The caller gives the last token: an encoder-decoder's start token is in no context.
-    back = jnp.arange(1, table.contexts.shape[1], dtype=jnp.int32)[None]
+    back = jnp.arange(1, params.contexts.shape[1], dtype=jnp.int32)[None]
     place, begins = state.lengths[:, None] - 1 - back, state.begins[:, None]
     before = jnp.take_along_axis(state.context, jnp.maximum(place, 0), axis=1)
-    before = jnp.where(place == begins - 1, table.start, jnp.where(place >= begins, before, -1))
+    before = jnp.where(place == begins - 1, params.start, jnp.where(place >= begins, before, -1))
     return jnp.concatenate([tokens[:, None], before], axis=1)
 
 
-def _after(table: Array | NGrams | None, ending: Array) -> Array:
-    """The token after each ending `[B, T]`, `[B]`; -1 if unknown."""
-    if table is None:
-        return jnp.full_like(ending[:, 0], -1)
-    return follower(table, ending) if isinstance(table, NGrams) else table[ending[:, 0]]
+def _after(params: Params, ending: Int32[Array, "B T"]) -> Int32[Array, " B"]:
+    """The token after each ending; -1 if unknown."""
+    if isinstance(params, NGrams):
+        return follower(params, ending)
+    successors = _successors(params)
+    return jnp.full_like(ending[:, 0], -1) if successors is None else successors[ending[:, 0]]
+
+
+def _successors(params: Params) -> Int32[Array, " V"] | None:
+    if isinstance(params, NGrams):
+        return params.successors
+    leaves = jax.tree.leaves(params)
+    return leaves[0] if leaves else None
 
 
 def longest_match(
-    context: Array, lengths: Array, *, most: int | None = None, latest: bool = False
+    context: Int32[Array, "B C"],
+    lengths: Int32[Array, " B"],
+    *,
+    most: int | None = None,
+    latest: bool = False,
 ) -> Match:
     """Finds the longest ending that occurs earlier, overlaps included.
 
     It scans the context in every round, so `commit` keeps no index: a scan reads the context once
     for each eight matching tokens, which is little beside a verifier's pass, and needs no prefill.
 
-    Args:
-      context: `[B, C]` int32, of which `lengths [B]` tokens are real.
-      lengths: `[B]` int32, at least 1.
-      most: longer matches count as this long; None for no limit.
-      latest: whether the last of several longest matches is used, not the first.
-
-    Returns:
-      The matches. An earlier occurrence ends before the last token, so a token follows it.
+    Longer matches than `most` count as that long. An earlier occurrence ends before the last token,
+    so a token follows it.
     """
     real, found = _found(context, lengths, most)
     return _longest(real, found, latest)
 
 
 def longest_matches(
-    context: Array,
-    lengths: Array,
+    context: Int32[Array, "B C"],
+    lengths: Int32[Array, " B"],
     count: int,
     ahead: int,
     *,
@@ -280,16 +264,8 @@ def longest_matches(
 ) -> Match:
     """Finds the longest endings that occur earlier, with different tokens after them.
 
-    Args:
-      context: `[B, C]` int32, of which `lengths [B]` tokens are real.
-      lengths: `[B]` int32, at least 1.
-      count: K, the number of matches (static).
-      ahead: the number of tokens that are compared (static).
-      most: longer matches count as this long; None for no limit.
-      latest: whether later ones are preferred of those that are equally long.
-
-    Returns:
-      The matches, each field `[B, K]`, the longest first; their length is 0 if there are fewer.
+    Returns `count` matches, each field `[B, K]`, the longest first; their length is 0 if there are
+    fewer. `ahead` tokens after them are compared; see `longest_match` for the rest.
     """
     real, found = _found(context, lengths, most)
     place = jnp.arange(context.shape[1], dtype=jnp.int32)[None]
@@ -350,3 +326,251 @@ def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
 
     none = jnp.zeros(context.shape, jnp.int32)
     return lax.while_loop(unfinished, step, (jnp.int32(0), shift(context), none))[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupFirst(SeveralDrafters):
+    """Copies in rows whose last `min_match` tokens match; another drafter drafts in the others.
+
+    The choice depends only on committed tokens, so decoding is exact. The drafter makes no pass for
+    rows that copy: it lags there, and catches up later. Its parameters: a tuple of the lookup's and
+    the drafter's.
+
+    Rules that read the drafter's confidence are not supported: copied tokens have none. G is the
+    larger of the two.
+
+    Attributes:
+      lookup: copies from the text so far.
+      drafter: any other drafter, such as a `NeuralDrafter`.
+      min_match: the least number of last tokens that occurred before.
+    """
+
+    lookup: LookupDrafter
+    drafter: Drafter
+    min_match: int = 3
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lookup, LookupDrafter):
+            raise UserError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
+        self._check_parts(("lookup", "drafter"))
+        check_count("min_match", self.min_match, "give a number of tokens")
+        low, high = self.lookup.min_ngram, self.lookup.max_ngram
+        if self.min_match < low or (high is not None and self.min_match > high):
+            raise UserError(
+                f"min_match must be at least the lookup's min_ngram = {low} and at most its "
+                f"max_ngram = {high}, got {self.min_match}"
+            )
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self.lookup, self.drafter
+
+    @property
+    def max_draft(self) -> int:
+        return max(self.lookup.max_draft, self.drafter.max_draft)
+
+    @property
+    def traits(self) -> DraftTraits:
+        # Rows share passes: whether there is a pass depends on all rows.
+        own = self.drafter.traits
+        return DraftTraits(
+            prefix_only=False,
+            random_stops=own.random_stops,
+            catches_up=own.catches_up,
+            reads_verifier_hidden=own.reads_verifier_hidden,
+        )
+
+    def describe(self) -> Any:
+        return super().describe() | {"min_match": self.min_match}
+
+    def draft_limits(self, params: Sequence[Params], state: SeveralState, limits: Array) -> Array:
+        copies = self.copies(state)
+        own = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
+        wanted = self.drafter.draft_limits(params[1], state.drafters[1], own)
+        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), wanted)
+
+    def propose(
+        self,
+        params: Sequence[Params],
+        state: SeveralState,
+        inputs: DraftInputs,
+        *,
+        with_confidence: bool,
+        with_sources: bool = False,
+    ) -> tuple[DraftBlock, SeveralState]:
+        copies = self.copies(state)
+        drafting = inputs.active & ~copies
+        copied, lookup = self.lookup.propose(
+            params[0],
+            state.drafters[0],
+            inputs._replace(active=inputs.active & copies),
+            with_confidence=False,
+        )
+        limits = jnp.where(drafting, jnp.minimum(inputs.limits, self.drafter.max_draft), 0)
+        drafted, drafter = self.drafter.propose(
+            params[1],
+            state.drafters[1],
+            inputs._replace(limits=limits, active=drafting),
+            with_confidence=False,
+            **sources_option(self.drafter, with_sources),
+        )
+        longest, count = self.max_draft, jnp.minimum(drafted.num_drafted, limits)
+        block = DraftBlock(
+            tokens=jnp.where(
+                copies[:, None], _wide(copied.tokens, longest), _wide(drafted.tokens, longest)
+            ),
+            probs=jnp.where(
+                copies[:, None, None],
+                _wide(draft_probs(copied, self.vocab_size), longest + 1),
+                _wide(draft_probs(drafted, self.vocab_size), longest + 1),
+            ),
+            confidences=None,
+            num_drafted=jnp.where(copies, copied.num_drafted, count),
+            calls=drafted.calls,
+        )
+        if with_sources:  # the lookup's is 0
+            theirs = _wide(drafted_sources(drafted), longest) + 1
+            block = block._replace(sources=jnp.where(copies[:, None], 0, theirs))
+        return block, SeveralState((lookup, drafter), state.marks, drafting.astype(jnp.int32))
+
+    def bonus(
+        self,
+        params: Sequence[Params],
+        state: SeveralState,
+        inputs: DraftInputs,
+        block: DraftBlock,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, SeveralState]:
+        copied, lookup = self.lookup.bonus(
+            params[0], state.drafters[0], inputs, block, with_confidence=False
+        )
+        # The drafter has drafted nothing in rows that copied: its cache has other tokens there.
+        drafting = state.note > 0
+        own = jnp.where(drafting, block.num_drafted, 0)
+        longest = self.drafter.max_draft
+        mine = block._replace(
+            tokens=block.tokens[:, :longest], probs=block.probs[:, : longest + 1], num_drafted=own
+        )
+
+        def read(drafter: Any) -> tuple[Bonus, Any]:
+            return self.drafter.bonus(params[1], drafter, inputs, mine, with_confidence=False)
+
+        def leave(drafter: Any) -> tuple[Bonus, Any]:
+            calls = {name: jnp.int32(0) for name in self.model_names}
+            return Bonus(jnp.zeros_like(copied.probs), None, calls), drafter
+
+        extra, drafter = lax.cond(jnp.any(drafting), read, leave, state.drafters[1])
+        probs = jnp.where(drafting[:, None], extra.probs, copied.probs)
+        return Bonus(probs, None, extra.calls), state._replace(drafters=(lookup, drafter))
+
+    def copies(self, state: SeveralState) -> Array:
+        """The rows that copy in the next round, `[B]` bool."""
+        return self.lookup.matched(state.drafters[0]) >= self.min_match
+
+
+def _wide(block: Array, width: int) -> Array:
+    """`[B, n, ...]` padded to `width` places."""
+    missing = width - block.shape[1]
+    return jnp.pad(block, ((0, 0), (0, missing), *((0, 0),) * (block.ndim - 2)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupTreeDrafter(Drafter):
+    """Proposes the tokens after several earlier occurrences of the context's ending.
+
+    The occurrences are those with the longest equal endings, among them the order of the lookup;
+    one whose tokens are equal to those of an earlier one is passed over. The first copy is what
+    the lookup drafts, its table included. Copies with a common beginning share its nodes.
+
+    Its parameters are those of the lookup. Tokens are chosen, not drawn. Rules that read the
+    drafter are refused, because a node has no single draft distribution.
+
+    Attributes:
+      lookup: copies a single occurrence, up to `lookup.max_draft` tokens of each.
+      copies: K >= 1, the most occurrences.
+    """
+
+    lookup: LookupDrafter
+    copies: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lookup, LookupDrafter):
+            raise UserError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
+        check_count("copies", self.copies, "give the number of copies")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lookup.vocab_size
+
+    @property
+    def max_draft(self) -> int:
+        return self.copies * self.lookup.max_draft
+
+    @property
+    def traits(self) -> DraftTraits:
+        # The lookup's; blocks are trees.
+        return self.lookup.traits._replace(drafts_trees=True, has_distributions=False)
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.lookup.source_names
+
+    def describe(self) -> Any:
+        return {"lookup": self.lookup.describe(), "copies": self.copies}
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> LookupState:
+        return self._matched(self.lookup.prefill(params, prompts, max_length))
+
+    def propose(
+        self,
+        params: Params,
+        state: LookupState,
+        inputs: DraftInputs,
+        *,
+        with_confidence: bool,
+    ) -> tuple[DraftBlock, LookupState]:
+        limits, chains = jnp.where(inputs.active, inputs.limits, 0), []
+        for i in range(self.copies):
+            one = state._replace(match=Match(*(x[:, i] for x in state.match)))
+            copied, known = self.lookup.chain(params, one, inputs.tokens)
+            if i:  # without a match only the first copy continues, by the table
+                known = jnp.where(self.lookup.matched(one) > 0, known, 0)
+            count = jnp.minimum(known, limits)
+            chains.append(DraftBlock(copied[:, :-1], None, None, count, {}))
+        return united(chains), state
+
+    def bonus(
+        self,
+        params: Params,
+        state: LookupState,
+        inputs: DraftInputs,
+        block: DraftBlock,
+        *,
+        with_confidence: bool,
+    ) -> tuple[Bonus, LookupState]:
+        raise UserError("LookupTreeDrafter has no distribution after its block")
+
+    def commit(
+        self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> LookupState:
+        return self._matched(self.lookup.commit(state, tokens, counts))
+
+    def mark(self, state: LookupState) -> tuple[Array, Match]:
+        return self.lookup.mark(state)
+
+    def rewind(self, state: LookupState, mark: tuple[Array, Match]) -> LookupState:
+        return self.lookup.rewind(state, mark)
+
+    def _matched(self, state: LookupState) -> LookupState:
+        """With the matches of all copies, `[B, K]`, in the place of the lookup's own."""
+        lookup = self.lookup
+        found = longest_matches(
+            state.context,
+            state.lengths,
+            self.copies,
+            lookup.max_draft,
+            most=lookup.max_ngram,
+            latest=lookup.latest,
+        )
+        return state._replace(match=found)

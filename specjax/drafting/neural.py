@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int32
 
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
 from specjax.decoding.guards import check_eos_ids, check_model
 from specjax.decoding.history import History, put_column
-from specjax.drafting.blocks import empty_block
-from specjax.drafting.policies import FixedLength
-from specjax.drafting.policy_calls import (
+from specjax.drafting.several import empty_block
+from specjax.drafting.stopping import (
     NOTHING_TO_LEARN,
+    FixedLength,
     PolicyPast,
-    begin,
     check_policy,
-    decide,
     first_past,
     learn,
 )
@@ -29,12 +28,12 @@ from specjax.errors import UserError
 from specjax.processing import advance, distributions, draws, with_processing
 from specjax.sampling import confidence, num_uniforms
 from specjax.types import (
-    Array,
     Axes,
     Bonus,
     Cache,
     DraftBlock,
     Drafter,
+    DraftInputs,
     DraftTraits,
     LanguageModel,
     Params,
@@ -50,10 +49,8 @@ from specjax.types.drafting import Drawn
 def catches_up_on(platform: str) -> bool:
     """Whether a drafter should catch up: whether a pass over two tokens costs the same as over one.
 
-    On a CPU they take twice as long; elsewhere a pass waits for the weights.
-
-    Args:
-      platform: as `jax.Device.platform` names it.
+    On a CPU they take twice as long; elsewhere a pass waits for the weights. The platform is named
+    as by `jax.Device.platform`.
     """
     return platform != "cpu"
 
@@ -70,13 +67,13 @@ class NeuralDrafterState(NamedTuple):
 
     Attributes:
       cache: the model's.
-      positions: `[B]` int32, the position of the last committed token.
+      positions: the position of the last committed token.
       history: the tokens in the cache.
       past: the stopping policy's memory of earlier rounds; () if it has none.
     """
 
     cache: Cache
-    positions: Array
+    positions: Int32[Array, " B"]
     history: History
     past: PolicyPast | tuple[()] = ()
 
@@ -91,8 +88,8 @@ class _DraftLoop(NamedTuple):
     step: Array
     block: DraftBlock
     cache: Cache
-    last: Array  # [B]
-    going: Array  # [B]
+    last: Array
+    going: Array
     policy: Any
     processing: Processing | None
 
@@ -110,17 +107,14 @@ class ModelDrafter(Drafter):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.model.vocab_size
 
     @property
     def has_confidence(self) -> bool:
-        """True."""
         return True
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Its name."""
         return (self.name,)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
@@ -134,7 +128,6 @@ class ModelDrafter(Drafter):
         return NeuralDrafterState(filled.cache, filled.positions, history)
 
     def mark(self, state: NeuralDrafterState) -> Array:
-        """The positions: the rest follows from the cache and the history."""
         return state.positions
 
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
@@ -163,11 +156,6 @@ class NeuralDrafter(ModelDrafter):
         Otherwise it takes its own pass, unless the rule needs that pass anyway.
       eos_ids: tokens that also end a draft, whatever the policy decides: later tokens are not part
         of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
-
-    Raises:
-      TypeError: if a part is of a wrong type, or `eos_ids` is not a tuple.
-      ValueError: if `max_draft` is not a whole number of at least 1, `min_draft` is not in 0 .. G,
-        or an id in `eos_ids` is outside the vocabulary.
     """
 
     model: LanguageModel
@@ -192,12 +180,10 @@ class NeuralDrafter(ModelDrafter):
 
     @property
     def num_uniforms(self) -> int:
-        """A draw per token."""
         return self.max_draft * num_uniforms(self.vocab_size)
 
     @property
     def traits(self) -> DraftTraits:
-        """The traits of a single drafter: its distributions depend only on the prefix."""
         fixed = self.stopping.is_fixed and not self.eos_ids
         return DraftTraits(
             prefix_only=not self.stopping.reads_past,
@@ -230,24 +216,20 @@ class NeuralDrafter(ModelDrafter):
     def draft_limits(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
     ) -> Array:
-        """The policy's limits, between `min_draft` and `limits`."""
         return self._begin(params, state, limits)[0]
 
     def propose(
         self,
         params: NeuralDrafterParams,
         state: NeuralDrafterState,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
-        rows, longest, vocab = tokens.size, self.max_draft, self.vocab_size
-        limits, policy = self._begin(params, state, limits)
-        uniforms = uniforms.reshape(rows, longest, num_uniforms(vocab))
+        longest, vocab = self.max_draft, self.vocab_size
+        rows, active, sampling = inputs.tokens.size, inputs.active, inputs.sampling
+        limits, policy = self._begin(params, state, inputs.limits)
+        uniforms = inputs.uniforms.reshape(rows, longest, num_uniforms(vocab))
 
         def choose(carry: _DraftLoop, logits: Array, hidden: Array) -> _DraftLoop:
             uniform = lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False)
@@ -274,7 +256,7 @@ class NeuralDrafter(ModelDrafter):
             step=jnp.int32(0),
             block=empty_block(rows, longest, vocab, with_confidence),
             cache=state.cache,
-            last=tokens,
+            last=inputs.tokens,
             going=active & (limits > 0),
             policy=policy,
             processing=sampling.processing,
@@ -299,18 +281,17 @@ class NeuralDrafter(ModelDrafter):
         self,
         params: NeuralDrafterParams,
         state: NeuralDrafterState,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
-        drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
+        drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
         logits, _, cache = self._read(params, state.cache, last, at)
         with jax.named_scope("distribution"):
-            q = distributions(logits, sampling)
+            q = distributions(logits, inputs.sampling)
         q_conf = _confidences(logits) if with_confidence else None
         history = state.history
         read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
@@ -336,7 +317,11 @@ class NeuralDrafter(ModelDrafter):
     def _begin(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
     ) -> tuple[Array, Any]:
-        wanted, policy = begin(self.stopping, params.stopping, state.past, limits, self.max_draft)
+        memory = state.past.memory if isinstance(state.past, PolicyPast) else ()
+        wanted, policy = self.stopping.begin(params.stopping, memory, limits, self.max_draft)
+        kind = wanted.shape, wanted.dtype
+        name = type(self.stopping).__name__
+        assert kind == (limits.shape, jnp.int32), f"{name}.begin: limits are int32[B]"
         return jnp.clip(wanted, jnp.minimum(self.min_draft, limits), limits), policy
 
     def _read(
@@ -368,7 +353,9 @@ def _choose(
         q, token = draws(logits, sampling, uniform)
     q_conf = _confidences(logits) if keep_confidence else None
     seen = Drawn(token, q, q_conf, hidden, index)
-    stops, policy = decide(drafter.stopping, params.stopping, carry.policy, seen)
+    stops, policy = drafter.stopping.step(params.stopping, carry.policy, seen)
+    kind = stops.shape, stops.dtype
+    assert kind == (token.shape, bool), f"{type(drafter.stopping).__name__}.step: stops are bool[B]"
     if confidences is not None:
         assert q_conf is not None
         confidences = put_column(confidences, q_conf, index)

@@ -1,20 +1,28 @@
-"""The successor of a text's last tokens, by the longest ending in a table.
+"""The most frequent successor of each token in a text, and of longer contexts.
 
-Axes: B rows, K contexts, T their longest, O its lengths from 2 to T, S buckets, W places of the
-fullest bucket, V vocabulary.
+A longer context is kept only if its successor differs from that of its longest shorter ending.
 
 Source: backing off without weights, as in Large Language Models in Machine Translation (Brants et
 al., 2007), for a single guess.
+
+Axes: B rows, K contexts, T their longest, S buckets, W places of the fullest bucket, V vocabulary.
 """
 
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
-from specjax.checks import check_array
-from specjax.types import Array
+from specjax.checks import check_count
+from specjax.errors import UserError
 
+MAX_ORDER = 5  # The number of tokens in the longest n-gram.
+
+# The number of pairs that are counted at once: 8 MiB as int64.
+_AT_ONCE = 2**20
 # The finaliser of MurmurHash3, over uint32, which wraps around.
 _FACTORS = (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 _SHIFTS = (np.uint32(16), np.uint32(13), np.uint32(16))
@@ -24,38 +32,28 @@ class NGrams(NamedTuple):
     """A hashed table of n-grams: parameters of a `LookupDrafter`, made by `hashed`.
 
     Attributes:
-      successors: `[V]` int32, the successor of each token, -1 if unknown.
-      contexts: `[K, T]` int32, endings of two tokens and more, the last token first; -1 after the
-        end of a shorter ending. Contexts of a bucket are neighbours.
-      followers: `[K]` int32, the successor of each context.
-      begins: `[S]` int32, the first place of each bucket; S is a power of two.
-      probes: `[W]` int32, 0, 1, ...: the places of a bucket.
+      successors: the successor of each token, -1 if unknown.
+      contexts: endings of two tokens and more, the last token first; -1 after the end of a shorter
+        ending. Contexts of a bucket are neighbours.
+      followers: the successor of each context.
+      begins: the first place of each bucket; S is a power of two.
+      probes: 0, 1, ...: the places of a bucket.
       start: int32, the token before the first output token if outputs do not continue the prompts
         (an encoder-decoder's start token), else -1.
     """
 
-    successors: Array  # [V]
-    contexts: Array  # [K, T]
-    followers: Array  # [K]
-    begins: Array  # [S]
-    probes: Array  # [W]
+    successors: Int32[Array, " V"]
+    contexts: Int32[Array, "K T"]
+    followers: Int32[Array, " K"]
+    begins: Int32[Array, " S"]
+    probes: Int32[Array, " W"]
     start: Array
 
 
 def hashed(
     successors: np.ndarray, contexts: np.ndarray, followers: np.ndarray, start: int | None
 ) -> NGrams:
-    """Sorts contexts into buckets, so that a lookup takes few gathers.
-
-    Args:
-      successors: see `NGrams`.
-      contexts: K >= 1 contexts in any order, without duplicates.
-      followers: their successors.
-      start: see `NGrams`; None for none.
-
-    Returns:
-      The table, of NumPy arrays.
-    """
+    """Sorts K >= 1 contexts, without duplicates, into buckets: then a lookup takes few gathers."""
     # At most half full: the largest bucket of a million contexts then has about seven.
     buckets = 1 << (2 * len(contexts) - 1).bit_length()
     bucket = _bucket(contexts, buckets)
@@ -72,15 +70,10 @@ def hashed(
     return NGrams(**arrays)
 
 
-def follower(table: NGrams, ending: Array) -> Array:
-    """The successor of the longest known ending of each row.
+def follower(table: NGrams, ending: Int32[Array, "B T"]) -> Int32[Array, " B"]:
+    """The successor of the longest known ending of each row, -1 if unknown.
 
-    Args:
-      table: the n-grams.
-      ending: `[B, T]` int32, the row's last tokens, the last first; -1 for missing tokens.
-
-    Returns:
-      `[B]` int32, -1 if unknown.
+    The last token of an ending comes first; missing tokens are -1.
     """
     longest = ending.shape[1]
     # Axis 1: endings of 2 tokens, of 3, ...
@@ -98,17 +91,6 @@ def follower(table: NGrams, ending: Array) -> Array:
     return after
 
 
-def check_ngrams(what: str, table: NGrams, vocab_size: int) -> None:
-    """Raises TypeError, at trace time, unless the arrays have the shapes of a table."""
-    check_array(f"{what}.successors", table.successors, "[V]", (vocab_size,), jnp.int32)
-    (contexts, longest), buckets = np.shape(table.contexts), np.shape(table.begins)
-    check_array(f"{what}.contexts", table.contexts, "[K, T]", (contexts, longest), jnp.int32)
-    check_array(f"{what}.followers", table.followers, "[K]", (contexts,), jnp.int32)
-    check_array(f"{what}.begins", table.begins, "[S]", buckets, jnp.int32)
-    check_array(f"{what}.probes", table.probes, "[W]", np.shape(table.probes), jnp.int32)
-    check_array(f"{what}.start", table.start, "scalar", (), jnp.int32)
-
-
 def _bucket(tokens: Any, buckets: int) -> Any:
     """Hashes `[..., T]` tokens of NumPy or JAX to `[...]` int32 below `buckets`."""
     made = tokens[..., 0].astype(np.uint32)
@@ -121,3 +103,194 @@ def _mixed(x: Any) -> Any:
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         x = (x ^ (x >> shift)) * factor
     return x ^ (x >> _SHIFTS[2])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bigram:
+    """A table of successors, perhaps of longer contexts, and the vocabulary it belongs to.
+
+    Attributes:
+      successors: `[n]` int32 for the n ids of the tokenizer; -1 if none was seen.
+      tokenizer_fingerprint: `Tokenizer.fingerprint` of the vocabulary.
+      notes: other information, as JSON values.
+      contexts: `[K, T]` int32, contexts of 2 .. T tokens, the last token first, -1 after the end of
+        a shorter context; in lexicographic order. `frequent_contexts` makes them. None by default.
+      followers: `[K]` int32, the successor of each context.
+    """
+
+    successors: np.ndarray = dataclasses.field(repr=False)
+    tokenizer_fingerprint: str
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    contexts: np.ndarray = dataclasses.field(
+        default_factory=lambda: np.zeros((0, 1), np.int32), repr=False
+    )
+    followers: np.ndarray = dataclasses.field(
+        default_factory=lambda: np.zeros(0, np.int32), repr=False
+    )
+
+    def __post_init__(self) -> None:
+        table = np.asarray(self.successors)
+        if table.ndim != 1 or not table.size or table.dtype != np.int32:
+            raise UserError(f"successors must be [n] int32, got {list(table.shape)} {table.dtype}")
+        _check_ids("successors", table, -1, table.size)
+        _check_contexts(np.asarray(self.contexts), np.asarray(self.followers), table.size)
+
+    @property
+    def order(self) -> int:
+        """The number of tokens in the longest n-gram: 2 without longer contexts."""
+        return int(self.contexts.shape[1]) + 1
+
+    def table(
+        self, name: str, tokenizer_fingerprint: str, vocab_size: int, start: int | None = None
+    ) -> np.ndarray | NGrams:
+        """The parameters of a `LookupDrafter` for the model `name`, whose vocabulary must be ours.
+
+        Its `vocab_size` may exceed the tokenizer's. `start` is the start token of an
+        encoder-decoder, whose outputs do not continue the prompts: longer contexts begin with it at
+        the earliest.
+        """
+        if tokenizer_fingerprint != self.tokenizer_fingerprint or vocab_size < self.successors.size:
+            raise UserError(
+                f"the bigram table has {self.successors.size} ids (tokenizer "
+                f"{self.tokenizer_fingerprint}) but {name} has {vocab_size} (tokenizer "
+                f"{tokenizer_fingerprint}): make a table with `specjax train bigram --tokenizer` "
+                "and that model's directory"
+            )
+        missing = vocab_size - self.successors.size
+        successors = np.pad(self.successors, (0, missing), constant_values=-1)
+        if not self.followers.size:
+            return successors
+        return hashed(successors, self.contexts, self.followers, start)
+
+
+def most_frequent_successors(texts: Iterable[Sequence[int]], vocab_size: int) -> np.ndarray:
+    """The most frequent successor of each token, the smallest in a tie; -1 if none was seen.
+
+    The last token of a text has no successor. `vocab_size` is the largest id plus 1.
+    """
+    counts: tuple[np.ndarray, np.ndarray] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    waiting: list[np.ndarray] = []
+    size = 0
+    for text in texts:
+        ids = np.asarray(text, np.int64)
+        waiting.append(ids[:-1] * vocab_size + ids[1:])
+        size += waiting[-1].size
+        if size >= _AT_ONCE:
+            counts, waiting, size = _add(counts, waiting), [], 0
+    pairs, often = _add(counts, waiting)
+    tokens, best = _most_frequent(pairs, often, vocab_size)
+    table = np.full(vocab_size, -1, np.int32)
+    table[tokens] = best
+    return table
+
+
+def frequent_contexts(
+    texts: Iterable[Sequence[int]], successors: np.ndarray, order: int, min_count: int = 2
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts the successors of contexts of 2 .. T = order - 1 tokens.
+
+    A context is left out if its longest shorter ending has the same successor: a lookup finds that
+    ending instead.
+
+    Args:
+      texts: token ids; held in memory at once, with some 60 bytes a token while counting.
+      successors: `[n]` int32, of `most_frequent_successors` for the same texts.
+      order: tokens of the longest n-gram, 3 .. 5.
+      min_count: how often a context must have had a successor.
+
+    Returns:
+      `[K, T]` int32 contexts and `[K]` int32 followers; see `Bigram`. In a tie, the smallest
+      follower.
+    """
+    check_count("min_count", min_count, "give the least number of times a context occurs")
+    if order not in range(3, MAX_ORDER + 1):
+        raise UserError(f"order must lie in 3 .. {MAX_ORDER}, got {order}: order 2 is the default")
+    rows = [np.asarray(text, np.int64) for text in texts if len(text)]
+    tokens = np.concatenate([np.zeros(0, np.int64), *rows])
+    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    followed = np.ones(tokens.size, bool)
+    followed[ends - 1] = False
+    # The context that ends at each place, as a number; -1 for none or a rare context. First
+    # contexts of one token, then longer ones.
+    here, shorter = np.where(followed, tokens, -1), successors
+    found = [(np.zeros((0, order - 1), np.int32), np.zeros(0, np.int32))]
+    for size in range(2, order):
+        # The last place of a text has no context, so contexts never cross texts.
+        places, numbers = _longer(tokens, followed, here, successors.size, min_count)
+        longer = np.full(tokens.size, -1)
+        longer[places] = numbers
+        pairs = numbers * successors.size + tokens[places + 1]
+        _, best = _most_frequent(*np.unique(pairs, return_counts=True), successors.size)
+        one = places[np.unique(numbers, return_index=True)[1]]
+        news = best != shorter[here[one]]
+        contexts = np.full((int(news.sum()), order - 1), -1, np.int32)
+        contexts[:, :size] = tokens[one[news][:, None] - np.arange(size)]
+        found.append((contexts, best[news].astype(np.int32)))
+        here, shorter = longer, best
+    contexts, followers = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    place = np.lexsort(contexts.T[::-1])
+    return contexts[place], followers[place]
+
+
+def _longer(
+    tokens: np.ndarray, followed: np.ndarray, here: np.ndarray, vocab_size: int, min_count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of frequent contexts that are longer by a token, and their numbers from 0 on."""
+    before = np.concatenate([[-1], here[:-1]])[: here.size]
+    places = np.flatnonzero(followed & (before >= 0))
+    _, number, often = np.unique(
+        before[places] * vocab_size + tokens[places], return_inverse=True, return_counts=True
+    )
+    frequent = often >= min_count
+    kept = frequent[number]
+    return places[kept], (np.cumsum(frequent) - 1)[number[kept]]
+
+
+def _most_frequent(
+    pairs: np.ndarray, often: np.ndarray, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first of each pair (as a number), sorted, and its most frequent second."""
+    first, second = pairs // vocab_size, pairs % vocab_size
+    order = np.lexsort((second, -often, first))
+    firsts, best = np.unique(first[order], return_index=True)
+    return firsts, second[order][best]
+
+
+def _add(
+    counts: tuple[np.ndarray, np.ndarray], waiting: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs as numbers, and the count of each."""
+    new, often = np.unique(np.concatenate([np.zeros(0, np.int64), *waiting]), return_counts=True)
+    pairs, place = np.unique(np.concatenate([counts[0], new]), return_inverse=True)
+    weights = np.concatenate([counts[1], often])
+    total = np.zeros(pairs.size, np.int64)
+    np.add.at(total, place, weights)
+    return pairs, total
+
+
+def _check_ids(name: str, ids: np.ndarray, low: int, size: int) -> None:
+    if ids.size and (ids.min() < low or ids.max() >= size):
+        raise UserError(f"{name} must lie in {low} .. {size - 1}, got {ids.min()} .. {ids.max()}")
+
+
+def _check_contexts(contexts: np.ndarray, followers: np.ndarray, size: int) -> None:
+    shapes = contexts.ndim == 2 and followers.shape == contexts.shape[:1]
+    if not shapes or contexts.dtype != np.int32 or followers.dtype != np.int32:
+        raise UserError(
+            "contexts and followers must be [K, T] and [K] int32, got "
+            f"{list(contexts.shape)} {contexts.dtype} and {list(followers.shape)} {followers.dtype}"
+        )
+    longest = contexts.shape[1]
+    if not 1 <= longest < MAX_ORDER:
+        raise UserError(f"contexts must have 1 .. {MAX_ORDER - 1} columns, got {longest}")
+    _check_ids("contexts", contexts, -1, size)
+    _check_ids("followers", followers, 0, size)
+    real = contexts >= 0
+    if not real[:, :2].all() or (longest == 1 and followers.size):
+        raise UserError("contexts must have two tokens or more")
+    if (real[:, 1:] > real[:, :-1]).any():
+        raise UserError("contexts must have all tokens before the first -1")
+    change = np.diff(contexts, axis=0)
+    first = np.argmax(change != 0, axis=1)
+    if (np.take_along_axis(change, first[:, None], axis=1) <= 0).any():
+        raise UserError("contexts must be in lexicographic order, without duplicates")

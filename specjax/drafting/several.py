@@ -1,4 +1,4 @@
-"""Drafters that fill a block together.
+"""Drafters that fill a block together, and blocks that are lengthened and cut.
 
 Axes: B rows, G longest block, V vocabulary.
 """
@@ -7,13 +7,17 @@ import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
-from specjax.checks import check_part, check_static
-from specjax.decoding.guards import committed
+from specjax.decoding import drafter_calls
+from specjax.decoding.guards import check_drafter
+from specjax.decoding.history import put_at
+from specjax.decoding.outcome import drafted_sources
 from specjax.errors import UserError
-from specjax.types import Array, Axes, Drafter, Params, Prompts, row_axes
+from specjax.types import Axes, DraftBlock, Drafter, Params, Prompts, row_axes
 
 
 class SeveralState(NamedTuple):
@@ -22,12 +26,12 @@ class SeveralState(NamedTuple):
     Attributes:
       drafters: their states, in their order.
       marks: the place of each drafter at the last commit; empty if drafters do not read drafts.
-      note: `[B]` int32, information about the last block.
+      note: information about the last block.
     """
 
     drafters: tuple[Any, ...]
     marks: tuple[Any, ...]
-    note: Array  # [B]
+    note: Int32[Array, " B"]
 
 
 class SeveralDrafters(Drafter):
@@ -45,33 +49,30 @@ class SeveralDrafters(Drafter):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """The drafters."""
         raise NotImplementedError
 
     def _check_parts(self, names: Sequence[str]) -> None:
-        """Raises TypeError or ValueError unless all are drafters that fit together."""
-        needed = ("prefill", "propose", "bonus", "commit", "draft_limits", "mark", "rewind")
+        """Raises UserError unless all are drafters whose blocks and commits can be combined."""
+        where = type(self).__name__
         for name, drafter in zip(names, self.parts, strict=True):
-            check_part(name, drafter, needed, "drafting.NeuralDrafter(...)")
-            check_static(name, drafter)
-            self._check_traits(drafter)
+            check_drafter(name, drafter)
+            kind, traits = type(drafter).__name__, drafter.traits
+            if traits.drafts_trees and not self._takes_trees:
+                raise UserError(
+                    f"{kind} drafts trees, but the blocks of {where} are chains: use it without "
+                    f"{where}"
+                )
+            if traits.reads_verifier_hidden and self._reads_drafts:
+                raise UserError(
+                    f"{kind} reads the verifier's hidden states, but drafts in {where} have none: "
+                    f"use it without {where}"
+                )
         sizes = [drafter.vocab_size for drafter in self.parts]
         if len(set(sizes)) > 1:
             raise UserError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
 
-    def _check_traits(self, drafter: Drafter) -> None:
-        """Raises ValueError for a drafter whose blocks, or whose commits, cannot be combined."""
-        where, traits = type(self).__name__, drafter.traits
-        wrong = None
-        if traits.drafts_trees and not self._takes_trees:
-            wrong = f"drafts trees, but the blocks of {where} are chains"
-        elif self._reads_drafts and traits.reads_verifier_hidden:
-            wrong = f"reads the verifier's hidden states, but drafts in {where} have none"
-        if wrong is not None:
-            raise UserError(f"{type(drafter).__name__} {wrong}: use it without {where}")
-
     def _check_names(self, shared: Sequence[str]) -> None:
-        """Raises ValueError if two models have the same name, unless it is in `shared`."""
+        """Raises UserError if two models have the same name, unless it is in `shared`."""
         names = [name for drafter in self.parts for name in drafter.model_names]
         for name in names:
             if names.count(name) > 1 and name not in shared:
@@ -82,27 +83,22 @@ class SeveralDrafters(Drafter):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.parts[0].vocab_size
 
     @property
     def num_uniforms(self) -> int:
-        """The sum over all drafters."""
         return sum(drafter.num_uniforms for drafter in self.parts)
 
     @property
     def has_confidence(self) -> bool:
-        """Whether all drafters have a confidence."""
         return all(drafter.has_confidence for drafter in self.parts)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names of all drafters, without duplicates."""
         return tuple(dict.fromkeys(n for drafter in self.parts for n in drafter.model_names))
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The names of all drafters' parts, in their order."""
         return tuple(name for drafter in self.parts for name in drafter.source_names)
 
     def describe(self) -> Any:
@@ -124,7 +120,7 @@ class SeveralDrafters(Drafter):
         states = []
         for i, (drafter, own) in enumerate(zip(self.parts, state.drafters, strict=True)):
             now = drafter.rewind(own, state.marks[i]) if i and self._reads_drafts else own
-            states.append(committed(drafter, now, own, tokens, counts, hidden))
+            states.append(drafter_calls.commit(drafter, now, tokens, counts, hidden))
         return state._replace(drafters=tuple(states), marks=self._kept(states))
 
     def mark(self, state: SeveralState) -> tuple[Any, ...]:
@@ -146,3 +142,62 @@ class SeveralDrafters(Drafter):
 
     def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(d.mark(own) for d, own in zip(self.parts, states, strict=True))
+
+
+def empty_block(
+    rows: int, longest: int, vocab: int, with_confidence: bool, with_sources: bool = False
+) -> DraftBlock:
+    """A block without tokens, of B `rows`, for up to G = `longest` tokens."""
+    empty = jnp.zeros((rows, longest + 1, vocab), jnp.float32)
+    return DraftBlock(
+        tokens=jnp.zeros((rows, longest), jnp.int32),
+        probs=empty,
+        confidences=empty if with_confidence else None,
+        num_drafted=jnp.zeros((rows,), jnp.int32),
+        calls={},
+        sources=jnp.zeros((rows, longest), jnp.int32) if with_sources else None,
+    )
+
+
+def append_block(block: DraftBlock, part: DraftBlock) -> DraftBlock:
+    """The block with the tokens of `part` after its own; passes do not change.
+
+    The bonus position of `part` is not copied: its own drafter may have filled it in.
+    """
+    starts, counts = block.num_drafted, part.num_drafted
+    confidences = block.confidences
+    if confidences is not None:
+        assert part.confidences is not None
+        confidences = _put_first(confidences, part.confidences, starts, counts + 1)
+    return block._replace(
+        tokens=_put_first(block.tokens, part.tokens, starts, counts),
+        probs=_put_first(block.probs, part.probs, starts, counts + 1),
+        confidences=confidences,
+        num_drafted=starts + counts,
+        sources=None
+        if block.sources is None
+        else _put_first(block.sources, drafted_sources(part), starts, counts),
+    )
+
+
+def cut_from(block: DraftBlock, starts: Array, longest: int) -> DraftBlock:
+    """The block without its first `starts [B]` tokens, padded to `longest`."""
+
+    def cut(x: Array, width: int) -> Array:
+        place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+        return jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))(x, place)
+
+    confidences = block.confidences
+    return block._replace(
+        tokens=cut(block.tokens, longest),
+        probs=cut(block.probs, longest + 1),
+        confidences=None if confidences is None else cut(confidences, longest + 1),
+        num_drafted=jnp.maximum(block.num_drafted - starts, 0),
+        calls={},
+    )
+
+
+def _put_first(buffer: Array, values: Array, starts: Array, counts: Array) -> Array:
+    """Writes the first `counts [B]` of `values [B, n, ...]` at `starts [B]`; see `put_at`."""
+    index = jnp.arange(values.shape[1], dtype=jnp.int32)[None]
+    return put_at(buffer, values, starts, index < counts[:, None])

@@ -1,38 +1,197 @@
 """A drafter of trees: a language model drafts several next tokens at each node, level by level.
 
+Nodes are numbered level by level; node 0 is the last committed token.
+
 Axes: B rows, G nodes without the root, W nodes of a level that get children, K children of a node,
-V vocabulary.
+n nodes of a tree that grows, m nodes that have been read, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float32, Int32
 
-from specjax.checks import check_part
+from specjax.checks import check_count, check_part, whole_number
 from specjax.decoding import history as history_lib
 from specjax.decoding.guards import check_model
 from specjax.decoding.tree import grown, part_of
 from specjax.drafting.neural import ModelDrafter, NeuralDrafterParams, NeuralDrafterState
-from specjax.drafting.topologies import Beam, Level, Topology
 from specjax.errors import UserError
 from specjax.platforms import row
 from specjax.processing import distributions, distributions_along
 from specjax.sampling import TINY, confidence, draw, num_uniforms
 from specjax.types import (
-    Array,
     Bonus,
     Cache,
     ChildLaw,
     DraftBlock,
+    DraftInputs,
     DraftTraits,
     LanguageModel,
     Sampling,
     TreeShape,
 )
+
+_EXAMPLE = "(0, 0, 1, 1) for two children of the root and two of the first of these"
+
+
+class Level(NamedTuple):
+    """A level of a tree.
+
+    Attributes:
+      parents: for each node with children its place in the level above, from 0; None if the nodes
+        with the most probable paths get them.
+      counts: for each such node the number of its children.
+    """
+
+    parents: tuple[int, ...] | None
+    counts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A tree that is the same in every round.
+
+    Attributes:
+      parents: for each node from 1 on, its parent; level by level, siblings together, and the
+        children of a node before those of the next.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = self.parents
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise UserError(f"parents must be a tuple such as {_EXAMPLE}, got {given!r}")
+        parents = tuple(whole_number(f"parents[{i}]", x, low=0) for i, x in enumerate(given))
+        for i, parent in enumerate(parents):
+            if parent > i:
+                raise UserError(
+                    f"parents[{i}] must be at most {i}, because a node comes after its parent, "
+                    f"got {parent}"
+                )
+        if list(parents) != sorted(parents):
+            raise UserError(f"parents must not decrease, got {parents}: number level by level")
+        object.__setattr__(self, "parents", parents)
+
+    @property
+    def size(self) -> int:
+        return len(self.parents)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depth of each node from 1 on."""
+        found = [0]
+        for parent in self.parents:
+            found.append(found[parent] + 1)
+        return tuple(found[1:])
+
+    @property
+    def widest(self) -> int:
+        return max(map(self.parents.count, self.parents))
+
+    @property
+    def is_paths(self) -> bool:
+        """Whether it consists of paths of the same length that part at the root."""
+        count = self.parents.count(0)
+        return self.parents == paths(count, len(self.parents) // count).parents
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The levels below the root."""
+        depths, found = (0, *self.depths), []
+        for depth in range(1, max(depths) + 1):
+            above = [node for node, own in enumerate(depths) if own == depth - 1]
+            counts = {node: self.parents.count(node) for node in above}
+            inner = [node for node in above if counts[node]]
+            places = tuple(above.index(node) for node in inner)
+            found.append(Level(places, tuple(counts[node] for node in inner)))
+        return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """A tree that grows below the nodes whose paths are the most probable for the drafter.
+
+    Each level has `width` children of each of the best `beam` nodes of the level above.
+
+    Attributes:
+      depth: the number of levels, at least 1.
+      width: the children of a node, at least 1.
+      beam: the nodes of a level that get children, at least 1.
+      keep: the verifier reads only this number of nodes, those with the most probable paths; None:
+        all. No token may be drawn then: a drawn token that is left out for its value would make the
+        output follow another distribution.
+
+    Source: EAGLE-2 (arXiv 2406.16858) for `keep`.
+    """
+
+    depth: int
+    width: int
+    beam: int
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "beam"):
+            check_count(name, getattr(self, name), "give a whole number")
+        if self.keep is not None:
+            check_count("keep", self.keep, "give a number of nodes, or None for all")
+            drafted = dataclasses.replace(self, keep=None).size
+            inner = sum(len(level.counts) for level in self.levels[1:])
+            if not inner <= self.keep <= drafted:
+                raise UserError(
+                    f"keep must lie between {inner}, the nodes with children, and {drafted}, the "
+                    f"nodes of the tree, got {self.keep}"
+                )
+
+    @property
+    def size(self) -> int:
+        return self.keep or sum(level.size for level in self.levels)
+
+    @property
+    def widest(self) -> int:
+        return self.width
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The levels below the root."""
+        best = min(self.beam, self.width)
+        first, next_ = Level((0,), (self.width,)), Level(None, (self.width,) * best)
+        third = Level(None, (self.width,) * min(self.beam, best * self.width))
+        return (first, next_, *(third,) * self.depth)[: self.depth]
+
+
+def k_ary(depth: int, width: int) -> Topology:
+    """The tree in which every node above the last level has `width` children."""
+    check_count("depth", depth, "give the number of levels")
+    check_count("width", width, "give the number of children of a node")
+    inner = sum(width**level for level in range(depth))
+    return Topology(tuple(node for node in range(inner) for _ in range(width)))
+
+
+def caterpillar(depth: int, width: int) -> Topology:
+    """The tree in which only the first child of a node has children: `width` on each level."""
+    check_count("depth", depth, "give the number of levels")
+    check_count("width", width, "give the number of children of a node")
+    firsts = [0, *(1 + level * width for level in range(depth - 1))]
+    return Topology(tuple(node for node in firsts for _ in range(width)))
+
+
+def paths(count: int, depth: int) -> Topology:
+    """The tree of `count` paths of `depth` nodes each that part at the root."""
+    check_count("count", count, "give the number of paths")
+    check_count("depth", depth, "give the number of levels")
+    return Topology((0,) * count + tuple(range(1, count * (depth - 1) + 1)))
+
 
 # How the children of a node may be chosen.
 CHILDREN = ("top", "top+1", "without", "independent")
@@ -42,25 +201,22 @@ class _Growing(NamedTuple):
     """A tree with n nodes, the root included, of which m have been read: those with children.
 
     Attributes:
-      tokens: `[B, n - 1]` int32.
-      parents: `[B, n - 1]` int32.
-      laws: `[B, n - 1]` int32.
-      scores: `[B, n]` float32, the drafter's probability of the path to each node (see `_ranks`).
-      read: `[B, m]` int32, the nodes that have been read, in this order.
-      follows: `[B, m - 1]` int32, the place in `read` of the parent of each but the root.
+      scores: the drafter's probability of the path to each node (see `_ranks`).
+      read: the nodes that have been read, in this order.
+      follows: the place in `read` of the parent of each but the root.
       shape: of the read nodes.
-      logits: `[B, m, V]`, after the read nodes.
+      logits: after the read nodes.
       cache: the model's, with the read nodes.
     """
 
-    tokens: Array  # [B, n - 1]
-    parents: Array  # [B, n - 1]
-    laws: Array  # [B, n - 1]
-    scores: Array  # [B, n]
-    read: Array  # [B, m]
-    follows: Array  # [B, m - 1]
+    tokens: Int32[Array, "B n-1"]
+    parents: Int32[Array, "B n-1"]
+    laws: Int32[Array, "B n-1"]
+    scores: Float32[Array, "B n"]
+    read: Int32[Array, "B m"]
+    follows: Int32[Array, "B m-1"]
     shape: TreeShape
-    logits: Array  # [B, m, V]
+    logits: Float32[Array, "B m V"]
     cache: Cache
 
 
@@ -78,11 +234,6 @@ class TreeDrafter(ModelDrafter):
         that is drawn, then the most probable tokens, without which it was drawn; "without", drawn
         without replacement; "independent", drawn independently, where equal tokens may occur.
       name: its passes are counted under this name.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if `children` is unknown, the model cannot read trees, a node has more children
-        than there are tokens, or nodes are left out (`Beam.keep`) of a tree with drawn tokens.
     """
 
     model: LanguageModel
@@ -112,7 +263,6 @@ class TreeDrafter(ModelDrafter):
 
     @property
     def max_draft(self) -> int:
-        """G, the number of nodes."""
         return self.tree.size
 
     @property
@@ -122,7 +272,6 @@ class TreeDrafter(ModelDrafter):
 
     @property
     def num_uniforms(self) -> int:
-        """A draw per token that is drawn."""
         draws = sum(min(c, self._drawn) for level in self.tree.levels for c in level.counts)
         return draws * num_uniforms(self.vocab_size)
 
@@ -133,7 +282,6 @@ class TreeDrafter(ModelDrafter):
 
     @property
     def traits(self) -> DraftTraits:
-        """The traits of a single drafter that drafts whole trees."""
         independent = self.children == "independent"
         alike = isinstance(self.tree, Topology) and self.tree.is_paths
         return DraftTraits(
@@ -153,42 +301,37 @@ class TreeDrafter(ModelDrafter):
         self,
         params: NeuralDrafterParams,
         state: NeuralDrafterState,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
-        active &= limits > 0
-        uniforms = uniforms.reshape(tokens.size, -1, num_uniforms(self.vocab_size))
+        active = inputs.active & (inputs.limits > 0)
+        uniforms = inputs.uniforms.reshape(active.size, -1, num_uniforms(self.vocab_size))
 
         def draft(before: NeuralDrafterState) -> tuple[DraftBlock, NeuralDrafterState]:
-            return self._draft(params, before, uniforms, sampling, active, with_confidence)
+            return self._draft(params, before, uniforms, inputs.sampling, active, with_confidence)
 
         like = jax.eval_shape(draft, state)[0]
         none = lambda before: (jax.tree.map(jnp.zeros_like, like), before)  # noqa: E731
         block, state = lax.cond(jnp.any(active), draft, none, state)
-        count = jnp.where(active, jnp.minimum(limits, self.max_draft), 0)
+        count = jnp.where(active, jnp.minimum(inputs.limits, self.max_draft), 0)
         return block._replace(num_drafted=count), state
 
     def bonus(
         self,
         params: NeuralDrafterParams,
         state: NeuralDrafterState,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
-        path = jnp.concatenate([tokens[:, None], block.tokens[:, : self.depth]], axis=1)
+        path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.depth]], axis=1)
         with jax.named_scope("drafter_pass"):
             read = self.model.extend(params.model, state.cache, path, state.positions)
         last = jax.vmap(row)(read.logits, block.num_drafted)
         with jax.named_scope("distribution"):
-            q = distributions(last, sampling)
+            q = distributions(last, inputs.sampling)
         q_conf = jax.vmap(confidence)(last) if with_confidence else None
         count = jnp.minimum(block.num_drafted, self.depth) + 1
         given = state.history, state.positions, block.tokens, count
@@ -334,8 +477,8 @@ class TreeDrafter(ModelDrafter):
             read=read.astype(jnp.int32),
         )
 
-    def _by_node(self, tree: _Growing, x: Array) -> Array:
-        """`[B, G + 1, V]` from `x [B, m, V]` of the nodes that were read; 0 elsewhere."""
+    def _by_node(self, tree: _Growing, x: Array) -> Float32[Array, "B N V"]:
+        """From `x [B, m, V]` of the nodes that were read; 0 elsewhere."""
         empty = jnp.zeros((x.shape[0], self.max_draft + 1, x.shape[2]), x.dtype)
         return jax.vmap(lambda y, at, own: y.at[at].set(own, mode="drop"))(empty, tree.read, x)
 

@@ -9,29 +9,27 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool
 
-from specjax.checks import check_count, check_part, one_number
+from specjax.checks import check_count, one_number
 from specjax.decoding import MethodParams, Round
-from specjax.decoding.guards import check_model
-from specjax.decoding.outcome import RoundMark, RoundState
-from specjax.decoding.token_sources import inner_sources
-from specjax.drafting.blocks import append_block, empty_block
+from specjax.decoding.outcome import RoundMark, RoundState, inner_sources
+from specjax.drafting.several import append_block, empty_block
 from specjax.errors import UserError
 from specjax.processing import advance, with_processing
 from specjax.rules import Lossless, Lossy
 from specjax.types import (
-    Array,
     Axes,
     Bonus,
     DraftBlock,
     Drafter,
+    DraftInputs,
     DraftTraits,
     LanguageModel,
     Params,
     Processing,
     Prompts,
     Rule,
-    Sampling,
     Verification,
     row_axes,
 )
@@ -58,12 +56,12 @@ class VerticalCascadeState(NamedTuple):
     Attributes:
       round: the inner round's state; after `propose` it has moved on by the block.
       mark: the places of the rows at the last commit.
-      active: `[B]` bool, the rows that drafted last or may need a bonus.
+      active: the rows that drafted last or may need a bonus.
     """
 
     round: RoundState
     mark: RoundMark
-    active: Array
+    active: Bool[Array, " B"]
 
 
 class _Collecting(NamedTuple):
@@ -99,11 +97,6 @@ class VerticalCascade(Drafter):
       verification: of the inner rounds; without a carry (not GreedyBlock).
       widths: the widths of the middle model's passes; see `decoding.Round`.
       name: the middle model's passes are counted under it.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if a number is out of range, the vocabularies differ, the verification is not
-        exact here, or two models share a name.
     """
 
     drafter: Drafter
@@ -125,16 +118,7 @@ class VerticalCascade(Drafter):
                 )
         if self.rounds is not None:
             check_count("rounds", self.rounds, "leave it out for no limit")
-        needed = ("draft_limits", "propose", "bonus", "commit", "mark", "rewind")
-        check_part("drafter", self.drafter, needed, "drafting.NeuralDrafter(...)")
-        check_model("reviewer", self.reviewer)
-        if self.drafter.vocab_size != self.reviewer.vocab_size:
-            raise UserError(
-                f"levels of a cascade must share one vocabulary, got {self.reviewer.vocab_size} "
-                f"tokens for {self.name!r} and {self.drafter.vocab_size} for the "
-                f"{type(self.drafter).__name__} below it"
-            )
-        self._round  # noqa: B018  runs its checks
+        self._round  # noqa: B018  its checks
 
     @property
     def _round(self) -> Round:
@@ -153,22 +137,19 @@ class VerticalCascade(Drafter):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.reviewer.vocab_size
 
     @property
     def num_uniforms(self) -> int:
-        """The sum over R rounds."""
         return self._most_rounds * self._round.num_uniforms
 
     @property
     def has_confidence(self) -> bool:
-        """True: the middle model's."""
         return True
 
     @property
     def traits(self) -> DraftTraits:
-        """Where a block ends may depend on the randomness of a round."""
+        # Where a block ends may depend on the randomness of a round.
         fixed = self._enough == self.max_draft and self.rounds is None
         return DraftTraits(
             prefix_only=self.drafter.traits.prefix_only,
@@ -181,12 +162,10 @@ class VerticalCascade(Drafter):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The middle model's name, then those below."""
         return self._round.model_names
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The middle model's name, for its own tokens; then the parts below."""
         return (self.name, *self.drafter.source_names)
 
     def describe(self) -> Any:
@@ -218,29 +197,25 @@ class VerticalCascade(Drafter):
         self,
         params: VerticalCascadeParams,
         state: VerticalCascadeState,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
         with_sources: bool = False,
     ) -> tuple[DraftBlock, VerticalCascadeState]:
         inner, most = self._round, self._most_rounds
-        limits = jnp.where(active, limits, 0)
+        limits = jnp.where(inputs.active, inputs.limits, 0)
         # At least one token if any is allowed.
         spare = self.max_draft - self._enough
         enough = jnp.maximum(limits - spare, jnp.minimum(limits, 1))
-        uniforms = uniforms.reshape(tokens.size, most, inner.num_uniforms)
+        uniforms = inputs.uniforms.reshape(limits.size, most, inner.num_uniforms)
 
         def step(carry: _Collecting) -> _Collecting:
             drafted = carry.block.num_drafted
             going, room = drafted < enough, limits - drafted
-            drawn_so = with_processing(sampling, carry.processing)
+            sampling = with_processing(inputs.sampling, carry.processing)
             outcome, after, seen = inner(
                 MethodParams(*params),
-                drawn_so,
+                sampling,
                 carry.round,
                 lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False),
                 going,
@@ -259,27 +234,26 @@ class VerticalCascade(Drafter):
             block = append_block(carry.block, part)
             calls = {name: carry.block.calls[name] + seen.calls[name] for name in seen.calls}
             after = inner.commit(carry.round, after, outcome.tokens, counts)
-            processing = advance(drawn_so, outcome.tokens, counts).processing
+            processing = advance(sampling, outcome.tokens, counts).processing
             block = block._replace(calls=calls)
             return _Collecting(carry.step + 1, block, after, processing)
 
         def unfinished(carry: _Collecting) -> Array:
             return (carry.step < most) & jnp.any(carry.block.num_drafted < enough)
 
-        sizes = tokens.size, self.max_draft, self.vocab_size
+        sizes = limits.size, self.max_draft, self.vocab_size
         block = empty_block(*sizes, with_confidence, with_sources)
         block = block._replace(calls=dict.fromkeys(self.model_names, jnp.int32(0)))
-        first = _Collecting(jnp.int32(0), block, state.round, sampling.processing)
+        first = _Collecting(jnp.int32(0), block, state.round, inputs.sampling.processing)
         done = lax.while_loop(unfinished, step, first)
-        return done.block, state._replace(round=done.round, active=active)
+        return done.block, state._replace(round=done.round, active=inputs.active)
 
     def bonus(
         self,
         params: VerticalCascadeParams,
         state: VerticalCascadeState,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, VerticalCascadeState]:
@@ -287,11 +261,11 @@ class VerticalCascade(Drafter):
         inner = self._round
         outcome, after, seen = inner(
             MethodParams(*params),
-            sampling,
+            inputs.sampling,
             state.round,
-            jnp.zeros((tokens.size, inner.num_uniforms), jnp.float32),
+            jnp.zeros((inputs.tokens.size, inner.num_uniforms), jnp.float32),
             state.active,
-            jnp.zeros(tokens.shape, jnp.int32),
+            jnp.zeros_like(inputs.tokens),
             with_confidence=with_confidence,
         )
         probs = jnp.where((seen.nan_in >= 0)[:, None], jnp.nan, outcome.probs[:, 0])
@@ -325,14 +299,9 @@ def lenience(value: float) -> Rule:
     It is `Lossy` at the strength 1 - 1 / l. At temperature 0 it changes nothing; `TokenV3` is its
     counterpart there.
 
+    l must be at least 1; 1 changes nothing.
+
     Source: Leviathan et al. (arXiv 2211.17192), section A.5; arXiv 2312.11462, section 3.1.
-
-    Args:
-      value: l >= 1; 1 for none.
-
-    Raises:
-      TypeError: if it is not a number.
-      ValueError: if it is below 1 or not finite.
     """
     exact = one_number("lenience", value, low=1.0, high=float(np.finfo(np.float32).max))
     return Lossless() if exact == 1.0 else Lossy(1.0 - 1.0 / exact)

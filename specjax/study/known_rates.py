@@ -27,7 +27,7 @@ from specjax.text.known_texts import (
     read,
     rows_at_once,
 )
-from specjax.types import Array, LanguageModel, Params, Prompts, Sampling
+from specjax.types import Array, DraftInputs, LanguageModel, Params, Prompts, Sampling
 
 
 class Law(NamedTuple):
@@ -211,9 +211,8 @@ def _copy(copier: LookupDrafter, table: Params, rows: KnownRows, before: Array) 
         state = copier.prefill(table, Prompts(inputs, lengths, texts, step), longest)
         many = jnp.full((longest,), copier.max_draft, jnp.int32)
         every, none = jnp.ones((longest,), bool), jnp.zeros((longest, 0), jnp.float32)
-        block, _ = copier.propose(
-            table, state, last, many, none, Sampling(), every, with_confidence=False
-        )
+        given = DraftInputs(last, many, none, Sampling(), every)
+        block, _ = copier.propose(table, state, given, with_confidence=False)
         ahead = step[:, None] + jnp.arange(copier.max_draft, dtype=jnp.int32)[None]
         own = jnp.take(text, ahead, mode="clip")
         same = (block.tokens == own) & (ahead < longest)

@@ -23,7 +23,7 @@ from specjax.drafting import (
     NeuralDrafterParams,
 )
 from specjax.drafting.neural import catches_up_on
-from specjax.drafting.policy_calls import check_own_params, check_policy
+from specjax.drafting.stopping import check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.rules import Budgeted, Lossless, check_rule

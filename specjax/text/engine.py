@@ -17,8 +17,7 @@ import numpy as np
 from specjax.checks import check_count, check_flag
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
-from specjax.decoding.loop import first_state
-from specjax.decoding.reading import beginning_of
+from specjax.decoding.loop import beginning_of, first_state
 from specjax.decoding.state import ByToken, end_row, insert_rows, watch_stops
 from specjax.errors import UserError
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full

@@ -7,6 +7,8 @@ import abc
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from jaxtyping import Bool, Float32, Int32
+
 from specjax.types.drawing import Sampling
 from specjax.types.language_model import Array, Axes, Params, Prompts, row_axes
 
@@ -123,6 +125,26 @@ class DraftTraits(NamedTuple):
     has_distributions: bool = True
 
 
+class DraftInputs(NamedTuple):
+    """What a drafter gets to draft a block for each row.
+
+    Attributes:
+      tokens: each row's last committed token.
+      limits: 0 .. G, the longest block of each row this round.
+      uniforms: in [0, 1), independent; U is `Drafter.num_uniforms`.
+      sampling: fields `[B]`; the block's probabilities are the distributions tokens are drawn from.
+        The drafter may ignore its processors.
+      active: the rows that draft or may need a bonus; other rows need nothing, and no pass is made
+        only for them.
+    """
+
+    tokens: Int32[Array, " B"]
+    limits: Int32[Array, " B"]
+    uniforms: Float32[Array, "B U"]
+    sampling: Sampling
+    active: Bool[Array, " B"]
+
+
 class Drafter(Protocol):
     """Proposes blocks of tokens; static and hashable, arrays in `params` and the state.
 
@@ -196,30 +218,17 @@ class Drafter(Protocol):
         self,
         params: Params,
         state: Any,
-        tokens: Array,
-        limits: Array,
-        uniforms: Array,
-        sampling: Sampling,
-        active: Array,
+        inputs: DraftInputs,
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, Any]:
-        """Drafts a block for each row.
+        """Drafts a block for each row, and returns it with the new state.
 
         Args:
           params: the drafter's parameters.
           state: its state.
-          tokens: `[B]` int32, each row's last committed token.
-          limits: `[B]` int32 in 0 .. G, the longest block of each row this round.
-          uniforms: `[B, num_uniforms]` float32 in [0, 1), independent.
-          sampling: fields `[B]`; the block's probabilities are the distributions tokens are drawn
-            from. The drafter may ignore its processors.
-          active: `[B]` bool, the rows that draft or may need a bonus; other rows need nothing, and
-            no pass is made only for them.
+          inputs: the rows' last tokens, limits and random numbers.
           with_confidence: whether the rule reads confidences (static).
-
-        Returns:
-          The block and the new state.
         """
 
     @abc.abstractmethod
@@ -227,9 +236,8 @@ class Drafter(Protocol):
         self,
         params: Params,
         state: Any,
-        tokens: Array,
+        inputs: DraftInputs,
         block: DraftBlock,
-        sampling: Sampling,
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, Any]:
@@ -238,9 +246,8 @@ class Drafter(Protocol):
         Args:
           params: the drafter's parameters.
           state: its state after `propose`.
-          tokens: `[B]` int32, each row's last committed token, as given to `propose`.
+          inputs: those of `propose`, but for `sampling`: that of the token after the block.
           block: what `propose` returned; of a tree, the accepted path as a chain.
-          sampling: fields `[B]`, for the token after the block.
           with_confidence: whether the rule reads confidences (static).
 
         Returns:

@@ -14,7 +14,7 @@ import specjax
 from specjax.checksums import write_checksums
 from specjax.cli.main import main
 from specjax.drafting import Bigram
-from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
+from specjax.drafting.ngrams import frequent_contexts, most_frequent_successors
 from specjax.text.bigram_files import load_bigram, save_bigram
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
@@ -43,7 +43,7 @@ def test_successors_are_the_most_frequent(monkeypatch):
             counts[a][b] += 1
     best = [min(counts[a], key=lambda b: (-counts[a][b], b)) for a in range(5)]
     assert most_frequent_successors(rows, 7).tolist() == [*best, -1, -1]
-    monkeypatch.setattr("specjax.drafting.bigram._AT_ONCE", 7)
+    monkeypatch.setattr("specjax.drafting.ngrams._AT_ONCE", 7)
     assert most_frequent_successors(iter(rows), 7).tolist() == [*best, -1, -1]
 
 

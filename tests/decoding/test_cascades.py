@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing
-from specjax.decoding import oracle_cascade, sequence_cascade, token_cascade
+from specjax.decoding import roundless, sequence_cascade, token_cascade
 from specjax.types import ENDED_BY, PromptBatch
 from tests.decoding import cascade_laws as laws
 from tests.decoding.helpers import begin
@@ -29,7 +29,7 @@ Q, P = (
     ]
     for table in (SMALL, LARGE)
 )
-MODULES = (token_cascade, oracle_cascade, sequence_cascade)
+MODULES = (token_cascade, roundless, sequence_cascade)
 
 
 def params_of(rule, large=LARGE, small=SMALL):

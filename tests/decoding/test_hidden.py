@@ -37,22 +37,22 @@ class FromHidden(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros((prompts.inputs.shape[0], V))
 
-    def propose(
-        self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence
-    ):
-        last, drafted, probs = tokens, [], []
+    def propose(self, params, state, inputs, *, with_confidence):
+        last, drafted, probs = inputs.tokens, [], []
         for i in range(self.max_draft):
-            q, last = draws(0.3 * state + params[last], sampling, uniforms[:, i : i + 1])
+            uniforms = inputs.uniforms[:, i : i + 1]
+            q, last = draws(0.3 * state + params[last], inputs.sampling, uniforms)
             drafted.append(last)
             probs.append(q)
         probs = jnp.stack([*probs, jnp.zeros_like(q)], axis=1)
         confidences = probs if with_confidence else None
-        return types.DraftBlock(jnp.stack(drafted, 1), probs, confidences, limits, {}), state
+        tokens = jnp.stack(drafted, 1)
+        return types.DraftBlock(tokens, probs, confidences, inputs.limits, {}), state
 
-    def bonus(self, params, state, tokens, block, sampling, *, with_confidence):
-        drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
+    def bonus(self, params, state, inputs, block, *, with_confidence):
+        drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
-        q = distributions(0.3 * state + params[last], sampling)
+        q = distributions(0.3 * state + params[last], inputs.sampling)
         return types.Bonus(q, q if with_confidence else None, {}), state
 
     def commit(self, state, tokens, counts, hidden=None):

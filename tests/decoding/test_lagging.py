@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, sampling
-from specjax.types import PromptBatch, Prompts
+from specjax.types import DraftInputs, PromptBatch, Prompts
 from tests.decoding import test_exact_law as whole
 from tests.decoding.helpers import pair
 from tests.models.tiny import tiny
@@ -68,8 +68,8 @@ def test_a_wrong_choice_of_limits_is_seen():
     copies, rule = 4000, RULES["Lossless"]
 
     class Peeking(drafting.NeuralDrafter):
-        def propose(self, params, state, tokens, limits, *rest, **options):
-            block, state = super().propose(params, state, tokens, limits, *rest, **options)
+        def propose(self, params, state, inputs, **options):
+            block, state = super().propose(params, state, inputs, **options)
             # Drops a drafted token because of its value.
             kept = jnp.where(block.tokens[:, 0] == 1, 0, block.num_drafted)
             return block._replace(num_drafted=kept), state
@@ -281,10 +281,9 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
         state = drafter.commit(state, jnp.array([[token]], jnp.int32), one)
     last, settings = jnp.array([9], jnp.int32), sampling.Sampling(jnp.ones(1))
     uniforms, active = jnp.zeros((1, drafter.num_uniforms)), jnp.array([True])
-    block, state = drafter.propose(
-        params, state, last, 0 * one, uniforms, settings, active, with_confidence=False
-    )
-    bonus, _ = drafter.bonus(params, state, last, block, settings, with_confidence=False)
+    inputs = DraftInputs(last, 0 * one, uniforms, settings, active)
+    block, state = drafter.propose(params, state, inputs, with_confidence=False)
+    bonus, _ = drafter.bonus(params, state, inputs, block, with_confidence=False)
     logits = t.model.apply(t.params, jnp.array([[3, 4, 5, 7, 8, 9]]))[0, -1]
     want = sampling.distribution(logits, sampling.Sampling(1.0))
     np.testing.assert_allclose(bonus.probs[0], want, atol=1e-5)

@@ -34,15 +34,14 @@ class Short(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros(prompts.inputs.shape[0])
 
-    def propose(
-        self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence
-    ):
-        drawn, probs, count, alive = [tokens], [], jnp.zeros_like(tokens), active
+    def propose(self, params, state, inputs, *, with_confidence):
+        alive, count = inputs.active, jnp.zeros_like(inputs.tokens)
+        drawn, probs = [inputs.tokens], []
         for i in range(self.max_draft):
             probs.append(params[drawn[-1]])
             below = jnp.cumsum(probs[-1], axis=1)
-            drawn.append((uniforms[:, i : i + 1] > below).sum(axis=1, dtype=jnp.int32))
-            count += (alive & (i < limits)).astype(jnp.int32)
+            drawn.append((inputs.uniforms[:, i : i + 1] > below).sum(axis=1, dtype=jnp.int32))
+            count += (alive & (i < inputs.limits)).astype(jnp.int32)
             alive &= drawn[-1] % 2 == 0
         probs.append(params[drawn[-1]])
         count = count + self.beyond
@@ -51,8 +50,8 @@ class Short(types.Drafter):
         )
         return block, state
 
-    def bonus(self, params, state, tokens, block, sampling, *, with_confidence):
-        drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
+    def bonus(self, params, state, inputs, block, *, with_confidence):
+        drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         return types.Bonus(params[last], None, {}), state
 
@@ -127,38 +126,11 @@ def _draft(change):
 WRONG = {
     "stops are numbers": (
         _stop(lambda self, params, state, drawn: (drawn.token, state)),
-        r"Mine.step: stops must be \[B\] = \[2\] bool, got \[2\] int32",
+        r"Mine.step: stops are bool\[B\]",
     ),
     "stops are one for all rows": (
         _stop(lambda self, params, state, drawn: (jnp.bool_(True), state)),
-        r"Mine.step: stops must be \[B\] = \[2\] bool, got \[\] bool",
-    ),
-    "stops alone": (
-        _stop(lambda self, params, state, drawn: drawn.token > 3),
-        r"Mine.step must return \(stops, state\), got \[2\] bool",
-    ),
-    "state of another kind": (
-        _stop(
-            lambda self, params, state, drawn: (drawn.token > 3, state.astype(jnp.float32)),
-            init=lambda self, rows: jnp.zeros(rows, jnp.int32),
-        ),
-        r"Mine.step: state must stay \[2\] int32, got \[2\] float32",
-    ),
-    "confidences undeclared": (
-        _stop(lambda self, params, state, drawn: (drawn.confidences.max(-1) < 0.5, state)),
-        "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
-    ),
-    "confidences undeclared, in a function": (
-        _stop(lambda self, params, state, drawn: (jnp.argmax(drawn.confidences, -1) > 3, state)),
-        "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
-    ),
-    "confidences undeclared, as an array": (
-        _stop(lambda self, params, state, drawn: (jnp.asarray(drawn.confidences)[:, 0] > 0, state)),
-        "Mine.step failed .*: confidences are None unless the policy sets reads_confidence = True",
-    ),
-    "parameters left out": (
-        _stop(lambda self, params, state, drawn: (drawn.probs[:, 0] < params, state)),
-        "Mine.step failed .*: it has no parameters: give stopping=Own",
+        r"Mine.step: stops are bool\[B\]",
     ),
     "scales": (
         _verify("G", "G"),
@@ -170,19 +142,15 @@ WRONG = {
     ),
     "draft probabilities": (
         _draft(lambda block, state: (block._replace(probs=block.probs[:, :-1]), state)),
-        r"Mine.propose: probs must be \[B, G \+ 1, V\] = \[2, 3, 259\] float32, got \[2, 2, 259\]",
-    ),
-    "calls": (
-        _draft(lambda block, state: (block._replace(calls=None), state)),
-        r"Mine.propose: calls must be a dict with the model_names \[\] as its keys, got None",
+        r"Mine.propose: probs must be float32\[2, 3, 259\]",
     ),
     "names of calls": (
         _draft(lambda block, state: (block._replace(calls={"me": jnp.int32(1)}), state)),
-        r"Mine.propose: calls must be a dict with the model_names \[\] .*, got \['me'\]",
+        "Mine.propose: calls must name the model_names",
     ),
-    "block alone": (
-        _draft(lambda block, state: block),
-        r"Mine.propose must return \(block, state\), got a DraftBlock of 9",
+    "another block": (
+        _draft(lambda block, state: (tuple(block), state)),
+        "Mine.propose must return a types.DraftBlock first",
     ),
 }
 
@@ -191,9 +159,8 @@ WRONG = {
 def test_a_part_that_returns_something_else_is_named(pair, name):
     parts, message = WRONG[name]
     models = pair.verifier if "drafting" in parts else pair
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises((AssertionError, ValueError), match=message):
         specjax.Decoder(models, **parts, **SHAPE)([[20], [21]])
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

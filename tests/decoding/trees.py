@@ -60,9 +60,8 @@ class Likeliest(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros(prompts.inputs.shape[0])
 
-    def propose(
-        self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence
-    ):
+    def propose(self, params, state, inputs, *, with_confidence):
+        tokens, limits, active = inputs.tokens, inputs.limits, inputs.active
         nodes, children = [tokens], [0] * (1 + self.max_draft)
         for parent in self.parents:
             order = jnp.argsort(-params[nodes[parent]], axis=-1)
@@ -81,7 +80,8 @@ class Likeliest(types.Drafter):
         drafted = jnp.stack(nodes[1:], axis=1)
         return types.DraftBlock(drafted, probs, confidences, count, {}, parents), state
 
-    def bonus(self, params, state, tokens, block, sampling, *, with_confidence):
+    def bonus(self, params, state, inputs, block, *, with_confidence):
+        tokens = inputs.tokens
         drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         probs = jax.nn.softmax(params[last], axis=-1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax.decoding.tree import draft_probs
 from specjax.sampling import Sampling
-from specjax.types import Prompts
+from specjax.types import DraftInputs, Prompts
 from tests.drafting.rounds import cross, in_chunks, numbers, outcomes_of, put, take
 
 
@@ -117,11 +117,9 @@ def _jitted(drafter, params, verification, temperature):
     def one_case(state, last, uniforms):
         limits = jnp.full(1, drafter.max_draft, jnp.int32)
         active = drafter.draft_limits(params, state, limits) > 0
-        block, state = drafter.propose(
-            params, state, last[None], limits, uniforms[None], sampling, active,
-            with_confidence=False,
-        )  # fmt: skip
-        _, whole = drafter.bonus(params, state, last[None], block, sampling, with_confidence=False)
+        inputs = DraftInputs(last[None], limits, uniforms[None], sampling, active)
+        block, state = drafter.propose(params, state, inputs, with_confidence=False)
+        _, whole = drafter.bonus(params, state, inputs, block, with_confidence=False)
         probs = draft_probs(block, drafter.vocab_size)
         return block.tokens[0], probs[0], block.num_drafted[0], state, whole
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.sampling import Sampling
-from specjax.types import Prompts
+from specjax.types import DraftInputs, Prompts
 from specjax.verification import next_token_probs, num_accepted_probs
 
 CHUNK = 512
@@ -168,9 +168,8 @@ def _jitted(drafter, verification, temperature, cut):
         by_row = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows,)), sampling)
         limits = jnp.where(active, drafter.max_draft, 0)
         wanted = drafter.draft_limits(params, state, limits) > 0
-        block, state = drafter.propose(
-            params, state, last, limits, uniforms, by_row, wanted, with_confidence=True
-        )
+        inputs = DraftInputs(last, limits, uniforms, by_row, wanted)
+        block, state = drafter.propose(params, state, inputs, with_confidence=True)
         count = jnp.minimum(block.num_drafted, limits)
         return block.tokens, count if cut is None else jnp.minimum(cut(block), count), state
 

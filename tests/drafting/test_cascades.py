@@ -335,17 +335,15 @@ def test_a_level_that_copies_first_is_exact(inner, verify):
 class SharesOne(drafting.HorizontalCascade):
     """The wrong one: all positions say the distribution of the first drafter."""
 
-    def propose(self, params, state, tokens, limits, uniforms, sampling, active, **options):
-        block, new = super().propose(
-            params, state, tokens, limits, uniforms, sampling, active, **options
-        )
+    def propose(self, params, state, inputs, **options):
+        block, new = super().propose(params, state, inputs, **options)
         first = self.drafters[0]
         # What the first drafter would have drawn from after the first token.
         told = first.commit(new.drafters[0], block.tokens, jnp.minimum(block.num_drafted, 1))
-        empty = drafting.blocks.empty_block(tokens.size, first.max_draft, first.vocab_size, False)
-        extra = first.bonus(
-            params[0], told, block.tokens[:, 0], empty, sampling, with_confidence=False
-        )[0]
+        rows = inputs.tokens.size
+        empty = drafting.several.empty_block(rows, first.max_draft, first.vocab_size, False)
+        after = inputs._replace(tokens=block.tokens[:, 0])
+        extra = first.bonus(params[0], told, after, empty, with_confidence=False)[0]
         return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
 
 

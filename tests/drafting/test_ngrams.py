@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from specjax.drafting import Bigram, LookupDrafter
-from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
-from specjax.drafting.ngrams import NGrams, follower
+from specjax.drafting.ngrams import NGrams, follower, frequent_contexts, most_frequent_successors
 from specjax.sampling import Sampling
-from specjax.types import Prompts
+from specjax.types import DraftInputs, Prompts
 from tests.drafting.test_lookup import naive
 
 ROWS, WIDTH, FORCED, MORE, G, START = 200, 10, 2, 9, 6, 0
@@ -90,10 +89,14 @@ def begin(drafter, table, inputs, lengths, prefix, prefix_lengths):
 @jax.jit(static_argnums=0)
 def one_round(drafter, table, state, last, tokens, counts):
     rows = last.size
-    block, state = drafter.propose(
-        table, state, last, jnp.full(rows, G), jnp.zeros((rows, 0)),
-        Sampling(jnp.ones(rows, jnp.float32)), jnp.ones(rows, bool), with_confidence=False,
-    )  # fmt: skip
+    inputs = DraftInputs(
+        last,
+        jnp.full(rows, G),
+        jnp.zeros((rows, 0)),
+        Sampling(jnp.ones(rows, jnp.float32)),
+        jnp.ones(rows, bool),
+    )
+    block, state = drafter.propose(table, state, inputs, with_confidence=False)
     return block.tokens, block.num_drafted, drafter.commit(state, tokens, counts)
 
 
@@ -189,16 +192,6 @@ def test_no_context_is_known_where_none_says_more():
         assert contexts.shape == (0, 3) and followers.shape == (0,)
         made = Bigram(successors, "mark", {}, contexts, followers)
         assert made.order == 4 and made.table("it", "mark", 6).tolist() == [*successors, -1]
-
-
-def test_a_table_of_another_shape_is_told():
-    table, _ = make(np.random.default_rng(0), 3, 7)
-    drafter = LookupDrafter(7, G)
-    rows = jnp.ones((2, 3), jnp.int32)
-    state = drafter.prefill((), Prompts(rows, jnp.full(2, 3)), 9)
-    wrong = jax.tree.map(jnp.asarray, table._replace(followers=table.followers[1:]))
-    with pytest.raises(ValueError, match=r"LookupDrafter's parameters.followers must be \[K\] = "):
-        one_round(drafter, wrong, state, rows[:, 0], rows, jnp.ones(2, jnp.int32))
 
 
 @pytest.mark.parametrize(

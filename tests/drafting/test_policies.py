@@ -12,8 +12,8 @@ from specjax import drafting, sampling, testing
 from specjax.acceptance_head.head import Head
 from specjax.acceptance_head.network import HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting.estimates import confidence_log_odds
-from specjax.drafting.policies import Weighing
-from specjax.types import DraftOutcome, Prompts
+from specjax.drafting.stopping import Weighing
+from specjax.types import DraftInputs, DraftOutcome, Prompts
 from specjax.types.drafting import Drawn
 
 B, V, G = 5, 6, 4
@@ -379,10 +379,9 @@ def test_bounds_hold_for_any_policy():
     )
     limits = jnp.asarray([0, 1, 2, 3, 4], jnp.int32)
     settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), sampling.Sampling())
-    block, _ = drafter.propose(
-        params, state, jnp.zeros(B, jnp.int32), limits, jnp.full((B, G), 0.5), settings,
-        limits > 0, with_confidence=False,
-    )  # fmt: skip
+    last, uniforms = jnp.zeros(B, jnp.int32), jnp.full((B, G), 0.5)
+    inputs = DraftInputs(last, limits, uniforms, settings, limits > 0)
+    block, _ = drafter.propose(params, state, inputs, with_confidence=False)
     np.testing.assert_array_equal(block.num_drafted, [0, 1, 2, 3, 3])
 
 

@@ -97,10 +97,9 @@ class Softened(drafting.LookupDrafter):
 class Afterwards(drafting.LookupFirst):
     """The control: the drafter's block stands where its first token is the copied one."""
 
-    def propose(self, params, state, tokens, limits, uniforms, sampling, active, **options):
-        rest = (tokens, limits, uniforms, sampling, active)
-        copied, _ = self.lookup.propose(params[0], state.drafters[0], *rest, **options)
-        drawn, _ = self.drafter.propose(params[1], state.drafters[1], *rest, **options)
+    def propose(self, params, state, inputs, **options):
+        copied, _ = self.lookup.propose(params[0], state.drafters[0], inputs, **options)
+        drawn, _ = self.drafter.propose(params[1], state.drafters[1], inputs, **options)
         same = copied.tokens[:, 0] == drawn.tokens[:, 0]
         wide = jnp.pad(drawn.tokens, ((0, 0), (0, 1)))
         probs = jnp.pad(drawn.probs, ((0, 0), (0, 1), (0, 0)))

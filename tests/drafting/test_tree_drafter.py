@@ -172,13 +172,14 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
         drafter = drafting.TreeDrafter(MODEL, beam, children)
         params = drafting.NeuralDrafterParams(Q)
         state = drafter.prefill(params, types.Prompts(INPUTS, LENGTHS), 20)
-        given = (
+        inputs = types.DraftInputs(
             jnp.array([2, 2, 1]),
             jnp.full(3, drafter.max_draft),
             jnp.zeros((3, drafter.num_uniforms)),
+            Sampling(jnp.full(3, temperature)),
+            jnp.ones(3, bool),
         )
-        rows = Sampling(jnp.full(3, temperature)), jnp.ones(3, bool)
-        return drafter.propose(params, state, *given, *rows, with_confidence=False)[0]
+        return drafter.propose(params, state, inputs, with_confidence=False)[0]
 
     drawn, greedy = blocks("top", 1.0), blocks(children, 0.0)
     np.testing.assert_array_equal(greedy.tokens, drawn.tokens)
@@ -225,7 +226,7 @@ def test_greedy_trees_propose_what_processors_leave():
 
 
 WRONG = [
-    (lambda: drafting.Topology(()), ValueError, "parents must have at least one entry"),
+    (lambda: drafting.Topology(()), ValueError, "parents must be a tuple such as"),
     (lambda: drafting.Topology("00"), ValueError, "parents must be a tuple such as"),
     (lambda: drafting.Topology((0, 0.5)), ValueError, r"parents\[1\] must be a whole number"),
     (lambda: drafting.Topology((0, 2)), ValueError, r"parents\[1\] must be at most 1"),
@@ -234,8 +235,8 @@ WRONG = [
     (lambda: drafting.Beam(0, 2, 1), ValueError, "depth must be a whole number of at least 1"),
     (lambda: drafting.k_ary(2, 0), ValueError, "width must be a whole number of at least 1"),
     (lambda: drafting.TreeDrafter(MODEL, (0, 0)), ValueError, "tree must be like"),
-    (lambda: drafting.Beam(2, 2, 2, keep=7), ValueError, "keep must be at most 6"),
-    (lambda: drafting.Beam(2, 2, 2, keep=1), ValueError, "keep must be at least 2"),
+    (lambda: drafting.Beam(2, 2, 2, keep=7), ValueError, "keep must lie between 2"),
+    (lambda: drafting.Beam(2, 2, 2, keep=1), ValueError, "keep must lie between 2"),
     (
         lambda: drafting.TreeDrafter(MODEL, TREES["kept"], "without"),
         ValueError,

@@ -15,7 +15,7 @@ from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.guards import check_strengths
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.neural import catches_up_on
-from specjax.drafting.policy_calls import check_policy
+from specjax.drafting.stopping import check_policy
 from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call
 from specjax.integrations.t5x.sharding import constrain

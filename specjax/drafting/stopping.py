@@ -1,6 +1,6 @@
 """Stopping policies: they decide when a row's draft ends.
 
-Axes: B rows, G longest block, V vocabulary.
+Axes: B rows, G longest block, O longest output, V vocabulary.
 """
 
 import abc
@@ -10,8 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
 
-from specjax.checks import check_part, one_number, whole_number
+from specjax.checks import (
+    check_part,
+    check_static,
+    one_number,
+    whole_number,
+)
 from specjax.drafting.estimates import (
     Estimate,
     HeadEstimate,
@@ -27,9 +34,11 @@ from specjax.drafting.estimates import (
     judge,
     no_rates,
 )
+from specjax.errors import UserError
 from specjax.rules.target import entropy
-from specjax.types import Array, DraftOutcome, Params, Stopping
+from specjax.types import DraftOutcome, Params, Stopping
 from specjax.types.drafting import Drawn
+from specjax.types.pytrees import where_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +47,9 @@ class FixedLength(Stopping):
 
     @property
     def is_fixed(self) -> bool:
-        """True."""
         return True
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """Never stops."""
         return jnp.zeros(drawn.token.shape, bool), state
 
 
@@ -61,15 +68,14 @@ class _Threshold(Stopping):
             one_number(name, self.threshold, low=0.0, high=self._high)
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """Traces the threshold."""
         return dataclasses.replace(self, threshold=None), given(self, "threshold")
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
         return self._ends(drawn.confidences, _numbers(self, params)), state
 
     @abc.abstractmethod
-    def _ends(self, confidences: Any, threshold: Array) -> Array:
-        """`[B]` bool, from `confidences [B, V]`."""
+    def _ends(self, confidences: Any, threshold: Array) -> Bool[Array, " B"]:
+        """From `confidences [B, V]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +130,6 @@ class OnEstimate(Stopping):
 
     @property
     def reads_confidence(self) -> bool:
-        """Whether the estimate does."""
         return self.estimate.reads_confidence
 
     def _check_estimate(self) -> None:
@@ -161,23 +166,19 @@ class Survival(OnEstimate):
 
     @property
     def reads_past(self) -> bool:
-        """Whether the estimate does."""
         return self.estimate.reads_past
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """Traces the threshold and the estimate's numbers."""
         estimate, numbers = self.estimate.bind(head)
         bound = dataclasses.replace(self, estimate=estimate, threshold=None)
         return bound, EstimateParams(given(self, "threshold"), numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> Any:
-        """The estimate's memory."""
         return self.estimate.remember(self._numbers(params).estimate, rows)
 
     def begin(
         self, params: Params, memory: Any, limits: Array, longest: int
     ) -> tuple[Array, JudgedDraft]:
-        """Starts all rows with survival 1."""
         own = self._numbers(params).estimate
         return limits, begin_survival(self.estimate, own, memory, limits.size, longest)
 
@@ -187,7 +188,6 @@ class Survival(OnEstimate):
         return 1.0 - state.survival > numbers.own, state
 
     def learn(self, memory: Any, state: JudgedDraft, outcome: DraftOutcome) -> Any:
-        """Lets the estimate learn."""
         return self.estimate.learn(memory, state.recalled, state.features, outcome)
 
 
@@ -210,18 +210,16 @@ class Weighing(NamedTuple):
 
     Attributes:
       judged: by the estimate.
-      limits: `[B]` int32.
-      lengths: `[B]` int32, the tokens drafted so far.
-      going: `[B]` bool.
-      chances: `[B, G]` float32, for the next tokens.
+      lengths: the tokens drafted so far.
+      chances: for the next tokens.
       own: the values that the policy compares them with.
     """
 
     judged: JudgedDraft
-    limits: Array  # [B]
-    lengths: Array  # [B]
-    going: Array  # [B]
-    chances: Array  # [B, G]
+    limits: Int32[Array, " B"]
+    lengths: Int32[Array, " B"]
+    going: Bool[Array, " B"]
+    chances: Float32[Array, "B G"]
     own: Any
 
 
@@ -236,14 +234,12 @@ class WeighsTokens(OnEstimate):
     reads_past = True
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
-        """An empty memory; `rows` may be a part of the batch."""
         estimate = self.estimate.remember(self._numbers(params).estimate, rows)
         return RoundsPast(no_rates(rows), estimate)
 
     def begin(
         self, params: Params, memory: RoundsPast, limits: Array, longest: int
     ) -> tuple[Array, Weighing]:
-        """0 in rows whose first token is not worth its cost."""
         numbers, rows = self._numbers(params), limits.size
         state = Weighing(
             judged=begin_survival(self.estimate, numbers.estimate, memory.estimate, rows, longest),
@@ -265,7 +261,6 @@ class WeighsTokens(OnEstimate):
         return ~worth, state._replace(going=worth)
 
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
-        """Updates the rates and the estimate."""
         judged = state.judged
         estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
         return memory._replace(rates=add_round(memory.rates, outcome), estimate=estimate)
@@ -309,14 +304,15 @@ class Budget(WeighsTokens):
         self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        """Traces the number of tokens and the estimate's numbers."""
         estimate, numbers = self.estimate.as_chance().bind(head)
         given(self, "tokens")  # checks it
         bound = dataclasses.replace(self, tokens=None, estimate=estimate)
         return bound, EstimateParams(jnp.int32(self.tokens), numbers)
 
-    def _against(self, own: Array, memory: RoundsPast, limits: Array, longest: int) -> Array:
-        """`[B]` int32, the tokens that may be drafted in all rows together (equal entries)."""
+    def _against(
+        self, own: Array, memory: RoundsPast, limits: Array, longest: int
+    ) -> Int32[Array, " B"]:
+        """The tokens that may be drafted in all rows together (equal entries)."""
         budget = own - jnp.sum(limits > 0, dtype=jnp.int32)
         return jnp.broadcast_to(budget, limits.shape)
 
@@ -334,3 +330,120 @@ class Budget(WeighsTokens):
 def _numbers(policy: Stopping, params: Params) -> Any:
     """The traced numbers; the policy's own if it was not bound."""
     return policy.bind()[1] if isinstance(params, tuple) and not params else params
+
+
+def check_policy(policy: Any) -> None:
+    """Raises UserError unless `policy` is a stopping policy, and hashable."""
+    needed = ("bind", "remember", "begin", "step", "learn")
+    check_part("stopping", policy, needed, "drafting.FixedLength()")
+    check_static("stopping", policy)
+
+
+def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None:
+    """Raises UserError if one of specjax's policies, which has its numbers, gets parameters."""
+    own = type(policy).__module__.startswith("specjax.drafting")
+    if not own or (isinstance(params, tuple) and not params):
+        return
+    try:
+        policy.bind(head)
+    except ValueError:  # bind() has moved its numbers to the parameters
+        return
+    raise UserError(
+        f"stopping=Own({type(policy).__name__}(...), params) must have no params, because this "
+        f"policy needs none: write stopping={policy!r}"
+    )
+
+
+# In place of the length of a last draft whose outcome was already reported.
+NOTHING_TO_LEARN = -1
+
+
+class PolicyPast(NamedTuple):
+    """The memory of a policy that learns from earlier rounds.
+
+    Attributes:
+      memory: the policy's memory.
+      state: its state at the end of the last drafts.
+      drafted: their number of tokens, or `NOTHING_TO_LEARN`.
+    """
+
+    memory: Any
+    state: Any
+    drafted: Int32[Array, " B"]
+
+
+def first_past(policy: Stopping, params: Params, rows: int, longest: int) -> PolicyPast | tuple[()]:
+    """The memory of rows that have drafted nothing; () for a policy without memory."""
+    if not policy.reads_past:
+        return ()
+    memory = policy.remember(params, rows, longest)
+    none = jnp.zeros((rows,), jnp.int32)
+    return PolicyPast(memory, policy.begin(params, memory, none, longest)[1], none)
+
+
+def learn(
+    policy: Stopping,
+    past: PolicyPast | tuple[()],
+    drafted: Int32[Array, "B G"],
+    tokens: Int32[Array, "B T"],
+    counts: Int32[Array, " B"],
+) -> PolicyPast | tuple[()]:
+    """The memory after the first `counts` of `tokens` are committed; `drafted`: the last drafts.
+
+    A row without committed tokens learns nothing.
+    """
+    if not isinstance(past, PolicyPast):
+        return past
+    width = min(tokens.shape[1], drafted.shape[1])
+    known = jnp.minimum(counts, past.drafted)
+    agrees = tokens[:, :width] == drafted[:, :width]
+    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < known[:, None]
+    agreed = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    outcome = DraftOutcome(past.drafted, agreed, agreed < known)
+    memory = policy.learn(past.memory, past.state, outcome)
+    learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
+    return past._replace(memory=where_rows(learns, memory, past.memory))
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyOracle(Stopping):
+    """Ends each draft just before the verifier would reject it; only for temperature 0.
+
+    It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds the
+    gain of policies. It needs the verifier's greedy output in advance: its parameters are the
+    `agreeing_runs`, `[B, N + 1]` int32, of the decoded rows, in their order; slots must not be
+    refilled. Above temperature 0 it is not a bound: other tokens are drawn.
+
+    Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
+    """
+
+    reads_past = True
+
+    def remember(self, params: Params, rows: int, longest: int) -> Array:
+        return jnp.zeros((rows,), jnp.int32)
+
+    def begin(
+        self, params: Params, memory: Array, limits: Array, longest: int
+    ) -> tuple[Array, Any]:
+        place = jnp.minimum(memory, params.shape[1] - 1)
+        runs = jnp.take_along_axis(params, place[:, None], axis=1)[:, 0]
+        return jnp.minimum(limits, runs), ()
+
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
+        return jnp.zeros(drawn.token.shape, bool), state
+
+    def learn(self, memory: Array, state: Any, outcome: DraftOutcome) -> Array:
+        return memory + outcome.agreed + 1
+
+
+def agreeing_runs(agrees: np.ndarray) -> np.ndarray:
+    """The number of tokens from each place on that agree without a break: `[B, O + 1]` int32.
+
+    `agrees [B, O]` tells whether the drafter's greedy token at each place of the verifier's greedy
+    output, given that output before it, is the verifier's own.
+    """
+    agrees = np.asarray(agrees, bool)
+    runs = np.zeros((agrees.shape[0], agrees.shape[1] + 1), np.int32)
+    for i in range(agrees.shape[1] - 1, -1, -1):
+        runs[:, i] = np.where(agrees[:, i], runs[:, i + 1] + 1, 0)
+    return runs
