@@ -1,4 +1,4 @@
-"""Checks of users' values: prompts, numbers of steps, parts that do not fit together.
+"""Checks of users' values: prompts, parts that do not fit together, rules.
 
 Axes: B rows, P prompt length, F prefix length, G longest block.
 """
@@ -13,12 +13,10 @@ from specjax.errors import UserError
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
 from specjax.types import (
-    DecodeState,
     Drafter,
     LanguageModel,
     PromptBatch,
     Rule,
-    Sampling,
     Verification,
 )
 
@@ -81,26 +79,6 @@ def _check_span(name: str, value: Any, low: int, high: int) -> None:
     if bad.any():
         where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
         raise UserError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
-
-
-def check_stops(
-    state: DecodeState, stop_after: Any, until_finished: Any, table: Any
-) -> tuple[np.int32, np.int32]:
-    """When a loop returns, as int32 numbers; by default when all rows are finished.
-
-    Raises:
-      UserError: for a number below 1 (the loop would never end), or a table of stop strings without
-        a state that uses it, or missing.
-    """
-    if (state.stop is None) != (table is None):
-        does, must = ("no", "left out") if state.stop is None else ("a", "given")
-        raise UserError(f"stop_table must be {must}: the state has {does} field `stop`")
-    # The shape of `finished` would need its own program.
-    until_finished = state.ended_by.shape[0] if until_finished is None else until_finished
-    for name, value in (("stop_after", stop_after), ("until_finished", until_finished)):
-        if int(value) < 1:
-            raise UserError(f"{name} must be at least 1, got {int(value)}")
-    return np.int32(stop_after), np.int32(until_finished)
 
 
 def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
@@ -195,16 +173,6 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
         raise UserError(
             f"{type(rule).__name__} reads the drafter's confidence, but "
             f"{type(drafter).__name__} has none: choose another rule"
-        )
-
-
-def check_processors(sampling: Sampling, params: Any) -> None:
-    """Raises UserError unless there are shared arrays for each processor of the sampling."""
-    needed, given = len(sampling.processors or ()), len(getattr(params, "processors", ()))
-    if needed != given:
-        raise UserError(
-            f"params.processors must have an entry for each processor, got {given} for {needed}: "
-            "give MethodParams(processors=...), an empty tuple for each without arrays of its own"
         )
 
 

@@ -18,9 +18,7 @@ from jaxtyping import Array, Int32
 from specjax.compilation import jit, jit_at, placement, step_options
 from specjax.decoding.guards import (
     check_eos_ids,
-    check_processors,
     check_prompts,
-    check_stops,
     check_strengths,
 )
 from specjax.decoding.state import ByToken, Step, add_step, initial_state
@@ -207,7 +205,9 @@ class Method(abc.ABC):
             max_new=max_new,
         )
         self.check_params(params, np.shape(prompts.inputs)[0] * copies)
-        check_processors(prompts.sampling, params)
+        processors = prompts.sampling.processors or ()
+        arrays = getattr(params, "processors", ())
+        assert len(arrays) == len(processors), "params.processors must have one for each processor"
         forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
         lengths = (prompts.input_lengths, prompts.prefix_lengths)
         positions = self.prompt_positions(
@@ -256,8 +256,7 @@ class Method(abc.ABC):
     def _taken(self, beginning: Beginning, prompts: PromptBatch) -> Beginning:
         """The beginning with a length per prompt."""
         lengths = np.broadcast_to(beginning.lengths, np.shape(prompts.input_lengths))
-        if np.any(lengths >= np.asarray(prompts.input_lengths)):
-            raise UserError("each prompt must be longer than the beginning that it takes")
+        assert np.all(lengths < np.asarray(prompts.input_lengths)), "prompts must be longer"
         if self.partitioner is not None:
             lengths = self.partitioner.place_rows(lengths)
         return Beginning(beginning.caches, lengths)
@@ -335,7 +334,11 @@ class Method(abc.ABC):
             before; all by default. Both numbers are traced.
           stop_table: see `StopState`; only if the state has one.
         """
-        stops = check_stops(state, stop_after, until_finished, stop_table)
+        assert (state.stop is None) == (stop_table is None), "stop_table must match state.stop"
+        # The shape of `finished` would need its own program.
+        until_finished = state.ended_by.shape[0] if until_finished is None else until_finished
+        assert min(stop_after, until_finished) >= 1, "a loop of no steps would never end"
+        stops = np.int32(stop_after), np.int32(until_finished)
         return jitted_run(placement(state))(self, params, state, *stops, stop_table)
 
     def check_params(self, params: Params, rows: int) -> None:
@@ -370,11 +373,7 @@ class Method(abc.ABC):
 
 def check_pair(method: Method, params: Any, rows: int) -> None:
     """Raises UserError unless parameters and their rule fit a method and a batch."""
-    if not isinstance(params, MethodParams):
-        raise UserError(
-            "params must be decoding.MethodParams(verifier=, drafter=, rule=), got "
-            f"{type(params).__name__}"
-        )
+    assert isinstance(params, MethodParams), f"params must be MethodParams, got {type(params)}"
     method.check_rule(params.rule)
     check_strengths(params.rule, rows)
 

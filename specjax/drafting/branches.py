@@ -133,7 +133,7 @@ class BranchesDrafter(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        raise UserError("BranchesDrafter has no distribution after its block")
+        raise NotImplementedError  # no rule reads it: see `DraftTraits.has_distributions`
 
 
 class _Part(NamedTuple):
@@ -214,8 +214,7 @@ def _part(block: DraftBlock, start: int, nobody: int) -> _Part:
         size = tokens.shape[1]
         parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tokens.shape)
         laws = jnp.full_like(tokens, ChildLaw.DRAWN)
-    if laws is None:
-        raise UserError("the trees of BranchesDrafter need DraftBlock.laws, how tokens were drawn")
+    assert laws is not None, "the trees of BranchesDrafter need DraftBlock.laws"
     rows = jnp.full_like(tokens, nobody)
     if block.probs is None:
         laws = jnp.full_like(tokens, ChildLaw.TOP)

@@ -107,7 +107,7 @@ class ConfidenceEstimate(Estimate):
                 one_number(f"ConfidenceEstimate: {name}", getattr(self, name))
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        numbers = Line(given(self, "slope"), given(self, "offset"))
+        numbers = Line(traced(self, "slope"), traced(self, "offset"))
         return dataclasses.replace(self, slope=None, offset=None), numbers
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
@@ -163,8 +163,7 @@ class HeadEstimate(Estimate):
         return jnp.zeros((rows, NUM_FEATURES), jnp.float32) if self.reads_confidence else ()
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
-        if self.config is None:
-            raise UserError("HeadEstimate has no head: give HeadEstimate(config) and its params")
+        assert self.config is not None, "HeadEstimate: bind it, or give config and params"
         # Both belong to the token before: its hidden state is known only now.
         features = carry if self.reads_confidence else None
         found = apply_head(self.config, params.head, drawn.hidden, features) + params.shift
@@ -269,14 +268,10 @@ def confidence_log_odds(confidences: Array) -> Array:
     return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
 
 
-def given(part: Any, name: str) -> Array:
-    """A number of a policy or an estimate, to be traced: float32."""
+def traced(part: Any, name: str) -> Float32[Array, ""]:
+    """A number of a policy or an estimate as a parameter; `bind` leaves None in its place."""
     value = getattr(part, name)
-    if value is None:
-        raise UserError(
-            f"{type(part).__name__}: {name} is None: give a number, or pass the parameters that "
-            "bind() returned"
-        )
+    assert value is not None, f"{type(part).__name__}: {name} is in the parameters of bind()"
     return jnp.float32(value)
 
 

@@ -54,7 +54,6 @@ def cascade(
       A drafter; `cascade_params` makes its parameters.
     """
     matrix = check_lengths(lengths, [*models, *(["last"] if last is not None else [])])
-    _check_last(last)
     named = list(models.items())
 
     def unreviewed(i: int, count: int) -> Drafter:
@@ -62,8 +61,8 @@ def cascade(
             name, model = named[i]
             made = None if neural is None else neural(name, count)
             return NeuralDrafter(model, count, name=name) if made is None else made
-        assert last is not None
-        changed: Any = dataclasses.replace(last, max_draft=count)  # type: ignore[type-var]
+        assert dataclasses.is_dataclass(last), f"last must be a dataclass, got {last!r}"
+        changed: Any = dataclasses.replace(last, max_draft=count)
         return changed
 
     def stage(i: int, count: int) -> Drafter:
@@ -139,14 +138,6 @@ def _named(models: Mapping[str, Params], name: str) -> Params:
     if name not in models:
         raise UserError(f"models must have an entry {name!r}, got {', '.join(models)}")
     return models[name]
-
-
-def _check_last(last: Any) -> None:
-    fields = dataclasses.fields(last) if dataclasses.is_dataclass(last) else ()
-    if last is not None and not any(field.name == "max_draft" for field in fields):
-        raise UserError(
-            f"last must be a drafter and a dataclass with a field max_draft, got {last!r}"
-        )
 
 
 def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:

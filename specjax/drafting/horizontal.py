@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_count
 from specjax.decoding import drafter_calls
 from specjax.decoding.outcome import drafted_sources, last_token
 from specjax.decoding.tree import draft_probs
@@ -70,7 +69,13 @@ class HorizontalCascade(SeveralDrafters):
                 f"drafters must be a tuple of at least one drafter, got {self.drafters!r}"
             )
         self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
-        _check_counts(self.counts, [drafter.max_draft for drafter in self.drafters])
+        longest = [drafter.max_draft for drafter in self.drafters]
+        spans = self.counts is not None and [range(1, most + 1) for most in longest]
+        if spans and not _each_in(self.counts, spans):
+            raise UserError(
+                f"counts must be a tuple of numbers from 1 to the drafters' {longest}, got "
+                f"{self.counts!r}: leave out a drafter that contributes nothing"
+            )
         self._check_names(self.shared)
 
     @property
@@ -192,17 +197,6 @@ class HorizontalCascade(SeveralDrafters):
         return jnp.where(missing > 0, jnp.minimum(more, longest), 0)
 
 
-def _check_counts(counts: Any, longest: Sequence[int]) -> None:
-    if counts is None:
-        return
-    if not isinstance(counts, tuple) or len(counts) != len(longest):
-        raise UserError(
-            f"counts must be a tuple of {len(longest)} numbers, one for each drafter, got "
-            f"{counts!r}"
-        )
-    for i, (count, most) in enumerate(zip(counts, longest, strict=True)):
-        check_count(f"counts[{i}]", count, "leave out a drafter that contributes nothing")
-        if count > most:
-            raise UserError(
-                f"counts[{i}] must be at most its drafter's max_draft = {most}, got {count}"
-            )
+def _each_in(counts: Any, spans: Sequence[range]) -> bool:
+    same = isinstance(counts, tuple) and len(counts) == len(spans)
+    return same and all(count in span for count, span in zip(counts, spans, strict=True))

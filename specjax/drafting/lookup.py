@@ -350,8 +350,9 @@ class LookupFirst(SeveralDrafters):
     min_match: int = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lookup, LookupDrafter):
-            raise UserError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
+        assert isinstance(self.lookup, LookupDrafter), (
+            f"lookup: a LookupDrafter, not {self.lookup!r}"
+        )
         self._check_parts(("lookup", "drafter"))
         check_count("min_match", self.min_match, "give a number of tokens")
         low, high = self.lookup.min_ngram, self.lookup.max_ngram
@@ -495,8 +496,9 @@ class LookupTreeDrafter(Drafter):
     copies: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lookup, LookupDrafter):
-            raise UserError(f"lookup must be a LookupDrafter, got {self.lookup!r}")
+        assert isinstance(self.lookup, LookupDrafter), (
+            f"lookup: a LookupDrafter, not {self.lookup!r}"
+        )
         check_count("copies", self.copies, "give the number of copies")
 
     @property
@@ -549,7 +551,7 @@ class LookupTreeDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, LookupState]:
-        raise UserError("LookupTreeDrafter has no distribution after its block")
+        raise NotImplementedError  # no rule reads it: see `DraftTraits.has_distributions`
 
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None

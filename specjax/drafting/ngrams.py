@@ -132,8 +132,13 @@ class Bigram:
         table = np.asarray(self.successors)
         if table.ndim != 1 or not table.size or table.dtype != np.int32:
             raise UserError(f"successors must be [n] int32, got {list(table.shape)} {table.dtype}")
-        _check_ids("successors", table, -1, table.size)
-        _check_contexts(np.asarray(self.contexts), np.asarray(self.followers), table.size)
+        if not _are_ids(table, -1, table.size):
+            raise UserError(f"successors must lie in -1 .. {table.size - 1}")
+        if not _are_contexts(np.asarray(self.contexts), np.asarray(self.followers), table.size):
+            raise UserError(
+                "contexts must be [K, T] int32 ids, two or more before the first -1, in "
+                "lexicographic order without duplicates, and followers [K] int32 ids"
+            )
 
     @property
     def order(self) -> int:
@@ -268,29 +273,22 @@ def _add(
     return pairs, total
 
 
-def _check_ids(name: str, ids: np.ndarray, low: int, size: int) -> None:
-    if ids.size and (ids.min() < low or ids.max() >= size):
-        raise UserError(f"{name} must lie in {low} .. {size - 1}, got {ids.min()} .. {ids.max()}")
+def _are_ids(ids: np.ndarray, low: int, size: int) -> bool:
+    return not ids.size or (ids.min() >= low and ids.max() < size)
 
 
-def _check_contexts(contexts: np.ndarray, followers: np.ndarray, size: int) -> None:
-    shapes = contexts.ndim == 2 and followers.shape == contexts.shape[:1]
-    if not shapes or contexts.dtype != np.int32 or followers.dtype != np.int32:
-        raise UserError(
-            "contexts and followers must be [K, T] and [K] int32, got "
-            f"{list(contexts.shape)} {contexts.dtype} and {list(followers.shape)} {followers.dtype}"
-        )
-    longest = contexts.shape[1]
-    if not 1 <= longest < MAX_ORDER:
-        raise UserError(f"contexts must have 1 .. {MAX_ORDER - 1} columns, got {longest}")
-    _check_ids("contexts", contexts, -1, size)
-    _check_ids("followers", followers, 0, size)
-    real = contexts >= 0
-    if not real[:, :2].all() or (longest == 1 and followers.size):
-        raise UserError("contexts must have two tokens or more")
-    if (real[:, 1:] > real[:, :-1]).any():
-        raise UserError("contexts must have all tokens before the first -1")
+def _are_contexts(contexts: np.ndarray, followers: np.ndarray, size: int) -> bool:
+    """Whether they are as `Bigram` describes them, for `size` ids."""
+    if contexts.ndim != 2 or followers.shape != contexts.shape[:1]:
+        return False
+    if contexts.dtype != np.int32 or followers.dtype != np.int32:
+        return False
+    longest, real = contexts.shape[1], contexts >= 0
+    if not 1 <= longest < MAX_ORDER or (longest == 1 and followers.size):
+        return False
+    if not real[:, :2].all() or (real[:, 1:] > real[:, :-1]).any():
+        return False
     change = np.diff(contexts, axis=0)
     first = np.argmax(change != 0, axis=1)
-    if (np.take_along_axis(change, first[:, None], axis=1) <= 0).any():
-        raise UserError("contexts must be in lexicographic order, without duplicates")
+    rising = (np.take_along_axis(change, first[:, None], axis=1) > 0).all()
+    return bool(rising) and _are_ids(contexts, -1, size) and _are_ids(followers, 0, size)

@@ -30,9 +30,9 @@ from specjax.drafting.estimates import (
     ahead,
     begin_survival,
     chances,
-    given,
     judge,
     no_rates,
+    traced,
 )
 from specjax.errors import UserError
 from specjax.rules.target import entropy
@@ -68,7 +68,7 @@ class _Threshold(Stopping):
             one_number(name, self.threshold, low=0.0, high=self._high)
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        return dataclasses.replace(self, threshold=None), given(self, "threshold")
+        return dataclasses.replace(self, threshold=None), traced(self, "threshold")
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
         return self._ends(drawn.confidences, _numbers(self, params)), state
@@ -171,7 +171,7 @@ class Survival(OnEstimate):
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         estimate, numbers = self.estimate.bind(head)
         bound = dataclasses.replace(self, estimate=estimate, threshold=None)
-        return bound, EstimateParams(given(self, "threshold"), numbers)
+        return bound, EstimateParams(traced(self, "threshold"), numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> Any:
         return self.estimate.remember(self._numbers(params).estimate, rows)
@@ -305,7 +305,7 @@ class Budget(WeighsTokens):
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         estimate, numbers = self.estimate.as_chance().bind(head)
-        given(self, "tokens")  # checks it
+        traced(self, "tokens")  # checks it
         bound = dataclasses.replace(self, tokens=None, estimate=estimate)
         return bound, EstimateParams(jnp.int32(self.tokens), numbers)
 

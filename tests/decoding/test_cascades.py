@@ -521,7 +521,7 @@ def test_bad_parts_are_named():
         oracle.check_rule(rules.Lossy(0.1))
     with pytest.raises(ValueError, match=r"rule must be like rules.SequenceChow"):
         sequence.check_rule(rules.Chow(0.1))
-    with pytest.raises(ValueError, match=r"params must be decoding.MethodParams\(.* got tuple"):
+    with pytest.raises(AssertionError, match="params must be MethodParams, got .*tuple"):
         start(token, (), 1, LIMITS)
     with pytest.raises(ValueError, match=r"rule.strength must be scalar or \[B\] = \(3,\)"):
         start(token, params_of(rules.Chow([0.1, 0.2])), 1, LIMITS)

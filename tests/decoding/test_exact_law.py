@@ -521,5 +521,5 @@ def test_parts_of_a_wrong_kind_are_named():
         start(pair(*PARAMS, rules.OPT), limits=LIMITS, max_new=4)
     with pytest.raises(ValueError, match=r"rule.strength must be scalar or \[B\] = \(3,\)"):
         start(pair(*PARAMS, rules.OPT([0.1, 0.2])), limits=LIMITS, max_new=4)
-    with pytest.raises(ValueError, match="stop_after must be at least 1, got -1"):
+    with pytest.raises(AssertionError, match="a loop of no steps would never end"):
         sample(loop, rules.OPT(0.1), 1, stop_after=-1)

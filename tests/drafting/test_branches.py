@@ -281,7 +281,7 @@ WRONG = [
         ValueError,
         r"must have the same vocabulary, got sizes \[3, 4\]",
     ),
-    (lambda: drafting.LookupTreeDrafter(ONE, 2), ValueError, "lookup must be a LookupDrafter"),
+    (lambda: drafting.LookupTreeDrafter(ONE, 2), AssertionError, "lookup must be a LookupDrafter"),
     (lambda: copies(2, 0), ValueError, "copies must be a whole number of at least 1, got 0"),
     (lambda: wide(ONE, 1), ValueError, "width must be a whole number of at least 2, got 1"),
     (lambda: wide(ONE, 4), ValueError, "width must be at most the number of tokens, 3, got 4"),

@@ -451,7 +451,7 @@ BAD = [
     ({"max_draft": 0}, "max_draft must be a whole number of at least 1, got 0: give the length"),
     ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0: leave it out"),
     ({"name": "d0"}, "models of a round must have different names, got d0, d0"),
-    ({"reviewer": model(3)}, "levels of a cascade must share one vocabulary, got 3 tokens for"),
+    ({"reviewer": model(3)}, "the drafter's vocabulary has 2 tokens, the verifier's 3"),
     (
         {"verification": verification.GreedyBlock()},
         "GreedyBlock is not exact in an inner round of a cascade: use Block or Token",
@@ -483,17 +483,13 @@ def test_parameters_for_models_that_are_not_there_are_refused():
 def test_bad_parts_of_cascades_are_refused():
     with pytest.raises(ValueError, match="drafter must be like drafting.NeuralDrafter"):
         drafting.VerticalCascade(model(2), model(2), 3)
-    with pytest.raises(ValueError, match="reviewer must be like .*it has no score"):
+    with pytest.raises(ValueError, match="verifier must be like .*it has no"):
         drafting.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
     with pytest.raises(ValueError, match="drafters must be a tuple of at least one drafter, got "):
         drafting.HorizontalCascade([neural(0, 2, 1)])
     pair = (neural(0, 2, 1), neural(1, 2, 2))
-    for counts, message in (
-        ((1,), "counts must be a tuple of 2 numbers, one for each drafter, got "),
-        ((1, 3), r"counts\[1\] must be at most its drafter's max_draft = 2, got 3"),
-        ((0, 1), r"counts\[0\] must be a whole number of at least 1, got 0: leave out a drafter"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for counts in ((1,), (1, 3), (0, 1), 2):
+        with pytest.raises(ValueError, match=r"counts must be a tuple of numbers .*\[1, 2]"):
             drafting.HorizontalCascade(pair, counts)
     with pytest.raises(ValueError, match=r"have the same vocabulary, got sizes \[2, 3\]"):
         drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))

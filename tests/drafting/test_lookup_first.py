@@ -126,7 +126,7 @@ def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
             ValueError,
             r"lookup, drafter .* sizes \[9, 3\]",
         ),
-        ({"lookup": NEURAL}, ValueError, "lookup must be a LookupDrafter, got NeuralDrafter"),
+        ({"lookup": NEURAL}, AssertionError, "lookup must be a LookupDrafter"),
         ({"drafter": drafting.NeuralDrafter}, ValueError, "drafter must be an instance"),
     ],
 )

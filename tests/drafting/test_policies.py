@@ -314,9 +314,7 @@ def test_a_policy_of_the_users_own_stays_itself(policy):
     ],
 )
 def test_a_number_that_was_left_out_is_named(policy):
-    with pytest.raises(
-        ValueError, match="is None: give a number, or pass the parameters that bind"
-    ):
+    with pytest.raises(AssertionError, match="is in the parameters of bind"):
         policy.bind()
 
 

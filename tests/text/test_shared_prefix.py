@@ -221,7 +221,7 @@ def test_prefixes_that_do_not_fit(pair, decoder):
         decoder.prefix("")
     with pytest.raises(ValueError, match="give whole prompts instead of a prefix, because an enc"):
         specjax.Decoder(specjax.load_pair()).prefix("A dog")
-    with pytest.raises(ValueError, match="each prompt must be longer than the beginning"):
+    with pytest.raises(AssertionError, match="prompts must be longer"):
         short = np.array([4, len(prefix)])
         batch = types.PromptBatch(np.ones((2, 128), np.int32), short, np.arange(2), short)
         decoder.method.init(decoder.params, batch, max_new=99, beginning=prefix.beginning)
