@@ -161,9 +161,9 @@ def unread(history: History, positions: Array, drafted: Array, width: int) -> Un
     """The first `width` tokens that the cache lacks; the drafted tokens `[B, G]` at the end."""
     starts = jnp.minimum(history.read, positions)
     place = starts[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    before = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
     new = jnp.take_along_axis(drafted, place - positions[:, None] - 1, axis=1, mode="clip")
-    tokens = jnp.where(place <= positions[:, None], known, new)
+    tokens = jnp.where(place <= positions[:, None], before, new)
     return Unread(tokens, starts, positions - starts)
 
 
@@ -201,8 +201,8 @@ def commit(
     """
     index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     place = positions[:, None] + 1 + index
-    known = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
-    agrees = (tokens == known) & (index < counts[:, None])
+    before = jnp.take_along_axis(history.tokens, place, axis=1, mode="clip")
+    agrees = (tokens == before) & (index < counts[:, None])
     same = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
     return history._replace(
         tokens=put_at(history.tokens, tokens, positions + 1),

@@ -533,13 +533,13 @@ def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -
     leaves, structure = jax.tree.flatten(params)
     kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
     order = _order(method, structure, kinds)
-    found = reads(method.committed(state))
-    if not order or max(order) >= len(found):
+    caches_read = reads(method.committed(state))
+    if not order or max(order) >= len(caches_read):
         return None
-    taken = [found[i] for i in order]
-    lengths = np.min([np.asarray(one.length)[row] for one in taken])
+    ordered = [caches_read[i] for i in order]
+    lengths = np.min([np.asarray(one.length)[row] for one in ordered])
     rows = 1 if method.partitioner is None else method.partitioner.row_multiple
-    caches = tuple(one.cache for one in taken)
+    caches = tuple(one.cache for one in ordered)
     return Beginning(_take(placement(caches))(rows, caches, np.int32(row)), np.int32(lengths))
 
 
@@ -550,14 +550,14 @@ def reads(parts: Any) -> list[Read]:
     """
     if not isinstance(parts, tuple | list):
         return []
-    own = [Read(parts.cache, parts.cached)] if hasattr(parts, "cached") else []  # type: ignore[union-attr]
-    return own + [one for part in parts for one in reads(part)]
+    first = [Read(parts.cache, parts.cached)] if hasattr(parts, "cached") else []  # type: ignore[union-attr]
+    return first + [one for part in parts for one in reads(part)]
 
 
 @functools.lru_cache(maxsize=64)
 def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int, ...]:
     """The places in `reads` of the caches of a `Beginning`, in its order; () if one is missing."""
-    found: list[int] = []
+    order: list[int] = []
 
     def trace(params: Params) -> None:
         prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
@@ -567,12 +567,12 @@ def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int,
         # The same traced arrays.
         first = {id(jax.tree.leaves(one.cache)[0]): i for i, one in enumerate(reads(state))}
         places = [first.get(id(jax.tree.leaves(cache)[0])) for cache in noted]
-        found.extend(place for place in places if place is not None)
-        if len(found) < len(noted):
-            found.clear()
+        order.extend(place for place in places if place is not None)
+        if len(order) < len(noted):
+            order.clear()
 
     jax.eval_shape(trace, jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in kinds]))
-    return tuple(found)
+    return tuple(order)
 
 
 def _row(rows: int, caches: Any, row: Array) -> Any:

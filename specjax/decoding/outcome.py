@@ -271,8 +271,8 @@ def drafted_sources(block: DraftBlock) -> Int32[Array, "B G"]:
 def round_sources(block: DraftBlock, accepted: Array) -> Int32[Array, "B N"]:
     """The sources of a round's tokens, of which `accepted [B]` were drafted."""
     whole = jnp.where(block.num_drafted == 0, _NO_DRAFT, _BONUS)
-    own = jnp.where(accepted < block.num_drafted, _RESIDUAL, whole)
-    return emitted(drafted_sources(block) + len(OWN), accepted, own)
+    last = jnp.where(accepted < block.num_drafted, _RESIDUAL, whole)
+    return emitted(drafted_sources(block) + len(OWN), accepted, last)
 
 
 def inner_sources(sources: Array) -> Array:

@@ -134,8 +134,8 @@ class Round:
         )
         history = history_lib.begin(filled, max_length, longest) if self.nested else None
         credit = jnp.zeros(filled.positions.shape, jnp.float32)
-        own = (filled.tokens, filled.positions, filled.cache)
-        return RoundState(*own, drafter, carry, credit, history)
+        read = (filled.tokens, filled.positions, filled.cache)
+        return RoundState(*read, drafter, carry, credit, history)
 
     def __call__(
         self,

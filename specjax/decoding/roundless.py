@@ -65,13 +65,13 @@ class SequentialState(NamedTuple):
       tokens: the last committed token; in no cache yet.
       verifier: the verifier's.
       drafter: the drafter's; None without a drafter.
-      own: other values of a method; the batch is the first axis of its arrays.
+      extra: other values of a method; the batch is the first axis of its arrays.
     """
 
     tokens: Int32[Array, " B"]
     verifier: HasRead
     drafter: HasRead | None = None
-    own: Any = ()
+    extra: Any = ()
 
     def read_on(
         self, last: Array, counts: dict[str, Array], caches: dict[str, Cache]
@@ -129,7 +129,7 @@ class SequentialMethod(Method):
         for name, model in self.models.items():
             one: HasRead = getattr(inner, name)
             read[name] = HasRead(row_axes(one.positions), model.cache_axes(one.cache))
-        return inner._replace(tokens=row_axes(inner.tokens), own=row_axes(inner.own), **read)
+        return inner._replace(tokens=row_axes(inner.tokens), extra=row_axes(inner.extra), **read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,8 +291,8 @@ class OracleCascade(PairMethod):
         rule = per_row(params.rule, state.steps)
         logits, caches = {}, {}
         for name, model in self.models.items():
-            read, own = getattr(inner, name), getattr(params, name)
-            out = model.extend(own, read.cache, inner.tokens[:, None], read.positions)
+            read, weights = getattr(inner, name), getattr(params, name)
+            out = model.extend(weights, read.cache, inner.tokens[:, None], read.positions)
             logits[name], caches[name] = out.logits[:, 0], out.cache
         large, small = logits["verifier"], logits["drafter"]
         p, q = (distributions(x, state.sampling) for x in (large, small))

@@ -84,7 +84,7 @@ class SequenceCascade(PairMethod):
         state = super().prefill(params, prompts, max_length)
         rows = state.tokens.shape[0]
         return state._replace(
-            own=Response(
+            extra=Response(
                 first=state.tokens,
                 deferred=jnp.zeros((rows,), bool),
                 log_probs=jnp.zeros((rows, max_length), jnp.float32),
@@ -94,27 +94,27 @@ class SequenceCascade(PairMethod):
 
     def _begun(self, params: MethodParams, *rest: Any, **more: Any) -> DecodeState:
         state = super()._begun(params, *rest, **more)
-        own = state.inner.own._replace(processing=state.sampling.processing)
-        return state._replace(inner=state.inner._replace(own=own))
+        response = state.inner.extra._replace(processing=state.sampling.processing)
+        return state._replace(inner=state.inner._replace(extra=response))
 
     def committed(self, state: DecodeState) -> SequentialState:
         inner: SequentialState = state.inner
         assert inner.drafter is not None
         prompt = inner.verifier.positions - state.lengths
-        first = jnp.where(inner.own.deferred, prompt, inner.drafter.positions)
+        first = jnp.where(inner.extra.deferred, prompt, inner.drafter.positions)
         return inner._replace(drafter=inner.drafter._replace(positions=first))
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
         inner: SequentialState = state.inner
-        own: Response = inner.own
+        response: Response = inner.extra
         active = ~state.finished
-        rows = {"verifier": active & own.deferred, "drafter": active & ~own.deferred}
+        rows = {"verifier": active & response.deferred, "drafter": active & ~response.deferred}
         logits, caches = {}, {}
         for name, model in self.models.items():
             read = getattr(params, name), getattr(inner, name), inner.tokens
             logits[name], caches[name] = _pass(model, *read, self.vocab_size, rows[name])
         writing, drafting = rows["verifier"], rows["drafter"]
-        current = jnp.where(own.deferred[:, None], logits["verifier"], logits["drafter"])
+        current = jnp.where(response.deferred[:, None], logits["verifier"], logits["drafter"])
         probs = distributions(current, state.sampling)
         tokens = jax.vmap(draw)(probs, step_uniforms(state, num_uniforms(self.vocab_size)))
         nan = active & jnp.isnan(probs[:, 0])
@@ -122,8 +122,8 @@ class SequenceCascade(PairMethod):
         counts = kept.astype(jnp.int32)
         log_probs = log_at(probs, tokens)[:, None]
         sure = jax.vmap(log_confidence)(current, tokens)[:, None]
-        own = own._replace(
-            log_probs=put_at(own.log_probs, sure, state.lengths, (kept & drafting)[:, None])
+        response = response._replace(
+            log_probs=put_at(response.log_probs, sure, state.lengths, (kept & drafting)[:, None])
         )
         own_text = writing[:, None]
         calls = {name: wrote.astype(jnp.int32) for name, wrote in rows.items()}
@@ -131,7 +131,7 @@ class SequenceCascade(PairMethod):
         return Step(
             tokens=tokens[:, None],
             counts=counts,
-            inner=inner.read_on(tokens, read_now, caches)._replace(own=own),
+            inner=inner.read_on(tokens, read_now, caches)._replace(extra=response),
             calls=calls,
             # The verifier does not read the drafter's tokens.
             log_conf=jnp.where(own_text, sure, jnp.nan),
@@ -144,13 +144,13 @@ class SequenceCascade(PairMethod):
 
     def stepped(self, params: MethodParams, before: DecodeState, after: DecodeState) -> DecodeState:
         """Lets the verifier start in rows whose response has ended and whose rule defers."""
-        own: Response = after.inner.own
-        done = ~before.finished & ~own.deferred & after.finished & (after.ended_by != NAN)
+        response: Response = after.inner.extra
+        done = ~before.finished & ~response.deferred & after.finished & (after.ended_by != NAN)
         defers = lax.cond(
             jnp.any(done),
             jax.vmap(lambda rule, *of: rule.defers_response(*of)),
             lambda *_: jnp.zeros_like(done),
-            per_row(params.rule, after.steps), own.log_probs, after.lengths,
+            per_row(params.rule, after.steps), response.log_probs, after.lengths,
         )  # fmt: skip
         return _restart(after, defers & done)
 
@@ -173,15 +173,15 @@ def _pass(
 def _restart(state: DecodeState, rows: Array) -> DecodeState:
     """Drops the responses in `rows [B]`, which the verifier writes again from the prompt."""
     inner: SequentialState = state.inner
-    own: Response = inner.own
+    response: Response = inner.extra
     info: DecodeInfo = state.info
 
     def cleared(x: Any, value: float = 0) -> Any:
         return None if x is None else where_rows(rows, jnp.full_like(x, value), x)
 
     stop, processing = state.stop, state.sampling.processing
-    if processing is not None and own.processing is not None:
-        first = where_rows(rows, own.processing.state, processing.state)
+    if processing is not None and response.processing is not None:
+        first = where_rows(rows, response.processing.state, processing.state)
         processing = dataclasses.replace(processing, state=first)
     if stop is not None:
         stop = stop._replace(states=where_rows(rows, stop.first, stop.states))
@@ -192,8 +192,8 @@ def _restart(state: DecodeState, rows: Array) -> DecodeState:
         lengths=cleared(state.lengths),
         ended_by=cleared(state.ended_by, RUNNING),
         inner=inner._replace(
-            tokens=jnp.where(rows, own.first, inner.tokens),
-            own=own._replace(deferred=own.deferred | rows),
+            tokens=jnp.where(rows, response.first, inner.tokens),
+            extra=response._replace(deferred=response.deferred | rows),
         ),
         info=info._replace(
             log_conf=cleared(info.log_conf),

@@ -247,7 +247,7 @@ class _FallbackCascade(PairMethod):
         counts = jnp.where(active & ~drafted.nan & ~bad, standing + passes, 0)
         last = jnp.take_along_axis(tokens, jnp.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
         caches = {"verifier": scored.cache, "drafter": drafted.cache}
-        own = jnp.arange(self.limit + 1)[None] < standing[:, None]
+        by_drafter = jnp.arange(self.limit + 1)[None] < standing[:, None]
         counted = jnp.arange(self.limit + 1)[None] < counts[:, None]
         given = scored.p, scored.logits, state.sampling, tokens, counted
         logs = logs_along(*given, with_conf=state.wants_log_conf)
@@ -266,7 +266,7 @@ class _FallbackCascade(PairMethod):
             # The verifier has not read the tokens after its last pass.
             log_conf=log_conf,
             log_p=log_p,
-            log_target=jnp.where(own, drafted.log_q, log_p),
+            log_target=jnp.where(by_drafter, drafted.log_q, log_p),
             drafted=blocks[0],
             accepted=blocks[1],
             deferrals=passes,
@@ -274,7 +274,7 @@ class _FallbackCascade(PairMethod):
             token_sum=stood,
             block_sum=stood,
             nan_in=source_of_nan(bad, drafted.nan),
-            sources=models_of(state, lambda: own),
+            sources=models_of(state, lambda: by_drafter),
         )
 
     def _read(

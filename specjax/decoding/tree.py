@@ -33,8 +33,8 @@ def shape_of(parents: Array | None) -> TreeShape | None:
     longest = parents.shape[1]  # the path of a chain
     numbers = jnp.arange(longest + 1, dtype=jnp.int32)
     follows = jnp.pad(parents, ((0, 0), (1, 0)))[:, :, None] == numbers[None, None]
-    own = jnp.eye(longest + 1, dtype=bool)[None]
-    seen = jnp.tril(follows, -1) | own
+    itself = jnp.eye(longest + 1, dtype=bool)[None]
+    seen = jnp.tril(follows, -1) | itself
     for _ in range((longest - 1).bit_length()):
         # Ways of up to twice as many steps; the sums of zeros and ones are exact.
         ways = seen.astype(jnp.float32)
@@ -45,8 +45,8 @@ def shape_of(parents: Array | None) -> TreeShape | None:
 def grown(tree: TreeShape, parents: Array) -> TreeShape:
     """A whole tree with more nodes, of `parents [B, n]` in it."""
     pick, count = jax.vmap(lambda x, at: x[at]), parents.shape[1]
-    own = jnp.broadcast_to(jnp.eye(count, dtype=bool)[None], (parents.shape[0], count, count))
-    new = jnp.concatenate([pick(tree.seen, parents), own], axis=2)
+    itself = jnp.broadcast_to(jnp.eye(count, dtype=bool)[None], (parents.shape[0], count, count))
+    new = jnp.concatenate([pick(tree.seen, parents), itself], axis=2)
     old = jnp.pad(tree.seen, ((0, 0), (0, 0), (0, count)))
     depths = jnp.concatenate([tree.depths, pick(tree.depths, parents) + 1], axis=1)
     return TreeShape(depths, jnp.concatenate([old, new], axis=1))

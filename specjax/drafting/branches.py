@@ -219,11 +219,11 @@ def _part(block: DraftBlock, start: int, nobody: int) -> _Part:
     if block.probs is None:
         laws = jnp.full_like(tokens, ChildLaw.TOP)
     else:
-        own = parents if block.drawn_from is None else block.drawn_from
-        rows = jnp.where(own < _rows(block), own + start, nobody)
+        source_rows = parents if block.drawn_from is None else block.drawn_from
+        rows = jnp.where(source_rows < _rows(block), source_rows + start, nobody)
         drawn_by = block.probs[:, : tokens.shape[1]]
         if block.parents is not None:
-            drawn_by = jax.vmap(jax.vmap(row, (None, 0)))(block.probs, own)
+            drawn_by = jax.vmap(jax.vmap(row, (None, 0)))(block.probs, source_rows)
         chances = jax.vmap(jax.vmap(entry))(drawn_by, tokens)
         # A token that was certain is a function of the text.
         laws = jnp.where(chances >= 1.0, ChildLaw.TOP, laws)

@@ -238,9 +238,9 @@ def _choosers(drafter: Drafter) -> list[int]:
     if isinstance(drafter, VerticalCascade):
         return [0] * len(drafter.source_names)
     if isinstance(drafter, HorizontalCascade):
-        found: list[int] = []
+        choosers: list[int] = []
         for part in drafter.drafters:
-            start = len(found)
-            found += [start + i for i in _choosers(part)]
-        return found
+            start = len(choosers)
+            choosers += [start + i for i in _choosers(part)]
+        return choosers
     return list(range(len(drafter.source_names)))

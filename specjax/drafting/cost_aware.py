@@ -67,8 +67,10 @@ class Costs:
             raise UserError(
                 f"draft must be a tuple of {count} seconds, one for each of rows, got {self.draft}"
             )
-        known = isinstance(self.verifier, tuple) and len(self.verifier) == count
-        if not known or not all(_are_times(times, width, least=1e-30) for times in self.verifier):
+        is_tuple = isinstance(self.verifier, tuple) and len(self.verifier) == count
+        if not is_tuple or not all(
+            _are_times(times, width, least=1e-30) for times in self.verifier
+        ):
             raise UserError(
                 f"verifier must be a tuple of {count} tuples of {width} seconds above 0, got "
                 f"{self.verifier}"
@@ -87,14 +89,14 @@ class Costs:
         Times between measured widths are interpolated; beyond the last width they grow as between
         the last two.
         """
-        known = np.asarray(self.widths, np.float64)
+        measured = np.asarray(self.widths, np.float64)
 
         def seconds(times: tuple[float, ...]) -> tuple[float, ...]:
-            slope = times[-1] / known[-1]
+            slope = times[-1] / measured[-1]
             if len(times) > 1:
-                slope = max(0.0, (times[-1] - times[-2]) / (known[-1] - known[-2]))
-            beyond = np.maximum(np.asarray(widths) - known[-1], 0.0)
-            return tuple((np.interp(widths, known, times) + slope * beyond).tolist())
+                slope = max(0.0, (times[-1] - times[-2]) / (measured[-1] - measured[-2]))
+            beyond = np.maximum(np.asarray(widths) - measured[-1], 0.0)
+            return tuple((np.interp(widths, measured, times) + slope * beyond).tolist())
 
         verifier = tuple(map(seconds, self.verifier))
         return dataclasses.replace(self, widths=tuple(widths), verifier=verifier)
@@ -232,23 +234,25 @@ class CostAware(WeighsTokens):
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
         zeros = jnp.zeros((rows,), jnp.float32)
-        return super().remember(params, rows, longest)._replace(own=Spent(zeros, zeros))
+        return super().remember(params, rows, longest)._replace(policy=Spent(zeros, zeros))
 
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
         longest = jnp.max(outcome.drafted)
         whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
         # After a block that is accepted whole, the drafter still reads its last token.
         passes = longest + jnp.any(whole).astype(jnp.int32)
-        prices, spent = state.own, memory.own
+        prices, spent = state.policy, memory.policy
         seconds = passes.astype(jnp.float32) * prices.draft + prices.verifier[:, longest]
         tokens = 1.0 + outcome.agreed.astype(jnp.float32)
-        own = Spent(KEPT * spent.seconds + seconds, KEPT * spent.tokens + tokens)
-        return super().learn(memory, state, outcome)._replace(own=own)
+        spent = Spent(KEPT * spent.seconds + seconds, KEPT * spent.tokens + tokens)
+        return super().learn(memory, state, outcome)._replace(policy=spent)
 
-    def _against(self, own: CostTable, memory: RoundsPast, limits: Array, longest: int) -> Prices:
-        rows, spent = limits.size, memory.own
-        draft = jnp.interp(jnp.float32(rows), own.rows, own.draft)
-        verifier = verifier_seconds(own, rows, longest + 1)
+    def _against(
+        self, numbers: CostTable, memory: RoundsPast, limits: Array, longest: int
+    ) -> Prices:
+        rows, spent = limits.size, memory.policy
+        draft = jnp.interp(jnp.float32(rows), numbers.rows, numbers.draft)
+        verifier = verifier_seconds(numbers, rows, longest + 1)
         going = limits > 0
         # A row without earlier rounds counts as if it had decoded one token without a draft.
         fresh = spent.tokens == 0.0
@@ -265,7 +269,7 @@ class CostAware(WeighsTokens):
 
     def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:
         """Whether any number of further tokens saves more time than it costs; all rows together."""
-        prices, longest = state.own, chances.shape[1]
+        prices, longest = state.policy, chances.shape[1]
         more = jnp.arange(1, longest + 1, dtype=jnp.int32)
         each = jnp.where(open_, chances, 0.0)
         saved = prices.per_token[0] * jnp.cumsum(jnp.sum(each, axis=0))

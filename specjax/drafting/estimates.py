@@ -166,10 +166,10 @@ class HeadEstimate(Estimate):
         assert self.config is not None, "HeadEstimate: bind it, or give config and params"
         # Both belong to the token before: its hidden state is known only now.
         features = carry if self.reads_confidence else None
-        found = apply_head(self.config, params.head, drawn.hidden, features) + params.shift
+        log_odds = apply_head(self.config, params.head, drawn.hidden, features) + params.shift
         if not self.reads_confidence:
-            return found, carry
-        return found, jax.vmap(drawn_features)(drawn.confidences, drawn.token)
+            return log_odds, carry
+        return log_odds, jax.vmap(drawn_features)(drawn.confidences, drawn.token)
 
 
 class Posterior(NamedTuple):
@@ -246,11 +246,11 @@ class OnlineEstimate(Estimate):
         fell = outcome.rejected[:, None] & (place == outcome.agreed[:, None])
         # A row keeps drawing until all drafts end, and its model may give NaN past its own end.
         features = jnp.where(stood | fell, features, 0.0)
-        known = (stood | fell).astype(jnp.float32)
+        judged = (stood | fell).astype(jnp.float32)
         seen = recalled[:, :1] * features + recalled[:, 1:]
         chance = jax.nn.sigmoid(seen)
-        weight = known * chance * (1.0 - chance)
-        pull = weight * seen + known * (stood.astype(jnp.float32) - chance)
+        weight = judged * chance * (1.0 - chance)
+        pull = weight * seen + judged * (stood.astype(jnp.float32) - chance)
 
         def added(x: Array) -> Array:
             return jnp.sum(x, axis=1)

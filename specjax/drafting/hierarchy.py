@@ -59,8 +59,8 @@ def cascade(
     def unreviewed(i: int, count: int) -> Drafter:
         if i < len(named):
             name, model = named[i]
-            made = None if neural is None else neural(name, count)
-            return NeuralDrafter(model, count, name=name) if made is None else made
+            drawn = None if neural is None else neural(name, count)
+            return NeuralDrafter(model, count, name=name) if drawn is None else drawn
         assert dataclasses.is_dataclass(last), f"last must be a dataclass, got {last!r}"
         changed: Any = dataclasses.replace(last, max_draft=count)
         return changed
@@ -123,15 +123,15 @@ def cascade_params(
             return NeuralDrafterParams(_named(models, part.name), stopping.get(part.name, ()))
         return last
 
-    made = params(drafter)
+    nested = params(drafter)
     by_name = rules if isinstance(rules, Mapping) else {}
-    for what, given, known in (("rules", by_name, reviewers), ("stopping", stopping, draws)):
-        if unknown := sorted(set(given) - known):
+    for what, entries, names in (("rules", by_name, reviewers), ("stopping", stopping, draws)):
+        if unknown := sorted(set(entries) - names):
             raise UserError(
                 f"{what} has an entry {unknown[0]!r}, but its names are "
-                f"{', '.join(sorted(known)) or 'none'}: correct it, or leave it out"
+                f"{', '.join(sorted(names)) or 'none'}: correct it, or leave it out"
             )
-    return made
+    return nested
 
 
 def _named(models: Mapping[str, Params], name: str) -> Params:

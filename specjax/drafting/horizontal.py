@@ -174,17 +174,17 @@ class HorizontalCascade(SeveralDrafters):
         *,
         with_confidence: bool,
     ) -> tuple[Bonus, SeveralState]:
-        drafter, own = self.drafters[-1], state.drafters[-1]
-        extra, own = drafter_calls.bonus(
+        drafter, last = self.drafters[-1], state.drafters[-1]
+        extra, last = drafter_calls.bonus(
             drafter,
             params[-1],
-            own,
+            last,
             inputs._replace(tokens=last_token(block.tokens, state.note, inputs.tokens)),
             cut_from(block, state.note, drafter.max_draft),
             with_confidence=with_confidence,
         )
         calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
-        drafters = (*state.drafters[:-1], own)
+        drafters = (*state.drafters[:-1], last)
         return extra._replace(calls=calls), state._replace(drafters=drafters)
 
     def _allowed(self, index: int, before: Array) -> Array:

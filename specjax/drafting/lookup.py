@@ -123,8 +123,8 @@ class LookupDrafter(Drafter):
             if forced is None:
                 forced = prefix.shape[1]
             lengths = lengths + jnp.asarray(forced, jnp.int32)
-        apart = isinstance(params, NGrams) and params.start >= 0
-        return self._state(context, lengths, jnp.where(apart, begins, 0))
+        only_outputs = isinstance(params, NGrams) and params.start >= 0
+        return self._state(context, lengths, jnp.where(only_outputs, begins, 0))
 
     def propose(
         self,
@@ -134,8 +134,8 @@ class LookupDrafter(Drafter):
         *,
         with_confidence: bool,
     ) -> tuple[DraftBlock, LookupState]:
-        chain, known = self.chain(params, state, inputs.tokens)
-        drafted = jnp.minimum(known, jnp.where(inputs.active, inputs.limits, 0))
+        chain, count = self.chain(params, state, inputs.tokens)
+        drafted = jnp.minimum(count, jnp.where(inputs.active, inputs.limits, 0))
         return DraftBlock(chain[:, :-1], None, None, drafted, {}), state
 
     def bonus(
@@ -169,8 +169,8 @@ class LookupDrafter(Drafter):
 
     def matched(self, state: LookupState) -> Array:
         """The number of tokens of the ending that occur earlier, `[B]` int32; 0 for too few."""
-        found = state.match.lengths
-        return jnp.where(found >= self.min_ngram, found, 0)
+        lengths = state.match.lengths
+        return jnp.where(lengths >= self.min_ngram, lengths, 0)
 
     def _state(self, context: Array, lengths: Array, begins: Array) -> LookupState:
         match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
@@ -195,7 +195,7 @@ class LookupDrafter(Drafter):
         fits = successors is None or successors.shape == (self.vocab_size,)
         assert fits, f"LookupDrafter: the table must have {self.vocab_size} entries"
         ending = _ending(params, state, tokens)
-        last, going, chain, known = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
+        last, going, chain, count = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
         for i in range(self.max_draft + 1):
             after = _after(params, ending)
             after = jnp.where(follows[:, i], copied[:, i], after)
@@ -203,8 +203,8 @@ class LookupDrafter(Drafter):
             last = jnp.where(going, after, last)
             ending = jnp.concatenate([last[:, None], ending[:, :-1]], axis=1)
             chain.append(last)
-            known += going.astype(jnp.int32)
-        return jnp.stack(chain, axis=1), jnp.minimum(known, self.max_draft)
+            count += going.astype(jnp.int32)
+        return jnp.stack(chain, axis=1), jnp.minimum(count, self.max_draft)
 
 
 def _ending(params: Params, state: LookupState, tokens: Int32[Array, " B"]) -> Int32[Array, "B T"]:
@@ -249,8 +249,8 @@ def longest_match(
     Longer matches than `most` count as that long. An earlier occurrence ends before the last token,
     so a token follows it.
     """
-    real, found = _found(context, lengths, most)
-    return _longest(real, found, latest)
+    real, agreeing = _agreement(context, lengths, most)
+    return _longest(real, agreeing, latest)
 
 
 def longest_matches(
@@ -267,23 +267,23 @@ def longest_matches(
     Returns `count` matches, each field `[B, K]`, the longest first; their length is 0 if there are
     fewer. `ahead` tokens after them are compared; see `longest_match` for the rest.
     """
-    real, found = _found(context, lengths, most)
+    real, agreeing = _agreement(context, lengths, most)
     place = jnp.arange(context.shape[1], dtype=jnp.int32)[None]
     matches = []
     for _ in range(count):
-        best = _longest(real, jnp.where(real, found, 0), latest)
+        best = _longest(real, jnp.where(real, agreeing, 0), latest)
         matches.append(best)
         same = real
         for i in range(ahead):
-            theirs, own = place + i, best.places[:, None] + i
-            token = jnp.take_along_axis(context, own, axis=1, mode="clip")
-            equal = (jnp.roll(context, -i, axis=1) == token) & (own < lengths[:, None])
+            theirs, ours = place + i, best.places[:, None] + i
+            token = jnp.take_along_axis(context, ours, axis=1, mode="clip")
+            equal = (jnp.roll(context, -i, axis=1) == token) & (ours < lengths[:, None])
             same &= equal | (theirs >= lengths[:, None])
         real &= ~same
     return Match(*(jnp.stack(each, axis=1) for each in zip(*matches, strict=True)))
 
 
-def _found(context: Array, lengths: Array, most: int | None) -> tuple[Array, Array]:
+def _agreement(context: Array, lengths: Array, most: int | None) -> tuple[Array, Array]:
     """The places that a token can be copied from, and `_agreeing` there; both `[B, C]`."""
     width = context.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
@@ -291,11 +291,11 @@ def _found(context: Array, lengths: Array, most: int | None) -> tuple[Array, Arr
     return real, _agreeing(context, lengths, real, width if most is None else most)
 
 
-def _longest(real: Array, found: Array, latest: bool) -> Match:
+def _longest(real: Array, agreeing: Array, latest: bool) -> Match:
     width = real.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
-    longest = jnp.max(found, axis=1)
-    best = real & (found == longest[:, None])
+    longest = jnp.max(agreeing, axis=1)
+    best = real & (agreeing == longest[:, None])
     if latest:
         return Match(longest, jnp.max(jnp.where(best, place, 0), axis=1))
     return Match(longest, jnp.min(jnp.where(best, place, width - 1), axis=1))
@@ -309,17 +309,17 @@ def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
         return jnp.pad(text[:, :width], ((0, 0), (_AT_ONCE, 0)), constant_values=-1)
 
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        done, shifted, found = carry  # shifted[:, j + _AT_ONCE] is context[:, j - done]
+        done, shifted, count = carry  # shifted[:, j + _AT_ONCE] is context[:, j - done]
         at = lengths[:, None] - 1 - done - jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
         end = jnp.take_along_axis(context, jnp.maximum(at, 0), axis=1)
         # Before the start there is no token, and the two sides differ.
         end = jnp.where(at >= 0, end, -2)
-        same = real & (found == done)
+        same = real & (count == done)
         for i in range(_AT_ONCE):
             before = shifted[:, _AT_ONCE - 1 - i :][:, :width]
             same &= (before == end[:, i : i + 1]) & (done + i < most)
-            found += same.astype(jnp.int32)
-        return done + _AT_ONCE, shift(shifted), found
+            count += same.astype(jnp.int32)
+        return done + _AT_ONCE, shift(shifted), count
 
     def unfinished(carry: tuple[Array, Array, Array]) -> Array:
         return (carry[0] < most) & jnp.any(real & (carry[2] == carry[0]))
@@ -386,8 +386,8 @@ class LookupFirst(SeveralDrafters):
 
     def draft_limits(self, params: Sequence[Params], state: SeveralState, limits: Array) -> Array:
         copies = self.copies(state)
-        own = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
-        wanted = self.drafter.draft_limits(params[1], state.drafters[1], own)
+        drafting = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
+        wanted = self.drafter.draft_limits(params[1], state.drafters[1], drafting)
         return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), wanted)
 
     def propose(
@@ -448,10 +448,12 @@ class LookupFirst(SeveralDrafters):
         )
         # The drafter has drafted nothing in rows that copied: its cache has other tokens there.
         drafting = state.note > 0
-        own = jnp.where(drafting, block.num_drafted, 0)
+        drafted = jnp.where(drafting, block.num_drafted, 0)
         longest = self.drafter.max_draft
         mine = block._replace(
-            tokens=block.tokens[:, :longest], probs=block.probs[:, : longest + 1], num_drafted=own
+            tokens=block.tokens[:, :longest],
+            probs=block.probs[:, : longest + 1],
+            num_drafted=drafted,
         )
 
         def read(drafter: Any) -> tuple[Bonus, Any]:
@@ -567,7 +569,7 @@ class LookupTreeDrafter(Drafter):
     def _matched(self, state: LookupState) -> LookupState:
         """With the matches of all copies, `[B, K]`, in the place of the lookup's own."""
         lookup = self.lookup
-        found = longest_matches(
+        matches = longest_matches(
             state.context,
             state.lengths,
             self.copies,
@@ -575,4 +577,4 @@ class LookupTreeDrafter(Drafter):
             most=lookup.max_ngram,
             latest=lookup.latest,
         )
-        return state._replace(match=found)
+        return state._replace(match=matches)

@@ -84,19 +84,19 @@ def follower(table: NGrams, ending: Int32[Array, "B T"]) -> Int32[Array, " B"]:
     at = begins[..., None] + table.probes[None, None]
     at = jnp.minimum(at, table.followers.shape[0] - 1)
     same = jnp.all(table.contexts[at] == endings[:, :, None], axis=-1)
-    found = jnp.max(jnp.where(same, table.followers[at], -1), axis=-1)
+    by_length = jnp.max(jnp.where(same, table.followers[at], -1), axis=-1)
     after = table.successors[ending[:, 0]]
     for i in range(longest - 1):
-        after = jnp.where(found[:, i] >= 0, found[:, i], after)
+        after = jnp.where(by_length[:, i] >= 0, by_length[:, i], after)
     return after
 
 
 def _bucket(tokens: Any, buckets: int) -> Any:
     """Hashes `[..., T]` tokens of NumPy or JAX to `[...]` int32 below `buckets`."""
-    made = tokens[..., 0].astype(np.uint32)
+    mixed = tokens[..., 0].astype(np.uint32)
     for i in range(1, tokens.shape[-1]):
-        made = _mixed(made) ^ tokens[..., i].astype(np.uint32)
-    return (_mixed(made) & np.uint32(buckets - 1)).astype(np.int32)
+        mixed = _mixed(mixed) ^ tokens[..., i].astype(np.uint32)
+    return (_mixed(mixed) & np.uint32(buckets - 1)).astype(np.int32)
 
 
 def _mixed(x: Any) -> Any:
@@ -218,7 +218,7 @@ def frequent_contexts(
     # The context that ends at each place, as a number; -1 for none or a rare context. First
     # contexts of one token, then longer ones.
     here, shorter = np.where(followed, tokens, -1), successors
-    found = [(np.zeros((0, order - 1), np.int32), np.zeros(0, np.int32))]
+    parts_by_size = [(np.zeros((0, order - 1), np.int32), np.zeros(0, np.int32))]
     for size in range(2, order):
         # The last place of a text has no context, so contexts never cross texts.
         places, numbers = _longer(tokens, followed, here, successors.size, min_count)
@@ -230,9 +230,9 @@ def frequent_contexts(
         news = best != shorter[here[one]]
         contexts = np.full((int(news.sum()), order - 1), -1, np.int32)
         contexts[:, :size] = tokens[one[news][:, None] - np.arange(size)]
-        found.append((contexts, best[news].astype(np.int32)))
+        parts_by_size.append((contexts, best[news].astype(np.int32)))
         here, shorter = longer, best
-    contexts, followers = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    contexts, followers = (np.concatenate(parts) for parts in zip(*parts_by_size, strict=True))
     place = np.lexsort(contexts.T[::-1])
     return contexts[place], followers[place]
 

@@ -110,7 +110,7 @@ class SeveralDrafters(Drafter):
 
     def prefill(self, params: Sequence[Params], prompts: Prompts, max_length: int) -> SeveralState:
         together = zip(self.parts, params, strict=True)
-        states = tuple(drafter.prefill(own, prompts, max_length) for drafter, own in together)
+        states = tuple(drafter.prefill(part, prompts, max_length) for drafter, part in together)
         rows = prompts.inputs.shape[0]
         return SeveralState(states, self._kept(states), jnp.zeros((rows,), jnp.int32))
 
@@ -118,8 +118,8 @@ class SeveralDrafters(Drafter):
         self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> SeveralState:
         states = []
-        for i, (drafter, own) in enumerate(zip(self.parts, state.drafters, strict=True)):
-            now = drafter.rewind(own, state.marks[i]) if i and self._reads_drafts else own
+        for i, (drafter, part) in enumerate(zip(self.parts, state.drafters, strict=True)):
+            now = drafter.rewind(part, state.marks[i]) if i and self._reads_drafts else part
             states.append(drafter_calls.commit(drafter, now, tokens, counts, hidden))
         return state._replace(drafters=tuple(states), marks=self._kept(states))
 
@@ -128,20 +128,20 @@ class SeveralDrafters(Drafter):
 
     def rewind(self, state: SeveralState, mark: tuple[Any, ...]) -> SeveralState:
         together = zip(self.parts, state.drafters, mark, strict=True)
-        states = tuple(drafter.rewind(own, place) for drafter, own, place in together)
+        states = tuple(drafter.rewind(part, place) for drafter, part, place in together)
         return state._replace(drafters=states, marks=mark if self._reads_drafts else ())
 
     def state_axes(self, state: SeveralState) -> Axes:
         together = zip(self.parts, state.drafters, strict=True)
         axes = row_axes(state._replace(drafters=()))
-        return axes._replace(drafters=tuple(drafter.state_axes(own) for drafter, own in together))
+        return axes._replace(drafters=tuple(drafter.state_axes(part) for drafter, part in together))
 
     def _kept(self, states: Sequence[Any]) -> tuple[Any, ...]:
         """`SeveralState.marks`: a mark can be as large as a state."""
         return self._marks(states) if self._reads_drafts else ()
 
     def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(d.mark(own) for d, own in zip(self.parts, states, strict=True))
+        return tuple(d.mark(part) for d, part in zip(self.parts, states, strict=True))
 
 
 def empty_block(

@@ -119,7 +119,7 @@ class Entropy(_Threshold):
 class EstimateParams(NamedTuple):
     """Attributes: the numbers of a policy that uses an estimate, and the estimate's."""
 
-    own: Any
+    policy: Any
     estimate: Params
 
 
@@ -179,13 +179,13 @@ class Survival(OnEstimate):
     def begin(
         self, params: Params, memory: Any, limits: Array, longest: int
     ) -> tuple[Array, JudgedDraft]:
-        own = self._numbers(params).estimate
-        return limits, begin_survival(self.estimate, own, memory, limits.size, longest)
+        numbers = self._numbers(params).estimate
+        return limits, begin_survival(self.estimate, numbers, memory, limits.size, longest)
 
     def step(self, params: Params, state: JudgedDraft, drawn: Drawn) -> tuple[Array, JudgedDraft]:
         numbers = self._numbers(params)
         state = judge(self.estimate, numbers.estimate, state, drawn)
-        return 1.0 - state.survival > numbers.own, state
+        return 1.0 - state.survival > numbers.policy, state
 
     def learn(self, memory: Any, state: JudgedDraft, outcome: DraftOutcome) -> Any:
         return self.estimate.learn(memory, state.recalled, state.features, outcome)
@@ -197,12 +197,12 @@ class RoundsPast(NamedTuple):
     Attributes:
       rates: the rows' rates of acceptance.
       estimate: the estimate's memory.
-      own: the policy's own memory.
+      policy: the policy's memory.
     """
 
     rates: Rates
     estimate: Any
-    own: Any = ()
+    policy: Any = ()
 
 
 class Weighing(NamedTuple):
@@ -212,7 +212,7 @@ class Weighing(NamedTuple):
       judged: by the estimate.
       lengths: the tokens drafted so far.
       chances: for the next tokens.
-      own: the values that the policy compares them with.
+      policy: the values that the policy compares them with.
     """
 
     judged: JudgedDraft
@@ -220,7 +220,7 @@ class Weighing(NamedTuple):
     lengths: Int32[Array, " B"]
     going: Bool[Array, " B"]
     chances: Float32[Array, "B G"]
-    own: Any
+    policy: Any
 
 
 class WeighsTokens(OnEstimate):
@@ -247,7 +247,7 @@ class WeighsTokens(OnEstimate):
             lengths=jnp.zeros((rows,), jnp.int32),
             going=limits > 0,
             chances=chances(acceptance(memory.rates), longest),
-            own=self._against(numbers.own, memory, limits, longest),
+            policy=self._against(numbers.policy, memory, limits, longest),
         )
         worth = self._continuing(state, state.judged.survival)
         return jnp.where(worth, limits, 0), state._replace(going=worth)
@@ -272,7 +272,7 @@ class WeighsTokens(OnEstimate):
         return self._continues(state, open_, survival[:, None] * state.chances)
 
     @abc.abstractmethod
-    def _against(self, own: Any, memory: RoundsPast, limits: Array, longest: int) -> Any:
+    def _against(self, numbers: Any, memory: RoundsPast, limits: Array, longest: int) -> Any:
         """`Weighing.own`, from the policy's numbers; the first axis of its arrays is the batch."""
 
     @abc.abstractmethod
@@ -310,10 +310,10 @@ class Budget(WeighsTokens):
         return bound, EstimateParams(jnp.int32(self.tokens), numbers)
 
     def _against(
-        self, own: Array, memory: RoundsPast, limits: Array, longest: int
+        self, numbers: Array, memory: RoundsPast, limits: Array, longest: int
     ) -> Int32[Array, " B"]:
         """The tokens that may be drafted in all rows together (equal entries)."""
-        budget = own - jnp.sum(limits > 0, dtype=jnp.int32)
+        budget = numbers - jnp.sum(limits > 0, dtype=jnp.int32)
         return jnp.broadcast_to(budget, limits.shape)
 
     def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:
@@ -321,7 +321,7 @@ class Budget(WeighsTokens):
         # Each row's chances fall from left to right, and ties are taken in that order: so the
         # chosen tokens of a row are its next tokens.
         order = jnp.argsort(-worth.reshape(-1), stable=True)
-        left = state.own[0] - jnp.sum(state.lengths)
+        left = state.policy[0] - jnp.sum(state.lengths)
         places = jnp.arange(order.size, dtype=jnp.int32)
         rank = jnp.zeros(order.shape, jnp.int32).at[order].set(places)
         return (rank.reshape(worth.shape)[:, 0] < left) & open_[:, 0]
@@ -341,8 +341,8 @@ def check_policy(policy: Any) -> None:
 
 def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None:
     """Raises UserError if one of specjax's policies, which has its numbers, gets parameters."""
-    own = type(policy).__module__.startswith("specjax.drafting")
-    if not own or (isinstance(params, tuple) and not params):
+    is_ours = type(policy).__module__.startswith("specjax.drafting")
+    if not is_ours or (isinstance(params, tuple) and not params):
         return
     try:
         policy.bind(head)
@@ -395,11 +395,11 @@ def learn(
     if not isinstance(past, PolicyPast):
         return past
     width = min(tokens.shape[1], drafted.shape[1])
-    known = jnp.minimum(counts, past.drafted)
+    judged = jnp.minimum(counts, past.drafted)
     agrees = tokens[:, :width] == drafted[:, :width]
-    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < known[:, None]
+    agrees &= jnp.arange(width, dtype=jnp.int32)[None] < judged[:, None]
     agreed = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
-    outcome = DraftOutcome(past.drafted, agreed, agreed < known)
+    outcome = DraftOutcome(past.drafted, agreed, agreed < judged)
     memory = policy.learn(past.memory, past.state, outcome)
     learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
     return past._replace(memory=where_rows(learns, memory, past.memory))

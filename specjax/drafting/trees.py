@@ -108,14 +108,14 @@ class Topology:
     @property
     def levels(self) -> tuple[Level, ...]:
         """The levels below the root."""
-        depths, found = (0, *self.depths), []
+        depths, levels = (0, *self.depths), []
         for depth in range(1, max(depths) + 1):
-            above = [node for node, own in enumerate(depths) if own == depth - 1]
+            above = [node for node, level in enumerate(depths) if level == depth - 1]
             counts = {node: self.parents.count(node) for node in above}
             inner = [node for node in above if counts[node]]
             places = tuple(above.index(node) for node in inner)
-            found.append(Level(places, tuple(counts[node] for node in inner)))
-        return tuple(found)
+            levels.append(Level(places, tuple(counts[node] for node in inner)))
+        return tuple(levels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -480,7 +480,9 @@ class TreeDrafter(ModelDrafter):
     def _by_node(self, tree: _Growing, x: Array) -> Float32[Array, "B N V"]:
         """From `x [B, m, V]` of the nodes that were read; 0 elsewhere."""
         empty = jnp.zeros((x.shape[0], self.max_draft + 1, x.shape[2]), x.dtype)
-        return jax.vmap(lambda y, at, own: y.at[at].set(own, mode="drop"))(empty, tree.read, x)
+        return jax.vmap(lambda y, at, values: y.at[at].set(values, mode="drop"))(
+            empty, tree.read, x
+        )
 
 
 def _distributions(tree: _Growing, sampling: Sampling, width: int) -> Array:

@@ -231,7 +231,7 @@ def test_the_cost_is_weighed_over_all_lengths(seed):
     seconds, tokens = rng.uniform(0.5, 9.0, B), rng.uniform(1.0, 20.0, B)
     past = policy.remember(params, B, G)
     spent = [jnp.asarray(np.where(fresh, 0.0, x), jnp.float32) for x in (seconds, tokens)]
-    past = past._replace(own=type(past.own)(*spent))
+    past = past._replace(policy=type(past.policy)(*spent))
     limits = jnp.asarray(rng.integers(0, G + 1, B), jnp.int32)
     _, state = policy.begin(params, past, limits, G)
     drafted = int(rng.integers(0, G))
@@ -278,14 +278,14 @@ def test_what_a_round_took_and_gave_is_remembered():
     drafted, agreed = jnp.asarray([3, 1, 0, 2, 3]), jnp.asarray([1, 1, 0, 0, 2])
     memory = policy.learn(memory, state, outcome(drafted, agreed, [1, 0, 0, 1, 1]))
     # Three drafts, one more because the block of row 1 stood; a pass over 3 + 1 tokens.
-    np.testing.assert_allclose(memory.own.seconds, 4 * 0.05 + 2.6, rtol=1e-6)
-    np.testing.assert_array_equal(memory.own.tokens, [2, 2, 1, 1, 3])
+    np.testing.assert_allclose(memory.policy.seconds, 4 * 0.05 + 2.6, rtol=1e-6)
+    np.testing.assert_array_equal(memory.policy.tokens, [2, 2, 1, 1, 3])
     np.testing.assert_array_equal(memory.rates.accepted, [1, 1, 0, 0, 2])
     np.testing.assert_array_equal(memory.rates.judged, [2, 1, 0, 1, 3])
     again = policy.learn(memory, state, outcome(drafted, agreed, [1, 0, 0, 1, 1]))
-    np.testing.assert_allclose(again.own.tokens, 1.9 * np.array([2, 2, 1, 1, 3]), rtol=1e-6)
+    np.testing.assert_allclose(again.policy.tokens, 1.9 * np.array([2, 2, 1, 1, 3]), rtol=1e-6)
     np.testing.assert_allclose(again.rates.judged, 1.9 * np.array([2, 1, 0, 1, 3]), rtol=1e-6)
-    np.testing.assert_allclose(again.own.seconds, 1.9 * (4 * 0.05 + 2.6), rtol=1e-6)
+    np.testing.assert_allclose(again.policy.seconds, 1.9 * (4 * 0.05 + 2.6), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
