@@ -228,7 +228,13 @@ class Method(abc.ABC):
         )
         by_token = ByToken(bool(token_log_probs), bool(token_sources))
         static = (max_new, int(max_length), by_token, copies)
-        shared = () if beginning is None else (self._taken(beginning, prompts),)
+        shared: tuple[Beginning, ...] = ()
+        if beginning is not None:
+            shares = np.broadcast_to(beginning.lengths, np.shape(prompts.input_lengths))
+            assert np.all(shares < np.asarray(prompts.input_lengths)), "prompts must be longer"
+            if self.partitioner is not None:
+                shares = self.partitioner.place_rows(shares)
+            shared = (Beginning(beginning.caches, shares),)
         where = None
         if self.partitioner is not None:
             prompts = self.partitioner.place_rows(prompts)
@@ -252,14 +258,6 @@ class Method(abc.ABC):
             prompts = self.partitioner.place_rows(prompts)
         caches = _jitted_begin(self, self.cache_length(width, 0, 0), params, prompts)
         return Beginning(caches, np.int32(tokens.size))
-
-    def _taken(self, beginning: Beginning, prompts: PromptBatch) -> Beginning:
-        """The beginning with a length per prompt."""
-        lengths = np.broadcast_to(beginning.lengths, np.shape(prompts.input_lengths))
-        assert np.all(lengths < np.asarray(prompts.input_lengths)), "prompts must be longer"
-        if self.partitioner is not None:
-            lengths = self.partitioner.place_rows(lengths)
-        return Beginning(beginning.caches, lengths)
 
     def traced(
         self,
@@ -346,12 +344,7 @@ class Method(abc.ABC):
         return None
 
     def _begun(
-        self,
-        params: Params,
-        inner: Any,
-        prompts: PromptBatch,
-        max_new: int,
-        by_token: ByToken,
+        self, params: Params, inner: Any, prompts: PromptBatch, max_new: int, by_token: ByToken
     ) -> DecodeState:
         return initial_state(
             inner,

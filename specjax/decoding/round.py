@@ -218,7 +218,8 @@ class Round:
             carry = self._next_carry(judged, block, state.carry, next_token)
         tokens = emitted(block.tokens, accepted, next_token)
         last_target = jnp.where(whole[:, None], after.target, jax.vmap(row)(targets, accepted))
-        targets = _with_bonus(targets, after.target, block.num_drafted)
+        at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
+        targets = jnp.where(at_bonus[..., None], after.target[:, None], targets)
         sources = round_sources(block, accepted) if with_sources else None
         outcome = RoundOutcome(tokens, accepted + 1, targets, p_conf, hidden, sources)
         counted = jnp.arange(tokens.shape[1])[None] < outcome.counts[:, None]
@@ -364,12 +365,6 @@ class Round:
         given = judged.acceptance, probs, block.num_drafted
         following = jax.vmap(self.verification.next_carry)
         return following(*given, carry, judged.accepted, next_token)
-
-
-def _with_bonus(targets: Array, bonus: Array, num_drafted: Array) -> Array:
-    """`targets [B, G + 1, V]` with `bonus [B, V]` after each row's block."""
-    at_bonus = jnp.arange(targets.shape[1])[None] == num_drafted[:, None]
-    return jnp.where(at_bonus[..., None], bonus[:, None], targets)
 
 
 def _caught_up(

@@ -97,10 +97,13 @@ def score(
 
     like = jax.eval_shape(functools.partial(branch, full), tokens, positions)
 
+    def pad(x: Array, like: Any) -> Array:
+        return jnp.pad(x, [(0, all_ - now) for now, all_ in zip(x.shape, like.shape, strict=True)])
+
     def padded(width: int, tokens: Array, positions: Array) -> Any:
         # Padded to one shape: entries past the width are masked, or overwritten before they are
         # read.
-        return jax.tree.map(_pad_to, branch(width, tokens, positions), like)
+        return jax.tree.map(pad, branch(width, tokens, positions), like)
 
     index = jnp.searchsorted(jnp.asarray(widths, jnp.int32), longest)
     branches = [functools.partial(padded, width) for width in widths]
@@ -143,8 +146,3 @@ def check_widths(widths: Any, full: int) -> None:
             f"widths must be a tuple of whole numbers that increases from at least 1 to G + 1 = "
             f"{full}, got {widths}"
         )
-
-
-def _pad_to(x: Array, like: Any) -> Array:
-    """Pads every axis at its end."""
-    return jnp.pad(x, [(0, after - now) for now, after in zip(x.shape, like.shape, strict=True)])

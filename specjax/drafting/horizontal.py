@@ -70,8 +70,9 @@ class HorizontalCascade(SeveralDrafters):
             )
         self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
         longest = [drafter.max_draft for drafter in self.drafters]
-        spans = self.counts is not None and [range(1, most + 1) for most in longest]
-        if spans and not _each_in(self.counts, spans):
+        counts = tuple(longest) if self.counts is None else self.counts
+        fits = isinstance(counts, tuple) and len(counts) == len(longest)
+        if not fits or any(n not in range(1, most + 1) for n, most in zip(counts, longest)):  # noqa: B905
             raise UserError(
                 f"counts must be a tuple of numbers from 1 to the drafters' {longest}, got "
                 f"{self.counts!r}: leave out a drafter that contributes nothing"
@@ -195,8 +196,3 @@ class HorizontalCascade(SeveralDrafters):
         missing = sum(self._counts[: index + 1]) - before
         more = missing + longest - self._counts[index]
         return jnp.where(missing > 0, jnp.minimum(more, longest), 0)
-
-
-def _each_in(counts: Any, spans: Sequence[range]) -> bool:
-    same = isinstance(counts, tuple) and len(counts) == len(spans)
-    return same and all(count in span for count, span in zip(counts, spans, strict=True))
