@@ -133,13 +133,9 @@ class OnEstimate(Stopping):
         return self.estimate.reads_confidence
 
     def _check_estimate(self) -> None:
-        """Raises TypeError unless `estimate` is an estimate."""
         name = f"{type(self).__name__}: estimate"
         needed = ("feature", "log_odds", "recall", "as_chance", "lag")
         check_part(name, self.estimate, needed, "drafting.OnlineEstimate()")
-
-    def _numbers(self, params: Params) -> Any:
-        return _numbers(self, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,16 +170,16 @@ class Survival(OnEstimate):
         return bound, EstimateParams(traced(self, "threshold"), numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> Any:
-        return self.estimate.remember(self._numbers(params).estimate, rows)
+        return self.estimate.remember(_numbers(self, params).estimate, rows)
 
     def begin(
         self, params: Params, memory: Any, limits: Array, longest: int
     ) -> tuple[Array, JudgedDraft]:
-        numbers = self._numbers(params).estimate
+        numbers = _numbers(self, params).estimate
         return limits, begin_survival(self.estimate, numbers, memory, limits.size, longest)
 
     def step(self, params: Params, state: JudgedDraft, drawn: Drawn) -> tuple[Array, JudgedDraft]:
-        numbers = self._numbers(params)
+        numbers = _numbers(self, params)
         state = judge(self.estimate, numbers.estimate, state, drawn)
         return 1.0 - state.survival > numbers.policy, state
 
@@ -234,13 +230,13 @@ class WeighsTokens(OnEstimate):
     reads_past = True
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
-        estimate = self.estimate.remember(self._numbers(params).estimate, rows)
+        estimate = self.estimate.remember(_numbers(self, params).estimate, rows)
         return RoundsPast(no_rates(rows), estimate)
 
     def begin(
         self, params: Params, memory: RoundsPast, limits: Array, longest: int
     ) -> tuple[Array, Weighing]:
-        numbers, rows = self._numbers(params), limits.size
+        numbers, rows = _numbers(self, params), limits.size
         state = Weighing(
             judged=begin_survival(self.estimate, numbers.estimate, memory.estimate, rows, longest),
             limits=limits,
@@ -253,7 +249,7 @@ class WeighsTokens(OnEstimate):
         return jnp.where(worth, limits, 0), state._replace(going=worth)
 
     def step(self, params: Params, state: Weighing, drawn: Drawn) -> tuple[Array, Weighing]:
-        judged = judge(self.estimate, self._numbers(params).estimate, state.judged, drawn)
+        judged = judge(self.estimate, _numbers(self, params).estimate, state.judged, drawn)
         lengths = state.lengths + state.going.astype(jnp.int32)
         going = state.going & (lengths < state.limits)
         state = state._replace(judged=judged, lengths=lengths, going=going)
@@ -273,7 +269,7 @@ class WeighsTokens(OnEstimate):
 
     @abc.abstractmethod
     def _against(self, numbers: Any, memory: RoundsPast, limits: Array, longest: int) -> Any:
-        """`Weighing.own`, from the policy's numbers; the first axis of its arrays is the batch."""
+        """`Weighing.policy`; the first axis of its arrays is the batch."""
 
     @abc.abstractmethod
     def _continues(self, state: Weighing, open_: Array, chances: Array) -> Array:

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 from specjax import decoding, drafting, rules, sampling
+from specjax.decoding import drafter_calls
 from specjax.decoding import round as round_lib
 from specjax.types import PromptBatch
 from tests.decoding import test_exact_law as plain
@@ -151,12 +152,12 @@ def test_the_mean_bill_is_within_the_budget():
 def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
     """The control: it charges what the drafted token takes, before that token is accepted."""
     drafted = []
-    checked = round_lib.checked_block
+    propose = drafter_calls.propose
 
-    def remembered(*args):
-        made = checked(*args)
-        drafted.append(made[0].tokens)
-        return made
+    def remembered(*args, **options):
+        block, state = propose(*args, **options)
+        drafted.append(block.tokens)
+        return block, state
 
     def peeking(rule, credit, q, p, q_conf, p_conf):
         tokens = jnp.pad(drafted[-1], ((0, 0), (0, q.shape[1] - drafted[-1].shape[1])))
@@ -174,7 +175,7 @@ def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
 
         return jax.vmap(row)(rule, credit, tokens, q, p, q_conf, p_conf)
 
-    monkeypatch.setattr(round_lib, "checked_block", remembered)
+    monkeypatch.setattr(drafter_calls, "propose", remembered)
     monkeypatch.setattr(round_lib, "block_targets", peeking)
     # A class of its own, for which nothing is compiled.
     kind = type("Peeking", (decoding.Speculative,), {})
