@@ -85,12 +85,6 @@ class Topology:
         return max(map(self.parents.count, self.parents))
 
     @property
-    def is_paths(self) -> bool:
-        """Whether it consists of paths of the same length that part at the root."""
-        count = self.parents.count(0)
-        return self.parents == paths(count, len(self.parents) // count).parents
-
-    @property
     def levels(self) -> tuple[Level, ...]:
         """The levels below the root."""
         depths, found = (0, *self.depths), []

@@ -134,14 +134,10 @@ class TreeDrafter(ModelDrafter):
     @property
     def traits(self) -> DraftTraits:
         """The traits of a single drafter that drafts whole trees."""
-        independent = self.children == "independent"
-        alike = isinstance(self.tree, Topology) and self.tree.is_paths
         return DraftTraits(
             fixed_length=True,
             independent_rows=True,
             drafts_trees=True,
-            independent_children=independent,
-            independent_paths=independent and alike,
             processes=True,
         )
 

@@ -44,7 +44,7 @@ from specjax.types.method import (
 )
 from specjax.types.pytrees import traced_dataclass
 from specjax.types.rule import Rule
-from specjax.types.verification import Acceptance, Path, Verification, Verified
+from specjax.types.verification import Acceptance, Path, ScoredBlock, Verification, Verified
 
 __all__ = [
     "Acceptance",
@@ -63,6 +63,7 @@ __all__ = [
     "PromptBatch",
     "Rule",
     "Sampling",
+    "ScoredBlock",
     "Stopping",
     "TreeShape",
     "Verification",

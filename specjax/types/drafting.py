@@ -99,9 +99,6 @@ class DraftTraits(NamedTuple):
         without a further pass. Then `bonus` is called only for its distribution, not to fill a
         cache.
       drafts_trees: whether blocks have `parents`.
-      independent_children: whether the children of a node are drawn independently of each other,
-        their number fixed before.
-      independent_paths: whether a tree consists of independent paths of the same length.
       reads_verifier_hidden: whether `commit` needs the verifier's hidden states, which are not kept
         otherwise.
       processes: whether its distributions are processed (see `specjax.types.Processor`), so that it
@@ -116,8 +113,6 @@ class DraftTraits(NamedTuple):
     independent_rows: bool = False
     catches_up: bool = False
     drafts_trees: bool = False
-    independent_children: bool = False
-    independent_paths: bool = False
     reads_verifier_hidden: bool = False
     processes: bool = False
     has_distributions: bool = True
