@@ -253,7 +253,7 @@ def test_traversal_needs_to_know_how_tokens_were_drawn():
 
     method = decoding.Speculative(MODEL, Silent(MODEL, TREES["pair"]), verification.Traversal())
     params = given(rules.Lossless())
-    with pytest.raises(ValueError, match="Traversal needs DraftBlock.laws"):
+    with pytest.raises(AssertionError, match="must set DraftBlock.laws"):
         method.run(params, begin(method, params, INPUTS, LENGTHS, **ROWS), 3)
 
 

@@ -271,6 +271,19 @@ def test_a_block_of_other_shapes_is_no_block(change):
         jax.eval_shape(call, block)
 
 
+class FewScales(verification.Token):
+    def acceptance(self, block, carry=()):
+        judged = super().acceptance(block, carry)
+        return judged._replace(scales=judged.scales[1:])
+
+
+def test_an_algorithm_gives_a_scale_for_each_node():
+    probs = jnp.full((3, 2), 0.5)
+    block = ScoredBlock(jnp.zeros((2,), jnp.int32), probs, probs, jnp.int32(2))
+    with pytest.raises(AssertionError, match="FewScales.acceptance"):
+        verification.verify(FewScales(), jax.random.key(0), block)
+
+
 @pytest.mark.parametrize(
     "traits",
     [
