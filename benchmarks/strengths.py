@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import command
 from specjax import rules
-from specjax.acceptance_head.network import (
+from specjax.acceptance_head import (
     NUM_FEATURES,
     HeadConfig,
     apply_head,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig, apply_head, drawn_features
+from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import check_flag, one_number
 from specjax.errors import UserError
 from specjax.types import Array, DraftOutcome, Params

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from specjax.acceptance_head.network import confidence_features, top_confidences
+from specjax.acceptance_head import confidence_features, top_confidences
 from specjax.errors import UserError
 from specjax.rules.accept_functions import Mixture
 from specjax.rules.lossy import Lossy, LossyTuned

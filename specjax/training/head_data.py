@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.acceptance_head.network import HeadConfig, apply_head, confidence_features, init_head
+from specjax.acceptance_head import HeadConfig, apply_head, confidence_features, init_head
 from specjax.checks import one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
@@ -212,7 +212,7 @@ class HeadBatch(NamedTuple):
 
     Attributes:
       hidden: `[n, D]` float32.
-      features: `[n, F]` float32; see `acceptance_head.network.confidence_features`.
+      features: `[n, F]` float32; see `acceptance_head.confidence_features`.
       labels: `[n]` float32.
       real: `[n]` bool, false if a position is padding.
     """

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.acceptance_head.network import drawn_confidences
+from specjax.acceptance_head import drawn_confidences
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling import draw, num_uniforms

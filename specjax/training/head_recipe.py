@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig
+from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_head
 from specjax.checks import check_part, one_number, whole_number
 from specjax.data.examples import Example

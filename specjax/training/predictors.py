@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.acceptance_head.network import apply_head, confidence_features, log_odds
+from specjax.acceptance_head import apply_head, confidence_features, log_odds
 from specjax.compilation import jit
 from specjax.evaluation.calibration import (
     best_constant,

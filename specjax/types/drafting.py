@@ -44,9 +44,9 @@ class DraftBlock(NamedTuple):
       tokens: arbitrary past `num_drafted`, but for siblings that a law of `OFF` needs: they stay
         there, with their `parents` or `drawn_from`, if the limit cuts them off.
       probs: `[B, N, V]` float32; row i is the drafter's distribution after node i: in a chain, the
-        distribution that `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus position, is filled in
-        only if needed; likewise the rows of a tree's leaves. None if the drafter draws nothing
-        (`num_uniforms` is 0): each token is certain, as a copy is.
+        distribution that `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus
+        position, is filled in only if needed; likewise the rows of a tree's leaves. None if the
+        drafter draws nothing (`num_uniforms` is 0): each token is certain, as a copy is.
       confidences: the drafter's confidence distributions.
       num_drafted: at most the row's limit; a round cuts longer blocks.
       calls: model's name -> the number of its passes for the block.

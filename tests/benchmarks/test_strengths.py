@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import strengths
 from specjax import rules
-from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig
+from specjax.acceptance_head import NUM_FEATURES, HeadConfig
 from specjax.rules.varying import scaled
 from tests.tables import random_distributions
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import drafting, sampling, testing
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig, apply_head, drawn_features, init_head
+from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting.estimates import confidence_log_odds
 from specjax.drafting.policies import Weighing
 from specjax.types import DraftOutcome
