@@ -22,10 +22,6 @@ class Batching:
       tokens_per_batch: padded tokens per batch (of a T5: padded target tokens).
       bucket_lengths: increasing lengths, in tokens; a pair is put into the first bucket that is
         long enough for it, including end-of-sequence tokens. Longer pairs are left out.
-
-    Raises:
-      TypeError: a value is not a number.
-      ValueError: a value is not whole or is below 1, or the lengths do not increase.
     """
 
     tokens_per_batch: int = 2048
@@ -151,9 +147,6 @@ class BucketedBatches:
       num_left_out: the number of pairs that are longer than the last bucket.
       rows: the number of rows of a batch, for each bucket.
       batches_per_epoch: the number of batches of an epoch.
-
-    Raises:
-      ValueError: every pair is longer than the last bucket.
     """
 
     def __init__(

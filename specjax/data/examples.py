@@ -98,11 +98,7 @@ def _check_column(record: SourceRecord, name: str, field: str | int | None) -> N
 
 
 def field_of(record: SourceRecord, field: str | int) -> str | tuple[str, ...]:
-    """Returns the text, or the texts of a list, in a key or a numbered column.
-
-    Raises:
-      ValueError: the field is missing, or is not a text, a number or a list of these.
-    """
+    """Returns the text, or the texts of a list, in a key or a numbered column."""
     values = record.values
     if isinstance(field, int) and str(field) not in values and 0 <= field < len(values):
         field = list(values)[field]  # of a header
@@ -124,10 +120,6 @@ def read_aligned(
 
     Yields:
       `Example`s, whose ids count from 0.
-
-    Raises:
-      ValueError: one file has more lines than the other.
-      Exception: see `read_records`.
     """
     sides = [
         read_records(path, format="text", directory=directory)

@@ -33,10 +33,6 @@ class FewShot:
       separator: the text between instruction, examples and input.
       limit: the number of inputs to draw, in their order; None takes all.
       limit_seed: the seed of this draw.
-
-    Raises:
-      TypeError: a value has a wrong type.
-      ValueError: a template is wrong or has no field of the input, or `shots` has no `examples`.
     """
 
     prompt: str
@@ -89,11 +85,6 @@ class FewShot:
 
         Returns:
           The prompts, in the order of the source.
-
-        Raises:
-          FileNotFoundError: a file is missing.
-          TypeError: a path is not a path.
-          ValueError: a file is unreadable or has too few lines, or a field is missing.
         """
         prompt, answer = self._templates
         shown = self._examples()

@@ -64,9 +64,6 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
     Args:
       examples: the examples.
       name: their name in messages.
-
-    Raises:
-      ValueError: there is no example, or an example has no targets or half a surrogate pair.
     """
     if not examples:
         raise UserError(f"{name}: the source has no examples: give another source")

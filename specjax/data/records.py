@@ -117,11 +117,7 @@ def read_records(
 
 
 def guess_format(path: str) -> str:
-    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text".
-
-    Raises:
-      ValueError: it is a CSV file, whose header and commas would be part of the texts.
-    """
+    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text"."""
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     if ending == ".csv":
         raise UserError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
@@ -206,10 +202,6 @@ def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
     Yields:
       (line number from 1, the line, its object).
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ValueError: the file is empty or not UTF-8, or a line is not a JSON object.
     """
     for number, line in read_lines(path):
         try:

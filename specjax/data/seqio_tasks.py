@@ -76,10 +76,6 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     Yields:
       For each row its texts, numbers and lists of them. Token features become texts, from
       `<feature>_pretokenized` or by the feature's vocabulary, for the model's own tokenizer.
-
-    Raises:
-      ImportError: seqio, or a package that it needs, is not installed.
-      ValueError: the task or the split is unknown, or its data cannot be downloaded.
     """
     if not name:
         raise UserError("seqio: has no task: write seqio:TASK")

@@ -21,10 +21,6 @@ class Template:
 
     Attributes:
       source: the text.
-
-    Raises:
-      TypeError: the source is not a text.
-      ValueError: a brace has no counterpart, or a field has no name.
     """
 
     source: str
@@ -61,9 +57,6 @@ class Template:
 
         Returns:
           The text.
-
-        Raises:
-          ValueError: a field is missing, or is not a text, a number or a list of these.
         """
 
         def put(match: re.Match[str]) -> str:
@@ -76,11 +69,7 @@ class Template:
 
 
 def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[str, ...]:
-    """Returns the text, or the texts of a list, in a field; see `Template`.
-
-    Raises:
-      ValueError: the field is missing, or is not a text, a number or a list of these.
-    """
+    """Returns the text, or the texts of a list, in a field; see `Template`."""
     path, bar, default = field.partition("|")
     value: Any = record
     for i, name in enumerate([path] if path in record else path.split(".")):

@@ -37,10 +37,6 @@ class CheckpointStore:
     Args:
       run: the run's directory; claimed.
       choose_by: the validation figure whose best checkpoint is kept; see `TrainerConfig`.
-
-    Raises:
-      OSError: a damaged checkpoint cannot be moved.
-      ValueError: all checkpoints are damaged, or one before the last sound one.
     """
 
     def __init__(self, run: RunDirectory, choose_by: str):
@@ -70,12 +66,10 @@ class CheckpointStore:
         )
 
     def close(self) -> None:
-        """Releases the checkpoint manager."""
         self._manager.close()
 
     @property
     def latest_step(self) -> int | None:
-        """The step of the latest checkpoint, or None."""
         return self._manager.latest_step()
 
     @property
@@ -84,15 +78,7 @@ class CheckpointStore:
         return self._manager.best_step()
 
     def save(self, state: TrainState, figures: Mapping[str, float]) -> None:
-        """Writes a checkpoint, atomically; returns when it is on disk.
-
-        Args:
-          state: the state of the run.
-          figures: validation figures, including that of `choose_by`.
-
-        Raises:
-          OSError: it cannot be written; earlier checkpoints stay.
-        """
+        """Writes a checkpoint, atomically; returns when it is on disk."""
         step = int(state.step)
         place = self.path / CHECKPOINTS_NAME / str(step)
         self._run.keep()
@@ -114,7 +100,6 @@ class CheckpointStore:
         return jax.tree.map(lambda x: x.copy(), restored)
 
     def figures(self, step: int) -> dict[str, float]:
-        """The figures of a checkpoint."""
         return dict(self._manager.metrics(step))
 
     def log(self, step: int) -> bytes:
@@ -181,18 +166,7 @@ class CheckpointStore:
 
 
 def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
-    """The figure that chooses the best checkpoint.
-
-    Args:
-      figures: by the names in the log.
-      choose_by: see `TrainerConfig`.
-
-    Returns:
-      Its name as text, and its value.
-
-    Raises:
-      ValueError: there is no figure of that name.
-    """
+    """The figure that chooses the best checkpoint."""
     prefix = "validation_"
     name = prefix + choose_by
     if name not in figures:

@@ -99,9 +99,6 @@ def label(
 
     Returns:
       The drafted tokens, with rows in the given order.
-
-    Raises:
-      ValueError: if a model gives NaN.
     """
     found: list[list[np.ndarray]] = [[] for _ in ids]
     for places, rows in batches(texts, batch_size, by_length=True):

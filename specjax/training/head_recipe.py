@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_head
-from specjax.checks import check_part, one_number, whole_number
+from specjax.checks import one_number, whole_number
 from specjax.data.examples import Example
 from specjax.drafting import Survival
 from specjax.errors import UserError
@@ -21,15 +21,23 @@ from specjax.models.weights import has_stored
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, Pair
 from specjax.text.directories import PAIRS, shown_path
-from specjax.training.head_data import DATA_NAME, HeadBatches, HeadData, HeadTask, Labelling
-from specjax.training.optimizer import AdamW
-from specjax.training.predictors import compare_predictors
+from specjax.training.head_data import (
+    DATA_NAME,
+    HeadBatches,
+    HeadData,
+    HeadTask,
+    Labelling,
+    compare_with_constant,
+)
 from specjax.training.progress import say
 from specjax.training.samples import covering
+from specjax.training.step import AdamW
 from specjax.training.trainer import TrainerConfig, TrainingData, run_directory, train
 from specjax.types import Sampling
 
-RESULTS_NAME, CURVES_NAME = "results.json", "curves.json"
+RESULTS_NAME = "results.json"
+# Runs of earlier versions have it.
+_CURVES_NAME = "curves.json"
 GRID_NAME, HEADS_NAME = "grid_config.json", "heads"
 
 PathLike = str | os.PathLike[str]
@@ -54,10 +62,6 @@ class HeadRecipe:
       num_devices: see `TrainerConfig`.
       allow_other_environment: see `TrainerConfig`.
       progress: whether to show progress on stderr.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
     """
 
     labelling: Labelling = dataclasses.field(default_factory=Labelling)
@@ -84,8 +88,6 @@ class HeadRecipe:
         # The validation data use the next seed.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
-        if not isinstance(self.labelling, Labelling):
-            raise UserError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # The other fields are checked by these, before any model is loaded.
         _ = self.task(1), self.trainer(self.rows_per_batch)
 
@@ -130,10 +132,6 @@ class HeadGrid:
       limit: the number of validation prompts to decode.
       batch_size: prompts decoded together.
       repeats: the number of times they are decoded; the heads take turns.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, or an empty list.
 
     Source: SpecDec++ (arXiv 2405.19715), table 3.
     """
@@ -182,7 +180,7 @@ def train_head(
     grid: HeadGrid | None = None,
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains an acceptance head for a pair, and compares it with simpler predictors.
+    """Trains an acceptance head for a pair, and compares it with a constant.
 
     After an interruption at any moment, the same call continues: labelling at the shard, training
     at the checkpoint (see `train`), with the same bits.
@@ -197,8 +195,8 @@ def train_head(
       recipe: how the head is trained; with a grid, except its weight and its depth.
       make_pair: called after the arguments are checked.
       output_dir: the run's directory: `acceptance_head/` (the result), `results.json`,
-        `curves.json` (ROC and reliability diagrams), `head_data/`, `metrics.jsonl`, `checkpoints/`
-        and the records; with a grid `heads/w6_D3/` and so on instead of a single head.
+        `head_data/`, `metrics.jsonl`, `checkpoints/` and the records; with a grid `heads/w6_D3/`
+        and so on instead of a single head.
       training_data: prompts; their references are not used.
       validation_data: prompts; the best checkpoint on them is the result.
       install: whether to write the head into the drafter's directory too, replacing an earlier
@@ -209,8 +207,8 @@ def train_head(
 
     Returns:
       The contents of `results.json`. For a single head: step, number of parameters, bytes, a row
-      per predictor with its figures on the validation data (see `compare_predictors`), and whether
-      it is `installed`. For a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
+      each for the head and a constant (see `compare_with_constant`), and whether it is `installed`.
+      For a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
       `train_kl` and `kl` (binary KL divergence in nats, without weights, of the training and the
       validation data), and the fastest `threshold` with its figures. `thresholds` has a row per
       head and threshold: `tokens_per_second`, `verification_rate` and `discard_rate` (verifier's
@@ -219,20 +217,16 @@ def train_head(
     Raises:
       OSError: `output_dir` or the drafter's directory cannot be written, or another process trains
         there.
-      TypeError: for a value of the wrong type.
-      ValueError: for unusable prompts, a pair without a drafter, or the `output_dir` of another
-        run.
+      UserError: unusable prompts, a pair without a drafter, or the `output_dir` of another run.
     """
-    check_part("recipe", recipe, ("labelling", "trainer"), "training.HeadRecipe()")
     if not isinstance(install, bool) and install != "anyway":
         raise UserError(f"install must be True, False or 'anyway', got {install!r}")
     if grid is not None:
-        check_part("grid", grid, ("recipes", "thresholds"), "training.HeadGrid()")
         if install:
             raise UserError("install must be False with a grid: copy the head that you choose")
         grid.recipes(recipe)  # checks them
     examples = {"training": list(training_data), "validation": list(validation_data)}
-    one = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
+    one = (HEAD_NAME, RESULTS_NAME, _CURVES_NAME, DATA_NAME)
     several = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
     with (
         run_directory(output_dir, one)
@@ -256,9 +250,7 @@ def train_head(
 
 
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
-    """Raises TypeError or ValueError for a pair that cannot train a head."""
-    if not isinstance(pair, Pair):
-        raise UserError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
+    """Raises UserError for a pair that cannot train a head."""
     for name, model in pair.named.items():
         if model.mesh is not None:
             raise UserError(
@@ -353,8 +345,7 @@ def _train_one(
         },
         on_start=on_start,
     )
-    rows, curves, train_kl = compare_predictors(task, result.params, data)
-    run.write(CURVES_NAME, (json.dumps(curves) + "\n").encode())
+    rows, train_kl = compare_with_constant(task, result.params, data)
     size = sum(leaf.size for leaf in jax.tree.leaves(result.params))
     labels = {name: of_one.column("labels") for name, of_one in data.items()}
     results = {
@@ -383,11 +374,10 @@ def _train_one(
 def _install(pair: Pair, head: Head, results: dict[str, Any], *, anyway: bool) -> bool:
     """Writes the head into the drafter's directory, unless a constant predicts as well."""
     losses = {row["predictor"]: row["loss"] for row in results["rows"]}
-    constant = losses["constant"]
-    if not anyway and constant is not None and losses["head"] >= constant:
+    if not anyway and losses["head"] >= losses["constant"]:
         say(
-            f"the head was not installed: its validation loss, {losses['head']:.4g}, is "
-            f"not below that of a constant, {constant:.4g}: give more prompts or epochs, or "
+            f"the head was not installed: its validation loss, {losses['head']:.4g}, is not below "
+            f"that of a constant, {losses['constant']:.4g}: give more prompts or epochs, or "
             "another learning rate; INSTALL='anyway' installs it regardless"
         )
         return False
@@ -420,7 +410,7 @@ def _train_grid(
     for name, of_head in recipes.items():
         if recipe.progress:
             say(f"training head {name} of {', '.join(recipes)}")
-        with run_directory(heads / name, (CURVES_NAME,)) as place:
+        with run_directory(heads / name, (_CURVES_NAME,)) as place:
             figures, head = _train_one(place, of_head, pair, data)
         run.keep()
         trained.append(_Trained(of_head, head, figures))

@@ -60,10 +60,6 @@ class Recipe:
       batching: the shapes of the batches.
       evaluation: the decoding and scoring of outputs.
       export_dtype: of the exported arrays: float32, bfloat16 or float16.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, or a teacher that is not used.
     """
 
     model: ModelConfig | None = None
@@ -124,11 +120,7 @@ class Recipe:
         return {name: path for name, path in named.items() if path is not None}
 
     def check_trainer(self, trainer: TrainerConfig) -> None:
-        """Checks that the recipe measures the figures that the trainer's settings need.
-
-        Raises:
-          ValueError: the figure that chooses the checkpoint is not measured.
-        """
+        """Checks that the recipe measures the figures that the trainer's settings need."""
         choose_by = trainer.choose_by
         known = [*FIGURES, *(PREFIX + text for text in TEXTS)]
         if self.evaluation.at_checkpoints:
@@ -176,8 +168,7 @@ def train_model(
 
     Raises:
       OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
-      TypeError: a value of the wrong type.
-      ValueError: unusable data, a model that does not fit, or the `output_dir` of another run.
+      UserError: unusable data, a model that does not fit, or the `output_dir` of another run.
     """
     recipe.check_trainer(trainer)
     sources = {"training": training_data, "validation": validation_data, "test": test_data}
@@ -227,19 +218,7 @@ def train_model(
 
 
 class _Parts:
-    """The parts of a run: models, texts, tokenizer, task, batches; nothing is written yet.
-
-    Attributes:
-      config: the network.
-      starting: the model to start from, or None.
-      files: the directory with the run's tokenizer files: those of an earlier start, or new files
-        in a scratch directory, because a run may write only after it has claimed its directory, and
-        the claim depends on the vocabulary.
-      tokenizer: the run's.
-      pairs: the tokenised texts by the name of their data set.
-      task: the loss.
-      teaching: the teacher's part.
-    """
+    """The parts of a run: models, texts, tokenizer, task, batches; nothing is written yet."""
 
     def __init__(
         self,

@@ -18,17 +18,7 @@ from specjax.training.step import GENERATOR, root_key
 
 
 def describe(value: Any) -> Any:
-    """A frozen configuration as JSON values, each with the name of its class.
-
-    Args:
-      value: a plain value, a network's configuration, or a dataclass of such.
-
-    Returns:
-      JSON values.
-
-    Raises:
-      TypeError: for values that JSON cannot represent, such as a function.
-    """
+    """A frozen configuration as JSON values, each with the name of its class."""
     if isinstance(value, ModelConfig):
         return config_to_dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

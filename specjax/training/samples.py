@@ -60,9 +60,6 @@ def draw_pairs(
       longest: the longest input and target; set it if several calls should share their programs.
       batch_size: rows decoded together.
       progress: whether to show a bar.
-
-    Returns:
-      The pairs, in order.
     """
     targets: list[np.ndarray] = []
     if len(inputs):
@@ -111,10 +108,6 @@ def add_teacher_samples(
       batch_size: rows decoded together.
       progress: whether to show progress on stderr.
 
-    Returns:
-      The pairs, followed by `samples` rounds of pairs with drawn targets. The same arguments give
-      the same pairs; the draw of an input depends only on the seed, its place and the round.
-
     Source: Kim and Rush 2016; drawn at T = 1 as in Zhou et al. 2024 (DistillSpec).
     """
     inputs, limits, places = with_room(pairs, room)
@@ -138,20 +131,7 @@ def with_room(
 
 
 def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) -> TokenPairs:
-    """Pairs with drawn targets, drawn once and then read from the run's directory.
-
-    Args:
-      run: the run's directory; claimed, which must make `SAMPLES_NAME`.
-      key: the identity of the pairs.
-      draw: a function that draws the pairs.
-
-    Returns:
-      The pairs.
-
-    Raises:
-      OSError: they cannot be written.
-      ValueError: the record is damaged.
-    """
+    """Pairs with drawn targets, drawn once and then read from the run's directory."""
     store = Store(run, SAMPLES_NAME)
     record = store.get(key)
     if record is not None:

@@ -32,10 +32,6 @@ class Evaluation:
       limit: the number of texts to score, from the start of each data set; None for all.
       batch_size: rows decoded together.
       at_checkpoints: whether to score the validation data at each checkpoint, not only at the end.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, an unknown metric, or a missing package.
     """
 
     metrics: tuple[str, ...] = ("bleu",)
@@ -74,9 +70,6 @@ class OutputScorer:
       pairs: the same, tokenised for the network.
       name: the data's name, for figures and messages.
       progress: whether to show progress and the number of skipped inputs on stderr.
-
-    Raises:
-      ValueError: a reference that a metric cannot use.
     """
 
     def __init__(
@@ -110,15 +103,7 @@ class OutputScorer:
             )
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """Decodes and scores.
-
-        Args:
-          params: the network's parameters.
-
-        Returns:
-          `<name>_<metric>` for each metric, 0 to 100, and `<name>_cut`, the number of outputs that
-          the length limit cut; empty without metrics.
-        """
+        """Decodes and scores."""
         metrics, longest = self._evaluation.metrics, self._evaluation.max_new_tokens
         if not metrics:
             return {}

@@ -56,10 +56,6 @@ class Teacher:
       accepted: the teacher's texts for the validation inputs on which accepted tokens are measured,
         with it as the verifier: "greedy" (temperature 0), "sampled" (temperature 1), both or none.
       accepted_draft: G, the tokens of a drafted block for that.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
     """
 
     path: str | os.PathLike[str] | None = None
@@ -98,15 +94,6 @@ def accepted_total(acceptance: Array, mask: Array, draft: int) -> Total:
 
     For a block before position t it is Σ_{i=1..G} Π_{j<i} a_{t+j}; nothing is accepted past the end
     of the text.
-
-    Args:
-      acceptance: `[B, T]` float32, a: the probability that the token drafted at each position is
-        accepted, given the text before it.
-      mask: `[B, T]` bool, true at positions of the text, which are adjacent.
-      draft: G.
-
-    Returns:
-      The sum over positions, and their number.
 
     Source: Leviathan et al. 2023, section 3.1, with an acceptance per position.
     """

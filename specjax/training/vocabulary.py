@@ -56,9 +56,6 @@ def train_vocabulary(
     Returns:
       The serialised model, as in a `spiece.model` file. The same texts give the same bytes.
 
-    Raises:
-      ValueError: SentencePiece cannot make that many pieces of the texts, or the type is unknown.
-
     Source: Kudo and Richardson 2018.
     """
     kind = _kind(family)
@@ -110,10 +107,6 @@ def write_vocabulary(
       vocab_size: rows of the network's embedding; the pieces of a trained vocabulary.
       model_type: see `train_vocabulary`.
       family: see `train_vocabulary`.
-
-    Raises:
-      FileNotFoundError: `source` does not exist, or has no tokenizer.
-      ValueError: it cannot be read, or depends on other files; or see `train_vocabulary`.
     """
     with new_directory(directory) as partial:
         if source is None:
