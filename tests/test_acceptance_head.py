@@ -106,6 +106,6 @@ def test_the_features_are_those_of_the_distribution():
     confidences = jnp.asarray([0.5, 0.3, 0.2, 0.0], jnp.float32)
     entropy = -sum(p * np.log(p) for p in (0.5, 0.3, 0.2))
     expected = [0.0, entropy - 1.0, np.log(0.2 / 0.8) / 3.0]
-    np.testing.assert_allclose(drawn_features(confidences, 2), expected, atol=1e-6)
-    certain = drawn_features(jnp.asarray([1.0, 0.0], jnp.float32), 1)
+    np.testing.assert_allclose(drawn_features(confidences, jnp.int32(2)), expected, atol=1e-6)
+    certain = drawn_features(jnp.asarray([1.0, 0.0], jnp.float32), jnp.int32(1))
     assert np.isfinite(certain).all() and certain[0] > 5.0 > -5.0 > certain[2]

@@ -50,13 +50,8 @@ def read_examples(
       directory: the directory of a relative path.
       option: the user's option for `inputs_field`, in messages.
 
-    Yields:
-      `Example`s, whose ids count from 0.
-
     Raises:
-      TypeError: a field is neither a name nor a number.
-      ValueError: a field is missing, or is neither a text nor a number.
-      Exception: see `read_records`.
+      UserError: a field is missing, or is neither a text nor a number; see also `read_records`.
     """
     for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
         if isinstance(field, bool) or not isinstance(field, str | int | None):
@@ -117,9 +112,6 @@ def read_aligned(
       inputs_path: a source text on each line, plain or `.gz`.
       targets_path: the reference of each source text, on the same line.
       directory: the directory of relative paths.
-
-    Yields:
-      `Example`s, whose ids count from 0.
     """
     sides = [
         read_records(path, format="text", directory=directory)

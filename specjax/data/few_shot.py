@@ -76,16 +76,7 @@ class FewShot:
         format: str | None = None,
         split: str = "test",
     ) -> list[Example]:
-        """Makes the prompts of a source.
-
-        Args:
-          source: see `read_records`.
-          format: see `read_records`.
-          split: see `read_records`.
-
-        Returns:
-          The prompts, in the order of the source.
-        """
+        """Makes the prompts of a source."""
         prompt, answer = self._templates
         shown = self._examples()
         solved = [

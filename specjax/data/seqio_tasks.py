@@ -69,10 +69,6 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
 
     Registers a task of `TFDS_DATA` if necessary.
 
-    Args:
-      name: the task or mixture.
-      split: a split of it.
-
     Yields:
       For each row its texts, numbers and lists of them. Token features become texts, from
       `<feature>_pretokenized` or by the feature's vocabulary, for the model's own tokenizer.

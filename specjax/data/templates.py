@@ -18,9 +18,6 @@ class Template:
     `{question}` is the value of this key; `{answers.text.0}` uses the keys of objects and the
     places in lists; `{answers.0|none}` is "none" if the value is absent or null. A list of texts is
     joined by line breaks. `{{` and `}}` are braces.
-
-    Attributes:
-      source: the text.
     """
 
     source: str
@@ -49,15 +46,7 @@ class Template:
         return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in found))
 
     def fill(self, record: Mapping[str, Any], where: str) -> str:
-        """Fills in the record's values.
-
-        Args:
-          record: name -> JSON value.
-          where: the record's name in messages, such as "test.jsonl:3".
-
-        Returns:
-          The text.
-        """
+        """Fills in the record's values."""
 
         def put(match: re.Match[str]) -> str:
             if match[1] is None:

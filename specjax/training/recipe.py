@@ -11,9 +11,8 @@ from typing import Any
 
 from specjax.checkpoints import load_model, save_model
 from specjax.checks import check_path
-from specjax.data.batching import Batching, BucketedBatches
+from specjax.data.batching import Batching, BucketedBatches, TokenPairs, check_pairs, tokenize_pairs
 from specjax.data.examples import Example
-from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
 from specjax.errors import UserError
 from specjax.memory import check_fits
 from specjax.models import ModelConfig, family_of, model_from_config

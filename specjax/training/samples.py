@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.data.batching import BucketedBatches
-from specjax.data.pairs import TokenPairs
+from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.errors import UserError
 from specjax.models import model_from_config
 from specjax.runs.run_directory import RunDirectory

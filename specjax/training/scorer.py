@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, tuple_text, whole_number
+from specjax.data.batching import TokenPairs
 from specjax.data.examples import Example
-from specjax.data.pairs import TokenPairs
 from specjax.errors import UserError
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
 from specjax.models import ModelConfig, model_from_config

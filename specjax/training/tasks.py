@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout
-from specjax.data.pairs import TokenPairs
+from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout, TokenPairs
 from specjax.errors import UserError
 from specjax.models import ModelConfig, model_from_config
 from specjax.training.losses import Objective, Total, masked_total, token_totals

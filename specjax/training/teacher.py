@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specjax.checks import check_path, checked, tuple_text, whole_number
 from specjax.compilation import jit
-from specjax.data.pairs import TokenPairs
+from specjax.data.batching import TokenPairs
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import ModelConfig, model_from_config

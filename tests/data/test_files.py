@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from specjax.data import files
-from specjax.data.files import read_lines
+from specjax.data import records as files
+from specjax.data.records import read_lines
 
 
 def test_reads_plain_and_gzipped_lines_alike(tmp_path):
