@@ -104,13 +104,7 @@ class CheckpointStore:
 
     def log(self, step: int) -> bytes:
         """The log up to a checkpoint."""
-        place = self.path / CHECKPOINTS_NAME / str(step)
-        if not (place / METRICS_NAME).exists():  # otherwise it would be damaged
-            raise UserError(
-                f"{place} has no {METRICS_NAME}: an earlier version of specjax began this run; "
-                "finish it with that version, or choose another output_dir"
-            )
-        return (place / METRICS_NAME).read_bytes()
+        return (self.path / CHECKPOINTS_NAME / str(step) / METRICS_NAME).read_bytes()
 
     def _owner(self, step: int) -> dict[str, Any]:
         return {"run": self._run.fingerprint, "step": step}
@@ -134,8 +128,8 @@ class CheckpointStore:
             step = steps.pop()
             shutil.rmtree(place / str(step))
             say(f"warning: the checkpoint of step {step:,} in {place} was incomplete: removed")
-        found = {step: find_damage(place / str(step), owner=self._owner(step)) for step in steps}
-        damaged = {step: why for step, why in found.items() if why}
+        reasons = {s: find_damage(place / str(s), owner=self._owner(s)) for s in steps}
+        damaged = {step: why for step, why in reasons.items() if why}
         if not damaged:
             return
         errors = "; ".join(f"step {step:,}: {why}" for step, why in damaged.items())

@@ -152,8 +152,6 @@ class HeadGrid:
             values = getattr(self, name)
             if not isinstance(values, tuple | list) or not values:
                 raise UserError(f"HeadGrid: {name} must be a list of values, got {values!r}")
-            if len(set(values)) != len(values):
-                raise UserError(f"HeadGrid: {name} must not repeat a value, got {values}")
             object.__setattr__(self, name, tuple(values))
         # Checks the thresholds.
         for threshold in self.thresholds:
@@ -252,10 +250,6 @@ def train_head(
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
     """Raises UserError for a pair that cannot train a head."""
     for name, model in pair.named.items():
-        if model.mesh is not None:
-            raise UserError(
-                f"the {name} is on a mesh: load the pair without a mesh to train a head"
-            )
         if run.makes(model.name):
             raise UserError(
                 f"{name}={model.name} is an output of the run in output_dir={run.path}: "

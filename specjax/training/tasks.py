@@ -73,12 +73,8 @@ class TextTask:
                 f"pad_id={self.pad_id} is also the end-of-sequence token, which would never be "
                 "learnt; use a vocabulary with a separate padding token"
             )
-        weight = self.objective.distillation_weight
-        if (weight > 0.0) != (self.teacher is not None):
-            raise UserError(
-                f"distillation_weight={weight} and teacher={'given' if self.teacher else 'None'}: "
-                "give a teacher if and only if the weight is > 0"
-            )
+        distils = self.objective.distillation_weight > 0.0
+        assert distils == (self.teacher is not None), "a teacher has a weight, and only a teacher"
         if self.teacher is not None:
             self._check_teacher(self.teacher)
 

@@ -290,7 +290,6 @@ def test_a_grid_has_a_row_for_each_head(data, tmp_path, capsys):
         ({"THRESHOLDS": "(0.2, 1.5)"}, "Survival: threshold must lie in [0, 1], got 1.5"),
         ({"DEPTHS": "(5,)"}, "blocks must"),
         ({"DEPTHS": "()"}, "HeadGrid: blocks must be a list of values, got ()"),
-        ({"REJECTION_WEIGHTS": "(1.0, 1.0)"}, "HeadGrid: rejection_weights must not repeat"),
         ({"INSTALL": True}, "install must be False with a grid"),
     ],
 )
