@@ -42,8 +42,8 @@ class Template:
     @property
     def fields(self) -> tuple[str, ...]:
         """The keys that the template reads, each once."""
-        found = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
-        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in found))
+        names = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
+        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in names))
 
     def fill(self, record: Mapping[str, Any], where: str) -> str:
         """Fills in the record's values."""

@@ -59,7 +59,7 @@ class Lossy(Spans, TargetRule):
     )
 
     def __post_init__(self) -> None:
-        given = self.strength, self.beta
+        exact = self.strength, self.beta
         super().__post_init__()
         strength, beta = self.strength, self.beta
         if isinstance(strength, np.ndarray) and isinstance(beta, np.ndarray):
@@ -69,8 +69,8 @@ class Lossy(Spans, TargetRule):
                     "rows"
                 )
             # The given numbers are compared: 1 - float32(0.9) is above float32(0.1).
-            low = 1.0 - np.asarray(given[0], np.float64)
-            if (np.asarray(given[1], np.float64) < low - 1e-7).any():
+            low = 1.0 - np.asarray(exact[0], np.float64)
+            if (np.asarray(exact[1], np.float64) < low - 1e-7).any():
                 raise UserError(
                     f"beta must lie in [1 - strength, 1], got beta={beta} with "
                     f"strength={strength}: use beta=1"

@@ -170,13 +170,18 @@ def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
     # As in decoding: a confidence that a rule does not declare may be None.
     q_conf = q_conf if rule.reads_draft_confidence else None
     p_conf = p_conf if rule.reads_verifier_confidence else None
-    target = np.asarray(jit(jax.vmap(lambda *given: single(*given)))(q, p, q_conf, p_conf))
+    target = np.asarray(_targets(single, q, p, q_conf, p_conf))
     assert target.shape == q.shape, f"{name} must return [V] per position, got {target.shape[1:]}"
     assert target.dtype == np.float32, f"{name} must return float32, got {target.dtype}"
     assert np.all(target >= 0.0), f"{name} returns a negative probability or NaN"
     sums = target.sum(axis=1)
     worst = float(sums[np.argmax(np.abs(sums - 1.0))])
     assert abs(worst - 1.0) <= _TOLERANCE, f"{name} must sum to 1, got a sum of {worst:.6g}"
+
+
+@jit
+def _targets(rule: Rule, *distributions: Any) -> Any:
+    return jax.vmap(rule)(*distributions)
 
 
 def entropy(x: Float32[Array, " V"]) -> Float32[Array, ""]:

@@ -69,8 +69,8 @@ def _check_position(logits: Array, sampling: Sampling) -> None:
 def distribution_plainly(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
     """`distribution`, without a kernel."""
     weighed = _weighed(logits, sampling)
-    given = weighed.chosen, weighed.largest
-    mass, first = by_platform(*given, tpu=_reduced, default=_reduced_apart)
+    arrays = weighed.chosen, weighed.largest
+    mass, first = by_platform(*arrays, tpu=_reduced, default=_reduced_apart)
     return _probs(weighed, mass, first)
 
 

@@ -40,8 +40,8 @@ def in_top_p(
 def _edge(rank: Array, values: Array, wanted: Array) -> Array:
     """The smallest bound up to which values sum to `wanted`; if none, the largest uint32."""
     # Its derivative is zero except at jumps.
-    given = lax.stop_gradient((rank, values, wanted))
-    return by_platform(*given, tpu=_edge_by_sixteenths, default=_edge_by_halves)
+    arrays = lax.stop_gradient((rank, values, wanted))
+    return by_platform(*arrays, tpu=_edge_by_sixteenths, default=_edge_by_halves)
 
 
 def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:

@@ -33,10 +33,6 @@ class CheckpointStore:
     is refused.
 
     Incomplete checkpoints of an interrupted save are removed at once.
-
-    Args:
-      run: the run's directory; claimed.
-      choose_by: the validation figure whose best checkpoint is kept; see `TrainerConfig`.
     """
 
     def __init__(self, run: RunDirectory, choose_by: str):

@@ -49,13 +49,6 @@ class Progress:
 
     Work within `apart` (compilation, drawing samples, evaluation) counts neither for the rates nor
     for the time left.
-
-    Args:
-      total: steps of the run.
-      start: steps done before this start.
-      items: the name of the items that the loss is a mean over.
-      enabled: whether to write to stderr.
-      every: seconds between two readings; by default 2 on a terminal and 30 elsewhere.
     """
 
     def __init__(

@@ -100,9 +100,9 @@ class Recipe:
             "accepted": self.teacher.accepted,
         }
         if (self.teacher.path is not None) != any(uses.values()):
-            given = [f"{name}={value}" for name, value in uses.items() if value]
+            used = [f"{name}={value}" for name, value in uses.items() if value]
             raise UserError(
-                f"Teacher: path={self.teacher.path} and {', '.join(given) or 'no use of it'}: give "
+                f"Teacher: path={self.teacher.path} and {', '.join(used) or 'no use of it'}: give "
                 "a teacher if and only if one of "
                 f"{', '.join(f'`{name}`' for name in uses)} is given"
             )
@@ -121,13 +121,13 @@ class Recipe:
     def check_trainer(self, trainer: TrainerConfig) -> None:
         """Checks that the recipe measures the figures that the trainer's settings need."""
         choose_by = trainer.choose_by
-        known = [*FIGURES, *(PREFIX + text for text in TEXTS)]
+        figures = [*FIGURES, *(PREFIX + text for text in TEXTS)]
         if self.evaluation.at_checkpoints:
-            known += self.evaluation.metrics
-        if choose_by not in known:
+            figures += self.evaluation.metrics
+        if choose_by not in figures:
             raise UserError(
                 f"choose_by={choose_by!r} is not measured at checkpoints: choose one of "
-                f"{', '.join(known)} (metrics: with Evaluation.at_checkpoints=True)"
+                f"{', '.join(figures)} (metrics: with Evaluation.at_checkpoints=True)"
             )
         if choose_by.startswith(PREFIX) and self.teacher.path is None:
             raise UserError(
@@ -237,7 +237,7 @@ class _Parts:
         if recipe.sources:
             log_models(recipe.sources)
         # Loading may take minutes, so the data are checked first.
-        self._data = {name: list(given) for name, given in sources.items() if given is not None}
+        self._data = {name: list(data) for name, data in sources.items() if data is not None}
         for name, examples in self._data.items():
             check_pairs(examples, f"{name} data")
         models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
@@ -335,13 +335,13 @@ class _Parts:
         """Batches of a data set; reports the number of pairs that are too long."""
         batching, trainer = self._recipe.batching, self._trainer
         seed = trainer.seed if name == "training" else None
-        made = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
-        if trainer.progress and made.num_left_out:
+        batches = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
+        if trainer.progress and batches.num_left_out:
             say(
-                f"skipped {made.num_left_out} of {len(pairs)} {name} pairs, which are longer than "
-                f"the last bucket ({batching.bucket_lengths[-1]} tokens)"
+                f"skipped {batches.num_left_out} of {len(pairs)} {name} pairs, which are longer "
+                f"than the last bucket ({batching.bucket_lengths[-1]} tokens)"
             )
-        return made
+        return batches
 
 
 def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:

@@ -61,15 +61,6 @@ class OutputScorer:
 
     The network is static for compilation, parameters are not: scoring other parameters compiles
     nothing.
-
-    Args:
-      evaluation: the settings.
-      config: the network.
-      tokenizer: its tokenizer.
-      examples: inputs with references.
-      pairs: the same, tokenised for the network.
-      name: the data's name, for figures and messages.
-      progress: whether to show progress and the number of skipped inputs on stderr.
     """
 
     def __init__(

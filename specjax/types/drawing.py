@@ -26,8 +26,8 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 def _in_program(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def on_the_device(self: Any, *given: Any, **named: Any) -> Any:
-        return method(without_host(self), *given, **named)
+    def on_the_device(self: Any, *args: Any, **options: Any) -> Any:
+        return method(without_host(self), *args, **options)
 
     return on_the_device
 
