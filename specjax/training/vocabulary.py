@@ -97,8 +97,9 @@ def write_vocabulary(
     """Writes the tokenizer files of a run.
 
     A model that is written with these files has exactly the vocabulary of `source`: settings
-    outside these files that a tokenizer would miss are copied too. The source is a model's directory,
-    a SentencePiece model, a `tokenizer.json`, "bytes", or None to train a SentencePiece vocabulary.
+    outside these files that a tokenizer would miss are copied too. The source is a model's
+    directory, a SentencePiece model, a `tokenizer.json`, "bytes", or None to train a SentencePiece
+    vocabulary.
     """
     with new_directory(directory) as partial:
         if source is None:

