@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from specjax.checks import check_path
 from specjax.errors import UserError
-from specjax.memory import host_bytes, in_words
+from specjax.memory import in_words
 
 FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
@@ -25,13 +25,8 @@ _COLUMN = re.compile(
     "|ar|bg|cs|da|de|el|en|es|et|eu|fa|fi|fr|hi|hr|hu|it|ja|ko|lt|lv|nl|pl|pt|ro|ru|sk|sl|sr|sv|th|tr"
     r"|uk|vi|zh)\d*"
 )
-# The largest ratio of a gzipped file: texts shrink 3 to 10 times, a malicious file 1,032 times.
-# LEAST_ROOM bytes are always allowed.
-MOST_UNPACKED = 100
-LEAST_ROOM = 64 * 2**20
 # The longest line; a file such as /dev/zero has no end of a line.
 MOST_LINE = 64 * 2**20
-_ENDLESS = sys.maxsize - 1
 
 
 class SourceRecord(NamedTuple):
@@ -190,8 +185,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
     Raises:
       FileNotFoundError: the file does not exist.
-      UserError: the file is empty, not valid UTF-8, a directory, a damaged gzip file, unpacks to
-        more than `MOST_UNPACKED` times its size, or has a line longer than `MOST_LINE`.
+      UserError: the file is empty, not valid UTF-8, a directory, a damaged gzip file, or has a line
+        longer than `MOST_LINE`.
     """
     path = os.fspath(path)
     if not os.path.exists(path):
@@ -203,20 +198,12 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         message = f"specjax: {path} is a pipe: waiting for input"
         print(message, file=sys.stderr, flush=True)
     packed = path.endswith(".gz")
-    left = room = _room(path) if packed else _ENDLESS
     number = 0
     with cast(BinaryIO, gzip.open(path) if packed else open(path, "rb")) as file:
         try:
             # The extra byte shows that there is too much.
-            while raw := file.readline(min(left, MOST_LINE) + 1):
+            while raw := file.readline(MOST_LINE + 1):
                 number += 1
-                left -= len(raw)
-                if left < 0:
-                    raise UserError(
-                        f"{path} unpacks to more than {in_words(room)}, which is more than "
-                        f"{MOST_UNPACKED} times its size or does not fit into memory: if it is the "
-                        "right file, unpack it, or split it"
-                    )
                 if len(raw) > MOST_LINE:
                     raise UserError(
                         f"{path}:{number}: the line is longer than {in_words(MOST_LINE)}: give a "
@@ -231,13 +218,6 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
             ) from None
     if number == 0:
         raise UserError(f"{path} is empty: it must have at least one line")
-
-
-def _room(path: str) -> int:
-    """The most bytes that a gzipped file may unpack to, so that it does not fill the memory."""
-    if not os.path.isfile(path):
-        return _ENDLESS  # a pipe has no size
-    return min(max(LEAST_ROOM, MOST_UNPACKED * os.path.getsize(path)), host_bytes(), _ENDLESS)
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:

@@ -10,7 +10,7 @@ Axes: B rows, T target tokens, V vocabulary.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,13 +151,14 @@ class Objective:
     lk_eta: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("label_smoothing", "distillation_weight"):
-            closed = name == "distillation_weight"
-            value = getattr(self, name)
-            checked(f"Objective: {name}", value, low=0.0, high=1.0, open_high=not closed)
-        ends = {"open_low": True, "open_high": True}
-        checked("Objective: jsd_beta", self.jsd_beta, low=0.0, high=1.0, **ends)
-        checked("Objective: lk_eta", self.lk_eta, low=0.0, open_high=True)
+        spans: dict[str, dict[str, Any]] = {
+            "label_smoothing": {"high": 1.0, "open_high": True},
+            "distillation_weight": {"high": 1.0},
+            "jsd_beta": {"high": 1.0, "open_low": True, "open_high": True},
+            "lk_eta": {"open_high": True},
+        }
+        for name, span in spans.items():
+            checked(f"Objective: {name}", getattr(self, name), low=0.0, **span)
         if self.divergence not in DIVERGENCES:
             raise UserError(
                 f"Objective: divergence must be one of {', '.join(DIVERGENCES)}, got "

@@ -59,14 +59,17 @@ class AdamW:
     relative: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "warmup_steps", "eps", "clip_norm", "total_steps"):
-            if name != "total_steps" or self.total_steps is not None:
-                value = getattr(self, name)
-                checked(f"AdamW: {name}", value, low=0.0, open_low=True, open_high=True)
-        for name in ("b1", "b2"):
-            checked(f"AdamW: {name}", getattr(self, name), low=0.0, high=1.0, open_high=True)
-        checked("AdamW: weight_decay", self.weight_decay, low=0.0, open_high=True)
-        checked("AdamW: floor", self.floor, low=0.0, high=self.learning_rate)
+        above_0 = {"low": 0.0, "open_low": True, "open_high": True}
+        share = {"low": 0.0, "high": 1.0, "open_high": True}
+        spans: dict[str, dict[str, Any]] = {
+            **dict.fromkeys(("learning_rate", "warmup_steps", "eps", "clip_norm"), above_0),
+            **({} if self.total_steps is None else {"total_steps": above_0}),
+            **dict.fromkeys(("b1", "b2"), share),
+            "weight_decay": {"low": 0.0, "open_high": True},
+            "floor": {"low": 0.0, "high": self.learning_rate},
+        }
+        for name, span in spans.items():
+            checked(f"AdamW: {name}", getattr(self, name), **span)
         check_flag("AdamW: relative", self.relative)
         if self.decay not in DECAYS:
             raise UserError(f"AdamW: decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")
