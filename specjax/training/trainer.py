@@ -199,7 +199,7 @@ def train(
       OSError: `output_dir` cannot be written, has files that no run made, or another process
         trains in it.
       UserError: the `output_dir` of another run or another environment, or with only damaged
-        checkpoints, a loss that is not finite, or an unknown `choose_by`.
+        checkpoints, or a loss that is not finite.
     """
     # Invalid arguments must raise before the claim.
     config.devices()

@@ -1,9 +1,6 @@
 """The types and protocols that cross module borders.
 
 Those in `__all__` are for authors of parts; the package itself uses the others, too.
-
-Axes: B rows, G longest draft block, N longest output, V vocabulary, T tokens in one extend,
-S cache length, D model width.
 """
 
 from specjax.types.drafting import (
