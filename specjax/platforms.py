@@ -74,33 +74,24 @@ def entry(x: Shaped[Array, " V"], index: Int32[Array, ""]) -> Shaped[Array, ""]:
     TPUs gather single numbers along the lanes' axis only after transposing the whole array; a
     masked sum reads it in its layout, together with other sums.
     """
-    return by_platform(x, index, tpu=entry_by_mask, default=entry_by_index)
 
+    def by_mask(x: Array, index: Array) -> Array:
+        return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
 
-def entry_by_index(x: Array, index: Array) -> Array:
-    """`x[index]` by an index."""
-    return x[index]
-
-
-def entry_by_mask(x: Array, index: Array) -> Array:
-    """`x[index]` by a mask."""
-    return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
+    return by_platform(x, index, tpu=by_mask, default=lambda x, index: x[index])
 
 
 def row(x: Shaped[Array, "N V"], index: Int32[Array, ""]) -> Shaped[Array, " V"]:
     """`x[index]` of a matrix; see `entry`."""
-    return by_platform(x, index, tpu=row_by_mask, default=row_by_index)
 
+    def by_mask(x: Array, index: Array) -> Array:
+        place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
+        return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
 
-def row_by_index(x: Array, index: Array) -> Array:
-    """`x[index]` by an index."""
-    return lax.dynamic_index_in_dim(x, index, keepdims=False)
+    def by_index(x: Array, index: Array) -> Array:
+        return lax.dynamic_index_in_dim(x, index, keepdims=False)
 
-
-def row_by_mask(x: Array, index: Array) -> Array:
-    """`x[index]` by a mask."""
-    place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
-    return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
+    return by_platform(x, index, tpu=by_mask, default=by_index)
 
 
 def laid_out(
