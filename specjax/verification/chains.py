@@ -56,7 +56,7 @@ class Block(Verification):
         inner = jnp.concatenate([inner, jnp.ones((1,), jnp.float32)])
         index = jnp.arange(1, tokens.size + 1)
         thresholds = jnp.where(index == num_drafted, reached, inner)
-        thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
+        thresholds = jnp.where(is_drafted(tokens, num_drafted), thresholds, 0.0)
         return Acceptance(thresholds, scales, targets)
 
 
@@ -68,7 +68,7 @@ def token_acceptance_probs(
 ) -> Float32[Array, " G"]:
     """min(1, pi_i(x_i) / q_i(x_i)), zero past the block's length."""
     probs = jnp.minimum(ratios(tokens, draft_probs, target_probs), 1.0)
-    return jnp.where(drafted(tokens, num_drafted), probs, 0.0)
+    return jnp.where(is_drafted(tokens, num_drafted), probs, 0.0)
 
 
 def block_acceptance_probs(
@@ -88,7 +88,7 @@ def block_acceptance_probs(
         return reached, reached
 
     probs = lax.scan(step, jnp.float32(1.0), ratios(tokens, draft_probs, target_probs))[1]
-    return jnp.where(drafted(tokens, num_drafted), probs, 0.0)
+    return jnp.where(is_drafted(tokens, num_drafted), probs, 0.0)
 
 
 def ratios(
@@ -109,6 +109,6 @@ def ratios(
     return jnp.where(draft == 0.0, jnp.where(target > 0.0, jnp.inf, target), ratio)
 
 
-def drafted(tokens: Int32[Array, " G"], num_drafted: Int32[Array, ""]) -> Bool[Array, " G"]:
+def is_drafted(tokens: Int32[Array, " G"], num_drafted: Int32[Array, ""]) -> Bool[Array, " G"]:
     """Whether an entry of a padded block was drafted."""
     return jnp.arange(tokens.size) < num_drafted

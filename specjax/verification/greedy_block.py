@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from specjax.errors import UserError
 from specjax.sampling import residual, residual_mass
 from specjax.types import Acceptance, DraftTraits, ScoredBlock, Verification
-from specjax.verification.chains import drafted, ratios
+from specjax.verification.chains import is_drafted, ratios
 
 # At this ratio R pi - q equals R pi in float32. Sums of larger ones could overflow.
 _MAX_RATIO = 1e30
@@ -75,7 +75,7 @@ class GreedyBlock(Verification):
         reject = jax.vmap(residual_mass)(draft_probs, scales[:, None] * targets)[1:]
         inner = jnp.where(remain >= reject, 1.0, remain / jnp.where(reject > 0.0, reject, 1.0))
         thresholds = jnp.where(index == num_drafted, jnp.minimum(scales[1:], 1.0), inner)
-        thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
+        thresholds = jnp.where(is_drafted(tokens, num_drafted), thresholds, 0.0)
         return Acceptance(thresholds, scales, targets, levels)
 
     def next_carry(
@@ -162,7 +162,7 @@ def _joint_ratios(
 
     first = jnp.asarray(start, jnp.float32)
     along = ratios(tokens, draft_probs, target_probs)
-    along = jnp.where(drafted(tokens, num_drafted), along, 1.0)
+    along = jnp.where(is_drafted(tokens, num_drafted), along, 1.0)
     return jnp.concatenate([first[None], lax.scan(step, first, along)[1]])
 
 
