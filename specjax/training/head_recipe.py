@@ -222,14 +222,14 @@ def train_head(
     if grid is not None:
         if install:
             raise UserError("install must be False with a grid: copy the head that you choose")
-        grid.recipes(recipe)  # checks them
+        grid.recipes(recipe)  # checks their values
     examples = {"training": list(training_data), "validation": list(validation_data)}
-    one = (HEAD_NAME, RESULTS_NAME, _CURVES_NAME, DATA_NAME)
-    several = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
+    names = (HEAD_NAME, RESULTS_NAME, _CURVES_NAME, DATA_NAME)
+    grid_names = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
     with (
-        run_directory(output_dir, one)
+        run_directory(output_dir, names)
         if grid is None
-        else RunDirectory(output_dir, config_name=GRID_NAME, makes=several)
+        else RunDirectory(output_dir, config_name=GRID_NAME, makes=grid_names)
     ) as run:
         pair = make_pair()
         _check_pair(run, pair, bool(install))
@@ -288,12 +288,12 @@ def _head_data(
             run,
             pair,
             labelling[name],
-            given,
+            prompts,
             name,
             seed=seeds[name],
             progress=recipe.progress,
         )
-        for name, given in examples.items()
+        for name, prompts in examples.items()
     }
 
 
@@ -304,24 +304,24 @@ def _train_one(
     data: dict[str, HeadData],
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> tuple[dict[str, Any], Head]:
-    """Trains a head in its own directory, and writes its curves."""
+    """Trains a head in its own directory."""
     trainer = recipe.trainer(len(data["training"].prompts))
     task = recipe.task(pair.drafter.width)
     batches = {
         name: HeadBatches(
-            of_one,
+            labelled,
             recipe.rows_per_batch,
             width=task.head.width,
             seed=recipe.seed if name == "training" else None,
             row_multiple=len(trainer.devices()),
         )
-        for name, of_one in data.items()
+        for name, labelled in data.items()
     }
 
     def grow() -> HeadBatches:
-        for of_one in data.values():
-            of_one.make()
-            if not of_one.column("labels").size:
+        for labelled in data.values():
+            labelled.make()
+            if not labelled.column("labels").size:
                 raise UserError(
                     "all drafted tokens were replaced by the verifier's: give more prompts, or "
                     "a smaller mixing"
@@ -341,7 +341,7 @@ def _train_one(
     )
     rows, train_kl = compare_with_constant(task, result.params, data)
     size = sum(leaf.size for leaf in jax.tree.leaves(result.params))
-    labels = {name: of_one.column("labels") for name, of_one in data.items()}
+    labels = {name: labelled.column("labels") for name, labelled in data.items()}
     results = {
         "step": result.step,
         "num_params": size,
@@ -394,7 +394,7 @@ def _train_grid(
     on_start: Callable[[RunDirectory], None] | None,
 ) -> dict[str, Any]:
     """Trains all heads of a grid, and decodes with each of them at each threshold."""
-    described = {name: of_one.describe() for name, of_one in data.items()}
+    described = {name: labelled.describe() for name, labelled in data.items()}
     run.claim({"grid": dataclasses.asdict(grid), "data": described})
     if on_start is not None:
         on_start(run)
