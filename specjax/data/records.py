@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import re
-import stat
 import sys
 import warnings
 import zlib
@@ -177,8 +176,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     r"""Yields the lines of a UTF-8 file, gzipped if its name ends in `.gz`.
 
     Only `\n` ends a line (a `\r` before it is removed), so that other Unicode separators inside a
-    sentence do not shift the lines of aligned files. A byte order mark is removed. A message on
-    stderr tells when it waits for the writer of a pipe.
+    sentence do not shift the lines of aligned files. A byte order mark is removed.
 
     Yields:
       (line number from 1, text without the line's end).
@@ -193,10 +191,6 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         raise FileNotFoundError(f"{path}: no such file: check the path")
     if os.path.isdir(path):
         raise UserError(f"{path} is a directory: give the path of a file")
-    if stat.S_ISFIFO(os.stat(path).st_mode):
-        # Opening a pipe blocks until a process writes.
-        message = f"specjax: {path} is a pipe: waiting for input"
-        print(message, file=sys.stderr, flush=True)
     packed = path.endswith(".gz")
     number = 0
     with cast(BinaryIO, gzip.open(path) if packed else open(path, "rb")) as file:

@@ -1,11 +1,9 @@
 import gzip
 import os
-import sys
-import threading
 
 import pytest
 
-from specjax.data import records as files
+from specjax.data import records
 from specjax.data.records import read_lines
 
 
@@ -58,7 +56,7 @@ def test_damaged_gzip_data_give_an_error(tmp_path):
 
 
 def test_a_file_without_ends_of_lines_is_not_read_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_LINE", 2**10)
+    monkeypatch.setattr(records, "MOST_LINE", 2**10)
     path = tmp_path / "long.txt"
     path.write_bytes(b"a\n" + b"b" * 2**10 + b"\n")
     with pytest.raises(ValueError, match=r"long.txt:2: the line is longer than .* kB: give a"):
@@ -80,25 +78,3 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path):
         list(read_lines(tmp_path / "absent.txt"))
     with pytest.raises(ValueError, match="is a directory"):
         list(read_lines(tmp_path))
-
-
-def test_a_pipe_without_a_writer_is_told_before_it_is_waited_for(tmp_path, monkeypatch):
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    told, says = threading.Event(), []
-
-    def tell(*args, **options):
-        says.append((args, options["file"]))
-        told.set()
-
-    def write():
-        told.wait(5)
-        path.write_text("a\nb\n")
-
-    monkeypatch.setattr(files, "print", tell, raising=False)
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert [line for _, line in read_lines(path)] == ["a", "b"]
-    writer.join()
-    message = f"specjax: {path} is a pipe: waiting for input"
-    assert says == [((message,), sys.stderr)]
