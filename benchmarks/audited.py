@@ -25,6 +25,7 @@ from specjax.testing import audit, emitted_law, target_law, total_variation
 from specjax.testing.auditing import reference_verifiers as reference
 from specjax.testing.auditing.hard_cases import one_hot
 from specjax.testing.auditing.reference_verifiers import BlockParts, ReferenceVerifier
+from specjax.types import ChildLaw, ScoredBlock
 
 HELP = "verdicts on verifiers of specjax and other systems"
 
@@ -37,11 +38,9 @@ def _of(algorithm: Any) -> Callable[..., Any]:
     def row(tokens, draft, target, uniforms, following, length):
         draft = jnp.concatenate([draft, target[-1:]])  # the bonus row, which only a carry reads
         carry = algorithm.init_carry(tokens.shape[0])
-        accepted = verification.accept(
-            algorithm, uniforms, tokens, draft, target, length, carry, None
-        )
-        token = verification.draw_next(following, accepted[0], draft, length, accepted[1])
-        return accepted[1], token
+        block = ScoredBlock(tokens, draft, target, length)
+        acceptance, accepted = verification.accept(algorithm, uniforms, block, carry)
+        return accepted, verification.draw_next(following, acceptance, block, accepted)
 
     @jax.jit
     def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
@@ -53,13 +52,13 @@ def _of(algorithm: Any) -> Callable[..., Any]:
 def _of_tree(algorithm: Any) -> Callable[..., Any]:
     """A tree algorithm of specjax on a chain, in its own code."""
     from specjax.sampling import draw
-    from specjax.types import ChildLaw
 
     def row(tokens, draft, target, uniforms, following, length):
         draft = jnp.concatenate([draft, target[-1:]])
         parents = jnp.arange(tokens.size, dtype=jnp.int32)
         laws = jnp.full_like(tokens, ChildLaw.DRAWN)
-        path = algorithm.walk(uniforms, tokens, parents, laws, draft, target, length)
+        block = ScoredBlock(tokens, draft, target, length, parents, laws)
+        path = algorithm.walk(uniforms, block)
         return path[1], draw(path[2], following)
 
     @jax.jit
@@ -72,7 +71,6 @@ def _of_tree(algorithm: Any) -> Callable[..., Any]:
 specjax_token = _of(verification.Token())
 specjax_block = _of(verification.Block())
 specjax_greedy_block_one_round = _of(verification.GreedyBlock())
-specjax_fly = _of(verification.FLy(0.3, 1, allow_inexact=True))
 specjax_walk = _of_tree(verification.Walk())
 specjax_top_down = _of_tree(verification.TopDown())
 specjax_traversal = _of_tree(verification.Traversal())
@@ -270,7 +268,6 @@ LINES = (
     Audited("specjax Walk, chains", "specjax_walk", "specjax"),
     Audited("specjax TopDown, chains", "specjax_top_down", "specjax"),
     Audited("specjax Traversal, chains", "specjax_traversal", "specjax"),
-    Audited("specjax FLy(0.3, 1)", "specjax_fly", "specjax"),
     Audited("transformers", "transformers", "transformers"),
     Audited("transformers, weight 0.7", "transformers", "transformers", {}, {"weight": 0.7}),
     Audited("KerasHub, a row at a time", "keras_hub", "keras-hub", _KERAS),

@@ -24,9 +24,8 @@ from specjax.cli.bench.acceptance import figures
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.compilation import jit
-from specjax.data.batching import Batching
+from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import read_aligned
-from specjax.data.pairs import TokenPairs, tokenize_pairs
 from specjax.models import model_from_config
 from specjax.text import Decoder, Pair, TextModel
 from specjax.text.directories import built_in_pair

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import command
 from specjax import rules
-from specjax.acceptance_head.network import (
+from specjax.acceptance_head import (
     NUM_FEATURES,
     HeadConfig,
     apply_head,
@@ -33,8 +33,8 @@ from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.compilation import jit
 from specjax.data.examples import read_examples
-from specjax.rules.learnt import scaled
 from specjax.rules.target import kl_divergence
+from specjax.rules.varying import scaled
 from specjax.text import Decoder, Pair, load_pair
 from specjax.text.directories import built_in_pair
 from specjax.text.known_texts import batches, read, written

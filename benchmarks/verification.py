@@ -15,7 +15,7 @@ from benchmarks.interleaved import time_interleaved
 from specjax import rules, verification
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
-from specjax.types import Array
+from specjax.types import Array, ScoredBlock
 
 HELP = "rules and verification, as a ratio to copying the draft and target arrays once"
 
@@ -152,7 +152,8 @@ def _step(algorithm: verification.Verification, steps: int) -> Callable:
         # At temperature 1, unfiltered, the confidences are the distributions themselves.
         pi = jax.vmap(rule)(draft, target, draft, target)
         carry = algorithm.init_carry(tokens.size)
-        out = verification.verify(algorithm, key, tokens, draft, pi, count, carry)
+        block = ScoredBlock(tokens, draft, pi, count)
+        out = verification.verify(algorithm, key, block, carry)
         return out.num_accepted + out.next_token
 
     def run(rule, keys, tokens, draft, target, counts):

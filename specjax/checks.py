@@ -241,17 +241,6 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
     return (x > low if open_low else x >= low) & (x < high if open_high else x <= high)
 
 
-def check_scalars(tree: Any) -> None:
-    """Raises ValueError (at trace time) unless each strength is a scalar."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jax.numpy.ndim(leaf):
-            name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
-            raise UserError(
-                f"{name} must be a scalar for each position, got shape {jax.numpy.shape(leaf)}: "
-                "use vmap over the rows"
-            )
-
-
 def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
     """Checks that a method returned a tuple, and returns it.
 

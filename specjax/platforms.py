@@ -1,4 +1,7 @@
-"""The target of compilation, and computations in the form that suits it."""
+"""The target of compilation, and computations in the form that suits it.
+
+Axes: B rows, N rows of a matrix, T positions, V vocabulary.
+"""
 
 import contextlib
 import contextvars
@@ -7,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Float32, Int32, Shaped
 
 
 class _Target(NamedTuple):
@@ -24,11 +28,7 @@ _target: contextvars.ContextVar[_Target | None] = contextvars.ContextVar("target
 
 @contextlib.contextmanager
 def compiled_for(partitioner: Any) -> Iterator[None]:
-    """Sets the devices of a program while it is traced.
-
-    Args:
-      partitioner: a `specjax.partitioning.Partitioner`, or None for one device.
-    """
+    """Sets the `Partitioner` of a program while it is traced; None for one device."""
     token = _target.set(_Target(partitioner))
     try:
         yield
@@ -62,66 +62,36 @@ def as_on_tpus() -> Iterator[None]:
 
 
 def by_platform(*args: Any, default: Callable[..., Any], **special: Callable[..., Any]) -> Any:
-    """Computes `special[platform](*args)`, or `default(*args)` on a platform without its own.
-
-    Args:
-      *args: the arguments.
-      default: the function for other platforms.
-      **special: functions for "tpu" or "cpu".
-    """
+    """Computes `special[platform](*args)`, or `default(*args)` on a platform without its own."""
     if _as_on_tpus.get():
         return special.get("tpu", default)(*args)
     return lax.platform_dependent(*args, default=default, **special)
 
 
-def entry(x: Array, index: Array) -> Array:
-    """`x[index]` of a vector.
+def entry(x: Shaped[Array, " V"], index: Int32[Array, ""]) -> Shaped[Array, ""]:
+    """`x[index]` of a vector; outside of it, the result is arbitrary.
 
     TPUs gather single numbers along the lanes' axis only after transposing the whole array; a
     masked sum reads it in its layout, together with other sums.
-
-    Args:
-      x: `[V]`.
-      index: int32 scalar in 0 .. V - 1; outside, the result is arbitrary.
-
-    Returns:
-      A scalar.
     """
-    return by_platform(x, index, tpu=entry_by_mask, default=entry_by_index)
+
+    def by_mask(x: Array, index: Array) -> Array:
+        return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
+
+    return by_platform(x, index, tpu=by_mask, default=lambda x, index: x[index])
 
 
-def entry_by_index(x: Array, index: Array) -> Array:
-    """`x[index]` by an index."""
-    return x[index]
+def row(x: Shaped[Array, "N V"], index: Int32[Array, ""]) -> Shaped[Array, " V"]:
+    """`x[index]` of a matrix; see `entry`."""
 
+    def by_mask(x: Array, index: Array) -> Array:
+        place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
+        return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
 
-def entry_by_mask(x: Array, index: Array) -> Array:
-    """`x[index]` by a mask."""
-    return jnp.sum(jnp.where(jnp.arange(x.size, dtype=index.dtype) == index, x, 0.0))
+    def by_index(x: Array, index: Array) -> Array:
+        return lax.dynamic_index_in_dim(x, index, keepdims=False)
 
-
-def row(x: Array, index: Array) -> Array:
-    """`x[index]` of a matrix; see `entry`.
-
-    Args:
-      x: `[N, V]`.
-      index: int32 scalar in 0 .. N - 1; outside, the result is arbitrary.
-
-    Returns:
-      `[V]`.
-    """
-    return by_platform(x, index, tpu=row_by_mask, default=row_by_index)
-
-
-def row_by_index(x: Array, index: Array) -> Array:
-    """`x[index]` by an index."""
-    return lax.dynamic_index_in_dim(x, index, keepdims=False)
-
-
-def row_by_mask(x: Array, index: Array) -> Array:
-    """`x[index]` by a mask."""
-    place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
-    return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
+    return by_platform(x, index, tpu=by_mask, default=by_index)
 
 
 def laid_out(
@@ -132,10 +102,8 @@ def laid_out(
     Otherwise XLA chooses the layout for the whole loop by one operation in it. It does not split a
     layout over a mesh, so there each device sets it for its own part.
 
-    Args:
-      x: any array.
-      order: its axes, the outermost first.
-      names: the logical names of its axes; None changes nothing on a mesh.
+    `order` has the axes, the outermost first; `names` their logical names, and None changes nothing
+    on a mesh.
     """
 
     def constrain(x: Array) -> Array:
@@ -155,8 +123,8 @@ def laid_out(
     return by_platform(x, tpu=constrain, default=lambda x: x)
 
 
-def rows_in_tiles(x: Array) -> Array:
-    """`x [B, T, V]` with a layout for TPUs: rows and vocabulary in a tile, positions outside.
+def rows_in_tiles(x: Float32[Array, "B T V"]) -> Float32[Array, "B T V"]:
+    """The array with a layout for TPUs: rows and vocabulary in a tile, positions outside.
 
     Otherwise XLA uses rows and positions for the tile if a sum runs over the vocabulary: 6 x 8
     numbers in 128 x 8.

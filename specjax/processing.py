@@ -3,7 +3,7 @@
 A processor's state is the state after a row's committed tokens. Code that looks ahead, along a
 block, advances a copy; so nothing has to be rolled back.
 
-Axes: B rows, T nodes of a block, V vocabulary.
+Axes: B rows, T nodes of a block, M = T - 1 drafted nodes, V vocabulary, U uniforms of a draw.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from specjax.checks import check_array, check_like
 from specjax.platforms import entry
 from specjax.sampling import TINY, distribution, drawn, log_confidence, log_distribution
-from specjax.types import Array, Processing, PromptBatch, Sampling
+from specjax.types import Processing, PromptBatch, Sampling
 from specjax.types.pytrees import where_rows
 
 # Processors of this order or a larger one read what temperature, top-k and top-p leave.
@@ -25,28 +25,33 @@ _LATE = 100
 _LARGEST = 1e37
 
 
-def distributions(logits: Array, sampling: Sampling) -> Array:
-    """`sampling.distribution` of rows `[B, V]`, their logits processed."""
+def distributions(logits: Float[Array, "B V"], sampling: Sampling) -> Float32[Array, "B V"]:
+    """`sampling.distribution` of rows, their logits processed."""
     logits, sampling = _processed(logits, sampling)
     return jax.vmap(distribution)(logits, sampling)
 
 
-def draws(logits: Array, sampling: Sampling, uniforms: Array) -> tuple[Array, Array]:
-    """`sampling.drawn` of rows: `[B, V]` probabilities, and a token of each `[B]`."""
+def draws(
+    logits: Float[Array, "B V"], sampling: Sampling, uniforms: Float32[Array, "B *U"]
+) -> tuple[Float32[Array, "B V"], Int32[Array, " B"]]:
+    """`sampling.drawn` of rows: probabilities, and a token of each."""
     logits, sampling = _processed(logits, sampling)
     return jax.vmap(drawn)(logits, sampling, uniforms)
 
 
 def distributions_along(
-    logits: Array, sampling: Sampling, tokens: Array, parents: Array | None = None
-) -> Array:
-    """The distributions after each node of a block, `[B, T, V]`.
+    logits: Float[Array, "B T V"],
+    sampling: Sampling,
+    tokens: Int32[Array, "B M"],
+    parents: Int32[Array, "B M"] | None = None,
+) -> Float32[Array, "B T V"]:
+    """The distributions after each node of a block.
 
     Args:
-      logits: `[B, T, V]`; the first follow the last committed token, node 0.
+      logits: the first follow the last committed token, node 0.
       sampling: how that first token is drawn, fields `[B]`.
-      tokens: `[B, T - 1]` int32, the tokens of the other nodes.
-      parents: `[B, T - 1]` int32, the node that each token follows; None for a chain.
+      tokens: those of the other nodes.
+      parents: the node that each token follows; None for a chain.
     """
     if sampling.processing is not None:
         logits, sampling = _processed_along(sampling, logits, tokens, parents)
@@ -54,7 +59,7 @@ def distributions_along(
 
 
 class Logs(NamedTuple):
-    """Log-probabilities of tokens under a model, `[B, T]` float32.
+    """Log-probabilities of tokens under a model.
 
     Attributes:
       p: after temperature, filters and processors: of the distribution that tokens are drawn from.
@@ -62,27 +67,27 @@ class Logs(NamedTuple):
         requested.
     """
 
-    p: Array  # [B, T]
-    conf: Array | None  # [B, T]
+    p: Float32[Array, "B T"]
+    conf: Float32[Array, "B T"] | None
 
 
 def logs_along(
-    probs: Array,
-    logits: Array | None,
+    probs: Float32[Array, "B T V"],
+    logits: Float[Array, "B T V"] | None,
     sampling: Sampling,
-    tokens: Array,
-    counted: Array,
+    tokens: Int32[Array, "B T"],
+    counted: Bool[Array, "B T"],
     *,
     with_conf: bool,
 ) -> Logs:
     """The log-probabilities of a block's tokens, also of those with a probability rounded to 0.
 
     Args:
-      probs: `[B, T, V]`, `distributions_along` of `logits` and the tokens.
-      logits: `[B, T, V]`; None if all tokens have probability and `conf` is not requested.
+      probs: `distributions_along` of `logits` and the tokens.
+      logits: None if all tokens have probability and `conf` is not requested.
       sampling: how the first token is drawn, fields `[B]`.
-      tokens: `[B, T]` int32.
-      counted: `[B, T]` bool; other tokens may get -inf.
+      tokens: those of the block.
+      counted: other tokens may get -inf.
       with_conf: whether to return `conf` (static): it takes another pass over the logits.
     """
     of_each = lambda function, *of: jax.vmap(jax.vmap(function))(*of, tokens)  # noqa: E731
@@ -116,11 +121,7 @@ def logs_along(
 def begun(prompts: PromptBatch, vocab_size: int, room: int, params: Any) -> Processing | None:
     """The processors after the prompts and the forced beginnings of their outputs.
 
-    Args:
-      prompts: the prompts; their sampling has the processors.
-      vocab_size: V.
-      room: see `Processor.init`.
-      params: for each processor the arrays that rows share.
+    `params` are the arrays that rows share, for each processor; for `room` see `Processor.init`.
     """
     processors = prompts.sampling.processors
     if processors is None:
@@ -153,8 +154,8 @@ def bound(sampling: Sampling, params: Any) -> Sampling:
     return _with(sampling, dataclasses.replace(sampling.processing, params=params))
 
 
-def advance(sampling: Sampling, tokens: Array, counts: Array) -> Sampling:
-    """The sampling after the first `counts [B]` (int32 or bool) of `tokens [B, T]`."""
+def advance(sampling: Sampling, tokens: Int32[Array, "B T"], counts: Array) -> Sampling:
+    """The sampling after each row's first `counts` (int32 or bool) of the tokens."""
     if sampling.processing is None:
         return sampling
 
@@ -202,14 +203,14 @@ def _greedy(sampling: Sampling) -> Array:
 
 
 def _process(sampling: Sampling, states: Any, logits: Array) -> Array:
-    """The logits `[B, V]` changed by all processors, in these states."""
+    """The logits changed by all processors, in these states."""
     assert sampling.processors is not None and sampling.processing is not None
-    given = list(zip(sampling.processors, sampling.processing.params, states, strict=True))
+    every = list(zip(sampling.processors, sampling.processing.params, states, strict=True))
     logits = logits.astype(jnp.float32)
-    for processor, params, state in given:
+    for processor, params, state in every:
         if processor.order < _LATE:
             logits = _changed(processor, params, state, logits)
-    late = [(x, params, state) for x, params, state in given if x.order >= _LATE]
+    late = [(x, params, state) for x, params, state in every if x.order >= _LATE]
     if not late:
         return logits
     # A token that these leave out is left out of what follows.
@@ -221,8 +222,9 @@ def _process(sampling: Sampling, states: Any, logits: Array) -> Array:
 
 def _changed(processor: Any, params: Any, state: Any, logits: Array) -> Array:
     new = processor.process(params, state, logits)
-    where = f"{type(processor).__name__}.process: logits"
-    check_array(where, new, "[B, V]", logits.shape, jnp.float32)
+    name = type(processor).__name__
+    assert new.shape == logits.shape, f"{name}.process returns {new.shape} for {logits.shape}"
+    assert new.dtype == jnp.float32, f"{name}.process must return float32, got {new.dtype}"
     if processor.forbids or processor.order >= _LATE:
         new = jnp.where(jnp.all(new == -jnp.inf, axis=1, keepdims=True), logits, new)
     else:
@@ -233,21 +235,16 @@ def _changed(processor: Any, params: Any, state: Any, logits: Array) -> Array:
 
 
 def _after(sampling: Sampling, states: Any, tokens: Array) -> Any:
-    """The states after `tokens [B]`."""
+    """The states after one more token of each row."""
     assert sampling.processors is not None and sampling.processing is not None
-    found = []
-    given = zip(sampling.processors, sampling.processing.params, states, strict=True)
-    for processor, params, state in given:
-        new = processor.advance(params, state, tokens)
-        check_like(f"{type(processor).__name__}.advance: state", new, state)
-        found.append(new)
-    return tuple(found)
+    every = zip(sampling.processors, sampling.processing.params, states, strict=True)
+    return tuple(processor.advance(params, state, tokens) for processor, params, state in every)
 
 
 def _processed_along(
     sampling: Sampling, logits: Array, tokens: Array, parents: Array | None
 ) -> tuple[Array, Sampling]:
-    """The logits `[B, T, V]` after each node, processed, and their sampling."""
+    """The logits after each node, processed, and their sampling."""
     assert sampling.processing is not None
     columns, first = jnp.swapaxes(logits, 0, 1), sampling.processing.state
     if parents is None:

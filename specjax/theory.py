@@ -117,25 +117,22 @@ def tokens_of_models(
     Returns:
       The tokens with token verification, and with block verification.
 
-    Raises:
-      ValueError: if a distribution is invalid, or their lengths differ.
-
     Source: arXiv 2211.17192, theorem 2.1; arXiv 2403.10444, section 4.
     """
     draft = _count("draft", draft)
 
     def below(prefix: tuple[int, ...], token: float, weight: float, stands: float) -> np.ndarray:
         # token: prod min(q, pi); weight: q(x); stands: P.
-        found = np.array([token, weight * stands])
+        tokens = np.array([token, weight * stands])
         if len(prefix) == draft or not weight:
-            return found
+            return tokens
         q, p = (_law(n, f(prefix)) for n, f in (("drafter", drafter), ("target", target)))
         if q.shape != p.shape:
             raise UserError(f"drafter and target must share V, got {q.size} and {p.size}")
         for x in np.flatnonzero(q):
             least = min(1.0, stands * p[x] / q[x])
-            found += below((*prefix, int(x)), token * min(q[x], p[x]), weight * q[x], least)
-        return found
+            tokens += below((*prefix, int(x)), token * min(q[x], p[x]), weight * q[x], least)
+        return tokens
 
     by_token, by_block = below((), 1.0, 1.0, 1.0)
     return float(by_token), float(by_block)
@@ -184,9 +181,6 @@ def horizontal_ewif(acceptances: Sequence[float], costs: Sequence[float]) -> flo
       acceptances: a_1 .. a_k, for each position of the block the rate of its drafter.
       costs: c_1 .. c_k, for each position the cost of its drafter.
 
-    Raises:
-      ValueError: if they differ in length.
-
     Source: arXiv 2312.11462, theorem 4.5.
     """
     if len(acceptances) != len(costs):
@@ -210,9 +204,6 @@ def standardised_improvement(
         with measured or published times its SWI (PW).
       verifier: the verifier's name.
 
-    Raises:
-      ValueError: if a model has no cost, or the total time is 0.
-
     Source: arXiv 2312.11462, section 5.1.
     """
     for name in (verifier, *calls):
@@ -234,9 +225,6 @@ def expected_tree_tokens(parents: Sequence[int], rates: ArrayLike) -> float:
       parents: the parent of each node from 1 on; see `drafting.Topology`.
       rates: `[K, K]`; at [b - 1, i] the probability that the child of rank i, from 0, of a node
         with b children is accepted, if the node is.
-
-    Raises:
-      ValueError: if a node has more than K children, or the rates are no probabilities.
 
     Source: arXiv 2402.12374, section 4.
     """
@@ -293,23 +281,20 @@ def best_tree(
     Returns:
       The tree. Of equal ones it is the smallest.
 
-    Raises:
-      ValueError: if `sizes` is empty, a number is out of range, or no tree has one of the sizes.
-
     Source: arXiv 2402.12374, section 4, generalised to rates that depend on the number of siblings.
     """
     rates, depth = _rates(rates), _count("depth", depth)
     wanted = sorted({_count("sizes", size) for size in sizes})
     if not wanted:
         raise UserError("sizes is empty: give at least one number of nodes")
-    found = _Subtrees(rates, wanted[-1] + 1, depth)
+    subtrees = _Subtrees(rates, wanted[-1] + 1, depth)
     best = None
     for size in wanted:
         for levels in range(depth + 1):
-            tokens = float(found.tokens[levels][size + 1])
+            tokens = float(subtrees.tokens[levels][size + 1])
             if not math.isfinite(tokens):
                 continue
-            parents, widths = found.tree(size + 1, levels)
+            parents, widths = subtrees.tree(size + 1, levels)
             drafts = sum(_cost("drafter", drafter(width)) for width in widths)
             spent = _cost("verifier", verifier(size + 1)) + drafts
             if best is None or tokens * best.time > best.tokens * spent * (1.0 + 1e-12):
@@ -380,14 +365,14 @@ def _split(chosen: Sequence[np.ndarray], left: int) -> tuple[int, ...]:
 
 
 def _rates(values: ArrayLike) -> np.ndarray:
-    found = np.asarray(values, np.float64)
-    square = found.ndim == 2 and found.shape[0] == found.shape[1] and found.size
-    if not square or not ((found >= 0.0) & (found <= 1.0)).all():
+    rates = np.asarray(values, np.float64)
+    square = rates.ndim == 2 and rates.shape[0] == rates.shape[1] and rates.size
+    if not square or not ((rates >= 0.0) & (rates <= 1.0)).all():
         raise UserError(
-            f"rates must be a square table of probabilities [K, K], got an array {found.shape} "
-            f"with values in [{found.min(initial=0.0):g}, {found.max(initial=0.0):g}]"
+            f"rates must be a square table of probabilities [K, K], got an array {rates.shape} "
+            f"with values in [{rates.min(initial=0.0):g}, {rates.max(initial=0.0):g}]"
         )
-    return found
+    return rates
 
 
 def _series(rates: Sequence[float]) -> float:
@@ -400,10 +385,10 @@ def _series(rates: Sequence[float]) -> float:
 
 
 def _law(name: str, probs: ArrayLike) -> np.ndarray:
-    found = np.asarray(probs, np.float64)
-    if found.ndim != 1 or not (found >= 0).all() or abs(found.sum() - 1.0) > 1e-4:
-        raise UserError(f"{name} must give probabilities [V] that add up to 1, got {found}")
-    return found
+    law = np.asarray(probs, np.float64)
+    if law.ndim != 1 or not (law >= 0).all() or abs(law.sum() - 1.0) > 1e-4:
+        raise UserError(f"{name} must give probabilities [V] that add up to 1, got {law}")
+    return law
 
 
 def _rate(name: str, value: float) -> float:

@@ -83,7 +83,7 @@ def test_a_wrong_rule_is_told_in_one_line(pair, page):
         def __call__(self, q, p, q_conf=None, p_conf=None):
             return 2.0 * p
 
-    with pytest.raises(ValueError, match="Doubled must return distributions that sum to 1, got"):
+    with pytest.raises(AssertionError, match="Doubled must sum to 1, got a sum of 2"):
         specjax.Decoder(pair, rule=Doubled(np.float32(0.0)))
 
     @dataclasses.dataclass(frozen=True)

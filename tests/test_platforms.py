@@ -24,13 +24,18 @@ def test_masks_find_what_indices_find(special):
     x = random(5, 700)
     if special is not None:
         x[2, 3] = special
-    for index in (0, 2, 4):
-        at = jnp.int32(index)
-        row = platforms.row_by_mask(x, at)
-        np.testing.assert_array_equal(row, platforms.row_by_index(jnp.asarray(x), at))
-        for token in (0, 3, 699):
-            found = platforms.entry_by_mask(row, jnp.int32(token))
-            np.testing.assert_array_equal(found, platforms.entry_by_index(row, jnp.int32(token)))
+    rows, tokens = jnp.array([0, 2, 4], jnp.int32), jnp.array([0, 3, 699], jnp.int32)
+
+    def picked():
+        each = jax.vmap(lambda at: platforms.row(jnp.asarray(x), at))(rows)
+        entries = jax.vmap(lambda one: jax.vmap(lambda at: platforms.entry(one, at))(tokens))
+        return each, entries(each)
+
+    found = picked()
+    with platforms.as_on_tpus():
+        masked = picked()
+    for one, other in zip(found, masked, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -8,6 +8,7 @@ from scipy import optimize
 
 from specjax import theory, verification
 from specjax.drafting import Topology
+from specjax.types import ScoredBlock
 from tests.study.tree_rounds import outcomes, rates_of
 
 TRIALS = 400_000
@@ -144,7 +145,8 @@ def test_tokens_of_given_models_are_those_of_verification():
     for algorithm in (verification.Token(), verification.Block()):
 
         def accepted(tokens, dq, dp, algorithm=algorithm):
-            thresholds = algorithm.acceptance(tokens, dq, dp, jnp.int32(draft)).thresholds
+            block = ScoredBlock(tokens, dq, dp, jnp.int32(draft))
+            thresholds = algorithm.acceptance(block).thresholds
             return verification.expected_accepted(algorithm, thresholds)
 
         each = jax.vmap(accepted)(jnp.asarray(blocks, jnp.int32), *laws)

@@ -14,8 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig
+from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
 from specjax.errors import UserError

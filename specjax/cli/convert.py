@@ -10,7 +10,7 @@ import jax
 from specjax.errors import UserError
 
 if TYPE_CHECKING:
-    from specjax.acceptance_head.head import Head
+    from specjax.acceptance_head import Head
 
 TO_HELP = (
     "its format (t5x: only T5; an embedding tied without scaling is written as an untied copy, "

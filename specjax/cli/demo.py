@@ -13,7 +13,7 @@ import numpy as np
 from specjax.checks import require
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
-from specjax.data.files import read_lines
+from specjax.data.records import read_lines
 from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled

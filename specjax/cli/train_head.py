@@ -11,7 +11,7 @@ GROUPS = {
     "pairs/*_head.gin": "complete recipes: --gin_file=pairs/RECIPE.gin",
     "grids/*.gin": "grids of heads, to add to a recipe: --gin_file=grids/GRID.gin",
 }
-_PREDICTORS = ("predictor", "loss", "kl", "auc", "ece", "kl_even", "ece_even")
+_PREDICTORS = ("predictor", "loss", "kl")
 _GRID = ("rejection_weight", "blocks", "train_kl", "kl", "threshold")
 _NEXT = (
     "copy the directory acceptance_head into the drafter's directory, then specjax infer "

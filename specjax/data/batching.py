@@ -1,17 +1,104 @@
-"""Batches of tokenised pairs: fixed shapes, in an order that the step number determines.
+"""Pairs of texts as token ids, and their batches: in an order that the step number determines.
 
-Axes: B rows, L tokens of a bucket.
+Axes: B rows, L tokens of a bucket, N pairs, T tokens of all pairs, E = 2 N + 1 ends.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from jaxtyping import Bool, Int32, Int64
 
 from specjax.checks import checked, whole_number
-from specjax.data.pairs import TokenPairs
+from specjax.data.examples import Example
 from specjax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenPairs:
+    """Tokenised pairs, one after the other in two arrays.
+
+    Attributes:
+      tokens: the inputs and targets of pair 0, then of pair 1, and so on.
+      offsets: pair i's inputs are `tokens[offsets[2i]:offsets[2i + 1]]`, its targets end at
+        `offsets[2i + 2]`.
+    """
+
+    tokens: Int32[np.ndarray, " T"]
+    offsets: Int64[np.ndarray, " E"]
+
+    @classmethod
+    def of(cls, parts: Sequence[np.ndarray]) -> "TokenPairs":
+        """Makes pairs from the inputs and targets of pair 0, then of pair 1, and so on."""
+        tokens = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+        return cls(tokens, np.cumsum([0, *map(len, parts)], dtype=np.int64))
+
+    @classmethod
+    def joined(cls, several: Sequence["TokenPairs"]) -> "TokenPairs":
+        """Concatenates several sequences of pairs."""
+        lengths = np.concatenate([np.diff(pairs.offsets) for pairs in several])
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return cls(np.concatenate([pairs.tokens for pairs in several]), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) // 2
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        start, middle, end = self.offsets[2 * i : 2 * i + 3]
+        return self.tokens[start:middle], self.tokens[middle:end]
+
+    def lengths(self) -> Int64[np.ndarray, "N 2"]:
+        """The lengths of inputs and targets."""
+        return np.diff(self.offsets).reshape(-1, 2)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for array in (self.tokens, self.offsets):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
+    """Raises UserError unless there are examples, and each is a pair of texts."""
+    if not examples:
+        raise UserError(f"{name}: the source has no examples: give another source")
+    for example in examples:
+        if example.targets is None:
+            raise UserError(
+                f"{name}: example {example.id} has no reference text: give its field "
+                "(targets_field) or use aligned files"
+            )
+        if not isinstance(example.targets, str):
+            raise UserError(
+                f"{name}: example {example.id} has several reference texts: choose the field of a "
+                "single text (targets_field), such as answers.0"
+            )
+        for text in (example.inputs, example.targets):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise UserError(
+                    f"{name}: example {example.id} has half a surrogate pair at character "
+                    f"{error.start + 1}: correct or remove this character"
+                ) from None
+
+
+def tokenize_pairs(
+    examples: Iterable[Example],
+    encode_inputs: Callable[[str], Sequence[int]],
+    encode_targets: Callable[[str], Sequence[int]],
+) -> TokenPairs:
+    """Tokenises pairs, in order."""
+    parts = []
+    for example in examples:
+        parts.append(np.asarray(encode_inputs(example.inputs), np.int32))
+        parts.append(np.asarray(encode_targets(example.targets or ""), np.int32))
+    return TokenPairs.of(parts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,10 +109,6 @@ class Batching:
       tokens_per_batch: padded tokens per batch (of a T5: padded target tokens).
       bucket_lengths: increasing lengths, in tokens; a pair is put into the first bucket that is
         long enough for it, including end-of-sequence tokens. Longer pairs are left out.
-
-    Raises:
-      TypeError: a value is not a number.
-      ValueError: a value is not whole or is below 1, or the lengths do not increase.
     """
 
     tokens_per_batch: int = 2048
@@ -48,34 +131,27 @@ class Batching:
 class Layout(Protocol):
     """Puts pairs into the arrays of one batch; must be a frozen dataclass."""
 
-    def lengths(self, pairs: TokenPairs) -> np.ndarray:
-        """`[pairs]`: the smallest bucket length that each pair fits into."""
+    def lengths(self, pairs: TokenPairs) -> Int64[np.ndarray, " N"]:
+        """The smallest bucket length that each pair fits into."""
 
     def fill(self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int) -> Any:
         """A pytree of arrays `[rows, ...]` with at most `rows` members, padded on the right."""
 
 
 class PairBatch(NamedTuple):
-    """A batch for an encoder-decoder: NumPy arrays, or JAX arrays inside a step.
+    """A batch for an encoder-decoder, of NumPy, or of JAX inside a step; padded on the right.
 
-    Attributes:
-      inputs: `[B, L]` int32, padded on the right. A row that only fills the shape has an
-        end-of-sequence token, so that attention has a position.
-      targets: `[B, L]` int32, padded on the right; a row that only fills the shape has no tokens.
+    A row that only fills the shape has no targets, and as its input an end-of-sequence token, so
+    that attention has a position.
     """
 
-    inputs: Any  # [B, L]
-    targets: Any  # [B, L]
+    inputs: Int32[Any, "B L"]
+    targets: Int32[Any, "B L"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairLayout:
-    """Inputs and targets in two arrays; the longer of the two determines the bucket.
-
-    Attributes:
-      pad_id: the padding token.
-      eos_id: the end-of-sequence token, the only input of a row without a pair.
-    """
+    """Inputs and targets in two arrays; the longer of the two determines the bucket."""
 
     pad_id: int = 0
     eos_id: int = 1
@@ -96,25 +172,21 @@ class PairLayout:
 
 
 class JoinedBatch(NamedTuple):
-    """A batch for a decoder-only network: NumPy arrays, or JAX arrays inside a step.
+    """A batch for a decoder-only network, of NumPy, or of JAX inside a step.
 
     Attributes:
-      tokens: `[B, L]` int32, the prompt and then the target, padded on the right.
-      is_target: `[B, L]` bool, true for the tokens that the model predicts: the target and its
-        end-of-sequence token, but neither prompt nor padding.
+      tokens: the prompt and then the target, padded on the right.
+      is_target: true for the tokens that the model predicts: the target and its end-of-sequence
+        token, but neither prompt nor padding.
     """
 
-    tokens: Any  # [B, L]
-    is_target: Any  # [B, L]
+    tokens: Int32[Any, "B L"]
+    is_target: Bool[Any, "B L"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedLayout:
-    """Prompt and target in one row; the sum of their lengths determines the bucket.
-
-    Attributes:
-      pad_id: the padding token; any token is valid, because the loss does not read it.
-    """
+    """Prompt and target in one row; the sum of their lengths determines the bucket."""
 
     pad_id: int = 0
 
@@ -151,9 +223,6 @@ class BucketedBatches:
       num_left_out: the number of pairs that are longer than the last bucket.
       rows: the number of rows of a batch, for each bucket.
       batches_per_epoch: the number of batches of an epoch.
-
-    Raises:
-      ValueError: every pair is longer than the last bucket.
     """
 
     def __init__(
@@ -186,12 +255,9 @@ class BucketedBatches:
         return len(self._pairs)
 
     def batch(self, step: int, targets: Mapping[int, np.ndarray] | None = None) -> Any:
-        """Returns the batch of training step `step` (from 0).
+        """The batch of training step `step` (from 0).
 
-        Args:
-          step: the step.
-          targets: row of the batch -> a target that replaces that of the data; each must fit into
-            the batch's bucket.
+        `targets` has targets by row that replace those of the data; each must fit into the bucket.
         """
         bucket, members = self._planned(step)
         pairs = [self._pairs[member] for member in members]
@@ -200,16 +266,14 @@ class BucketedBatches:
         return self._layout.fill(pairs, self.rows[bucket], int(self._lengths[bucket]))
 
     def inputs(self, step: int) -> tuple[list[np.ndarray], int]:
-        """Returns the inputs of the batch of `step`, and the length of its bucket in tokens."""
+        """The inputs of the batch of `step`, and the length of its bucket in tokens."""
         bucket, members = self._planned(step)
         return [self._pairs[member][0] for member in members], int(self._lengths[bucket])
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of the first epoch."""
         return (self.batch(step) for step in range(self.batches_per_epoch))
 
     def describe(self) -> dict[str, Any]:
-        """Returns the JSON values that determine the batches."""
         layout: Any = self._layout
         return {
             "data": self._pairs.fingerprint,

@@ -50,19 +50,9 @@ def read_examples(
       directory: the directory of a relative path.
       option: the user's option for `inputs_field`, in messages.
 
-    Yields:
-      `Example`s, whose ids count from 0.
-
     Raises:
-      TypeError: a field is neither a name nor a number.
-      ValueError: a field is missing, or is neither a text nor a number.
-      Exception: see `read_records`.
+      UserError: a field is missing, or is neither a text nor a number; see also `read_records`.
     """
-    for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
-        if isinstance(field, bool) or not isinstance(field, str | int | None):
-            raise UserError(
-                f"{name} must be the name of a field or the number of a column, got {field!r}"
-            )
     named = isinstance(inputs_field, str) or isinstance(targets_field, str)
     options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
     options["header"] = True if named else None if inputs_field is None else False
@@ -98,11 +88,7 @@ def _check_column(record: SourceRecord, name: str, field: str | int | None) -> N
 
 
 def field_of(record: SourceRecord, field: str | int) -> str | tuple[str, ...]:
-    """Returns the text, or the texts of a list, in a key or a numbered column.
-
-    Raises:
-      ValueError: the field is missing, or is not a text, a number or a list of these.
-    """
+    """Returns the text, or the texts of a list, in a key or a numbered column."""
     values = record.values
     if isinstance(field, int) and str(field) not in values and 0 <= field < len(values):
         field = list(values)[field]  # of a header
@@ -121,13 +107,6 @@ def read_aligned(
       inputs_path: a source text on each line, plain or `.gz`.
       targets_path: the reference of each source text, on the same line.
       directory: the directory of relative paths.
-
-    Yields:
-      `Example`s, whose ids count from 0.
-
-    Raises:
-      ValueError: one file has more lines than the other.
-      Exception: see `read_records`.
     """
     sides = [
         read_records(path, format="text", directory=directory)

@@ -33,10 +33,6 @@ class FewShot:
       separator: the text between instruction, examples and input.
       limit: the number of inputs to draw, in their order; None takes all.
       limit_seed: the seed of this draw.
-
-    Raises:
-      TypeError: a value has a wrong type.
-      ValueError: a template is wrong or has no field of the input, or `shots` has no `examples`.
     """
 
     prompt: str
@@ -63,11 +59,6 @@ class FewShot:
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), low=low)
         whole_number("limit_seed", self.limit_seed, low=0)
-        for name in ("instruction", "separator"):
-            if not isinstance(getattr(self, name), str):
-                raise UserError(f"{name} must be a text, got {getattr(self, name)!r}")
-        if not isinstance(self.references, str | None):
-            raise UserError(f"references must be the name of a field, got {self.references!r}")
         if self.shots and self.examples is None:
             raise UserError(f"shots={self.shots} needs examples: give a file, or shots=0")
         if self.shots and not self.completion:
@@ -80,28 +71,14 @@ class FewShot:
         format: str | None = None,
         split: str = "test",
     ) -> list[Example]:
-        """Makes the prompts of a source.
-
-        Args:
-          source: see `read_records`.
-          format: see `read_records`.
-          split: see `read_records`.
-
-        Returns:
-          The prompts, in the order of the source.
-
-        Raises:
-          FileNotFoundError: a file is missing.
-          TypeError: a path is not a path.
-          ValueError: a file is unreadable or has too few lines, or a field is missing.
-        """
+        """Makes the prompts of a source."""
         prompt, answer = self._templates
         shown = self._examples()
         solved = [
             f"{prompt.fill(r.values, r.where)}{answer.fill(r.values, r.where)}" for r in shown
         ]
         records = list(read_records(source, format=format, split=split, header=self._header))
-        made = []
+        examples = []
         for place, record in enumerate(self._drawn(records, source)):
             others = [
                 text for text, r in zip(solved, shown, strict=True) if r.values != record.values
@@ -114,8 +91,8 @@ class FewShot:
                 )
             parts = [self.instruction] if self.instruction else []
             text = self.separator.join([*parts, *others[: self.shots], own])
-            made.append(Example(place, text, self._references(record), record.where))
-        return made
+            examples.append(Example(place, text, self._references(record), record.where))
+        return examples
 
     @property
     def _templates(self) -> tuple[Template, Template]:
@@ -147,9 +124,9 @@ class FewShot:
             if len(kept) > self.shots:
                 break
         if len(kept) < self.shots:
-            found = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
+            count = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
             raise UserError(
-                f"{os.fspath(self.examples)} has {found}, but shots={self.shots}: add examples, or "
+                f"{os.fspath(self.examples)} has {count}, but shots={self.shots}: add examples, or "
                 f"set shots={len(kept)}"
             )
         return kept
@@ -167,7 +144,7 @@ class FewShot:
         if self.references is None:
             return None
         _, bar, default = self.references.partition("|")
-        found = look_up(record.values, self.references, record.where)
-        if isinstance(found, str):
-            return (found,)
-        return found or ((default,) if bar else ("",))
+        value = look_up(record.values, self.references, record.where)
+        if isinstance(value, str):
+            return (value,)
+        return value or ((default,) if bar else ("",))

@@ -1,56 +1,42 @@
 """Records of named values: lines of text, TSV and JSONL files, and rows of seqio tasks."""
 
-import itertools
+import gzip
 import json
 import os
 import re
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from specjax.checks import check_path
-from specjax.data.files import read_lines
 from specjax.errors import UserError
+from specjax.memory import in_words
 
 FORMATS = ("text", "tsv", "jsonl")
 SEQIO_PREFIX = "seqio:"
-# A column's name: a word or two. Most texts have more words, or punctuation.
-_NAME = re.compile(r"#?[^\W\d]\w{,29}([ ._/-]\w{1,29})?")
-# A line with only these words is a header, whatever lies below.
-_CERTAIN = re.compile(
+# A first line with only these words is a header.
+_COLUMN = re.compile(
     "((answer|caption|category|class|completion|context|document|english|field|german|id|input"
     "|instruction|label|lang|language|message|output|premise|prediction|prompt|query|question|ref"
     "|reference|response|score|sentence|source|src|summary|target|text|tgt|title|translation)s?"
     "|ar|bg|cs|da|de|el|en|es|et|eu|fa|fi|fr|hi|hr|hu|it|ja|ko|lt|lv|nl|pl|pt|ro|ru|sk|sl|sr|sv|th|tr"
     r"|uk|vi|zh)\d*"
 )
-# How many rows must not look like names.
-_ROWS = 20
-_REMEDY = "every line must be a JSON object"
+# The longest line; a file such as /dev/zero has no end of a line.
+MOST_LINE = 64 * 2**20
 
 
 class SourceRecord(NamedTuple):
-    """A line of a source.
-
-    Attributes:
-      where: its name in messages: the file and the line, or the task and the place.
-      values: name -> JSON value.
-    """
+    """The JSON values of a line of a source; `where` is its name in messages."""
 
     where: str
     values: dict[str, Any]
 
 
 def report_all(count: int, source: str | os.PathLike[str], name: str, limit: int | None) -> None:
-    """Prints a line if a limit is larger than the number of inputs, which are then all used.
-
-    Args:
-      count: the number of inputs.
-      source: their source.
-      name: the name of the limit.
-      limit: its value; None for no limit.
-    """
+    """Prints a line if a limit is larger than the number of inputs, which are then all used."""
     if limit is not None and count < limit:
         path = os.fspath(source)
         print(
@@ -81,14 +67,10 @@ def read_records(
       directory: the directory of a relative path.
       option: the user's option for the field, in that message.
 
-    Yields:
-      `SourceRecord`s.
-
     Raises:
       FileNotFoundError: the file does not exist.
-      ImportError: a seqio task needs seqio, which is not installed.
-      TypeError: a path is not a path.
-      ValueError: the source is empty or unreadable, its format or its task is unknown, or its first
+      MissingLibraryError: a seqio task needs seqio, which is not installed.
+      UserError: the source is empty or unreadable, its format or its task is unknown, or its first
         line looks like a header.
     """
     for path in (directory, source):
@@ -117,11 +99,7 @@ def read_records(
 
 
 def guess_format(path: str) -> str:
-    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text".
-
-    Raises:
-      ValueError: it is a CSV file, whose header and commas would be part of the texts.
-    """
+    """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text"."""
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     if ending == ".csv":
         raise UserError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
@@ -131,17 +109,7 @@ def guess_format(path: str) -> str:
 def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
     names: list[str] = []
     number = 0
-    lines = read_lines(path)
-    first = [] if header else list(itertools.islice(lines, 1 + _ROWS))
-    if found := _header_in([line.split("\t") for _, line in first]):
-        what = f"{path}:1: this line looks like a header ({', '.join(map(repr, found))})"
-        if header is None:
-            raise UserError(
-                f"{what}: name a column, such as {option}={found[0]!r}; if the line is a row, set "
-                f"{option}=0"
-            )
-        warnings.warn(f"{what}, but is read as a row: name the columns to skip it", stacklevel=2)
-    for number, line in itertools.chain(first, lines):
+    for number, line in read_lines(path):
         row = line.split("\t")
         if number == 1:
             # A column without a name has its number.
@@ -149,6 +117,8 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
             if header:
                 _check_columns(path, names)
                 continue
+            if all(map(_is_column, row)) and len({*row}) == len(row):
+                _report_header(f"{path}:1", row, header, option)
         if len(row) != len(names):
             raise UserError(
                 f"{path}:{number}: the line has {len(row)} columns, but line 1 has {len(names)}: "
@@ -162,31 +132,19 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
         )
 
 
-def _header_in(rows: list[list[str]]) -> list[str]:
-    """The names in the first row, if it is a header."""
-    names, *others = rows or [[]]
-    named = [name for name in names if _is_name(name)]
-    if not named or len({*named}) < len(named) or any({*names} - {*named, ""}):
-        return []
-    if all(map(_is_certain, named)):
-        return named
-    below = [row for row in others if any(row) and len(row) == len(names)]
-    short = (sum(cell == "" or _is_name(cell) for cell in x) for x in zip(*below, strict=True))
-    # A text may be short, too.
-    return named if any(2 * n < len(below) and 10 * n < len(below) + 10 for n in short) else []
+def _is_column(cell: str) -> bool:
+    words = re.split(r"[\W_]+", re.sub(r"[\"'()\[\]]", "", cell).strip().lower())
+    return all(map(_COLUMN.fullmatch, words))
 
 
-def _is_name(cell: str) -> bool:
-    return _is_certain(cell) or _NAME.fullmatch(_bare(cell)) is not None
-
-
-def _is_certain(cell: str) -> bool:
-    return all(map(_CERTAIN.fullmatch, re.split(r"[\W_]+", _bare(cell).lower())))
-
-
-def _bare(cell: str) -> str:
-    """The cell without quotes and brackets."""
-    return re.sub(r"[\"'()\[\]]", "", cell).strip()
+def _report_header(where: str, names: list[str], header: bool | None, option: str) -> None:
+    what = f"{where}: this line looks like a header ({', '.join(map(repr, names))})"
+    if header is None:
+        raise UserError(
+            f"{what}: name a column, such as {option}={names[0]!r}; if the line is a row, set "
+            f"{option}=0"
+        )
+    warnings.warn(f"{what}, but is read as a row: name the columns to skip it", stacklevel=3)
 
 
 def _check_columns(path: str, names: list[str]) -> None:
@@ -199,30 +157,68 @@ def _check_columns(path: str, names: list[str]) -> None:
 
 
 def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yields the objects of a JSONL file, plain or `.gz`.
-
-    Args:
-      path: the file.
-
-    Yields:
-      (line number from 1, the line, its object).
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ValueError: the file is empty or not UTF-8, or a line is not a JSON object.
-    """
+    """Yields the objects of a JSONL file, plain or `.gz`."""
     for number, line in read_lines(path):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            why = f"{error.msg} at column {error.colno}"
-            raise UserError(f"{path}:{number}: the line is not JSON ({why}): {_REMEDY}") from None
-        except (ValueError, RecursionError) as error:  # thousands of digits or brackets
+        except (ValueError, RecursionError) as error:  # the latter of thousands of brackets
             raise UserError(
-                f"{path}:{number}: the line is not readable ({error}): {_REMEDY}"
+                f"{path}:{number}: the line is not JSON ({error}): every line must be a JSON object"
             ) from None
         if not isinstance(row, dict):
             raise UserError(
                 f"{path}:{number}: the line must be a JSON object {{...}}, got {line[:40]}"
             )
         yield number, line, row
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    r"""Yields the lines of a UTF-8 file, gzipped if its name ends in `.gz`.
+
+    Only `\n` ends a line (a `\r` before it is removed), so that other Unicode separators inside a
+    sentence do not shift the lines of aligned files. A byte order mark is removed.
+
+    Yields:
+      (line number from 1, text without the line's end).
+
+    Raises:
+      FileNotFoundError: the file does not exist.
+      UserError: the file is empty, not valid UTF-8, a directory, a damaged gzip file, or has a line
+        longer than `MOST_LINE`.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: no such file: check the path")
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a directory: give the path of a file")
+    packed = path.endswith(".gz")
+    number = 0
+    with cast(BinaryIO, gzip.open(path) if packed else open(path, "rb")) as file:
+        try:
+            # The extra byte shows that there is too much.
+            while raw := file.readline(MOST_LINE + 1):
+                number += 1
+                if len(raw) > MOST_LINE:
+                    raise UserError(
+                        f"{path}:{number}: the line is longer than {in_words(MOST_LINE)}: give a "
+                        "text file with a prompt or a record per line"
+                    )
+                raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                yield number, _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(
+                f"{path}: the gzip data are damaged after line {number} ({error}): "
+                "compress the file again, or remove .gz from its name if it is plain text"
+            ) from None
+    if number == 0:
+        raise UserError(f"{path} is empty: it must have at least one line")
+
+
+def _decode(raw: bytes, path: str, number: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}:{number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not "
+            "UTF-8: convert the file, for example with iconv -t UTF-8"
+        ) from None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import require
-from specjax.errors import MissingLibraryError, UserError
+from specjax.errors import UserError
 
 # The prefix of specjax's own tasks.
 TASK_PREFIX = "specjax_"
@@ -69,17 +69,9 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
 
     Registers a task of `TFDS_DATA` if necessary.
 
-    Args:
-      name: the task or mixture.
-      split: a split of it.
-
     Yields:
       For each row its texts, numbers and lists of them. Token features become texts, from
       `<feature>_pretokenized` or by the feature's vocabulary, for the model's own tokenizer.
-
-    Raises:
-      ImportError: seqio, or a package that it needs, is not installed.
-      ValueError: the task or the split is unknown, or its data cannot be downloaded.
     """
     if not name:
         raise UserError("seqio: has no task: write seqio:TASK")
@@ -102,21 +94,21 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     own = TFDS_DATA.get(name.removeprefix(TASK_PREFIX)) if name.startswith(TASK_PREFIX) else None
     dataset = task.get_dataset(**options) if own is None else _prepared(name, own, task, options)
     for row in dataset.as_numpy_iterator():
-        made = {key: _value(value) for key, value in row.items()}
+        values = {key: _value(value) for key, value in row.items()}
         for field, feature in task.output_features.items():
             tokens = np.asarray(row.get(field, ""))
             if f"{field}_pretokenized" in row:
-                made[field] = str(_value(row[f"{field}_pretokenized"]))
+                values[field] = str(_value(row[f"{field}_pretokenized"]))
             elif tokens.ndim == 1 and tokens.dtype.kind in "iu":
-                made[field] = str(feature.vocabulary.decode(tokens.tolist()))
-        yield _nested(made)
+                values[field] = str(feature.vocabulary.decode(tokens.tolist()))
+        yield _nested(values)
 
 
 def _register(seqio: Any, name: str) -> None:
     """Registers a task of `TFDS_DATA` if it is absent; its features are texts."""
-    known = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
-    if name not in known:
-        raise UserError(f"unknown seqio task {name!r}: choose from {', '.join(known)}")
+    tasks = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
+    if name not in tasks:
+        raise UserError(f"unknown seqio task {name!r}: choose from {', '.join(tasks)}")
     if name in seqio.TaskRegistry.names():
         return
     data = TFDS_DATA[name.removeprefix(TASK_PREFIX)]
@@ -132,12 +124,7 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
     """The data set of a task of `TFDS_DATA`, which TensorFlow Datasets downloads at first."""
     try:
         return task.get_dataset(**options)
-    except ModuleNotFoundError as error:
-        raise MissingLibraryError(
-            f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
-            f"not installed: run pip install {error.name}"
-        ) from error
-    except PermissionError:
+    except (ImportError, PermissionError):
         raise
     except Exception as error:  # of requests, httpx, urllib, TensorFlow or a file system
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -152,25 +139,25 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
 
 
 def _fields(data: TfdsData, example: Mapping[str, Any]) -> dict[str, Any]:
-    made = {}
+    values = {}
     for field, path in data.fields.items():
         value: Any = example
         for name in path:
             value = value[name]
-        made[field] = value
-    return made
+        values[field] = value
+    return values
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
     """Puts the value of `answer.text` under `text` in an object `answer`."""
-    made: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
-        inner = made
+        inner = nested
         for part in outer:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return made
+    return nested
 
 
 def _value(value: Any) -> Any:

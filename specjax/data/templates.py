@@ -18,13 +18,6 @@ class Template:
     `{question}` is the value of this key; `{answers.text.0}` uses the keys of objects and the
     places in lists; `{answers.0|none}` is "none" if the value is absent or null. A list of texts is
     joined by line breaks. `{{` and `}}` are braces.
-
-    Attributes:
-      source: the text.
-
-    Raises:
-      TypeError: the source is not a text.
-      ValueError: a brace has no counterpart, or a field has no name.
     """
 
     source: str
@@ -49,22 +42,11 @@ class Template:
     @property
     def fields(self) -> tuple[str, ...]:
         """The keys that the template reads, each once."""
-        found = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
-        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in found))
+        names = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
+        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in names))
 
     def fill(self, record: Mapping[str, Any], where: str) -> str:
-        """Fills in the record's values.
-
-        Args:
-          record: name -> JSON value.
-          where: the record's name in messages, such as "test.jsonl:3".
-
-        Returns:
-          The text.
-
-        Raises:
-          ValueError: a field is missing, or is not a text, a number or a list of these.
-        """
+        """Fills in the record's values."""
 
         def put(match: re.Match[str]) -> str:
             if match[1] is None:
@@ -76,11 +58,7 @@ class Template:
 
 
 def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[str, ...]:
-    """Returns the text, or the texts of a list, in a field; see `Template`.
-
-    Raises:
-      ValueError: the field is missing, or is not a text, a number or a list of these.
-    """
+    """Returns the text, or the texts of a list, in a field; see `Template`."""
     path, bar, default = field.partition("|")
     value: Any = record
     for i, name in enumerate([path] if path in record else path.split(".")):

@@ -137,7 +137,7 @@ def check_parts(
             f"fixed_length=False: use Block or Token verification, or a drafter whose blocks all "
             "have the length of their limit"
         )
-    if nested and (verification.has_carry or not verification.is_exact):
+    if nested and verification.has_carry:
         raise UserError(
             f"{judge} is not exact in an inner round of a cascade: use Block or Token verification"
         )

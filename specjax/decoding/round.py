@@ -54,6 +54,7 @@ from specjax.types import (
     Prompts,
     Rule,
     Sampling,
+    ScoredBlock,
     Verification,
     row_axes,
 )
@@ -362,9 +363,10 @@ class Round:
         if judged.acceptance is None:
             return carry
         probs = draft_probs(block, self.verifier.vocab_size)
-        given = judged.acceptance, probs, block.num_drafted
+        targets = judged.acceptance.targets
+        scored = ScoredBlock(block.tokens, probs, targets, block.num_drafted)
         following = jax.vmap(self.verification.next_carry)
-        return following(*given, carry, judged.accepted, next_token)
+        return following(judged.acceptance, scored, carry, judged.accepted, next_token)
 
 
 def _caught_up(

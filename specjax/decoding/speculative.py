@@ -131,16 +131,13 @@ class Speculative(Method):
         )  # fmt: skip
         counts = jnp.where(active & (seen.nan_in < 0), outcome.counts, 0)
         emitted = outcome.tokens, counts
-        log_target = seen.log_target
-        if not self.verification.is_exact:  # what is emitted has another law, which is unknown
-            log_target = jnp.full_like(log_target, jnp.nan)
         return Step(
             *emitted,
             inner=one_round.commit(state.inner, inner, *emitted, outcome.hidden),
             calls=seen.row_calls,
             log_conf=seen.logs.conf,
             log_p=seen.logs.p,
-            log_target=log_target,
+            log_target=seen.log_target,
             drafted=seen.drafted,
             accepted=seen.accepted,
             deferrals=1,

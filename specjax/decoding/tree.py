@@ -20,6 +20,7 @@ from specjax.types import (
     DraftBlock,
     LanguageModel,
     Path,
+    ScoredBlock,
     TreeShape,
     Verification,
 )
@@ -82,17 +83,16 @@ def judge(
     verification: Verification, uniforms: Array, block: DraftBlock, targets: Array, carry: Any
 ) -> Judgement:
     """Decides which tokens are accepted; `uniforms [B, G]`, `targets [B, G + 1, V]`."""
-    given = uniforms, block.tokens
     if block.parents is None:
-        of_chains = jax.vmap(functools.partial(accept, verification))
         needed = verification.needs_probs
         probs = draft_probs(block, targets.shape[2]) if needed else block.probs
-        acceptance, accepted = of_chains(*given, probs, targets, block.num_drafted, carry)
+        chains = ScoredBlock(block.tokens, probs, targets, block.num_drafted)
+        of_chains = jax.vmap(functools.partial(accept, verification))
+        acceptance, accepted = of_chains(uniforms, chains, carry)
         return Judgement(accepted, acceptance, None)
-    tree = *given, block.parents, block.laws, block.probs, targets, block.num_drafted
-    # A user's own verification may not have this argument.
-    more = () if block.drawn_from is None else (block.drawn_from,)
-    path = jax.vmap(verification.walk)(*tree, *more)
+    tree = block.parents, block.laws, block.drawn_from
+    trees = ScoredBlock(block.tokens, block.probs, targets, block.num_drafted, *tree)
+    path = jax.vmap(verification.walk)(uniforms, trees)
     return Judgement(path.length, None, path)
 
 
@@ -147,7 +147,9 @@ def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Arr
     """The token after the accepted tokens, `[B]`; `bonus [B, V]`: the target after whole blocks."""
     if judged.path is None:
         assert judged.acceptance is not None
-        given = chain.probs, chain.num_drafted, judged.accepted, bonus, chain.tokens
-        return jax.vmap(draw_next)(uniforms, judged.acceptance, *given)
+        targets = judged.acceptance.targets
+        block = ScoredBlock(chain.tokens, chain.probs, targets, chain.num_drafted)
+        draw_each = jax.vmap(draw_next)
+        return draw_each(uniforms, judged.acceptance, block, judged.accepted, bonus)
     whole = judged.accepted == chain.num_drafted
     return jax.vmap(draw)(jnp.where(whole[:, None], bonus, judged.path.weights), uniforms)

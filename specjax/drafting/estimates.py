@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig, apply_head, drawn_features
+from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import check_flag, one_number
 from specjax.errors import UserError
 from specjax.types import DraftOutcome, Params

@@ -100,12 +100,6 @@ class Topology:
         return max(map(self.parents.count, self.parents))
 
     @property
-    def is_paths(self) -> bool:
-        """Whether it consists of paths of the same length that part at the root."""
-        count = self.parents.count(0)
-        return self.parents == paths(count, len(self.parents) // count).parents
-
-    @property
     def levels(self) -> tuple[Level, ...]:
         """The levels below the root."""
         depths, levels = (0, *self.depths), []
@@ -282,14 +276,10 @@ class TreeDrafter(ModelDrafter):
 
     @property
     def traits(self) -> DraftTraits:
-        independent = self.children == "independent"
-        alike = isinstance(self.tree, Topology) and self.tree.is_paths
         return DraftTraits(
             fixed_length=True,
             independent_rows=True,
             drafts_trees=True,
-            independent_children=independent,
-            independent_paths=independent and alike,
             processes=True,
         )
 

@@ -6,8 +6,6 @@ from a head.
 """
 
 from specjax.rules.accept_functions import AcceptThreshold, Cactus, Mixture
-from specjax.rules.budgeted import Budgeted
-from specjax.rules.checking import check_rule
 from specjax.rules.deferral import (
     OPT,
     BiLD,
@@ -19,7 +17,6 @@ from specjax.rules.deferral import (
     Lossless,
     OPTLog,
 )
-from specjax.rules.learnt import Learnt
 from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
 from specjax.rules.sequential import (
     FallbackRollback,
@@ -29,8 +26,9 @@ from specjax.rules.sequential import (
     SequenceChowLog,
     Sum,
 )
-from specjax.rules.target import accept_probability
+from specjax.rules.target import accept_probability, check_rule
 from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3, Typical
+from specjax.rules.varying import Budgeted, Learnt
 
 ALL_RULES = (
     Lossless,

@@ -12,10 +12,11 @@ None of these bounds its distance from the verifier, and at equal acceptance `Lo
 from types import MappingProxyType
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from specjax.rules.target import ALLOWANCE, SHARE, Span, Spans, Strengths, TargetRule
 from specjax.sampling import normalise, total
-from specjax.types import Array, traced_dataclass
+from specjax.types import traced_dataclass
 
 
 @traced_dataclass
@@ -107,5 +108,5 @@ def _redrawn(q: Array, p: Array, refused: Array, scale: Array) -> Array:
         ends = jnp.zeros((p.size + 1,), jnp.float32).at[below].add(values)
         return jnp.cumsum(ends[::-1])[::-1][1:]
 
-    found = from_above(weight * scale) * p[order] - from_above(weight) * q[order]
-    return jnp.zeros_like(p).at[order].set(jnp.maximum(found, 0.0))
+    drawn = from_above(weight * scale) * p[order] - from_above(weight) * q[order]
+    return jnp.zeros_like(p).at[order].set(jnp.maximum(drawn, 0.0))

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32
 
 from specjax.rules.target import (
     ALLOWANCE,
@@ -23,7 +24,7 @@ from specjax.rules.target import (
     entropy,
     total_variation,
 )
-from specjax.types import Array, traced_dataclass
+from specjax.types import traced_dataclass
 
 
 @traced_dataclass
@@ -55,18 +56,15 @@ class Deferral(TargetRule):
 
     @abc.abstractmethod
     def defers(
-        self, q: Array, p: Array | None, q_conf: Array | None, p_conf: Array | None
-    ) -> Array:
-        """Decides at a position: delta.
+        self,
+        q: Float32[Array, " V"],
+        p: Float32[Array, " V"] | None,
+        q_conf: Float32[Array, " V"] | None,
+        p_conf: Float32[Array, " V"] | None,
+    ) -> Bool[Array, ""]:
+        """Whether the verifier is to draw the token: delta.
 
-        Args:
-          q: `[V]` float32, the drafter's distribution.
-          p: `[V]` float32, the verifier's; None if the decision does not read it.
-          q_conf: `[V]` float32, the drafter's confidence, or None.
-          p_conf: `[V]` float32, the verifier's confidence, or None.
-
-        Returns:
-          bool scalar, True for the verifier.
+        What the decision does not read may be None.
         """
 
 

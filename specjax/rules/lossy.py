@@ -16,6 +16,7 @@ from types import MappingProxyType
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float32
 
 from specjax.errors import UserError
 from specjax.rules.target import (
@@ -29,7 +30,7 @@ from specjax.rules.target import (
     kl_divergence,
 )
 from specjax.sampling import TINY, normalise, residual_mass, total
-from specjax.types import Array, traced_dataclass
+from specjax.types import traced_dataclass
 
 # Newton's method on a convex piecewise linear function is exact after far fewer steps.
 _MAX_NEWTON = 64
@@ -58,7 +59,7 @@ class Lossy(Spans, TargetRule):
     )
 
     def __post_init__(self) -> None:
-        given = self.strength, self.beta
+        exact = self.strength, self.beta
         super().__post_init__()
         strength, beta = self.strength, self.beta
         if isinstance(strength, np.ndarray) and isinstance(beta, np.ndarray):
@@ -68,8 +69,8 @@ class Lossy(Spans, TargetRule):
                     "rows"
                 )
             # The given numbers are compared: 1 - float32(0.9) is above float32(0.1).
-            low = 1.0 - np.asarray(given[0], np.float64)
-            if (np.asarray(given[1], np.float64) < low - 1e-7).any():
+            low = 1.0 - np.asarray(exact[0], np.float64)
+            if (np.asarray(exact[1], np.float64) < low - 1e-7).any():
                 raise UserError(
                     f"beta must lie in [1 - strength, 1], got beta={beta} with "
                     f"strength={strength}: use beta=1"
@@ -255,20 +256,26 @@ def _smallest_keep(
     return jnp.exp(high), inverse
 
 
-def inverse_beta(q: Array, p: Array, keep: Array, *, start: Array | float = 1.0) -> Array:
+def inverse_beta(
+    q: Float32[Array, " V"],
+    p: Float32[Array, " V"],
+    keep: Float32[Array, ""],
+    *,
+    start: Float32[Array, ""] | float = 1.0,
+) -> Float32[Array, ""]:
     """Solves sum (q - p / keep)_+ = sum (b p - q)_+ for b = 1 / beta in [0, 1].
 
     The right side is convex and piecewise linear in b. So Newton's method from above is monotone
     and exact after at most one step per linear piece; it usually takes three to eight.
 
     Args:
-      q: `[V]` float32.
-      p: `[V]` float32.
-      keep: scalar in (0, 1], 1 - strength.
-      start: a scalar at or above the solution.
+      q: the drafter's distribution.
+      p: the verifier's distribution.
+      keep: in (0, 1], 1 - strength.
+      start: at or above the solution.
 
     Returns:
-      b, a float32 scalar; 0 if there is no mass to redistribute.
+      b; 0 if there is no mass to redistribute.
     """
     excess = residual_mass(q, p / keep)
 

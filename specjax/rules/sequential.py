@@ -11,23 +11,24 @@ from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.checks import check_part
 from specjax.errors import UserError
 from specjax.rules.deferral import Deferral
 from specjax.rules.target import SHARE, Span, Spans, Strength, Strengths
-from specjax.types import Array, traced_dataclass
+from specjax.types import traced_dataclass
 
 _DEFERRAL = ("defers", "reads_verifier", "reads_draft_confidence", "reads_verifier_confidence")
 
 
 def check_deferral(name: str, rule: Any, example: str) -> None:
-    """Raises TypeError unless `rule` is a deferral rule; `name` is the argument's name."""
+    """Raises UserError unless `rule` is a deferral rule; `name` is the argument's name."""
     check_part(name, rule, _DEFERRAL, example)
 
 
 def check_reads_drafter_alone(name: str, rule: Any, remedy: str) -> None:
-    """Raises unless `rule` reads only the drafter; `name` is the argument's name."""
+    """Raises UserError unless `rule` reads only the drafter; `name` is the argument's name."""
     check_deferral(name, rule, "rules.Chow(strength=0.3)")
     if rule.reads_verifier:
         raise UserError(
@@ -57,16 +58,10 @@ class FallbackRollback:
 class Sum:
     """The log-probability of the whole response, as in eq. 1."""
 
-    def __call__(self, log_probs: Array, length: Array) -> Array:
-        """Aggregates one row.
-
-        Args:
-          log_probs: `[N]` float32; arbitrary past `length`.
-          length: int32 scalar, at least 1.
-
-        Returns:
-          float32 scalar, in nats.
-        """
+    def __call__(
+        self, log_probs: Float32[Array, " N"], length: Int32[Array, ""]
+    ) -> Float32[Array, ""]:
+        """Aggregates one row, in nats; entries past `length`, at least 1, are arbitrary."""
         return jnp.sum(jnp.where(jnp.arange(log_probs.size) < length, log_probs, 0.0))
 
 
@@ -74,7 +69,9 @@ class Sum:
 class Mean:
     """The mean log-probability per token."""
 
-    def __call__(self, log_probs: Array, length: Array) -> Array:
+    def __call__(
+        self, log_probs: Float32[Array, " N"], length: Int32[Array, ""]
+    ) -> Float32[Array, ""]:
         return Sum()(log_probs, length) / jnp.maximum(length, 1).astype(jnp.float32)
 
 
@@ -90,7 +87,9 @@ class Quantile(Spans):
 
     spans = MappingProxyType({"level": SHARE})
 
-    def __call__(self, log_probs: Array, length: Array) -> Array:
+    def __call__(
+        self, log_probs: Float32[Array, " N"], length: Int32[Array, ""]
+    ) -> Float32[Array, ""]:
         real = jnp.arange(log_probs.size) < length
         ordered = jnp.sort(jnp.where(real, log_probs, jnp.inf))
         last = jnp.maximum(length - 1, 0)
@@ -126,16 +125,15 @@ class SequenceChow(_OfResponses):
 
     spans = MappingProxyType({"strength": SHARE})
 
-    def defers_response(self, log_probs: Array, length: Array) -> Array:
-        """Decides about a response.
+    def defers_response(
+        self, log_probs: Float32[Array, " N"], length: Int32[Array, ""]
+    ) -> Bool[Array, ""]:
+        """Whether the verifier must write a new response.
 
         Args:
-          log_probs: `[N]` float32, of its tokens under the drafter's confidence distributions;
-            arbitrary past `length`.
-          length: int32 scalar, at least 1, with the end-of-sequence token.
-
-        Returns:
-          bool scalar, True if the verifier must write a new response.
+          log_probs: of its tokens under the drafter's confidence distributions; arbitrary past
+            `length`.
+          length: at least 1, with the end-of-sequence token.
         """
         return self.aggregation(log_probs, length) < jnp.log1p(-jnp.asarray(self.strength))
 
@@ -154,5 +152,7 @@ class SequenceChowLog(_OfResponses):
 
     spans = MappingProxyType({"strength": Strengths(Span(0.0), Span(0.0, 1000.0))})
 
-    def defers_response(self, log_probs: Array, length: Array) -> Array:
+    def defers_response(
+        self, log_probs: Float32[Array, " N"], length: Int32[Array, ""]
+    ) -> Bool[Array, ""]:
         return self.aggregation(log_probs, length) < -jnp.asarray(self.strength)

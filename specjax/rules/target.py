@@ -1,8 +1,8 @@
-"""Shared by rules: the checks at a position, a strength, and quantities of distributions.
+"""Shared by rules: the class of a target, the ranges of strengths, and quantities of distributions.
 
 Notation, for a position: q and p are the distributions from which the drafter and the verifier
 draw tokens. q_conf and p_conf are their confidence distributions (softmax at temperature 1 without
-top-k and top-p). pi is the target distribution. All are `[V]` float32. Logarithms are natural.
+top-k and top-p). pi is the target distribution. Logarithms are natural. Axis: V vocabulary.
 """
 
 import abc
@@ -15,13 +15,16 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32
 
-from specjax.checks import check_part, check_scalars, checked
+from specjax.checks import check_part, checked
+from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling import residual_mass, total
-from specjax.types import Array, Rule, traced_dataclass
+from specjax.types import Rule, traced_dataclass
 
 _FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
+_TOLERANCE = 1e-4
 
 
 class TargetRule(abc.ABC):
@@ -32,14 +35,30 @@ class TargetRule(abc.ABC):
     reads_verifier_confidence: ClassVar[bool] = False
 
     def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        _check_position(self, q, p, q_conf, p_conf)
+        self,
+        q: Float32[Array, " V"],
+        p: Float32[Array, " V"],
+        q_conf: Float32[Array, " V"] | None = None,
+        p_conf: Float32[Array, " V"] | None = None,
+    ) -> Float32[Array, " V"]:
+        name = type(self).__name__
+        assert q_conf is not None or not self.reads_draft_confidence, f"{name} reads q_conf"
+        assert p_conf is not None or not self.reads_verifier_confidence, f"{name} reads p_conf"
+        check_position(self, q, p)
         return self._target(q, p, q_conf, p_conf)
 
     @abc.abstractmethod
     def _target(self, q: Array, p: Array, q_conf: Any, p_conf: Any) -> Array:
-        """pi, for arguments with checked shapes; a confidence that is not read may be None."""
+        """pi; a confidence that is not read may be None."""
+
+
+def check_position(rule: Any, q: Array, p: Array) -> None:
+    """Asserts one position's float32 distributions, and a single strength."""
+    name = type(rule).__name__
+    assert q.ndim == 1 and q.shape == p.shape, f"{name} takes one position: vmap over the others"
+    assert q.dtype == p.dtype == jnp.float32, f"{name} takes float32 distributions"
+    strengths = jax.tree.leaves(rule)
+    assert not any(map(jnp.ndim, strengths)), f"{name} has a strength per row: vmap over the rows"
 
 
 # No probability of float32 is below exp(-104).
@@ -110,7 +129,7 @@ class Strength(Spans):
 
 
 def check_is_rule(name: str, rule: Any) -> None:
-    """Raises TypeError unless `rule` is a pytree like `Rule`; `name` is the argument's name."""
+    """Raises UserError unless `rule` is a pytree like `Rule`; `name` is the argument's name."""
     missing = [flag for flag in _FLAGS if not hasattr(rule, flag)]
     if callable(rule) and missing and not isinstance(rule, type):
         kind = type(rule).__name__
@@ -126,48 +145,59 @@ def check_is_rule(name: str, rule: Any) -> None:
         )
 
 
-def _check_position(
-    rule: Rule, q: Array, p: Array, q_conf: Array | None, p_conf: Array | None
-) -> None:
-    """Checks shapes and dtypes at trace time; see `Rule`."""
-    check_scalars(rule)
+def check_rule(rule: Rule, *, vocab_size: int = 8, positions: int = 32) -> None:
+    """Checks that a rule of your own returns distributions, on random inputs.
+
+    Args:
+      rule: if it has a strength per row, only the first is used.
+      vocab_size: V of the distributions.
+      positions: the number of random positions: flat or peaked, some with zeros.
+
+    Raises:
+      AssertionError: the target is of another shape or dtype, has a negative or NaN entry, or does
+        not sum to 1.
+    """
+    check_is_rule("rule", rule)
     name = type(rule).__name__
-    arguments = {"q": q, "p": p}
-    needed = {"q_conf": rule.reads_draft_confidence, "p_conf": rule.reads_verifier_confidence}
-    for key, value in (("q_conf", q_conf), ("p_conf", p_conf)):
-        if needed[key]:
-            if value is None:
-                raise UserError(
-                    f"{name} reads {key}, which is None: pass sampling.confidence(logits)"
-                )
-            arguments[key] = value
-    for key, value in arguments.items():
-        dtype = getattr(value, "dtype", None)
-        if dtype != jnp.float32:
-            found = dtype or type(value).__name__
-            raise UserError(f"{name}: {key} must be a float32 array, got {found}")
-        if jnp.ndim(value) != 1 or jnp.shape(value) != jnp.shape(q):
-            shapes = ", ".join(f"{k} {jnp.shape(v)}" for k, v in arguments.items())
-            raise UserError(
-                f"{name}: {key} must be a distribution [V] over the vocabulary of q, got {shapes}"
-                ": vmap over other axes, and use models with the same vocabulary"
-            )
+    single: Any = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1)[0], rule)
+    rng = np.random.default_rng(0)
+    scale = np.geomspace(0.1, 10.0, positions)[None, :, None]
+    logits = rng.standard_normal((4, positions, vocab_size)) * scale
+    logits[rng.random(logits.shape) < 0.1] = -np.inf
+    logits[..., 0] = 0.0
+    weights = np.exp(logits)
+    q, p, q_conf, p_conf = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    # As in decoding: a confidence that a rule does not declare may be None.
+    q_conf = q_conf if rule.reads_draft_confidence else None
+    p_conf = p_conf if rule.reads_verifier_confidence else None
+    target = np.asarray(_targets(single, q, p, q_conf, p_conf))
+    assert target.shape == q.shape, f"{name} must return [V] per position, got {target.shape[1:]}"
+    assert target.dtype == np.float32, f"{name} must return float32, got {target.dtype}"
+    assert np.all(target >= 0.0), f"{name} returns a negative probability or NaN"
+    sums = target.sum(axis=1)
+    worst = float(sums[np.argmax(np.abs(sums - 1.0))])
+    assert abs(worst - 1.0) <= _TOLERANCE, f"{name} must sum to 1, got a sum of {worst:.6g}"
 
 
-def entropy(x: Array) -> Array:
-    """H(x) = -sum x log x, in nats, with 0 log 0 = 0; `[V]` -> scalar."""
+@jit
+def _targets(rule: Rule, *distributions: Any) -> Any:
+    return jax.vmap(rule)(*distributions)
+
+
+def entropy(x: Float32[Array, " V"]) -> Float32[Array, ""]:
+    """H(x) = -sum x log x, in nats, with 0 log 0 = 0."""
     # x + x == x only at zero. It needs no constant, which XLA on CPUs would write as an array.
     is_zero = (x + x == x).astype(x.dtype)
     return -total(x * jnp.log(x + is_zero))
 
 
-def cross_entropy(x: Array, y: Array) -> Array:
-    """-sum x log y, in nats; infinite if y = 0 < x anywhere; `[V]`, `[V]` -> scalar."""
+def cross_entropy(x: Float32[Array, " V"], y: Float32[Array, " V"]) -> Float32[Array, ""]:
+    """-sum x log y, in nats; infinite if y = 0 < x anywhere."""
     return -total(jnp.where(x > 0.0, x * jnp.log(y), 0.0))
 
 
-def kl_divergence(x: Array, y: Array) -> Array:
-    """KL(x || y), in nats; infinite if y = 0 < x anywhere; `[V]`, `[V]` -> scalar."""
+def kl_divergence(x: Float32[Array, " V"], y: Float32[Array, " V"]) -> Float32[Array, ""]:
+    """KL(x || y), in nats; infinite if y = 0 < x anywhere."""
     both = (x > 0.0) & (y > 0.0)
     ratio = jnp.where(both, x, 1.0) / jnp.where(both, y, 1.0)
     # x log r - y (r - 1) is never negative, and its derivative at r = 1 is zero: so if the two are
@@ -176,12 +206,12 @@ def kl_divergence(x: Array, y: Array) -> Array:
     return jnp.where(jnp.any((x > 0.0) & (y <= 0.0)), jnp.inf, total(terms))
 
 
-def total_variation(p: Array, q: Array) -> Array:
-    """D_TV(p, q) = sum_v max(0, p(v) - q(v)); `[V]`, `[V]` -> scalar."""
+def total_variation(p: Float32[Array, " V"], q: Float32[Array, " V"]) -> Float32[Array, ""]:
+    """D_TV(p, q) = sum_v max(0, p(v) - q(v))."""
     return residual_mass(p, q)
 
 
-def accept_probability(q: Array, target: Array) -> Array:
+def accept_probability(q: Float32[Array, " V"], target: Float32[Array, " V"]) -> Float32[Array, ""]:
     """The probability that token verification accepts a drafted token: sum min(q, pi).
 
     It is 1 - D_TV(pi, q) for every rule.

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array
 
 from specjax.checks import check_count
 from specjax.errors import UserError
 from specjax.rules.target import MARGIN, SHARE, Span, Spans, Strengths, TargetRule, entropy
 from specjax.sampling import normalise, residual_mass, residual_weights, total
-from specjax.types import Array, traced_dataclass
+from specjax.types import traced_dataclass
 
 _REPLACEMENTS = ("verifier", "residual", "argmax")
 

@@ -3,7 +3,7 @@
 Drafter, verifier and baselines all use the function `distribution`, so that they cannot differ.
 Its order is fixed: temperature, then top-k, then top-p. All computations are float32.
 
-Functions take one position; `jax.vmap` them over rows. V: vocabulary.
+Functions take one position; `jax.vmap` them over rows. Axes: V vocabulary, U uniforms of a draw.
 """
 
 from typing import Any, NamedTuple
@@ -12,30 +12,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from specjax.checks import check_scalars
-from specjax.errors import UserError
 from specjax.platforms import by_platform, entry
 from specjax.sampling import draw_kernels
-from specjax.sampling.draws import TINY, descend, levels_of, total, vector
+from specjax.sampling.draws import TINY, descend, levels_of, total
 from specjax.sampling.filters import descending_bits, in_top_k, in_top_p
 from specjax.sampling.kernel_choice import on_one_tpu
-from specjax.types import Array, Sampling
+from specjax.types import Sampling
 
 
-def distribution(logits: Array, sampling: Sampling) -> Array:
+def distribution(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
     """The distribution that tokens are drawn from: temperature, then top-k, then top-p.
 
     Args:
-      logits: `[V]`, any float dtype; -inf marks a token that cannot be drawn. If all are -inf,
-        the result is uniform (one-hot at token 0 if greedy). NaN logits give NaN.
-      sampling: a `Sampling` whose fields are scalars.
-
-    Returns:
-      `[V]` float32 probabilities.
-
-    Raises:
-      ValueError: (at trace time) if `logits` is not a vector or a setting is not a number.
+      logits: -inf marks a token that cannot be drawn. If all are -inf, the result is uniform
+        (one-hot at token 0 if greedy). NaN logits give NaN.
+      sampling: its fields are scalars.
     """
     if not _has_kernel(logits, sampling):
         return distribution_plainly(logits, sampling)
@@ -48,12 +41,12 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
 
 def _has_kernel(logits: Array, sampling: Sampling) -> bool:
     filtered = sampling.top_k is not None or sampling.top_p is not None
-    return not filtered and draw_kernels.suits(vector("logits", logits).size)
+    return not filtered and draw_kernels.suits(logits.size)
 
 
 def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
     """The inputs of the kernels of `distribution` and `drawn`."""
-    check_scalars(sampling)
+    _check_position(logits, sampling)
     return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
 
 
@@ -65,28 +58,35 @@ def _drawn_at(logits: Array, temperature: Array, uniform: Array) -> tuple[Array,
     return drawn_plainly(logits, Sampling(temperature), uniform)
 
 
-def distribution_plainly(logits: Array, sampling: Sampling) -> Array:
+def _check_position(logits: Array, sampling: Sampling) -> None:
+    settings = sampling.temperature, sampling.top_k, sampling.top_p
+    assert logits.ndim == 1, "logits must be those of one position: vmap over the others"
+    assert not any(map(jnp.ndim, jax.tree.leaves(settings))), (
+        "a setting per row: vmap over the rows"
+    )
+
+
+def distribution_plainly(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
     """`distribution`, without a kernel."""
     weighed = _weighed(logits, sampling)
-    given = weighed.chosen, weighed.largest
-    mass, first = by_platform(*given, tpu=_reduced, default=_reduced_apart)
+    arrays = weighed.chosen, weighed.largest
+    mass, first = by_platform(*arrays, tpu=_reduced, default=_reduced_apart)
     return _probs(weighed, mass, first)
 
 
-def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
+def drawn(
+    logits: Float[Array, " V"],
+    sampling: Sampling,
+    uniform: Float32[Array, "*U"],
+) -> tuple[Float32[Array, " V"], Int32[Array, ""]]:
     """`distribution`, and a token drawn from it, with fewer passes over the vocabulary.
+
+    The probabilities are equal to those of `distribution` but for the rounding of their sum.
 
     Args:
       logits: see `distribution`.
       sampling: see `distribution`.
-      uniform: `[num_uniforms(V)]` float32 in [0, 1).
-
-    Returns:
-      `[V]` float32 probabilities, equal to `distribution`'s but for the rounding of their sum, and
-      an int32 token.
-
-    Raises:
-      ValueError: see `distribution` and `draw`.
+      uniform: see `draw`.
     """
     if not _has_kernel(logits, sampling) or uniform.ndim == 0:
         return drawn_plainly(logits, sampling, uniform)
@@ -98,7 +98,11 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Arr
     )
 
 
-def drawn_plainly(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Array, Array]:
+def drawn_plainly(
+    logits: Float[Array, " V"],
+    sampling: Sampling,
+    uniform: Float32[Array, "*U"],
+) -> tuple[Float32[Array, " V"], Int32[Array, ""]]:
     """`drawn`, without a kernel."""
     weighed = _weighed(logits, sampling)
     # The first of the largest logits is the token that a uniform of 0 finds among them.
@@ -108,22 +112,17 @@ def drawn_plainly(logits: Array, sampling: Sampling, uniform: Array) -> tuple[Ar
     return _probs(weighed, total(levels[-1]), token), token
 
 
-def log_distribution(logits: Array, sampling: Sampling) -> Array:
+def log_distribution(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
     """The logarithm of `distribution`, also where that rounds a probability to 0.
 
-    Args:
-      logits: see `distribution`.
-      sampling: see `distribution`. At temperature 0 it is the model's own, as at temperature 1
-        without filters.
-
-    Returns:
-      `[V]` float32; -inf where a filter leaves a token out, or a logit is -inf.
+    It is -inf where a filter leaves a token out, or a logit is -inf. At temperature 0 it is the
+    model's own, as at temperature 1 without filters.
     """
     logs = _weighed(logits, sampling).logs
     return logs - jnp.log(total(jnp.exp(logs)))
 
 
-def log_confidence(logits: Array, token: Array) -> Array:
+def log_confidence(logits: Float[Array, " V"], token: Int32[Array, ""]) -> Float32[Array, ""]:
     """The logarithm of `confidence` at a token, also where that rounds it to 0."""
     top, own = (x.astype(jnp.float32) for x in (jnp.max(logits), entry(logits, token)))
     mass = total(jnp.exp(_weighed(logits, Sampling()).logs))
@@ -134,17 +133,15 @@ class _Weighed(NamedTuple):
     """Logits, turned into weights.
 
     Attributes:
-      logs: `[V]` float32 <= 0: `log_distribution` but for a constant.
-      weights: `[V]` float32 >= 0: `distribution` before it is divided by its sum, if not greedy;
-        NaN where a logit is.
-      largest: `[V]` float32, 1 at the largest logits, else 0; NaN where a logit is.
-      greedy: bool scalar.
+      logs: `log_distribution` but for a constant; at most 0.
+      weights: `distribution` before it is divided by its sum, if not greedy; NaN where a logit is.
+      largest: 1 at the largest logits, else 0; NaN where a logit is.
     """
 
-    logs: Array
-    weights: Array
-    largest: Array
-    greedy: Array
+    logs: Float32[Array, " V"]
+    weights: Float32[Array, " V"]
+    largest: Float32[Array, " V"]
+    greedy: Bool[Array, ""]
 
     @property
     def chosen(self) -> Array:
@@ -153,10 +150,9 @@ class _Weighed(NamedTuple):
 
 
 def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
-    if sampling.processors is not None:
-        raise UserError("sampling has processors: draw rows by the functions of specjax.processing")
-    logits = vector("logits", logits).astype(jnp.float32)
-    check_scalars(sampling)
+    assert sampling.processors is None, "draw rows by the functions of specjax.processing"
+    _check_position(logits, sampling)
+    logits = logits.astype(jnp.float32)
     top = jnp.max(logits)
     is_top = logits == top
     # The distance below the largest logit: exactly zero there, also if it is infinite.
@@ -219,13 +215,6 @@ def _(primals: Any, tangents: Any) -> Any:
     return _reduced(*primals), (total(tangents[0]), np.zeros((), jax.dtypes.float0))
 
 
-def confidence(logits: Array) -> Array:
-    """The distribution that gives rules a model's confidence: softmax at temperature 1, unfiltered.
-
-    Args:
-      logits: `[V]`, any float dtype.
-
-    Returns:
-      `[V]` float32 probabilities.
-    """
+def confidence(logits: Float[Array, " V"]) -> Float32[Array, " V"]:
+    """What rules read as a model's confidence: softmax at temperature 1, unfiltered."""
     return distribution(logits, Sampling())

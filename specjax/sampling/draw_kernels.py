@@ -1,35 +1,35 @@
 """Softmax and a draw from it in one TPU kernel: `sampling.drawn` without filters.
 
-XLA makes about 25 operations of `drawn`. Here a tile of 8 x 128 numbers in VMEM is one leaf of the
-tree of sums for each of eight rows, and three passes over the tiles suffice.
+XLA makes about 25 operations of `drawn`. Here a tile of 8 x 128 numbers in VMEM, rows in sublanes
+and entries in lanes, is one leaf of the tree of sums for each of eight rows, and three passes over
+the tiles suffice.
 
-Axes: B rows, V vocabulary; R rows of a block, at most 8; C chunks of 128 tiles.
+Axes: B rows, V vocabulary, U uniforms of a draw; R rows of a block, at most 8; C chunks of 128
+tiles; L a multiple of 128.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float32, Int32
 
-from specjax.sampling.lanes import (
-    LANES,
-    column,
-    first_above,
-    lane,
-    only,
-    over_rows,
-    over_tiles,
-    row,
-    tile_of,
-    traced_once,
-)
-from specjax.types.language_model import Array
+from specjax.compilation import jit
 
+LANES, SUBLANES = 128, 8
+# Holds two arrays of eight rows at V = 262,144, each twice, to read ahead.
+_VMEM = 48 << 20
+
+# Tracing a kernel of 250 tiles takes a second, and several branches use it.
+traced_once = functools.partial(jit, static_argnames="interpret")
 # The smallest normal number: smaller temperatures and probabilities count as 0.
 _TINY = float(jnp.finfo(jnp.float32).tiny)
-
-
-# Eight rows of two arrays, each twice to read ahead, fit into `lanes`' part of VMEM.
+# Eight rows of two arrays, each twice to read ahead, fit into that part of VMEM.
 _MOST = 22 * LANES * LANES
 
 
@@ -40,19 +40,16 @@ def suits(vocab_size: int) -> bool:
 
 @traced_once
 def drawn(
-    logits: Array, temperature: Array, uniforms: Array, *, interpret: bool = False
-) -> tuple[Array, Array]:
+    logits: Float32[Array, "B V"],
+    temperature: Float32[Array, " B"],
+    uniforms: Float32[Array, "B U"],
+    *,
+    interpret: bool = False,
+) -> tuple[Float32[Array, "B V"], Int32[Array, " B"]]:
     """`sampling.drawn` of many rows, for a `Sampling` without top-k and top-p.
 
-    Args:
-      logits: `[B, V]` float32; `suits(V)` must be true.
-      temperature: `[B]` float32.
-      uniforms: `[B, num_uniforms(V)]` float32 in [0, 1).
-      interpret: whether to interpret it, which works on any machine (static).
-
-    Returns:
-      `[B, V]` float32 probabilities, equal to `sampling.drawn`'s to a few roundings, and `[B]`
-      int32 tokens.
+    The probabilities are equal to `sampling.drawn`'s to a few roundings. `suits(V)` must be true.
+    `interpret` (static) works on any machine.
     """
     vocab = logits.shape[1]
     probs, tokens = over_rows(
@@ -63,7 +60,9 @@ def drawn(
 
 
 @traced_once
-def distribution(logits: Array, temperature: Array, *, interpret: bool = False) -> Array:
+def distribution(
+    logits: Float32[Array, "B V"], temperature: Float32[Array, " B"], *, interpret: bool = False
+) -> Float32[Array, "B V"]:
     """`sampling.distribution` of many rows; arguments as for `drawn`."""
     vocab = logits.shape[1]
     (probs,) = over_rows(
@@ -74,8 +73,10 @@ def distribution(logits: Array, temperature: Array, *, interpret: bool = False) 
 
 
 @traced_once
-def draw_by_weights(weights: Array, uniforms: Array, *, interpret: bool = False) -> Array:
-    """`sampling.draw` of many rows: weights `[B, V]` float32, uniforms as for `drawn` -> `[B]`."""
+def draw_by_weights(
+    weights: Float32[Array, "B V"], uniforms: Float32[Array, "B U"], *, interpret: bool = False
+) -> Int32[Array, " B"]:
+    """`sampling.draw` of many rows."""
     vocab = weights.shape[1]
     kernel = functools.partial(_draw_by_weights, vocab=vocab)
     inputs, outputs = (uniforms, weights), ((0, jnp.int32),)
@@ -135,12 +136,12 @@ def _draw_by_weights(
 
 
 class _Softmax(NamedTuple):
-    """Attributes: the inputs of `_normalise`, and the greedy rows and their tokens `[R, 1]`."""
+    """The inputs of `_normalise`, and the greedy rows and their tokens."""
 
-    inverse: Array
-    one: Array
-    greedy: Array
-    best: Array
+    inverse: Float32[Array, "R 1"]
+    one: Int32[Array, "R 128"]
+    greedy: Bool[Array, "R 1"]
+    best: Int32[Array, "R 1"]
 
 
 def _softmax(
@@ -163,7 +164,7 @@ def _softmax(
 
 
 def _largest(logits_ref: Any, vocab: int) -> Array:
-    """The largest logit of each row, `[R, 1]`; NaN if any is."""
+    """The largest logit of each row; NaN if any is."""
 
     def body(chunk: Any, within: int, real: int, best: list[Array]) -> list[Array]:
         # Four chains, because each maximum waits for the maximum before.
@@ -205,7 +206,7 @@ def _weigh(
 
 
 def _leaf(sums_ref: Any, uniforms: Array) -> Array:
-    """The drawn tile of each row, `[R, 1]` int32; `sums_ref [R, C * 128]`."""
+    """The drawn tile of each row."""
     sums = sums_ref[...]
     if uniforms.shape[1] == 2:
         return first_above(sums, uniforms[:, :1])
@@ -215,7 +216,7 @@ def _leaf(sums_ref: Any, uniforms: Array) -> Array:
         nodes = jnp.where(lane(nodes) == i, jnp.sum(chunk, axis=1, keepdims=True), nodes)
     node = first_above(nodes, uniforms[:, :1])
     inside = functools.reduce(
-        lambda found, i: jnp.where(node == i, chunks[i], found), range(len(chunks)), nodes
+        lambda inside, i: jnp.where(node == i, chunks[i], inside), range(len(chunks)), nodes
     )
     return node * LANES + first_above(inside, uniforms[:, 1:2])
 
@@ -235,3 +236,149 @@ def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array | None, v
     if leaf is not None:
         leaf = jnp.broadcast_to(leaf, one.shape)
     return over_tiles(vocab, body, jnp.zeros(one.shape, jnp.float32))
+
+
+# Computations within tiles.
+
+
+def lane(x: Array) -> Int32[Array, "R L"]:
+    """The index of each entry in its row."""
+    return lax.broadcasted_iota(jnp.int32, x.shape, 1)
+
+
+def column(x: Float32[Array, "1 R"]) -> Float32[Array, "R 1"]:
+    """A column of a vector of rows, as XLA keeps it."""
+    wide = jnp.broadcast_to(x, (x.shape[1], x.shape[1]))
+    same = lane(wide) == lax.broadcasted_iota(jnp.int32, wide.shape, 0)
+    return jnp.sum(jnp.where(same, wide, jnp.zeros_like(wide)), axis=1, keepdims=True)
+
+
+def row(x: Int32[Array, "R 1"]) -> Int32[Array, "1 R"]:
+    """A vector of rows of a column."""
+    wide = jnp.broadcast_to(x, (x.shape[0], x.shape[0]))
+    same = lane(wide) == lax.broadcasted_iota(jnp.int32, wide.shape, 0)
+    return jnp.sum(jnp.where(same, wide, jnp.zeros_like(wide)), axis=0, keepdims=True)
+
+
+def over_rows(
+    kernel: Callable[..., None],
+    vocab: int,
+    inputs: tuple[Array, ...],
+    outputs: tuple[tuple[int, Any], ...],
+    *,
+    sums: bool = False,
+    interpret: bool = False,
+) -> list[Array]:
+    """Calls a kernel for blocks of up to eight rows.
+
+    Args:
+      kernel: takes a ref per input and output. A vector of rows `[B]` comes as `[1, 1, R]`, in
+        lanes, as in XLA's arrays; others `[B, n]` as `[R, n]`, where V is rounded up to tiles.
+      vocab: V.
+      inputs: `[B]` or `[B, n]`; so are the results.
+      outputs: for each result n, 0 for a vector, and its dtype.
+      sums: whether the kernel takes another ref, `[R, C * 128]` float32 for C chunks of tiles.
+      interpret: see `drawn`.
+    """
+    batch = inputs[0].shape[0]
+    rows = min(batch, SUBLANES)
+    steps = pl.cdiv(batch, rows)
+
+    def spec(width: int) -> Any:
+        if not width:
+            return pl.BlockSpec((1, 1, rows), lambda i: (i, 0, 0))
+        width = pl.cdiv(width, LANES) * LANES if width == vocab else width
+        return pl.BlockSpec((rows, width), lambda i: (i, 0))
+
+    def vector(x: Array) -> Array:
+        if x.ndim > 1:
+            return x
+        return jnp.pad(x, (0, steps * rows - batch)).reshape(steps, 1, rows)
+
+    room = pltpu.VMEM((rows, pl.cdiv(vocab, LANES * LANES) * LANES), jnp.float32)
+    out = pl.pallas_call(
+        kernel,
+        grid=(steps,),
+        in_specs=[spec(x.shape[1] if x.ndim > 1 else 0) for x in inputs],
+        out_specs=[spec(width) for width, _ in outputs],
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, width) if width else (steps, 1, rows), dtype)
+            for width, dtype in outputs
+        ],
+        scratch_shapes=[room] if sums else [],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=_VMEM
+        ),
+        interpret=interpret,
+    )(*map(vector, inputs))
+    return [x if x.ndim == 2 else x.reshape(-1)[:batch] for x in out]
+
+
+def over_tiles(
+    vocab: int, body: Callable[..., Any], carry: Any, done: Callable[..., Any] | None = None
+) -> Any:
+    """Runs `carry = body(chunk, within, real, carry)` for every tile of a vocabulary, in order.
+
+    The program has up to 255 tiles; more tiles are a loop over chunks of 128. So a tile's place in
+    its chunk is static: computing its address would take longer than most bodies.
+
+    Args:
+      vocab: V.
+      body: gets the chunk's number, the tile's number in it (static), the number of real entries of
+        the tile (static), and the carry.
+      carry: the first carry.
+      done: `carry = done(chunk, carry)` after each chunk.
+    """
+    chunks, rest = divmod(vocab, LANES * LANES)
+
+    def run(chunk: Any, size: int, carry: Any) -> Any:
+        for within in range(pl.cdiv(size, LANES)):
+            carry = body(chunk, within, min(LANES, size - within * LANES), carry)
+        return carry if done is None else done(chunk, carry)
+
+    if chunks > 1:
+        carry = lax.fori_loop(0, chunks, lambda i, carry: run(i, LANES * LANES, carry), carry)
+    elif chunks:
+        carry = run(0, LANES * LANES, carry)
+    return run(chunks, rest, carry) if rest else carry
+
+
+def tile_of(ref: Any, chunk: Any, within: Any) -> Any:
+    """A tile `[R, 128]` of `ref [R, V]`, to be read and written with `[...]`."""
+    if not isinstance(chunk, int):
+        start = pl.multiple_of(chunk * LANES * LANES, LANES * LANES)
+        ref, chunk = ref.at[:, pl.ds(start, LANES * LANES)], 0
+    at = (chunk * LANES + within) * LANES
+    return ref.at[:, pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), LANES)]
+
+
+def only(x: Float32[Array, "R 128"], real: int, fill: float) -> Float32[Array, "R 128"]:
+    """The tile with `fill` after its first `real` entries (static)."""
+    return x if real == LANES else jnp.where(lane(x) < real, x, fill)
+
+
+def cumulative(x: Float32[Array, "R L"]) -> Float32[Array, "R L"]:
+    """The cumulative sums of the rows."""
+    shift, place = 1, lane(x)
+    while shift < x.shape[1]:
+        x = x + jnp.where(place >= shift, pltpu.roll(x, shift, 1), 0.0)
+        shift *= 2
+    return x
+
+
+def first_above(
+    weights: Float32[Array, "R L"], uniform: Float32[Array, "R 1"]
+) -> Int32[Array, "R 1"]:
+    """Draws an entry of each row, as a level of `sampling.draw` does.
+
+    It is the first positive entry whose cumulative weight exceeds `uniform` times the sum, else the
+    last positive one, else 0.
+    """
+    size, place = weights.shape[1], lane(weights)
+    sums = cumulative(weights)
+    positive = weights > 0.0
+    target = uniform * sums[:, size - 1 :]
+    order = jnp.where(positive, 2 * size - 1 - place, 2 * size)
+    best = jnp.where(positive & (sums > target), place, order)
+    best = jnp.min(best, axis=1, keepdims=True)
+    return jnp.where(best < size, best, jnp.where(best < 2 * size, 2 * size - 1 - best, 0))

@@ -1,18 +1,17 @@
 """Draws a token by weights, with one uniform per level of a tree; residuals; sums.
 
-Functions take one position; `jax.vmap` them over rows. V: vocabulary.
+Functions take one position; `jax.vmap` them over rows. Axes: V vocabulary, U uniforms of a draw.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float32, Int32
 
 from specjax import platforms
-from specjax.errors import UserError
 from specjax.platforms import by_platform
 from specjax.sampling import draw_kernels
 from specjax.sampling.kernel_choice import on_one_tpu
-from specjax.types import Array
 
 # Entries per node of the tree that a draw descends (the lanes of a TPU), and the most of its root.
 _FAN_OUT, _ROOT = 128, 512
@@ -27,7 +26,7 @@ def num_uniforms(vocab_size: int) -> int:
     return count
 
 
-def draw(weights: Array, uniform: Array) -> Array:
+def draw(weights: Float32[Array, " V"], uniform: Float32[Array, "*U"]) -> Int32[Array, ""]:
     """Draws one token by the inverse of the cumulative distribution.
 
     Sums of up to 128 entries, sums of 128 such sums and so on form a tree. The draw descends from
@@ -35,27 +34,23 @@ def draw(weights: Array, uniform: Array) -> Array:
     probability.
 
     Args:
-      weights: `[V]` float32, non-negative; need not sum to one.
-      uniform: float32 in [0, 1): a scalar, or `[num_uniforms(V)]`, one for each level of the tree.
-        One float32 uniform has 2^23 values: at V = 262,144 the distribution of the draw is then off
-        by 0.5 % in total variation. With a uniform per level it is exact to rounding.
+      weights: not negative; need not sum to one.
+      uniform: in [0, 1): `num_uniforms(V)` numbers, one for each level of the tree, or one. One
+        float32 uniform has 2^23 values: at V = 262,144 the distribution of the draw is then off by
+        0.5 % in total variation. With a uniform per level it is exact to rounding.
 
     Returns:
-      An int32 token whose weight is positive: with a scalar, the first token whose cumulative
-      weight exceeds `uniform` times the total. Token 0 if no weight is positive.
-
-    Raises:
-      ValueError: (at trace time) for other shapes or dtypes.
+      A token whose weight is positive: with one uniform, the first token whose cumulative weight
+      exceeds it times the total. Token 0 if no weight is positive.
     """
-    weights = vector("weights", weights)
-    if weights.dtype != jnp.float32:
-        raise UserError(f"weights must be float32, got {weights.dtype}")
+    assert weights.ndim == 1, "weights must be those of one position: vmap over the others"
+    assert weights.dtype == jnp.float32, "weights must be float32"
     if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
         return draw_plainly(weights, uniform)
     return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly)
 
 
-def draw_plainly(weights: Array, uniform: Array) -> Array:
+def draw_plainly(weights: Float32[Array, " V"], uniform: Float32[Array, "*U"]) -> Int32[Array, ""]:
     """`draw`, without a kernel."""
     return descend(levels_of(weights), uniform, weights.size)
 
@@ -73,11 +68,8 @@ def levels_of(weights: Array) -> list[Array]:
 
 def descend(levels: list[Array], uniform: Array, size: int) -> Array:
     """The token that `draw` finds on its way from the root down."""
-    if uniform.shape not in ((), (len(levels),)):
-        raise UserError(
-            f"uniform must be a scalar or [{len(levels)}] at V = {size}, got shape "
-            f"{uniform.shape}: draw num_uniforms(V) uniforms"
-        )
+    shapes = (), (len(levels),)
+    assert uniform.shape in shapes, f"draw num_uniforms({size}) = {len(levels)} uniforms, or one"
     fresh = uniform.ndim == 1
     levels = [*levels[:-1], levels[-1][None]]
     token, target = jnp.int32(0), jnp.float32(0.0)
@@ -91,47 +83,55 @@ def descend(levels: list[Array], uniform: Array, size: int) -> Array:
     return token
 
 
-def residual(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
+def residual(
+    target: Float32[Array, " V"],
+    draft: Float32[Array, " V"],
+    scale: Float32[Array, ""] | float = 1.0,
+) -> Float32[Array, " V"]:
     """The distribution after a rejected draft: norm((scale * target - draft)_+).
 
+    It is `target` itself if the residual has no mass (in exact arithmetic this has probability
+    zero).
+
     Source: Leviathan et al. (arXiv 2211.17192); with a scale, Sun et al., Block Verification.
-
-    Args:
-      target: `[V]` float32 probabilities.
-      draft: `[V]` float32 probabilities.
-      scale: scalar >= 0.
-
-    Returns:
-      `[V]` float32 probabilities; `target` itself if the residual has no mass (in exact
-      arithmetic this has probability zero).
     """
     weights = residual_weights(target, draft, scale)
     return weights / total(weights)
 
 
-def residual_weights(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
-    """`residual` before normalisation: `[V]` float32 weights with a positive sum, for `draw`."""
+def residual_weights(
+    target: Float32[Array, " V"],
+    draft: Float32[Array, " V"],
+    scale: Float32[Array, ""] | float = 1.0,
+) -> Float32[Array, " V"]:
+    """`residual` before normalisation: weights with a positive sum, for `draw`."""
     weights = jnp.maximum(scale * target - draft, 0.0)
     # Not "sum > 0": division by a subnormal sum would overflow.
     return jnp.where(jnp.max(weights) >= TINY, weights, target)
 
 
-def residual_mass(target: Array, draft: Array, scale: Array | float = 1.0) -> Array:
-    """sum_v (scale * target(v) - draft(v))_+; `[V]`, `[V]`, scalar -> scalar."""
+def residual_mass(
+    target: Float32[Array, " V"],
+    draft: Float32[Array, " V"],
+    scale: Float32[Array, ""] | float = 1.0,
+) -> Float32[Array, ""]:
+    """sum_v (scale * target(v) - draft(v))_+."""
     left = scale * target - draft
     # x + |x| is twice the positive part. It needs no constant: for max(x, 0) XLA on CPUs writes a
     # whole array of zeros, to share it between two such sums.
     return 0.5 * total(left + jnp.abs(left))
 
 
-def normalise(weights: Array, fallback: Array) -> Array:
-    """Weights / sum(weights), `[V]` float32; `fallback` if the sum is zero."""
+def normalise(
+    weights: Float32[Array, " V"], fallback: Float32[Array, " V"]
+) -> Float32[Array, " V"]:
+    """Weights / sum(weights); `fallback` if the sum is zero."""
     mass = total(weights)
     return jnp.where(mass > 0.0, weights / jnp.where(mass > 0.0, mass, 1.0), fallback)
 
 
-def total(weights: Array) -> Array:
-    """The sum of `weights [V]`, float32 scalar.
+def total(weights: Float32[Array, " V"]) -> Float32[Array, ""]:
+    """The sum of weights.
 
     XLA sums in a tree on every backend: the relative error is below 1e-6 at V = 262,144. Our own
     sum in two levels took five times as long on CPUs.
@@ -164,12 +164,3 @@ def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Arra
     index = jnp.where(best < size, best, jnp.where(best < 2 * size, 2 * size - 1 - best, 0))
     before = jnp.where(index > 0, cumulative[jnp.maximum(index - 1, 0)], 0.0)
     return index, target - before
-
-
-def vector(name: str, x: Array) -> Array:
-    """`x`, which must be one vector; `name` is for the message."""
-    if jnp.ndim(x) != 1 or jnp.size(x) == 0:
-        raise UserError(
-            f"{name} must be a vector [V], got shape {jnp.shape(x)}: vmap over the other axes"
-        )
-    return jnp.asarray(x)

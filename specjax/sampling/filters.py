@@ -1,18 +1,15 @@
-"""Top-k and top-p, without sorting the vocabulary.
-
-V: vocabulary.
-"""
+"""Top-k and top-p, without sorting the vocabulary. Axis: V vocabulary."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from specjax.platforms import by_platform
-from specjax.types.language_model import Array
 
 
-def descending_bits(logits: Array) -> Array:
+def descending_bits(logits: Float32[Array, " V"]) -> UInt32[Array, " V"]:
     """Integers that order floats from the largest (+inf) down; equal floats get equal integers.
 
     NaN comes first, whatever its sign: a filter must not hide it.
@@ -23,15 +20,17 @@ def descending_bits(logits: Array) -> Array:
     return jnp.where(jnp.isnan(logits), jnp.uint32(0), order)
 
 
-def in_top_k(rank: Array, k: Array) -> Array:
-    """`[V]` bool, the k largest logits by `rank [V]`; all ties stay."""
+def in_top_k(rank: UInt32[Array, " V"], k: Int32[Array, ""]) -> Bool[Array, " V"]:
+    """The k largest logits by their `descending_bits`; all ties stay."""
     ones = jnp.ones(rank.shape, jnp.int32)
     # The smallest threshold that keeps at least k tokens, without sorting the vocabulary.
     return rank <= _edge(rank, ones, jnp.minimum(k, rank.size))
 
 
-def in_top_p(weights: Array, rank: Array, p: Array) -> Array:
-    """`[V]` bool, the first tokens by `rank [V]` with a part p of all `weights`; all ties stay."""
+def in_top_p(
+    weights: Float32[Array, " V"], rank: UInt32[Array, " V"], p: Float32[Array, ""]
+) -> Bool[Array, " V"]:
+    """The first tokens by their `descending_bits` with a part p of all weights; all ties stay."""
     # At least the smallest normal number: devices treat less as 0, and no token would reach it.
     mass = jnp.maximum(p * jnp.sum(weights), float(jnp.finfo(jnp.float32).tiny))
     # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
@@ -41,8 +40,8 @@ def in_top_p(weights: Array, rank: Array, p: Array) -> Array:
 def _edge(rank: Array, values: Array, wanted: Array) -> Array:
     """The smallest bound up to which values sum to `wanted`; if none, the largest uint32."""
     # Its derivative is zero except at jumps.
-    given = lax.stop_gradient((rank, values, wanted))
-    return by_platform(*given, tpu=_edge_by_sixteenths, default=_edge_by_halves)
+    arrays = lax.stop_gradient((rank, values, wanted))
+    return by_platform(*arrays, tpu=_edge_by_sixteenths, default=_edge_by_halves)
 
 
 def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:

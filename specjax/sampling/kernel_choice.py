@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
 
 from specjax import platforms
 from specjax.compilation import jit
-from specjax.types.language_model import Array
 
 
 def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
@@ -28,9 +28,6 @@ def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
       *args: arrays of one row.
       kernel: takes arrays with a leading axis of rows, and returns such arrays.
       plain: takes arrays of one row. Both must be functions of modules: they identify programs.
-
-    Returns:
-      The result of `plain`.
     """
     # JAX tracks differences between devices only in plain code, and only plain code knows while it
     # is traced what it is traced for.

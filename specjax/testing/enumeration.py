@@ -18,7 +18,7 @@ import numpy as np
 
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.types import Array, LanguageModel, Params, Prompts
+from specjax.types import Array, LanguageModel, Params, Prompts, ScoredBlock
 from specjax.verification import Verification, next_token_probs, num_accepted_probs
 
 # (emitted context, tokens drafted since) -> probability of stopping after the last drafted token
@@ -197,18 +197,18 @@ _OUTCOMES: dict[Any, Callable] = {}
 def _outcome(
     verification, accepted_probs, tokens, draft, target, bonus, length, carry, still_drafting
 ):
-    acceptance = verification.acceptance(tokens, draft, target, length, carry, still_drafting)
+    block = ScoredBlock(tokens, draft, target, length, still_drafting=still_drafting)
+    acceptance = verification.acceptance(block, carry)
     counts = jnp.arange(tokens.size + 1)
-    following = jax.vmap(lambda n: next_token_probs(acceptance, draft, length, n))(counts)
+    following = jax.vmap(lambda n: next_token_probs(acceptance, block, n))(counts)
     following = jnp.where((counts == length)[:, None] & (bonus >= 0.0), bonus, following)
 
     def carried(count, token):
-        return verification.next_carry(acceptance, draft, length, carry, count, token)
+        return verification.next_carry(acceptance, block, carry, count, token)
 
     vocab = jnp.arange(draft.shape[1])
     carries = jax.vmap(lambda n: jax.vmap(lambda v: carried(n, v))(vocab))(counts)
-    detail = () if verification.is_exact else (acceptance.detail,)
-    return accepted_probs(verification, acceptance.thresholds, *detail), following, carries
+    return accepted_probs(verification, acceptance.thresholds), following, carries
 
 
 def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):

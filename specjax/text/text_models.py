@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.acceptance_head.head import Head
+from specjax.acceptance_head import Head
 from specjax.checks import check_part, check_static
 from specjax.errors import UserError
 from specjax.fingerprints import digest, weights_fingerprint

@@ -6,8 +6,8 @@ Other parts of a recipe have their own modules: `tasks` (a loss, `TextTask`), `t
 
 from specjax.training.head_recipe import HeadRecipe, train_head
 from specjax.training.losses import Objective
-from specjax.training.optimizer import AdamW
 from specjax.training.recipe import Recipe, train_model
+from specjax.training.step import AdamW
 from specjax.training.teacher import Teacher
 from specjax.training.trainer import TrainerConfig, TrainingData, train
 

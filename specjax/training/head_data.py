@@ -11,8 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float32
+from scipy import special
 
-from specjax.acceptance_head.network import HeadConfig, apply_head, confidence_features, init_head
+from specjax.acceptance_head import HeadConfig, apply_head, confidence_features, init_head
 from specjax.checks import one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
@@ -27,13 +29,14 @@ from specjax.training.head_labels import DraftedTokens, label
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say
 from specjax.training.samples import covering
-from specjax.types import Array, Params, Sampling
+from specjax.types import Params, Sampling
 
 DATA_NAME = "head_data"
 _COLUMNS = tuple(name for name in DraftedTokens._fields if name != "offsets")
 _features = jit(confidence_features)
 # The number of positions in a batch is rounded up to a few sizes.
 _LEAST = 64
+_TINY = 1e-30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,10 +53,6 @@ class Labelling:
         template.
       batch_size: rows decoded and read together.
       shard_rows: prompts of a shard, which an interrupted run repeats at most.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
     """
 
     temperature: float = 1.0
@@ -80,22 +79,8 @@ class Labelling:
 class HeadData:
     """The drafted tokens of a data set, written shard by shard; resumable.
 
-    Prompts that are empty or too long are skipped, with a message on stderr.
-
-    Args:
-      run: the run's directory, which must make `DATA_NAME`.
-      pair: the models.
-      labelling: how prompts become labels.
-      examples: the prompts; their references are not used.
-      name: the data set's: "training" or "validation".
-      seed: the seed of the draws.
-      progress: whether to show progress on stderr.
-
-    Attributes:
-      prompts: the tokens of each prompt.
-
-    Raises:
-      ValueError: there are no prompts, or no prompt can be decoded.
+    Prompts that are empty or too long are skipped, with a message on stderr. `prompts` has the
+    tokens of the others. The name is "training" or "validation".
     """
 
     def __init__(
@@ -118,24 +103,24 @@ class HeadData:
             raise UserError(f"{name} data: the source has no examples; give another source")
         # The last bucket is long and costs nothing here; prompts beyond it are too long.
         decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
-        failed = []
+        skipped = []
         for example in examples:
             where = f"{name} example {example.id}"
             try:
                 text, chat = example.inputs, labelling.chat
                 self.prompts.append(tokens_of(decoder, text, where, chat=chat, truncate=None))
             except ValueError as error:
-                failed.append(str(error))
+                skipped.append(str(error))
             else:
                 self._ids.append(example.id)
         if not self.prompts:
-            raise UserError(f"{name} data: no prompt can be decoded; the first error: {failed[0]}")
-        if failed and progress:
-            more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-            say(f"{len(failed)} of {len(examples)} {name} prompts were skipped: {failed[0]}{more}")
+            raise UserError(f"{name} data: no prompt can be decoded; the first error: {skipped[0]}")
+        if skipped and progress:
+            more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+            count = f"{len(skipped)} of {len(examples)}"
+            say(f"{count} {name} prompts were skipped: {skipped[0]}{more}")
 
     def describe(self) -> dict[str, Any]:
-        """The settings that determine the data, as JSON values."""
         sha = hashlib.sha256()
         for place, tokens in zip(self._ids, self.prompts, strict=True):
             sha.update(f"{place} {len(tokens)} ".encode() + tokens.astype(np.int32).tobytes())
@@ -149,12 +134,7 @@ class HeadData:
         }
 
     def make(self) -> None:
-        """Writes the missing shards and opens all; the directory must be claimed.
-
-        Raises:
-          OSError: a shard cannot be written.
-          ValueError: a shard is damaged, or a model gives NaN.
-        """
+        """Writes the missing shards and opens all; the directory must be claimed."""
         store, size = Store(self._run, DATA_NAME), self._labelling.shard_rows
         self._shards = []
         for start in range(0, len(self.prompts), size):
@@ -211,27 +191,21 @@ class HeadBatch(NamedTuple):
     """The positions of a batch: NumPy arrays, or JAX arrays inside a step.
 
     Attributes:
-      hidden: `[n, D]` float32.
-      features: `[n, F]` float32; see `acceptance_head.network.confidence_features`.
-      labels: `[n]` float32.
-      real: `[n]` bool, false if a position is padding.
+      features: see `acceptance_head.confidence_features`.
+      real: false if a position is padding.
     """
 
-    hidden: Any  # [n, D]
-    features: Any  # [n, F]
-    labels: Any  # [n]
-    real: Any  # [n]
+    hidden: Float32[Any, "n D"]
+    features: Float32[Any, "n F"]
+    labels: Float32[Any, " n"]
+    real: Bool[Any, " n"]
 
 
 class HeadBatches:
     """Batches of the positions of some prompts, in a new order each epoch; see `Batches`.
 
-    Args:
-      data: the data; read when the first batch is made.
-      rows_per_batch: the number of prompts in a batch.
-      width: D.
-      seed: the seed of the order; None keeps the data's order.
-      row_multiple: the number of devices that share the positions.
+    The data are read when the first batch is made. `seed` None keeps their order; `row_multiple` is
+    the number of devices that share the positions.
     """
 
     def __init__(
@@ -249,11 +223,9 @@ class HeadBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of batches in an epoch."""
         return -(-len(self._data.prompts) // self._rows)
 
     def batch(self, step: int) -> HeadBatch:
-        """The batch of step `step`."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if self._order[0] != epoch:
             rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
@@ -274,11 +246,9 @@ class HeadBatches:
         return HeadBatch(hidden, features, joined("labels"), np.arange(size) < count)
 
     def epoch(self) -> Iterator[HeadBatch]:
-        """The batches of the first epoch."""
         return (self.batch(step) for step in range(self.batches_per_epoch))
 
     def describe(self) -> dict[str, Any]:
-        """The settings that determine the batches, as JSON values."""
         return {
             **self._data.describe(),
             "rows_per_batch": self._rows,
@@ -329,3 +299,59 @@ class HeadTask:
         accepted = batch.labels * jax.nn.softplus(-log_odds)
         rejected = weight * (1.0 - batch.labels) * jax.nn.softplus(log_odds)
         return jnp.asarray(accepted + rejected)
+
+
+def compare_with_constant(
+    task: HeadTask, params: Params, data: Mapping[str, HeadData]
+) -> tuple[list[dict[str, Any]], float]:
+    """Compares a head with the best constant of the training data, which needs no head.
+
+    Args:
+      task: the head's task.
+      params: its parameters.
+      data: "training" and "validation".
+
+    Returns:
+      For the head and the constant the weighted `loss` and `kl` (of the true from the predicted
+      acceptance, unweighted) on the validation data, in nats; and the head's `kl` on the training
+      data.
+    """
+    weight, labels = task.rejection_weight, data["validation"].column("labels")
+    learnt = data["training"].column("labels").astype(np.float64)
+    constant = np.log(max(learnt.sum(), _TINY) / max(weight * (1.0 - learnt).sum(), _TINY))
+    predictions = {
+        "head": _predict(task, params, data["validation"]),
+        "constant": np.full(labels.size, constant),
+    }
+    rows = [
+        {"predictor": name, **_figures(labels, log_odds, weight)}
+        for name, log_odds in predictions.items()
+    ]
+    return rows, _figures(learnt, _predict(task, params, data["training"]), weight)["kl"]
+
+
+def _figures(labels: np.ndarray, log_odds: np.ndarray, weight: float) -> dict[str, float]:
+    p, z = labels.astype(np.float64), log_odds.astype(np.float64)
+    accepted = p * np.logaddexp(0.0, -z)
+    rejected = (1.0 - p) * np.logaddexp(0.0, z)
+    entropy = special.entr(p) + special.entr(1.0 - p)
+    kl = np.mean(accepted + rejected - entropy)
+    return {"loss": float(np.mean(accepted + weight * rejected)), "kl": float(kl)}
+
+
+def _predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) -> np.ndarray:
+    """The head's log-odds of all positions, `size` at a time."""
+
+    @jit
+    def of_block(hidden: Any, *seen: Any) -> Any:
+        return apply_head(task.head, params, hidden, confidence_features(*seen))
+
+    out = []
+    for shard in data.shards:
+        for start in range(0, len(shard.labels), size):
+            columns = (shard.hidden, shard.top, shard.entropy, shard.drawn)
+            block = [column[start : start + size] for column in columns]
+            short = size - len(block[0])
+            padded = [np.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1))) for x in block]
+            out.append(np.asarray(of_block(*padded))[: len(block[0])])
+    return np.concatenate(out)

@@ -1,7 +1,8 @@
 """The training data of an acceptance head: drafted tokens along verifier's texts, and labels.
 
 Source: SpecDec++ (arXiv 2405.19715), section 3.3. Axes: B rows, N longest text, T positions of a
-chunk, V vocabulary, D the drafter's width.
+chunk, V vocabulary, D the drafter's width, n positions of
+all rows, E = rows + 1 ends.
 """
 
 import functools
@@ -11,15 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float32, Int64
 
-from specjax.acceptance_head.network import drawn_confidences
+from specjax.acceptance_head import drawn_confidences
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling import draw, num_uniforms
 from specjax.text import Pair
 from specjax.text.known_texts import Begun, KnownRows, KnownTexts, batches, begin, read_on
 from specjax.training.step import root_key
-from specjax.types import Array, Cache, LanguageModel, Params, Sampling
+from specjax.types import Cache, LanguageModel, Params, Sampling
 
 # Separate from the streams of decoding, which fold the row's id into the seed's key directly.
 _STREAM = 0x41434345
@@ -31,20 +33,20 @@ class DraftedTokens(NamedTuple):
     """Drafted tokens with their labels and features, all rows in sequence.
 
     Attributes:
-      labels: `[n]` float32, P = min(1, p(Y) / q(Y)): the chance that Y is accepted.
-      drawn: `[n]` float32, the drafter's confidence of Y: its softmax at temperature 1.
-      top: `[n]` float32, the largest confidence there.
-      entropy: `[n]` float32, of the confidences there, in nats.
-      hidden: `[n, D]` float32, the drafter's last hidden state of Y.
-      offsets: `[rows + 1]` int64; row i's tokens are `offsets[i] .. offsets[i + 1]`.
+      labels: P = min(1, p(Y) / q(Y)): the chance that Y is accepted.
+      drawn: the drafter's confidence of Y: its softmax at temperature 1.
+      top: the largest confidence there.
+      entropy: of the confidences there, in nats.
+      hidden: the drafter's last hidden state of Y.
+      offsets: row i's tokens are `offsets[i] .. offsets[i + 1]`.
     """
 
-    labels: np.ndarray  # [n]
-    drawn: np.ndarray  # [n]
-    top: np.ndarray  # [n]
-    entropy: np.ndarray  # [n]
-    hidden: np.ndarray  # [n, D]
-    offsets: np.ndarray  # [rows + 1]
+    labels: Float32[np.ndarray, " n"]
+    drawn: Float32[np.ndarray, " n"]
+    top: Float32[np.ndarray, " n"]
+    entropy: Float32[np.ndarray, " n"]
+    hidden: Float32[np.ndarray, "n D"]
+    offsets: Int64[np.ndarray, " E"]
 
 
 class _Models(NamedTuple):
@@ -55,14 +57,14 @@ class _Models(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """T positions, on the device or the host; see `DraftedTokens`."""
+    """T positions, on the device or the host; see `DraftedTokens`. `learnt`: whether Z is Y."""
 
-    labels: Any  # [B, T]
-    drawn: Any  # [B, T]
-    top: Any  # [B, T]
-    entropy: Any  # [B, T]
-    hidden: Any  # [B, T, D]
-    learnt: Any  # [B, T] bool, whether Z is Y
+    labels: Float32[Any, "B T"]
+    drawn: Float32[Any, "B T"]
+    top: Float32[Any, "B T"]
+    entropy: Float32[Any, "B T"]
+    hidden: Float32[Any, "B T D"]
+    learnt: Bool[Any, "B T"]
 
 
 def label(
@@ -87,32 +89,17 @@ def label(
       were accepted. It takes a pass of the drafter per position.
 
     A row's draws depend only on the seed and its id, not on other rows.
-
-    Args:
-      pair: the models.
-      texts: prompts, and the verifier's texts X.
-      ids: the id of each row, in 0 .. 2**31 - 1.
-      temperature: the temperature of p and q.
-      mixing: r in [0, 1), or None.
-      seed: the seed of the draws.
-      batch_size: rows read together.
-
-    Returns:
-      The drafted tokens, with rows in the given order.
-
-    Raises:
-      ValueError: if a model gives NaN.
     """
-    found: list[list[np.ndarray]] = [[] for _ in ids]
+    by_row: list[list[np.ndarray]] = [[] for _ in ids]
     for places, rows in batches(texts, batch_size, by_length=True):
         filled = np.zeros(batch_size, np.int32)
         filled[: len(places)] = np.asarray(ids)[places]
         chunk = _read_batch(pair, rows, _row_keys(seed, filled), temperature, mixing)
         for row, place in enumerate(places):
             learnt = chunk.learnt[row] & rows.real[row, : chunk.learnt.shape[1]]
-            found[place] = [np.asarray(x[row])[learnt] for x in chunk[:-1]]
+            by_row[place] = [np.asarray(x[row])[learnt] for x in chunk[:-1]]
     labels, drawn, top, entropies, hidden = (
-        np.concatenate(parts).astype(np.float32) for parts in zip(*found, strict=True)
+        np.concatenate(parts).astype(np.float32) for parts in zip(*by_row, strict=True)
     )
     for name, array in (("the labels", labels), ("the drafter's hidden states", hidden)):
         if np.isnan(array).any():
@@ -120,7 +107,7 @@ def label(
                 f"{name} have NaN: check the checkpoints {pair.drafter.name} and "
                 f"{pair.verifier.name}"
             )
-    offsets = np.cumsum([0, *(len(parts[0]) for parts in found)], dtype=np.int64)
+    offsets = np.cumsum([0, *(len(parts[0]) for parts in by_row)], dtype=np.int64)
     return DraftedTokens(labels, drawn, top, entropies, hidden, offsets)
 
 
@@ -134,12 +121,12 @@ def _read_batch(
     # A power of two, so that chunks divide the padded texts.
     entries = rows.outputs.shape[0] * models.drafter.vocab_size
     width = 1 << (max(1, min(_LONGEST_CHUNK, _CHUNK_ENTRIES // entries)).bit_length() - 1)
-    begun, mixed = _begin(models, along_text, params, rows)
+    states, mixed = _begin(models, along_text, params, rows)
     settings = jnp.float32(temperature), jnp.float32(0.0 if mixing is None else mixing)
     chunks = []
     for at in range(0, int(rows.ends.max()), width):
-        chunk, begun, mixed = _read_chunk(
-            models, width, along_text, params, begun, mixed, rows.outputs, np.int32(at), keys,
+        chunk, states, mixed = _read_chunk(
+            models, width, along_text, params, states, mixed, rows.outputs, np.int32(at), keys,
             settings,
         )  # fmt: skip
         chunks.append(jax.device_get(chunk))
@@ -152,12 +139,12 @@ def _begin(
 ) -> tuple[_Models, Cache]:
     """Both models after the prompts, and the drafter's cache of Z, or ()."""
     # A position more than the text, for reading Y after it.
-    begun = _Models(*(begin(m, p, rows, more=1) for m, p in zip(models, params, strict=True)))
+    states = _Models(*(begin(m, p, rows, more=1) for m, p in zip(models, params, strict=True)))
     if along_text:
-        return begun, ()
-    first: Begun = begun.drafter
+        return states, ()
+    first: Begun = states.drafter
     read = models.drafter.extend(params.drafter, first.cache, first.before[:, :1], first.positions)
-    return begun, read.cache
+    return states, read.cache
 
 
 @functools.partial(jit, static_argnums=(0, 1, 2), donate_argnums=(4, 5))
@@ -166,17 +153,17 @@ def _read_chunk(
     width: int,
     along_text: bool,
     params: _Models,
-    begun: _Models,
+    states: _Models,
     mixed: Cache,
     texts: Array,
     at: Array,
     keys: Array,
     settings: tuple[Array, Array],
 ) -> tuple[_Chunk, _Models, Cache]:
-    """Labels the positions `at .. at + width` of texts `[B, N]`."""
+    """Labels the positions `at .. at + width` of the texts."""
     temperature, mixing = settings
-    drafter, own = read_on(models.drafter, params.drafter, begun.drafter, at, width)
-    verifier, other = read_on(models.verifier, params.verifier, begun.verifier, at, width)
+    drafter, own = read_on(models.drafter, params.drafter, states.drafter, at, width)
+    verifier, other = read_on(models.verifier, params.verifier, states.verifier, at, width)
     q, p = (x.probs(Sampling(temperature)) for x in (drafter, verifier))
     uniforms = _uniforms(keys, at, width, num_uniforms(models.drafter.vocab_size) + 1)
     drafted = jax.vmap(jax.vmap(draw))(q, uniforms[..., 1:])
@@ -202,7 +189,7 @@ def _read_chunk(
 def _read_each(
     model: LanguageModel, params: Params, cache: Cache, tokens: Array, positions: Array
 ) -> Array:
-    """Hidden states `[B, T, D]` of tokens `[B, T]`, each after the cache's entries before it."""
+    """Hidden states of tokens, each after the cache's entries before it."""
 
     def read(place: Array) -> Array:
         token = jax.lax.dynamic_slice_in_dim(tokens, place, 1, axis=1)
@@ -213,7 +200,7 @@ def _read_each(
 
 
 def _of(probs: Array, tokens: Array) -> Array:
-    """The entries `[B, T]` of `probs [B, T, V]` at `tokens [B, T]`."""
+    """The probabilities of the tokens."""
     return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
 
 
@@ -224,7 +211,7 @@ def _row_keys(seed: Any, ids: Array) -> Array:
 
 
 def _uniforms(keys: Array, at: Array, width: int, count: int) -> Array:
-    """`[B, T, count]` in [0, 1): per position, independent of the chunks."""
+    """`count` per position, independent of the chunks."""
     places = at + jnp.arange(width, dtype=jnp.int32)
 
     def of_row(key: Array) -> Array:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig
+from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_head
-from specjax.checks import check_part, one_number, whole_number
+from specjax.checks import one_number, whole_number
 from specjax.data.examples import Example
 from specjax.drafting import Survival
 from specjax.errors import UserError
@@ -22,15 +21,23 @@ from specjax.models.weights import has_stored
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, Pair
 from specjax.text.directories import PAIRS, shown_path
-from specjax.training.head_data import DATA_NAME, HeadBatches, HeadData, HeadTask, Labelling
-from specjax.training.optimizer import AdamW
-from specjax.training.predictors import compare_predictors
+from specjax.training.head_data import (
+    DATA_NAME,
+    HeadBatches,
+    HeadData,
+    HeadTask,
+    Labelling,
+    compare_with_constant,
+)
 from specjax.training.progress import say
 from specjax.training.samples import covering
+from specjax.training.step import AdamW
 from specjax.training.trainer import TrainerConfig, TrainingData, run_directory, train
 from specjax.types import Sampling
 
-RESULTS_NAME, CURVES_NAME = "results.json", "curves.json"
+RESULTS_NAME = "results.json"
+# Runs of earlier versions have it.
+_CURVES_NAME = "curves.json"
 GRID_NAME, HEADS_NAME = "grid_config.json", "heads"
 
 PathLike = str | os.PathLike[str]
@@ -55,10 +62,6 @@ class HeadRecipe:
       num_devices: see `TrainerConfig`.
       allow_other_environment: see `TrainerConfig`.
       progress: whether to show progress on stderr.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
     """
 
     labelling: Labelling = dataclasses.field(default_factory=Labelling)
@@ -85,8 +88,6 @@ class HeadRecipe:
         # The validation data use the next seed.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
-        if not isinstance(self.labelling, Labelling):
-            raise UserError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # The other fields are checked by these, before any model is loaded.
         _ = self.task(1), self.trainer(self.rows_per_batch)
 
@@ -132,10 +133,6 @@ class HeadGrid:
       batch_size: prompts decoded together.
       repeats: the number of times they are decoded; the heads take turns.
 
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, or an empty list.
-
     Source: SpecDec++ (arXiv 2405.19715), table 3.
     """
 
@@ -155,8 +152,6 @@ class HeadGrid:
             values = getattr(self, name)
             if not isinstance(values, tuple | list) or not values:
                 raise UserError(f"HeadGrid: {name} must be a list of values, got {values!r}")
-            if len(set(values)) != len(values):
-                raise UserError(f"HeadGrid: {name} must not repeat a value, got {values}")
             object.__setattr__(self, name, tuple(values))
         # Checks the thresholds.
         for threshold in self.thresholds:
@@ -183,7 +178,7 @@ def train_head(
     grid: HeadGrid | None = None,
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains an acceptance head for a pair, and compares it with simpler predictors.
+    """Trains an acceptance head for a pair, and compares it with a constant.
 
     After an interruption at any moment, the same call continues: labelling at the shard, training
     at the checkpoint (see `train`), with the same bits.
@@ -198,8 +193,8 @@ def train_head(
       recipe: how the head is trained; with a grid, except its weight and its depth.
       make_pair: called after the arguments are checked.
       output_dir: the run's directory: `acceptance_head/` (the result), `results.json`,
-        `curves.json` (ROC and reliability diagrams), `head_data/`, `metrics.jsonl`, `checkpoints/`
-        and the records; with a grid `heads/w6_D3/` and so on instead of a single head.
+        `head_data/`, `metrics.jsonl`, `checkpoints/` and the records; with a grid `heads/w6_D3/`
+        and so on instead of a single head.
       training_data: prompts; their references are not used.
       validation_data: prompts; the best checkpoint on them is the result.
       install: whether to write the head into the drafter's directory too, replacing an earlier
@@ -210,8 +205,8 @@ def train_head(
 
     Returns:
       The contents of `results.json`. For a single head: step, number of parameters, bytes, a row
-      per predictor with its figures on the validation data (see `compare_predictors`), and whether
-      it is `installed`. For a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
+      each for the head and a constant (see `compare_with_constant`), and whether it is `installed`.
+      For a grid: `heads` has a row per head: `rejection_weight`, `blocks`,
       `train_kl` and `kl` (binary KL divergence in nats, without weights, of the training and the
       validation data), and the fastest `threshold` with its figures. `thresholds` has a row per
       head and threshold: `tokens_per_second`, `verification_rate` and `discard_rate` (verifier's
@@ -220,25 +215,21 @@ def train_head(
     Raises:
       OSError: `output_dir` or the drafter's directory cannot be written, or another process trains
         there.
-      TypeError: for a value of the wrong type.
-      ValueError: for unusable prompts, a pair without a drafter, or the `output_dir` of another
-        run.
+      UserError: unusable prompts, a pair without a drafter, or the `output_dir` of another run.
     """
-    check_part("recipe", recipe, ("labelling", "trainer"), "training.HeadRecipe()")
     if not isinstance(install, bool) and install != "anyway":
         raise UserError(f"install must be True, False or 'anyway', got {install!r}")
     if grid is not None:
-        check_part("grid", grid, ("recipes", "thresholds"), "training.HeadGrid()")
         if install:
             raise UserError("install must be False with a grid: copy the head that you choose")
-        grid.recipes(recipe)  # checks them
+        grid.recipes(recipe)  # checks their values
     examples = {"training": list(training_data), "validation": list(validation_data)}
-    one = (HEAD_NAME, RESULTS_NAME, CURVES_NAME, DATA_NAME)
-    several = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
+    names = (HEAD_NAME, RESULTS_NAME, _CURVES_NAME, DATA_NAME)
+    grid_names = (DATA_NAME, HEADS_NAME, RESULTS_NAME)
     with (
-        run_directory(output_dir, one)
+        run_directory(output_dir, names)
         if grid is None
-        else RunDirectory(output_dir, config_name=GRID_NAME, makes=several)
+        else RunDirectory(output_dir, config_name=GRID_NAME, makes=grid_names)
     ) as run:
         pair = make_pair()
         _check_pair(run, pair, bool(install))
@@ -257,14 +248,8 @@ def train_head(
 
 
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
-    """Raises TypeError or ValueError for a pair that cannot train a head."""
-    if not isinstance(pair, Pair):
-        raise UserError(f"make_pair must return a Pair, got {type(pair).__name__}: use load_pair")
+    """Raises UserError for a pair that cannot train a head."""
     for name, model in pair.named.items():
-        if model.mesh is not None:
-            raise UserError(
-                f"the {name} is on a mesh: load the pair without a mesh to train a head"
-            )
         if run.makes(model.name):
             raise UserError(
                 f"{name}={model.name} is an output of the run in output_dir={run.path}: "
@@ -303,12 +288,12 @@ def _head_data(
             run,
             pair,
             labelling[name],
-            given,
+            prompts,
             name,
             seed=seeds[name],
             progress=recipe.progress,
         )
-        for name, given in examples.items()
+        for name, prompts in examples.items()
     }
 
 
@@ -319,24 +304,24 @@ def _train_one(
     data: dict[str, HeadData],
     on_start: Callable[[RunDirectory], None] | None = None,
 ) -> tuple[dict[str, Any], Head]:
-    """Trains a head in its own directory, and writes its curves."""
+    """Trains a head in its own directory."""
     trainer = recipe.trainer(len(data["training"].prompts))
     task = recipe.task(pair.drafter.width)
     batches = {
         name: HeadBatches(
-            of_one,
+            labelled,
             recipe.rows_per_batch,
             width=task.head.width,
             seed=recipe.seed if name == "training" else None,
             row_multiple=len(trainer.devices()),
         )
-        for name, of_one in data.items()
+        for name, labelled in data.items()
     }
 
     def grow() -> HeadBatches:
-        for of_one in data.values():
-            of_one.make()
-            if not of_one.column("labels").size:
+        for labelled in data.values():
+            labelled.make()
+            if not labelled.column("labels").size:
                 raise UserError(
                     "all drafted tokens were replaced by the verifier's: give more prompts, or "
                     "a smaller mixing"
@@ -354,10 +339,9 @@ def _train_one(
         },
         on_start=on_start,
     )
-    rows, curves, train_kl = compare_predictors(task, result.params, data)
-    run.write(CURVES_NAME, (json.dumps(curves) + "\n").encode())
+    rows, train_kl = compare_with_constant(task, result.params, data)
     size = sum(leaf.size for leaf in jax.tree.leaves(result.params))
-    labels = {name: of_one.column("labels") for name, of_one in data.items()}
+    labels = {name: labelled.column("labels") for name, labelled in data.items()}
     results = {
         "step": result.step,
         "num_params": size,
@@ -384,11 +368,10 @@ def _train_one(
 def _install(pair: Pair, head: Head, results: dict[str, Any], *, anyway: bool) -> bool:
     """Writes the head into the drafter's directory, unless a constant predicts as well."""
     losses = {row["predictor"]: row["loss"] for row in results["rows"]}
-    constant = losses["constant"]
-    if not anyway and constant is not None and losses["head"] >= constant:
+    if not anyway and losses["head"] >= losses["constant"]:
         say(
-            f"the head was not installed: its validation loss, {losses['head']:.4g}, is "
-            f"not below that of a constant, {constant:.4g}: give more prompts or epochs, or "
+            f"the head was not installed: its validation loss, {losses['head']:.4g}, is not below "
+            f"that of a constant, {losses['constant']:.4g}: give more prompts or epochs, or "
             "another learning rate; INSTALL='anyway' installs it regardless"
         )
         return False
@@ -411,7 +394,7 @@ def _train_grid(
     on_start: Callable[[RunDirectory], None] | None,
 ) -> dict[str, Any]:
     """Trains all heads of a grid, and decodes with each of them at each threshold."""
-    described = {name: of_one.describe() for name, of_one in data.items()}
+    described = {name: labelled.describe() for name, labelled in data.items()}
     run.claim({"grid": dataclasses.asdict(grid), "data": described})
     if on_start is not None:
         on_start(run)
@@ -421,7 +404,7 @@ def _train_grid(
     for name, of_head in recipes.items():
         if recipe.progress:
             say(f"training head {name} of {', '.join(recipes)}")
-        with run_directory(heads / name, (CURVES_NAME,)) as place:
+        with run_directory(heads / name, (_CURVES_NAME,)) as place:
             figures, head = _train_one(place, of_head, pair, data)
         run.keep()
         trained.append(_Trained(of_head, head, figures))

@@ -10,40 +10,30 @@ Axes: B rows, T target tokens, V vocabulary.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.checks import checked
 from specjax.errors import UserError
-from specjax.types import Array
 
 # The names of `token_totals`.
 FIGURES = ("loss", "accuracy")
 
 
 class Total(NamedTuple):
-    """A sum over the items of a batch, such as target tokens.
+    """A sum over the items of a batch, such as target tokens, and their number."""
 
-    Attributes:
-      sum: scalar float32.
-      items: scalar int32, the number of items.
-    """
-
-    sum: Array
-    items: Array
+    sum: Float32[Array, ""]
+    items: Int32[Array, ""]
 
 
-def forward_kl(logits: Array, teacher_logits: Array) -> Array:
+def forward_kl(
+    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
+) -> Float32[Array, "*B"]:
     """KL(p || q) = Σ p log(p / q), in nats: q must be large wherever p is.
-
-    Args:
-      logits: `[..., V]` float32, the student's.
-      teacher_logits: `[..., V]` float32.
-
-    Returns:
-      `[...]` float32.
 
     Source: Kim and Rush 2016, word-level knowledge distillation.
     """
@@ -51,15 +41,10 @@ def forward_kl(logits: Array, teacher_logits: Array) -> Array:
     return _kl(p, q)
 
 
-def reverse_kl(logits: Array, teacher_logits: Array) -> Array:
+def reverse_kl(
+    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
+) -> Float32[Array, "*B"]:
     """KL(q || p) = Σ q log(q / p), in nats: q must be small wherever p is.
-
-    Args:
-      logits: `[..., V]` float32, the student's.
-      teacher_logits: `[..., V]` float32.
-
-    Returns:
-      `[...]` float32.
 
     Source: Zhou et al. 2024; Gu et al. 2024 (MiniLLM).
     """
@@ -67,19 +52,13 @@ def reverse_kl(logits: Array, teacher_logits: Array) -> Array:
     return _kl(q, p)
 
 
-def jensen_shannon(logits: Array, teacher_logits: Array, beta: float = 0.5) -> Array:
+def jensen_shannon(
+    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"], beta: float = 0.5
+) -> Float32[Array, "*B"]:
     """β KL(p || m) + (1 - β) KL(q || m) with m = β p + (1 - β) q, in nats.
 
     Divided by β it tends to KL(p || q) as β goes to 0; divided by 1 - β, to KL(q || p) as β goes
     to 1. It is at most log 2 at β = 0.5.
-
-    Args:
-      logits: `[..., V]` float32, the student's.
-      teacher_logits: `[..., V]` float32.
-      beta: β, in (0, 1).
-
-    Returns:
-      `[...]` float32.
 
     Source: Agarwal et al. 2024 (GKD), equation 1; Zhou et al. 2024.
     """
@@ -88,15 +67,10 @@ def jensen_shannon(logits: Array, teacher_logits: Array, beta: float = 0.5) -> A
     return beta * _kl(p, mixture) + (1.0 - beta) * _kl(q, mixture)
 
 
-def total_variation(logits: Array, teacher_logits: Array) -> Array:
+def total_variation(
+    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
+) -> Float32[Array, "*B"]:
     """Σ |p - q| / 2, in [0, 1]: the probability that a drafted token is rejected.
-
-    Args:
-      logits: `[..., V]` float32, the student's.
-      teacher_logits: `[..., V]` float32.
-
-    Returns:
-      `[...]` float32.
 
     Source: Leviathan et al. 2023, theorem 3.5 (the acceptance is 1 minus it); Zhou et al. 2024.
     """
@@ -104,18 +78,13 @@ def total_variation(logits: Array, teacher_logits: Array) -> Array:
     return 0.5 * jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(q)), axis=-1)
 
 
-def negative_log_acceptance(logits: Array, teacher_logits: Array) -> Array:
+def negative_log_acceptance(
+    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
+) -> Float32[Array, "*B"]:
     """-log Σ min(p, q), in nats: minus the logarithm of the chance that a token is accepted.
 
     Its gradient is that of `total_variation` divided by the acceptance, so that it does not vanish
     where almost every token is rejected. It is taken from logarithms, and no entry exceeds 1.
-
-    Args:
-      logits: `[..., V]` float32, the student's.
-      teacher_logits: `[..., V]` float32.
-
-    Returns:
-      `[...]` float32.
 
     Source: Samarin et al. 2026 (LK losses, arXiv 2602.23881), the likelihood-based loss.
     """
@@ -123,19 +92,13 @@ def negative_log_acceptance(logits: Array, teacher_logits: Array) -> Array:
     return -jax.nn.logsumexp(jnp.minimum(p, q), axis=-1)
 
 
-def lk_hybrid(logits: Array, teacher_logits: Array, eta: float = 3.0) -> Array:
+def lk_hybrid(
+    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"], eta: float = 3.0
+) -> Float32[Array, "*B"]:
     """λ KL(p || q) + (1 - λ) Σ |p - q| / 2 with λ = exp(-η a), a the token's acceptance.
 
     It is KL where almost every token is rejected, and tends to the total variation as the student
     learns. No gradient flows through λ.
-
-    Args:
-      logits: `[..., V]` float32, the student's.
-      teacher_logits: `[..., V]` float32.
-      eta: η, at least 0; at 0 it is KL(p || q).
-
-    Returns:
-      `[...]` float32.
 
     Source: Samarin et al. 2026 (LK losses, arXiv 2602.23881), the hybrid loss, with its η.
     """
@@ -179,10 +142,6 @@ class Objective:
         of `DIVERGENCES` (see its functions).
       jsd_beta: β of "jsd", in (0, 1).
       lk_eta: η of "lk_hybrid", at least 0.
-
-    Raises:
-      TypeError: for a value that is not a number.
-      ValueError: for a value outside its range.
     """
 
     label_smoothing: float = 0.1
@@ -192,30 +151,27 @@ class Objective:
     lk_eta: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("label_smoothing", "distillation_weight"):
-            closed = name == "distillation_weight"
-            value = getattr(self, name)
-            checked(f"Objective: {name}", value, low=0.0, high=1.0, open_high=not closed)
-        ends = {"open_low": True, "open_high": True}
-        checked("Objective: jsd_beta", self.jsd_beta, low=0.0, high=1.0, **ends)
-        checked("Objective: lk_eta", self.lk_eta, low=0.0, open_high=True)
+        spans: dict[str, dict[str, Any]] = {
+            "label_smoothing": {"high": 1.0, "open_high": True},
+            "distillation_weight": {"high": 1.0},
+            "jsd_beta": {"high": 1.0, "open_low": True, "open_high": True},
+            "lk_eta": {"open_high": True},
+        }
+        for name, span in spans.items():
+            checked(f"Objective: {name}", getattr(self, name), low=0.0, **span)
         if self.divergence not in DIVERGENCES:
             raise UserError(
                 f"Objective: divergence must be one of {', '.join(DIVERGENCES)}, got "
                 f"{self.divergence!r}"
             )
 
-    def per_token(self, logits: Array, targets: Array, teacher_logits: Array | None) -> Array:
-        """The mix of both losses.
-
-        Args:
-          logits: `[B, T, V]` float32.
-          targets: `[B, T]` int32.
-          teacher_logits: `[B, T, V]` float32; None if the weight is 0.
-
-        Returns:
-          `[B, T]` float32, in nats (a total variation has no unit).
-        """
+    def per_token(
+        self,
+        logits: Float32[Array, "B T V"],
+        targets: Int32[Array, "B T"],
+        teacher_logits: Float32[Array, "B T V"] | None,
+    ) -> Float32[Array, "B T"]:
+        """The mix of both losses; `teacher_logits` may be None if their weight is 0."""
         weight = self.distillation_weight
         loss = jnp.zeros(targets.shape, jnp.float32)
         if weight < 1.0:
@@ -229,16 +185,10 @@ class Objective:
         return loss
 
 
-def cross_entropy(logits: Array, targets: Array, label_smoothing: float = 0.0) -> Array:
-    """-log q of the targets, mixed with its mean over the vocabulary.
-
-    Args:
-      logits: `[B, T, V]` float32.
-      targets: `[B, T]` int32.
-      label_smoothing: the share of the uniform distribution in the target, in [0, 1).
-
-    Returns:
-      `[B, T]` float32, in nats.
+def cross_entropy(
+    logits: Float32[Array, "B T V"], targets: Int32[Array, "B T"], label_smoothing: float = 0.0
+) -> Float32[Array, "B T"]:
+    """-log q of the targets in nats, of which a share is its mean over the vocabulary.
 
     Source: Szegedy et al. 2016.
     """
@@ -250,22 +200,15 @@ def cross_entropy(logits: Array, targets: Array, label_smoothing: float = 0.0) -
     return loss
 
 
-def masked_total(values: Array, mask: Array) -> Total:
-    """The sum of `values [B, T]` where `mask [B, T]` is true, and the number of these places."""
+def masked_total(values: Float32[Array, "*B"], mask: Bool[Array, "*B"]) -> Total:
+    """The sum of values where the mask is true, and the number of these places."""
     return Total(jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask.astype(jnp.int32)))
 
 
-def token_totals(logits: Array, targets: Array, mask: Array) -> dict[str, Total]:
-    """Validation figures of known targets: plain cross entropy and greedy accuracy.
-
-    Args:
-      logits: `[B, T, V]` float32.
-      targets: `[B, T]` int32.
-      mask: `[B, T]` bool, true for targets that count.
-
-    Returns:
-      "loss", in nats, and "accuracy", the tokens whose logit is the largest.
-    """
+def token_totals(
+    logits: Float32[Array, "B T V"], targets: Int32[Array, "B T"], mask: Bool[Array, "B T"]
+) -> dict[str, Total]:
+    """Validation figures of known targets: plain cross entropy and greedy accuracy."""
     correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
     return {
         "loss": masked_total(cross_entropy(logits, targets), mask),

@@ -28,12 +28,7 @@ def say(text: str) -> None:
 
 
 class Log:
-    """Appends a JSON line per report to `metrics.jsonl`.
-
-    Args:
-      run: the run's directory; claimed.
-      saved: the log at the checkpoint from which the run continues; later lines are dropped.
-    """
+    """Appends a JSON line per report to `metrics.jsonl`."""
 
     def __init__(self, run: RunDirectory, saved: bytes):
         self._run, self._path = run, run.own(METRICS_NAME)
@@ -44,11 +39,7 @@ class Log:
             run.write(METRICS_NAME, saved)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Appends a line.
-
-        Raises:
-          OSError: it cannot be written.
-        """
+        """Appends a line."""
         self._run.keep()
         append(self._path, (json.dumps(row) + "\n").encode())
 
@@ -58,13 +49,6 @@ class Progress:
 
     Work within `apart` (compilation, drawing samples, evaluation) counts neither for the rates nor
     for the time left.
-
-    Args:
-      total: steps of the run.
-      start: steps done before this start.
-      items: the name of the items that the loss is a mean over.
-      enabled: whether to write to stderr.
-      every: seconds between two readings; by default 2 on a terminal and 30 elsewhere.
     """
 
     def __init__(
@@ -97,12 +81,7 @@ class Progress:
             self._mark = time.monotonic()
 
     def add(self, metrics: StepMetrics, *, timed: bool = True) -> None:
-        """Counts a step, and shows the latest figures when it is time.
-
-        Args:
-          metrics: the step's metrics; read from the device only when they are shown.
-          timed: whether the step was outside of `apart`.
-        """
+        """Counts a step, and shows the latest figures when it is time."""
         self._done += 1
         self._metrics.append(metrics)
         if timed:
@@ -142,7 +121,6 @@ class Progress:
         return row
 
     def close(self) -> None:
-        """Removes the bar."""
         self._bar.close()
 
     def _count_time(self) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 from specjax.checkpoints import load_model, save_model
 from specjax.checks import check_path
-from specjax.data.batching import Batching, BucketedBatches
+from specjax.data.batching import Batching, BucketedBatches, TokenPairs, check_pairs, tokenize_pairs
 from specjax.data.examples import Example
-from specjax.data.pairs import TokenPairs, check_pairs, tokenize_pairs
 from specjax.errors import UserError
 from specjax.memory import check_fits
 from specjax.models import ModelConfig, family_of, model_from_config
@@ -60,10 +59,6 @@ class Recipe:
       batching: the shapes of the batches.
       evaluation: the decoding and scoring of outputs.
       export_dtype: of the exported arrays: float32, bfloat16 or float16.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, or a teacher that is not used.
     """
 
     model: ModelConfig | None = None
@@ -105,9 +100,9 @@ class Recipe:
             "accepted": self.teacher.accepted,
         }
         if (self.teacher.path is not None) != any(uses.values()):
-            given = [f"{name}={value}" for name, value in uses.items() if value]
+            used = [f"{name}={value}" for name, value in uses.items() if value]
             raise UserError(
-                f"Teacher: path={self.teacher.path} and {', '.join(given) or 'no use of it'}: give "
+                f"Teacher: path={self.teacher.path} and {', '.join(used) or 'no use of it'}: give "
                 "a teacher if and only if one of "
                 f"{', '.join(f'`{name}`' for name in uses)} is given"
             )
@@ -124,19 +119,15 @@ class Recipe:
         return {name: path for name, path in named.items() if path is not None}
 
     def check_trainer(self, trainer: TrainerConfig) -> None:
-        """Checks that the recipe measures the figures that the trainer's settings need.
-
-        Raises:
-          ValueError: the figure that chooses the checkpoint is not measured.
-        """
+        """Checks that the recipe measures the figures that the trainer's settings need."""
         choose_by = trainer.choose_by
-        known = [*FIGURES, *(PREFIX + text for text in TEXTS)]
+        figures = [*FIGURES, *(PREFIX + text for text in TEXTS)]
         if self.evaluation.at_checkpoints:
-            known += self.evaluation.metrics
-        if choose_by not in known:
+            figures += self.evaluation.metrics
+        if choose_by not in figures:
             raise UserError(
                 f"choose_by={choose_by!r} is not measured at checkpoints: choose one of "
-                f"{', '.join(known)} (metrics: with Evaluation.at_checkpoints=True)"
+                f"{', '.join(figures)} (metrics: with Evaluation.at_checkpoints=True)"
             )
         if choose_by.startswith(PREFIX) and self.teacher.path is None:
             raise UserError(
@@ -176,8 +167,7 @@ def train_model(
 
     Raises:
       OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
-      TypeError: a value of the wrong type.
-      ValueError: unusable data, a model that does not fit, or the `output_dir` of another run.
+      UserError: unusable data, a model that does not fit, or the `output_dir` of another run.
     """
     recipe.check_trainer(trainer)
     sources = {"training": training_data, "validation": validation_data, "test": test_data}
@@ -227,19 +217,7 @@ def train_model(
 
 
 class _Parts:
-    """The parts of a run: models, texts, tokenizer, task, batches; nothing is written yet.
-
-    Attributes:
-      config: the network.
-      starting: the model to start from, or None.
-      files: the directory with the run's tokenizer files: those of an earlier start, or new files
-        in a scratch directory, because a run may write only after it has claimed its directory, and
-        the claim depends on the vocabulary.
-      tokenizer: the run's.
-      pairs: the tokenised texts by the name of their data set.
-      task: the loss.
-      teaching: the teacher's part.
-    """
+    """The parts of a run: models, texts, tokenizer, task, batches; nothing is written yet."""
 
     def __init__(
         self,
@@ -259,7 +237,7 @@ class _Parts:
         if recipe.sources:
             log_models(recipe.sources)
         # Loading may take minutes, so the data are checked first.
-        self._data = {name: list(given) for name, given in sources.items() if given is not None}
+        self._data = {name: list(data) for name, data in sources.items() if data is not None}
         for name, examples in self._data.items():
             check_pairs(examples, f"{name} data")
         models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
@@ -357,13 +335,13 @@ class _Parts:
         """Batches of a data set; reports the number of pairs that are too long."""
         batching, trainer = self._recipe.batching, self._trainer
         seed = trainer.seed if name == "training" else None
-        made = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
-        if trainer.progress and made.num_left_out:
+        batches = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
+        if trainer.progress and batches.num_left_out:
             say(
-                f"skipped {made.num_left_out} of {len(pairs)} {name} pairs, which are longer than "
-                f"the last bucket ({batching.bucket_lengths[-1]} tokens)"
+                f"skipped {batches.num_left_out} of {len(pairs)} {name} pairs, which are longer "
+                f"than the last bucket ({batching.bucket_lengths[-1]} tokens)"
             )
-        return made
+        return batches
 
 
 def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:

@@ -11,36 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.environment import environment
-from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import ModelConfig, config_to_dict
 from specjax.training.step import GENERATOR, root_key
 
 
 def describe(value: Any) -> Any:
-    """A frozen configuration as JSON values, each with the name of its class.
-
-    Args:
-      value: a plain value, a network's configuration, or a dataclass of such.
-
-    Returns:
-      JSON values.
-
-    Raises:
-      TypeError: for values that JSON cannot represent, such as a function.
-    """
+    """A frozen configuration as JSON values, each with the name of its class."""
     if isinstance(value, ModelConfig):
         return config_to_dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"class": type(value).__name__, **fields}
-    try:
-        return json.loads(json.dumps(value))
-    except TypeError:
-        raise UserError(
-            f"{value!r} cannot be recorded with the run; make it a frozen dataclass of plain "
-            "values, such as AdamW"
-        ) from None
+    return json.loads(json.dumps(value))
 
 
 def training_environment() -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.data.batching import BucketedBatches
-from specjax.data.pairs import TokenPairs
+from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.errors import UserError
 from specjax.models import model_from_config
 from specjax.runs.run_directory import RunDirectory
@@ -49,20 +48,9 @@ def draw_pairs(
 ) -> TokenPairs:
     """Inputs, each with a target that a model draws.
 
-    Args:
-      model: the model.
-      inputs: int32 tokens each, at least one.
-      limits: the most tokens of each target. A target that reaches it has no end-of-sequence token,
-        because the model has not drawn it.
-      ids: a draw depends only on its input, the seed and this number.
-      temperature: 1 draws from the model's distribution, 0 takes the most probable token.
-      seed: the seed of the draws.
-      longest: the longest input and target; set it if several calls should share their programs.
-      batch_size: rows decoded together.
-      progress: whether to show a bar.
-
-    Returns:
-      The pairs, in order.
+    A target that reaches its limit has no end-of-sequence token, because the model has not drawn
+    it. A draw depends only on its input, the seed and its id. Set `longest` if several calls should
+    share their programs.
     """
     targets: list[np.ndarray] = []
     if len(inputs):
@@ -100,20 +88,8 @@ def add_teacher_samples(
     """Adds further targets to each pair, drawn from the teacher at temperature 1.
 
     A drafter is judged by the texts of its verifier, not by the references; so it learns most from
-    these texts.
-
-    Args:
-      pairs: the references.
-      teacher: the model to draw from.
-      samples: targets to add for each input that leaves room for a target.
-      room: length of an input -> the most tokens of a drawn target; see `draw_pairs`.
-      seed: the seed of the draws.
-      batch_size: rows decoded together.
-      progress: whether to show progress on stderr.
-
-    Returns:
-      The pairs, followed by `samples` rounds of pairs with drawn targets. The same arguments give
-      the same pairs; the draw of an input depends only on the seed, its place and the round.
+    these texts. `room` gives the most tokens of a target after an input of some length. The draw of
+    an input depends only on the seed, its place and the round.
 
     Source: Kim and Rush 2016; drawn at T = 1 as in Zhou et al. 2024 (DistillSpec).
     """
@@ -132,26 +108,13 @@ def with_room(
     pairs: TokenPairs, room: Callable[[int], int]
 ) -> tuple[list[np.ndarray], list[int], list[int]]:
     """The inputs that leave room for a target: their tokens, the room and their places."""
-    found = [(pairs[i][0], room(len(pairs[i][0])), i) for i in range(len(pairs))]
-    found = [(x, limit, i) for x, limit, i in found if len(x) and limit > 0]
-    return [x for x, _, _ in found], [limit for _, limit, _ in found], [i for _, _, i in found]
+    every = [(pairs[i][0], room(len(pairs[i][0])), i) for i in range(len(pairs))]
+    fitting = [(x, limit, i) for x, limit, i in every if len(x) and limit > 0]
+    return [x for x, _, _ in fitting], [n for _, n, _ in fitting], [i for _, _, i in fitting]
 
 
 def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) -> TokenPairs:
-    """Pairs with drawn targets, drawn once and then read from the run's directory.
-
-    Args:
-      run: the run's directory; claimed, which must make `SAMPLES_NAME`.
-      key: the identity of the pairs.
-      draw: a function that draws the pairs.
-
-    Returns:
-      The pairs.
-
-    Raises:
-      OSError: they cannot be written.
-      ValueError: the record is damaged.
-    """
+    """Pairs that `draw` makes once; then they are read from the run's directory."""
     store = Store(run, SAMPLES_NAME)
     record = store.get(key)
     if record is not None:
@@ -169,17 +132,6 @@ class StudentSamples:
     most the room that its batch leaves; a target that reaches it has no end-of-sequence token,
     because the student has not drawn it. The targets are kept in the run's directory for a resumed
     run. The first phase has none: an untrained student writes noise.
-
-    Args:
-      run: the run's directory, which must make `SAMPLES_NAME`.
-      share: the share of the rows, in [0, 1].
-      every: the updates of a phase.
-      task: the student's task.
-      tokenizer: the student's.
-      longest: the last bucket, in tokens.
-      seed: the seed of the choice of rows and of the draws.
-      batch_size: rows decoded together.
-      progress: whether to show progress on stderr.
 
     Source: Agarwal et al. 2024 (GKD, algorithm 1, with the student of up to `every` updates ago);
     Zhou et al. 2024 (DistillSpec).

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, tuple_text, whole_number
+from specjax.data.batching import TokenPairs
 from specjax.data.examples import Example
-from specjax.data.pairs import TokenPairs
 from specjax.errors import UserError
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
 from specjax.models import ModelConfig, model_from_config
@@ -32,10 +32,6 @@ class Evaluation:
       limit: the number of texts to score, from the start of each data set; None for all.
       batch_size: rows decoded together.
       at_checkpoints: whether to score the validation data at each checkpoint, not only at the end.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, an unknown metric, or a missing package.
     """
 
     metrics: tuple[str, ...] = ("bleu",)
@@ -65,18 +61,6 @@ class OutputScorer:
 
     The network is static for compilation, parameters are not: scoring other parameters compiles
     nothing.
-
-    Args:
-      evaluation: the settings.
-      config: the network.
-      tokenizer: its tokenizer.
-      examples: inputs with references.
-      pairs: the same, tokenised for the network.
-      name: the data's name, for figures and messages.
-      progress: whether to show progress and the number of skipped inputs on stderr.
-
-    Raises:
-      ValueError: a reference that a metric cannot use.
     """
 
     def __init__(
@@ -110,15 +94,7 @@ class OutputScorer:
             )
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """Decodes and scores.
-
-        Args:
-          params: the network's parameters.
-
-        Returns:
-          `<name>_<metric>` for each metric, 0 to 100, and `<name>_cut`, the number of outputs that
-          the length limit cut; empty without metrics.
-        """
+        """Decodes and scores."""
         metrics, longest = self._evaluation.metrics, self._evaluation.max_new_tokens
         if not metrics:
             return {}

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout
-from specjax.data.pairs import TokenPairs
+from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout, TokenPairs
 from specjax.errors import UserError
 from specjax.models import ModelConfig, model_from_config
 from specjax.training.losses import Objective, Total, masked_total, token_totals
-from specjax.types import Array, Params
+from specjax.types import Params
 
 
 class Task(Protocol):
@@ -33,35 +33,14 @@ class Task(Protocol):
     def item_name(self) -> str:
         """The name of the items that the loss is a mean over, in the plural: "target tokens"."""
 
-    def init(self, key: Array) -> Params:
-        """Initial parameters: a nested dict of float32 arrays.
+    def init(self, key: Key[Array, ""]) -> Params:
+        """Initial parameters: a nested dict of float32 arrays."""
 
-        Args:
-          key: a PRNG key; consumed.
-        """
-
-    def loss(self, params: Params, constants: Any, batch: Any, key: Array) -> Total:
-        """The loss, summed over a batch.
-
-        Args:
-          params: the parameters.
-          constants: a pytree of arrays, or None.
-          batch: a pytree of arrays with the rows first.
-          key: a PRNG key of this step, for dropout, for example; consumed.
-        """
+    def loss(self, params: Params, constants: Any, batch: Any, key: Key[Array, ""]) -> Total:
+        """The loss, summed over a batch."""
 
     def evaluate(self, params: Params, constants: Any, batch: Any) -> Mapping[str, Total]:
-        """Figures of a batch of validation data, without randomness.
-
-        Args:
-          params: the parameters.
-          constants: a pytree of arrays, or None.
-          batch: a pytree of arrays with the rows first.
-
-        Returns:
-          Totals by name. "loss" is required; `TrainerConfig.choose_by` names the total whose mean
-          chooses the best checkpoint.
-        """
+        """Figures of a batch of validation data, without randomness."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,9 +57,6 @@ class TextTask:
         decoder-only network it may be the end-of-sequence token.
       eos_id: the end-of-sequence token, the only input of an encoder-decoder's row without a pair.
       teacher: the network to distil from, if and only if `objective.distillation_weight > 0`.
-
-    Raises:
-      ValueError: an encoder-decoder's padding token ends sequences, or the teacher does not fit.
     """
 
     model: ModelConfig
@@ -97,12 +73,8 @@ class TextTask:
                 f"pad_id={self.pad_id} is also the end-of-sequence token, which would never be "
                 "learnt; use a vocabulary with a separate padding token"
             )
-        weight = self.objective.distillation_weight
-        if (weight > 0.0) != (self.teacher is not None):
-            raise UserError(
-                f"distillation_weight={weight} and teacher={'given' if self.teacher else 'None'}: "
-                "give a teacher if and only if the weight is > 0"
-            )
+        distils = self.objective.distillation_weight > 0.0
+        assert distils == (self.teacher is not None), "a teacher has a weight, and only a teacher"
         if self.teacher is not None:
             self._check_teacher(self.teacher)
 
@@ -123,10 +95,10 @@ class TextTask:
     def _has_encoder(self) -> bool:
         return self.model.encoder_style is not None
 
-    def init(self, key: Array) -> Params:
+    def init(self, key: Key[Array, ""]) -> Params:
         return model_from_config(self.model).init(key)
 
-    def loss(self, params: Params, constants: Params, batch: Any, key: Array) -> Total:
+    def loss(self, params: Params, constants: Params, batch: Any, key: Key[Array, ""]) -> Total:
         drops = self.model.style.dropout_rate > 0.0
         logits = self.logits(self.model, params, batch, key if drops else None)
         reference = None
@@ -138,28 +110,19 @@ class TextTask:
     def evaluate(self, params: Params, constants: Params, batch: Any) -> dict[str, Total]:
         return token_totals(self.logits(self.model, params, batch), *self.targets(batch))
 
-    def targets(self, batch: Any) -> tuple[Array, Array]:
-        """The tokens `[B, T]` int32 that `logits` predicts, and `[B, T]` bool: those that count.
+    def targets(self, batch: Any) -> tuple[Int32[Array, "B T"], Bool[Array, "B T"]]:
+        """The tokens that `logits` predicts, and those that count.
 
         Those that count are adjacent in each row.
-
-        Args:
-          batch: from `batches`.
         """
         if self._has_encoder:
             return batch.targets, batch.targets != self.pad_id
         return batch.tokens[:, 1:], batch.is_target[:, 1:]
 
     def logits(
-        self, config: ModelConfig, params: Params, batch: Any, key: Array | None = None
-    ) -> Array:
+        self, config: ModelConfig, params: Params, batch: Any, key: Key[Array, ""] | None = None
+    ) -> Float32[Array, "B T V"]:
         """Logits of the targets, all positions at once.
-
-        Args:
-          config: the network: the student's or the teacher's.
-          params: its parameters.
-          batch: from `batches`.
-          key: a PRNG key for dropout; None for no dropout.
 
         Returns:
           `[B, T, V]` float32. In a decoder-only network, entry t predicts `tokens[:, t + 1]`.
@@ -177,20 +140,7 @@ class TextTask:
     def batches(
         self, pairs: TokenPairs, batching: Batching, *, seed: int | None, row_multiple: int
     ) -> BucketedBatches:
-        """Batches of pairs, for this task.
-
-        Args:
-          pairs: the data.
-          batching: the shapes; a decoder-only network's bucket contains a prompt with its target.
-          seed: the seed of the order; None keeps the data's order.
-          row_multiple: the number of devices that share the rows.
-
-        Returns:
-          The batches.
-
-        Raises:
-          ValueError: a token is not in the network's vocabulary, or no pair fits a bucket.
-        """
+        """Batches of pairs, for this task."""
         largest = int(pairs.tokens.max())
         if largest >= self.model.vocab_size:
             raise UserError(

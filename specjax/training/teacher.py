@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32
 
 from specjax.checks import check_path, checked, tuple_text, whole_number
 from specjax.compilation import jit
-from specjax.data.pairs import TokenPairs
+from specjax.data.batching import TokenPairs
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import ModelConfig, model_from_config
@@ -32,7 +33,7 @@ from specjax.training.samples import (
     with_room,
 )
 from specjax.training.tasks import TextTask
-from specjax.types import Array, Params
+from specjax.types import Params
 
 # The teacher's texts, and the temperature of each.
 TEXTS = {"greedy": 0.0, "sampled": 1.0}
@@ -56,10 +57,6 @@ class Teacher:
       accepted: the teacher's texts for the validation inputs on which accepted tokens are measured,
         with it as the verifier: "greedy" (temperature 0), "sampled" (temperature 1), both or none.
       accepted_draft: G, the tokens of a drafted block for that.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
     """
 
     path: str | os.PathLike[str] | None = None
@@ -93,20 +90,14 @@ class Teacher:
         return (*self.accepted, *(text,) * needed)
 
 
-def accepted_total(acceptance: Array, mask: Array, draft: int) -> Total:
+def accepted_total(
+    acceptance: Float32[Array, "B T"], mask: Bool[Array, "B T"], draft: int
+) -> Total:
     """Expected accepted tokens of blocks that start at each position of known texts.
 
-    For a block before position t it is Σ_{i=1..G} Π_{j<i} a_{t+j}; nothing is accepted past the end
-    of the text.
-
-    Args:
-      acceptance: `[B, T]` float32, a: the probability that the token drafted at each position is
-        accepted, given the text before it.
-      mask: `[B, T]` bool, true at positions of the text, which are adjacent.
-      draft: G.
-
-    Returns:
-      The sum over positions, and their number.
+    For a block of G = `draft` tokens before position t it is Σ_{i=1..G} Π_{j<i} a_{t+j}, where a is
+    the acceptance at each position, given the text before it. Nothing is accepted past the end of
+    the text, whose positions are adjacent.
 
     Source: Leviathan et al. 2023, section 3.1, with an acceptance per position.
     """
@@ -131,13 +122,6 @@ class AcceptedTokens:
     tokens is exact: an accepted draft is the teacher's own text. For sampled texts the product is
     an approximation: it uses the acceptances at the prefixes of the teacher's text, not at the
     drafted prefixes.
-
-    Args:
-      student: the student's network.
-      text: "greedy" or "sampled".
-      draft: G.
-      texts: a function that makes the teacher's texts; called once, when needed.
-      teacher: the teacher, with the student's vocabulary; only used for sampled texts.
     """
 
     def __init__(
@@ -159,22 +143,14 @@ class AcceptedTokens:
         self._step = _accepted_step(self._student, read_too, draft)
 
     def __call__(self, params: Params) -> dict[str, float]:
-        """Measures parameters of the student.
-
-        Args:
-          params: on one device.
-
-        Returns:
-          `validation_accepted_<text>`: from 0 to G.
-        """
         if self._texts is None:
             self._texts = self._make()
         params = self._student.prepare(params)
         at_once = min(64, rows_at_once(self._texts, self._student.vocab_size, 4))
         total, items = 0.0, 0
         for _, rows in batches(self._texts, at_once):
-            found = jax.device_get(self._step(params, self._teacher_params, rows))
-            total, items = total + float(found.sum), items + int(found.items)
+            accepted = jax.device_get(self._step(params, self._teacher_params, rows))
+            total, items = total + float(accepted.sum), items + int(accepted.items)
         return {self.name: total / max(items, 1)}
 
 
@@ -196,17 +172,7 @@ def _accepted_step(student: Any, teacher: Any, draft: int) -> Callable[..., Tota
 
 
 class Teaching:
-    """Everything that a run needs from its teacher.
-
-    Args:
-      settings: the teacher's settings.
-      loaded: the teacher from `load_model`, or None: then there is nothing to do.
-      run: the run's directory.
-      task: the student's task.
-      tokenizer: of both models.
-      pairs: training and validation data.
-      longest: the last bucket, in tokens.
-      trainer: the trainer's settings.
+    """Everything that a run needs from its teacher; nothing if `loaded` is None.
 
     Attributes:
       constants: the teacher's parameters if the loss reads them.

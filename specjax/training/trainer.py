@@ -21,10 +21,10 @@ from specjax.training.checkpoint_store import (
     CheckpointStore,
     chosen,
 )
-from specjax.training.optimizer import AdamW
 from specjax.training.progress import METRICS_NAME, Log, Progress, say
 from specjax.training.record import describe, training_environment
 from specjax.training.step import (
+    AdamW,
     TrainState,
     init_state,
     make_eval_step,
@@ -56,10 +56,6 @@ class TrainerConfig:
         is best), or another figure that is logged as `validation_<choose_by>`, such as "accuracy"
         (highest is best).
       progress: whether to show progress on stderr.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range.
     """
 
     num_steps: int
@@ -81,21 +77,10 @@ class TrainerConfig:
             value = whole_number(name, getattr(self, name), low=low)
             object.__setattr__(self, name, value)  # 1e4 has become 10000
         checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
-        if not isinstance(self.optimizer, AdamW):
-            raise UserError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
         for name in ("allow_other_environment", "progress"):
             check_flag(name, getattr(self, name))
-        if not isinstance(self.choose_by, str):
-            raise UserError(
-                f"`choose_by` must be the name of a figure, such as 'loss', got {self.choose_by!r}"
-            )
 
     def devices(self) -> list[jax.Device]:
-        """The devices that share a batch.
-
-        Raises:
-          ValueError: there are not enough devices.
-        """
         devices = jax.devices()
         if self.num_devices is not None and self.num_devices > len(devices):
             raise UserError(
@@ -137,17 +122,8 @@ class Phases(Protocol):
     def begin(self, batches: Any, step: int, params: Params | None) -> Callable[[int], Any]:
         """Begins a phase, or continues it.
 
-        Args:
-          batches: the training batches.
-          step: the first step of the phase.
-          params: the parameters that would be evaluated at that step, on one device; None if the
-            run is past that step.
-
-        Returns:
-          Makes the batch of a step of the phase; like `Batches.batch`.
-
-        Raises:
-          ValueError: the results of the phase are no longer on disk.
+        `step` is its first step. `params` are the parameters that would be evaluated at that step,
+        on one device; None if the run is past that step. The result makes the batch of a step.
         """
 
 
@@ -219,16 +195,11 @@ def train(
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
       on_start: called with the `RunDirectory` after all checks, before the long work.
 
-    Returns:
-      A `TrainResult`.
-
     Raises:
       OSError: `output_dir` cannot be written, has files that no run made, or another process
         trains in it.
-      TypeError: for a value of the wrong type.
-      ValueError: for a value outside its range, the `output_dir` of another run or another
-        environment, or with only damaged checkpoints, a loss that is not finite, or an unknown
-        `choose_by`.
+      UserError: the `output_dir` of another run or another environment, or with only damaged
+        checkpoints, or a loss that is not finite.
     """
     # Invalid arguments must raise before the claim.
     config.devices()
@@ -275,15 +246,7 @@ def train(
 
 
 def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> RunDirectory:
-    """The directory of a training run.
-
-    Args:
-      path: the directory.
-      makes: other names that the run may write.
-
-    Returns:
-      A `RunDirectory`, to be opened with `with`.
-    """
+    """The directory of a training run, to be opened with `with`; it may make more names."""
     names = (CHECKPOINTS_NAME, DAMAGED_NAME, METRICS_NAME, *makes)
     return RunDirectory(path, config_name=CONFIG_NAME, makes=names)
 
@@ -448,8 +411,8 @@ class _Run:
         totals: dict[str, Any] = {}
         for batch in self._data.validation.epoch():
             placed = jax.device_put(batch, self._by_row)
-            found = jax.device_get(self._eval_step(state.best_params, self._constants, placed))
-            for name, total in dict(found).items():
+            figures = jax.device_get(self._eval_step(state.best_params, self._constants, placed))
+            for name, total in dict(figures).items():
                 sums, items = totals.get(name, (0.0, 0))
                 totals[name] = sums + float(total.sum), items + int(total.items)
         return {name: sums / max(items, 1) for name, (sums, items) in totals.items()}

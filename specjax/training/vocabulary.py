@@ -56,9 +56,6 @@ def train_vocabulary(
     Returns:
       The serialised model, as in a `spiece.model` file. The same texts give the same bytes.
 
-    Raises:
-      ValueError: SentencePiece cannot make that many pieces of the texts, or the type is unknown.
-
     Source: Kudo and Richardson 2018.
     """
     kind = _kind(family)
@@ -100,20 +97,9 @@ def write_vocabulary(
     """Writes the tokenizer files of a run.
 
     A model that is written with these files has exactly the vocabulary of `source`: settings
-    outside these files that a tokenizer would miss are copied too.
-
-    Args:
-      directory: gets the files; it must not exist, or be empty.
-      source: a model's directory, a SentencePiece model, a `tokenizer.json`, "bytes", or None to
-        train a SentencePiece vocabulary.
-      texts: the training texts.
-      vocab_size: rows of the network's embedding; the pieces of a trained vocabulary.
-      model_type: see `train_vocabulary`.
-      family: see `train_vocabulary`.
-
-    Raises:
-      FileNotFoundError: `source` does not exist, or has no tokenizer.
-      ValueError: it cannot be read, or depends on other files; or see `train_vocabulary`.
+    outside these files that a tokenizer would miss are copied too. The source is a model's
+    directory, a SentencePiece model, a `tokenizer.json`, "bytes", or None to train a SentencePiece
+    vocabulary.
     """
     with new_directory(directory) as partial:
         if source is None:

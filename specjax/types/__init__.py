@@ -1,9 +1,6 @@
 """The types and protocols that cross module borders.
 
 Those in `__all__` are for authors of parts; the package itself uses the others, too.
-
-Axes: B rows, G longest draft block, N longest output, V vocabulary, T tokens in one extend,
-S cache length, D model width.
 """
 
 from specjax.types.drafting import (
@@ -46,7 +43,7 @@ from specjax.types.method import (
 )
 from specjax.types.pytrees import traced_dataclass
 from specjax.types.rule import Rule
-from specjax.types.verification import Acceptance, Path, Verification, Verified
+from specjax.types.verification import Acceptance, Path, ScoredBlock, Verification, Verified
 
 __all__ = [
     "Acceptance",
@@ -67,6 +64,7 @@ __all__ = [
     "Prompts",
     "Rule",
     "Sampling",
+    "ScoredBlock",
     "Stopping",
     "TreeShape",
     "Verification",

@@ -1,16 +1,17 @@
 """The interfaces of drafters and of stopping policies.
 
-Axes: B rows, G longest block, V vocabulary, D drafter's width, T committed tokens.
+Axes: B rows, G longest block, N = G + 1 nodes, V vocabulary, P prompt length, F prefix length,
+D a model's width, T committed tokens, U uniforms of a row's block.
 """
 
 import abc
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.types.drawing import Sampling
-from specjax.types.language_model import Array, Axes, Params, Prompts, row_axes
+from specjax.types.language_model import Axes, Params, Prompts, row_axes
 
 
 class ChildLaw(enum.IntEnum):
@@ -40,50 +41,43 @@ class DraftBlock(NamedTuple):
     blocks are chains, in which each token follows the token before.
 
     Attributes:
-      tokens: `[B, G]` int32; arbitrary past `num_drafted`, but for siblings that a law of `OFF`
-        needs: they stay there, with their `parents` or `drawn_from`, if the limit cuts them off.
-      probs: `[B, G + 1, V]` float32; row i is the drafter's distribution after node i: in a chain,
-        the distribution that `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus
+      tokens: arbitrary past `num_drafted`, but for siblings that a law of `OFF` needs: they stay
+        there, with their `parents` or `drawn_from`, if the limit cuts them off.
+      probs: `[B, N, V]` float32; row i is the drafter's distribution after node i: in a chain, the
+        distribution that `tokens[:, i]` was drawn from. The row at `num_drafted`, the bonus
         position, is filled in only if needed; likewise the rows of a tree's leaves. None if the
         drafter draws nothing (`num_uniforms` is 0): each token is certain, as a copy is.
-      confidences: `[B, G + 1, V]` float32, the drafter's confidence distributions, or None.
-      num_drafted: `[B]` int32, at most the row's limit; a round cuts longer blocks.
-      calls: model's name -> int32 scalar, the number of its passes for the block.
-      parents: `[B, G]` int32, the node that each token follows, parents before their children;
-        None for a chain.
-      laws: `[B, G]` int32, the `ChildLaw` of each token of a tree; None for a chain, or if the
-        verification does not read it. A draw without mass gives a token that is never accepted.
-      sources: `[B, G]` int32, the index into `Drafter.source_names` of each token's part; None
-        unless it is requested, or of a single part.
-      drawn_from: `[B, G]` int32, the row of `probs` that each token of a tree was drawn from.
-        Tokens of one row are siblings for WITHOUT and OFF. None: the row of the parent. With it,
-        `probs` may have any number of rows, and row i need not be the distribution after node i
+      confidences: the drafter's confidence distributions.
+      num_drafted: at most the row's limit; a round cuts longer blocks.
+      calls: model's name -> the number of its passes for the block.
+      parents: the node that each token follows, parents before their children; None for a chain.
+      laws: the `ChildLaw` of each token of a tree; None for a chain, or if the verification does
+        not read it. A draw without mass gives a token that is never accepted.
+      sources: the index into `Drafter.source_names` of each token's part; None unless it is
+        requested, or of a single part.
+      drawn_from: the row of `probs` that each token of a tree was drawn from. Tokens of one row are
+        siblings for WITHOUT and OFF. None: the row of the parent. With it, `probs` may have any
+        number of rows, and row i need not be the distribution after node i
         (`DraftTraits.has_distributions`).
     """
 
-    tokens: Array  # [B, G]
-    probs: Any  # [B, G + 1, V], or None
-    confidences: Array | None  # [B, G + 1, V]
-    num_drafted: Array  # [B]
-    calls: dict[str, Array]
-    parents: Array | None = None  # [B, G]
-    laws: Array | None = None  # [B, G]
-    sources: Array | None = None  # [B, G]
-    drawn_from: Array | None = None  # [B, G]
+    tokens: Int32[Array, "B G"]
+    probs: Any
+    confidences: Float32[Array, "B N V"] | None
+    num_drafted: Int32[Array, " B"]
+    calls: dict[str, Int32[Array, ""]]
+    parents: Int32[Array, "B G"] | None = None
+    laws: Int32[Array, "B G"] | None = None
+    sources: Int32[Array, "B G"] | None = None
+    drawn_from: Int32[Array, "B G"] | None = None
 
 
 class Bonus(NamedTuple):
-    """A drafter's distribution at the position after its block.
+    """A drafter's distribution at the position after its block; fields as in `DraftBlock`."""
 
-    Attributes:
-      probs: `[B, V]` float32, the distribution there.
-      confidences: `[B, V]` float32, its confidence, or None.
-      calls: model's name -> int32 scalar, the number of its passes.
-    """
-
-    probs: Array  # [B, V]
-    confidences: Array | None  # [B, V]
-    calls: dict[str, Array]
+    probs: Float32[Array, "B V"]
+    confidences: Float32[Array, "B V"] | None
+    calls: dict[str, Int32[Array, ""]]
 
 
 class DraftTraits(NamedTuple):
@@ -101,9 +95,6 @@ class DraftTraits(NamedTuple):
         without a further pass. Then `bonus` is called only for its distribution, not to fill a
         cache.
       drafts_trees: whether blocks have `parents`.
-      independent_children: whether the children of a node are drawn independently of each other,
-        their number fixed before.
-      independent_paths: whether a tree consists of independent paths of the same length.
       reads_verifier_hidden: whether `commit` needs the verifier's hidden states, which are not kept
         otherwise.
       processes: whether its distributions are processed (see `specjax.types.Processor`), so that it
@@ -118,8 +109,6 @@ class DraftTraits(NamedTuple):
     independent_rows: bool = False
     catches_up: bool = False
     drafts_trees: bool = False
-    independent_children: bool = False
-    independent_paths: bool = False
     reads_verifier_hidden: bool = False
     processes: bool = False
     has_distributions: bool = True
@@ -209,8 +198,7 @@ class Drafter(Protocol):
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """Reads prompts (see `LanguageModel.prefill`).
 
-        Returns:
-          The drafter's state; the leading axis of every array in it is the batch.
+        The leading axis of every array in it is the batch.
         """
 
     @abc.abstractmethod
@@ -243,61 +231,56 @@ class Drafter(Protocol):
     ) -> tuple[Bonus, Any]:
         """The distribution after each row's last token, which is drafted or the last committed one.
 
+        The state that it gives is complete if the whole block is accepted.
+
         Args:
           params: the drafter's parameters.
           state: its state after `propose`.
           inputs: those of `propose`, but for `sampling`: that of the token after the block.
           block: what `propose` returned; of a tree, the accepted path as a chain.
           with_confidence: whether the rule reads confidences (static).
-
-        Returns:
-          The distributions, and the state, which is complete if the whole block is accepted.
         """
 
-    def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
+    def commit(
+        self,
+        state: Any,
+        tokens: Int32[Array, "B T"],
+        counts: Int32[Array, " B"],
+        hidden: Float[Array, "B T D"] | None = None,
+    ) -> Any:
         """Takes the committed tokens; all other drafted tokens are rolled back.
 
         Args:
           state: its state after `propose` or `bonus`.
-          tokens: `[B, T]` int32; the first `counts[b]` of row b are committed. They may be fewer
-            than were accepted, and may differ from the drafter's tokens.
-          counts: `[B]` int32; 0 leaves a row unchanged since before the round.
-          hidden: `[B, T, D]`, the verifier's states that predicted `tokens`; or None, see `traits`.
-
-        Returns:
-          The state for the next round.
+          tokens: the first `counts[b]` of row b are committed. They may be fewer than were
+            accepted, and may differ from the drafter's tokens.
+          counts: 0 leaves a row unchanged since before the round.
+          hidden: the verifier's states that predicted `tokens`; or None, see `traits`.
         """
         return state
 
     def mark(self, state: Any) -> Any:
         """A mark for `rewind`, in case a level above rejects tokens that were committed here.
 
-        Returns:
-          A pytree; the leading axis of its arrays is the batch. By default the state itself, which
-          is always right; a drafter with a cache leaves out the cache.
+        The leading axis of its arrays is the batch. By default it is the state itself, which is
+        always right; a drafter with a cache leaves out the cache.
         """
         return state
 
     def rewind(self, state: Any, mark: Any) -> Any:
-        """Takes back the tokens committed since a mark; a `commit` of other tokens follows.
+        """The state at a mark; a `commit` of other tokens follows.
 
-        Returns:
-          The state at the mark, by default the mark itself. It may keep entries of the newest
-          `state` that are overwritten before they are seen.
+        It may keep entries of the newest `state` that are overwritten before they are seen.
         """
         return mark
 
-    def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
+    def draft_limits(
+        self, params: Params, state: Any, limits: Int32[Array, " B"]
+    ) -> Int32[Array, " B"]:
         """The most tokens that each row drafts, decided before anything is drafted.
 
-        Args:
-          params: the drafter's parameters.
-          state: its state.
-          limits: `[B]` int32 in 0 .. G, the allowed lengths.
-
-        Returns:
-          `[B]` int32, by default `limits`. `propose` gets `limits` too; a row with 0 here is not
-          `active` there, unless it may need a bonus.
+        `limits`, in 0 .. G, are the allowed lengths. `propose` gets them too; a row with 0 here is
+        not `active` there, unless it may need a bonus.
         """
         return limits
 
@@ -310,34 +293,33 @@ class DraftOutcome(NamedTuple):
     """The outcome of the rows' last drafts.
 
     Attributes:
-      drafted: `[B]` int32, the number of drafted tokens.
-      agreed: `[B]` int32, the number of drafted tokens that were committed.
-      rejected: `[B]` bool, whether the next drafted token was replaced by another one. False if the
-        row's output ended before it.
+      drafted: the number of drafted tokens.
+      agreed: the number of drafted tokens that were committed.
+      rejected: whether the next drafted token was replaced by another one. False if the row's
+        output ended before it.
     """
 
-    drafted: Array  # [B]
-    agreed: Array  # [B]
-    rejected: Array  # [B]
+    drafted: Int32[Array, " B"]
+    agreed: Int32[Array, " B"]
+    rejected: Bool[Array, " B"]
 
 
 class Drawn(NamedTuple):
     """The token that each row has just drawn, for a stopping policy.
 
     Attributes:
-      token: `[B]` int32, the token.
-      probs: `[B, V]` float32, the distribution it was drawn from: one-hot at temperature 0.
+      probs: the distribution it was drawn from: one-hot at temperature 0.
       confidences: `[B, V]` float32, the drafter's softmax at temperature 1, unfiltered; None
         unless `reads_confidence`.
-      hidden: `[B, D]`, the drafter's last hidden state of the token before it.
-      place: int32 scalar, the number of tokens drafted before it.
+      hidden: the drafter's last hidden state of the token before it.
+      place: the number of tokens drafted before it.
     """
 
-    token: Array  # [B]
-    probs: Array  # [B, V]
-    confidences: Any  # [B, V]
-    hidden: Array  # [B, D]
-    place: Array  # []
+    token: Int32[Array, " B"]
+    probs: Float32[Array, "B V"]
+    confidences: Any
+    hidden: Float[Array, "B D"]
+    place: Int32[Array, ""]
 
 
 class Stopping(Protocol):
@@ -377,25 +359,14 @@ class Stopping(Protocol):
         """Splits the policy: a static part, and its numbers, which are traced.
 
         Changing a number then compiles nothing. By default the policy itself and no parameters.
-
-        Args:
-          head: the drafter's acceptance head, or None if it has none.
-
-        Raises:
-          ValueError: if the policy needs a head but has none.
+        `head` is the drafter's acceptance head, or None if it has none.
         """
         return self, ()
 
     def remember(self, params: Params, rows: int, longest: int) -> Any:
         """The memory of rows that have drafted nothing yet; see `reads_past`.
 
-        Args:
-          params: the policy's own parameters.
-          rows: B.
-          longest: G.
-
-        Returns:
-          A pytree; the leading axis of its arrays is the batch.
+        The leading axis of its arrays is the batch; `longest` is G.
         """
         return ()
 
@@ -403,45 +374,29 @@ class Stopping(Protocol):
         """The state before a draft's first token, for a policy that does not define `begin`."""
         return ()
 
-    def begin(self, params: Params, memory: Any, limits: Array, longest: int) -> tuple[Array, Any]:
-        """Limits the drafts of a round, before the first token.
+    def begin(
+        self, params: Params, memory: Any, limits: Int32[Array, " B"], longest: int
+    ) -> tuple[Int32[Array, " B"], Any]:
+        """The most tokens that each row drafts in a round, and the policy's state.
+
+        By default `limits` and the result of `init`.
 
         Args:
           params: the policy's own parameters.
           memory: the memory of earlier rounds.
-          limits: `[B]` int32 in 0 .. G, the most tokens of each row; 0 in rows that do not draft.
+          limits: in 0 .. G; 0 in rows that do not draft. The result is cut to it.
           longest: G.
-
-        Returns:
-          `[B]` int32, the most tokens each row drafts (cut to `limits`), and the policy's state;
-          the leading axis of its arrays is the batch. By default `limits` and the result of `init`.
         """
         return limits, self.init(limits.shape[0])
 
     @abc.abstractmethod
-    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        """Decides whether each row's draft ends with the token just drawn.
-
-        Args:
-          params: the policy's own parameters.
-          state: its state.
-          drawn: the token just drawn.
-
-        Returns:
-          `[B]` bool, and the new state.
-        """
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Bool[Array, " B"], Any]:
+        """Whether each row's draft ends with the token just drawn, and the new state."""
 
     def learn(self, memory: Any, state: Any, outcome: DraftOutcome) -> Any:
         """Updates the memory by the outcome of the drafts; called if `reads_past`.
 
-        Rows without committed tokens keep their memory, whatever is returned.
-
-        Args:
-          memory: the memory of earlier rounds.
-          state: the policy's state at the end of the drafts.
-          outcome: their outcome.
-
-        Returns:
-          The new memory.
+        `state` is the policy's at the end of the drafts. Rows without committed tokens keep their
+        memory, whatever is returned.
         """
         return memory

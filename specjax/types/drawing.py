@@ -1,6 +1,6 @@
 """How tokens are drawn: temperature, top-k, top-p, and processors.
 
-Axes: B rows, P prompt length, V vocabulary.
+Axes: B rows, V vocabulary.
 """
 
 import abc
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
 
 from specjax.checks import check_part, checked
 from specjax.errors import UserError
-from specjax.types.language_model import Array, Params
+from specjax.types.language_model import Params
 from specjax.types.pytrees import traced_dataclass, without_host
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 def _in_program(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def on_the_device(self: Any, *given: Any, **named: Any) -> Any:
-        return method(without_host(self), *given, **named)
+    def on_the_device(self: Any, *args: Any, **options: Any) -> Any:
+        return method(without_host(self), *args, **options)
 
     return on_the_device
 
@@ -60,46 +61,35 @@ class Processor(Protocol):
             setattr(cls, name, _in_program(getattr(cls, name)))
 
     def bind(self, model: Any) -> tuple["Processor", Params]:
-        """The processor for a model with a tokenizer, and the arrays that all rows share.
-
-        Args:
-          model: the verifier, a `specjax.TextModel`.
-
-        Returns:
-          A processor, and the `params` of `process`.
+        """The processor for the verifier, a `specjax.TextModel`, and the `params` of `process`.
 
         Raises:
-          ValueError: if it does not fit the model, as an unknown token does not.
+          UserError: it does not fit the model, as an unknown token does not.
         """
         return self, ()
 
     def init(self, params: Params, prompts: "PromptBatch", vocab_size: int, room: int) -> Any:
-        """The state after the prompts; `()` by default.
+        """The state after the prompts; the leading axis of its arrays is the batch.
 
-        Args:
-          params: the arrays that all rows share.
-          prompts: the prompts.
-          vocab_size: V.
-          room: the most tokens that follow a prompt, those of a draft past its end included.
-
-        Returns:
-          A pytree; the leading axis of its arrays is the batch.
+        `room` is the most tokens that follow a prompt, those of a draft past its end included.
         """
         return ()
 
     def check_limit(self, limit: int) -> None:
-        """Raises ValueError if a row of at most `limit` new tokens is too short for it.
+        """Raises UserError if a row of at most `limit` new tokens is too short for it.
 
         It is called for each request. The strengths are then those of the request: numbers.
         """
         return None
 
     @abc.abstractmethod
-    def process(self, params: Params, state: Any, logits: Array) -> Array:
-        """The changed `[B, V]` float32 logits; those of a token that must not follow are -inf."""
+    def process(
+        self, params: Params, state: Any, logits: Float32[Array, "B V"]
+    ) -> Float32[Array, "B V"]:
+        """The changed logits; those of a token that must not follow are -inf."""
 
-    def advance(self, params: Params, state: Any, tokens: Array) -> Any:
-        """The state after one more token of each row, `[B]` int32."""
+    def advance(self, params: Params, state: Any, tokens: Int32[Array, " B"]) -> Any:
+        """The state after one more token of each row."""
         return state
 
 
@@ -131,10 +121,6 @@ class Sampling:
         temperature and top-k) have less than this mass, so all ties at the edge stay.
       processors: further changes, a tuple of `specjax.processors`; None: there is none.
       processing: their states, which a method sets; the functions of `specjax.processing` read it.
-
-    Raises:
-      TypeError: if `processors` is not a tuple of processors.
-      ValueError: if a concrete value is outside its range.
     """
 
     temperature: jax.Array | float = 1.0
@@ -154,13 +140,13 @@ class Sampling:
             put(self, "processors", _in_order(self.processors))
 
 
-def _in_order(given: Any) -> tuple[Any, ...] | None:
+def _in_order(processors: Any) -> tuple[Any, ...] | None:
     """The processors in the order in which they run; None if there are none."""
-    if not isinstance(given, tuple | list):
+    if not isinstance(processors, tuple | list):
         raise UserError(
             "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
-            f"(@MinP(),), got {given!r}"
+            f"(@MinP(),), got {processors!r}"
         )
-    for i, one in enumerate(given):
+    for i, one in enumerate(processors):
         check_part(f"processors[{i}]", one, ("process", "init", "order"), "processors.MinP(0.05)")
-    return tuple(sorted(given, key=lambda one: one.order)) or None
+    return tuple(sorted(processors, key=lambda one: one.order)) or None

@@ -1,7 +1,7 @@
 """The interface of language models.
 
-Axes: B rows, P prompt length, F prefix length, T tokens in one extend, S cache length, D width,
-V vocabulary.
+Axes: B rows, P prompt length, F prefix length, T tokens in one extend, N nodes of a tree, S cache
+length, D width, V vocabulary, G longest path.
 """
 
 import abc
@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
-from jaxtyping import Int32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
 from specjax.checks import checked_scores
 from specjax.errors import UserError
 
-Array = jax.Array
 Params = Any  # a pytree of arrays
 Cache = Any  # a pytree of arrays whose leading axis is the batch
 CacheUpdates = Any  # a pytree of arrays: the entries that a block adds to a cache
@@ -42,26 +41,26 @@ class Prefilled(NamedTuple):
 
     Attributes:
       cache: the model's cache, with the whole prompt except `tokens`.
-      tokens: `[B]` int32, the last token of each prompt (or the start token); not in the cache.
-      positions: `[B]` int32, the cache position of `tokens`.
+      tokens: the last token of each prompt (or the start token); not in the cache.
+      positions: the cache position of `tokens`.
     """
 
     cache: Cache
-    tokens: Array  # [B]
-    positions: Array  # [B]
+    tokens: Int32[Array, " B"]
+    positions: Int32[Array, " B"]
 
 
 class Extended(NamedTuple):
     """A model's output for a block of tokens.
 
     Attributes:
-      logits: `[B, T, V]` float32; `logits[b, t]` predicts the token after `tokens[b, t]`.
-      hidden: `[B, T, D]`, the last hidden states (before the output projection).
-      cache: the cache, with the block's entries at `positions[b] .. positions[b] + T - 1`.
+      logits: `logits[b, t]` predicts the token after `tokens[b, t]`.
+      hidden: the last hidden states (before the output projection).
+      cache: with the block's entries at `positions[b] .. positions[b] + T - 1`.
     """
 
-    logits: Array  # [B, T, V]
-    hidden: Array  # [B, T, D]
+    logits: Float32[Array, "B T V"]
+    hidden: Float[Array, "B T D"]
     cache: Cache
 
 
@@ -71,24 +70,17 @@ class TreeShape(NamedTuple):
     The tokens are the last T nodes; the first N - T are in the cache already.
 
     Attributes:
-      depths: `[B, N]` int32, the distance of each node from node 0: its position in the text, while
-        its slot in the cache is its number.
-      seen: `[B, T, N]` bool, whether token i equals or follows node j, and so sees it.
+      depths: the distance of each node from node 0: its position in the text, while its slot in the
+        cache is its number.
+      seen: whether token i equals or follows node j, and so sees it.
     """
 
-    depths: Array  # [B, N]
-    seen: Array  # [B, T, N]
+    depths: Int32[Array, "B N"]
+    seen: Bool[Array, "B T N"]
 
 
 def row_axes(tree: Any) -> Axes:
-    """Names the leading axis of every array "batch", and no other axis.
-
-    Args:
-      tree: a pytree of arrays or shapes.
-
-    Returns:
-      The same structure with a tuple of names for each array; None leaves an axis whole.
-    """
+    """Names the leading axis of every array "batch"; None leaves the others whole."""
     return jax.tree.map(lambda x: ("batch", *(None,) * (x.ndim - 1))[: x.ndim], tree)
 
 
@@ -120,12 +112,7 @@ class LanguageModel(Protocol):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """Counts the cache positions of each prompt, with its last token.
 
-        Args:
-          input_lengths: `[B]`, or a number.
-          prefix_lengths: `[B]`, or a number.
-
-        Returns:
-          The same shape; the first generated token has this position.
+        Lengths are `[B]` or numbers. The first generated token has this position.
         """
 
     @abc.abstractmethod
@@ -134,23 +121,32 @@ class LanguageModel(Protocol):
 
     @abc.abstractmethod
     def score(
-        self, params: Params, cache: Cache, tokens: Array, positions: Array
-    ) -> tuple[Array, Array, CacheUpdates]:
-        """Reads `tokens [B, T]` at `positions[b] ..` without changing the cache.
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Int32[Array, "B T"],
+        positions: Int32[Array, " B"],
+    ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheUpdates]:
+        """Reads tokens at `positions[b] ..` without changing the cache.
 
         Returns:
-          logits `[B, T, V]` float32, hidden `[B, T, D]`, and the updates for `write`. The updates
-          have T in one axis of each array that depends on it. Since they do not contain the cache,
-          they may cross a `lax.switch` between several T without copying it.
+          Logits, hidden states, and the updates for `write`. The updates have T in one axis of each
+          array that depends on it. Since they do not contain the cache, they may cross a
+          `lax.switch` between several T without copying it.
         """
 
     @abc.abstractmethod
-    def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
+    def write(self, cache: Cache, updates: CacheUpdates, positions: Int32[Array, " B"]) -> Cache:
         """Writes the updates of `score` at `positions[b] ..`; entries past the end are dropped."""
 
     def score_tree(
-        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
-    ) -> tuple[Array, Array, CacheUpdates]:
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Int32[Array, "B T"],
+        positions: Int32[Array, " B"],
+        tree: TreeShape,
+    ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheUpdates]:
         """`score` for tokens of a tree, if `reads_trees`.
 
         Node i of the tree has the slot `positions[b] + i` of the cache and the position
@@ -159,14 +155,12 @@ class LanguageModel(Protocol):
         """
         raise UserError(f"{type(self).__name__} cannot read trees")
 
-    def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
+    def keep(
+        self, cache: Cache, positions: Int32[Array, " B"], nodes: Int32[Array, "B G"]
+    ) -> Cache:
         """Moves the entries of a path through a tree together, if `reads_trees`.
 
-        Args:
-          cache: with a tree's entries at `positions[b] ..`.
-          positions: `[B]` int32.
-          nodes: `[B, G]` int32; the entry at `positions[b] + nodes[b, i]` moves to
-            `positions[b] + 1 + i`.
+        The entry at `positions[b] + nodes[b, i]` moves to `positions[b] + 1 + i`.
         """
         raise UserError(f"{type(self).__name__} cannot read trees")
 
@@ -174,11 +168,11 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Array,
-        positions: Array,
+        tokens: Int32[Array, "B T"],
+        positions: Int[Array, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:
-        """Reads `tokens [B, T]` at `positions[b] ..` and writes them into the cache.
+        """Reads tokens at `positions[b] ..` and writes them into the cache.
 
         With `tree`, if `reads_trees`, as `score_tree`: the tokens are the last T nodes, and they
         are written at `positions[b] + N - T ..`.

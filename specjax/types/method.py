@@ -1,14 +1,16 @@
 """The inputs, state and statistics of a decoding method, for rows that advance independently.
 
-Axes: B rows, P prompt length, F prefix length, N longest output, G longest draft block.
+Axes: B rows, P prompt length, F prefix length, N longest output, G longest draft block,
+L = G + 1 lengths of a block, S states of an automaton, V vocabulary.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Array, Bool, Float32, Int, Int8, Int32, Key
 
 from specjax.types.drawing import Sampling
-from specjax.types.language_model import Array, Prompts
+from specjax.types.language_model import Prompts
 
 # Why a row ended: the codes in `DecodeState.ended_by`, and their names.
 RUNNING, EOS, LENGTH, NAN, ABORTED, STOP = range(6)
@@ -16,7 +18,7 @@ ENDED_BY = ("running", "eos", "length", "nan", "aborted", "stop")
 
 
 class PromptBatch(NamedTuple):
-    """The inputs of a method; the leading axis of every array is the batch.
+    """The inputs of a method, of NumPy or JAX; the leading axis of every array is the batch.
 
     Attributes:
       inputs: `[B, P]` int32 prompts, padded on the right.
@@ -31,15 +33,15 @@ class PromptBatch(NamedTuple):
       prefix_lengths: `[B]` int32, or None for F in each row.
     """
 
-    inputs: Any  # [B, P]
-    input_lengths: Any  # [B]
-    ids: Any  # [B]
-    limits: Any  # [B]
-    seeds: Any = 0  # [] or [B]
+    inputs: Any
+    input_lengths: Any
+    ids: Any
+    limits: Any
+    seeds: Any = 0
     sampling: Sampling = Sampling()
-    draft_limits: Any = None  # [B]
-    prefix: Any = None  # [B, F]
-    prefix_lengths: Any = None  # [B]
+    draft_limits: Any = None
+    prefix: Any = None
+    prefix_lengths: Any = None
 
     @property
     def prompts(self) -> Prompts:
@@ -50,117 +52,111 @@ class PromptBatch(NamedTuple):
 class DecodeInfo(NamedTuple):
     """Statistics of decoding, per row since its start: written by the loop, never read by it.
 
+    Log-probabilities are in nats. An array of single tokens is None unless requested, and NaN or -1
+    past the output or if a method reports none (see `specjax.decoding.Step`).
+
     Attributes:
-      calls: model's name -> `[B]` int32, its passes while the row was unfinished. A pass serves the
-        whole batch, so other rows that draft more can add passes of the drafter; the pass after a
-        whole block counts only if this row's block was accepted whole.
-      drafted_lengths: `[B, G + 1]` int32, the number of rounds with 0 .. G drafted tokens. Tokens
-        that nothing can reject do not count as drafted. Of a tree count the accepted tokens, and
-        one more if the path ended by a rejection.
-      accepted_lengths: `[B, G + 1]` int32, the number of rounds with 0 .. G accepted tokens; tokens
-        past an EOS or the limit count too.
-      token_sum: `[B]` float32, sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
-      block_sum: `[B]` float32, sum over rounds of sum_i P_i on the same drafts; never smaller.
-      log_conf: `[B]` float32, log-probability of the emitted tokens under the verifier itself, in
-        nats: at temperature 1, without filters and processors. NaN if it has not read them all, as
-        in cascades that keep the end of a draft unread; None unless requested.
-      log_p: `[B]` float32, the same after temperature, filters and processors; -inf if a rule
-        emitted a token that the verifier could not.
-      log_target: `[B]` float32, the same under the target distributions.
-      nan_in: `[B]` int32, for a row that ended by NaN the index of its source in
-        `Method.nan_sources`; else -1.
-      deferrals: `[B]` int32, how often the drafter deferred to the verifier: the verifier's passes.
-        If both models read every token, or the verifier writes whole responses: the emitted tokens
-        that are the verifier's.
-      rollbacks: `[B]` int32, the number of rounds with rejected tokens.
-      token_log_conf: `[B, N]` float32, `log_conf` per token, or None unless requested; NaN past the
-        output, or if a method reports none (see `specjax.decoding.Step`).
-      token_log_p: `[B, N]` float32, `log_p` per token, or None.
-      token_log_target: `[B, N]` float32, `log_target` per token, or None.
-      token_sources: `[B, N]` int8, the index into `Method.source_names` of where each token came
-        from, or None unless requested; -1 past the output, or if a method reports none.
-      nodes: `[B, 2, G]` int32, in how many rounds each node of a tree was drafted, and accepted;
-        None of chains.
+      calls: model's name -> its passes while the row was unfinished. A pass serves the whole batch,
+        so other rows that draft more can add passes of the drafter; the pass after a whole block
+        counts only if this row's block was accepted whole.
+      drafted_lengths: the number of rounds with 0 .. G drafted tokens. Tokens that nothing can
+        reject do not count as drafted. Of a tree count the accepted tokens, and one more if the
+        path ended by a rejection.
+      accepted_lengths: the number of rounds with 0 .. G accepted tokens; tokens past an EOS or the
+        limit count too.
+      token_sum: sum over rounds of sum_i prod_{j <= i} min(1, pi_j / q_j).
+      block_sum: sum over rounds of sum_i P_i on the same drafts; never smaller.
+      log_conf: log-probability of the emitted tokens under the verifier itself: at temperature 1,
+        without filters and processors. NaN if it has not read them all, as in cascades that keep
+        the end of a draft unread; None unless requested.
+      log_p: the same after temperature, filters and processors; -inf if a rule emitted a token that
+        the verifier could not.
+      log_target: the same under the target distributions.
+      nan_in: for a row that ended by NaN the index of its source in `Method.nan_sources`; else -1.
+      deferrals: how often the drafter deferred to the verifier: the verifier's passes. If both
+        models read every token, or the verifier writes whole responses: the emitted tokens that are
+        the verifier's.
+      rollbacks: the number of rounds with rejected tokens.
+      token_log_conf: `log_conf` per token; likewise the next two.
+      token_sources: the index into `Method.source_names` of where each token came from.
+      nodes: in how many rounds each node of a tree was drafted, and accepted; None of chains.
     """
 
-    calls: dict[str, Array]
-    drafted_lengths: Array  # [B, G + 1]
-    accepted_lengths: Array  # [B, G + 1]
-    token_sum: Array  # [B]
-    block_sum: Array  # [B]
-    log_conf: Array | None  # [B]
-    log_p: Array  # [B]
-    log_target: Array  # [B]
-    nan_in: Array  # [B]
-    deferrals: Array  # [B]
-    rollbacks: Array  # [B]
-    token_log_conf: Array | None = None  # [B, N]
-    token_log_p: Array | None = None  # [B, N]
-    token_log_target: Array | None = None  # [B, N]
-    token_sources: Array | None = None  # [B, N]
-    nodes: Array | None = None  # [B, 2, G]
+    calls: dict[str, Int32[Array, " B"]]
+    drafted_lengths: Int32[Array, "B L"]
+    accepted_lengths: Int32[Array, "B L"]
+    token_sum: Float32[Array, " B"]
+    block_sum: Float32[Array, " B"]
+    log_conf: Float32[Array, " B"] | None
+    log_p: Float32[Array, " B"]
+    log_target: Float32[Array, " B"]
+    nan_in: Int32[Array, " B"]
+    deferrals: Int32[Array, " B"]
+    rollbacks: Int32[Array, " B"]
+    token_log_conf: Float32[Array, "B N"] | None = None
+    token_log_p: Float32[Array, "B N"] | None = None
+    token_log_target: Float32[Array, "B N"] | None = None
+    token_sources: Int8[Array, "B N"] | None = None
+    nodes: Int32[Array, "B 2 G"] | None = None
 
 
 class StopState(NamedTuple):
     """The rows' progress towards a stop string.
 
     Attributes:
-      states: `[B]` int32, states of an automaton that reads tokens.
-      first: `[B]` int32, the states before the first token.
-      table: `[S, V]` int16 or int32, the state after each token in each state; S - 1 means that a
-        stop string is complete. It is here while a method steps, and None between two calls of
-        `run`, which get it as an argument: rows share it.
+      states: states of an automaton that reads tokens.
+      first: the states before the first token.
+      table: int16 or int32, the state after each token in each state; S - 1 means that a stop
+        string is complete. It is here while a method steps, and None between two calls of `run`,
+        which get it as an argument: rows share it.
     """
 
-    states: Array  # [B]
-    first: Array  # [B]
-    table: Array | None = None  # [S, V]
+    states: Int32[Array, " B"]
+    first: Int32[Array, " B"]
+    table: Int[Array, "S V"] | None = None
 
 
 class DecodeState(NamedTuple):
     """The rows between two calls of `run`; the leading axis of every array is the batch.
 
     Attributes:
-      tokens: `[B, N]` int32, the output; zero past `lengths`.
-      lengths: `[B]` int32, the number of emitted tokens.
-      limits: `[B]` int32, the most tokens of each row; at most N.
-      draft_limits: `[B]` int32 in 0 .. G, the longest block of each row. Between two calls it may
-        be replaced, by numbers that depend only on committed tokens. A verification with a carry
-        (GreedyBlock) ignores it and drafts G tokens.
-      ended_by: `[B]` int32, a code of `ENDED_BY`. A row that is not running stays frozen.
-      keys: `[B]` keys, one stream per row.
-      steps: `[B]` int32, the row's steps so far: its counter of random numbers.
+      tokens: the output; zero past `lengths`.
+      lengths: the number of emitted tokens.
+      limits: the most tokens of each row; at most N.
+      draft_limits: in 0 .. G, the longest block of each row. Between two calls it may be replaced,
+        by numbers that depend only on committed tokens. A verification with a carry (GreedyBlock)
+        ignores it and drafts G tokens.
+      ended_by: a code of `ENDED_BY`. A row that is not running stays frozen.
+      keys: one stream per row.
+      steps: the row's steps so far: its counter of random numbers.
       sampling: fields `[B]`.
       inner: the method's own state.
       info: statistics.
       stop: the progress towards stop strings, if there are any; else None.
     """
 
-    tokens: Array  # [B, N]
-    lengths: Array  # [B]
-    limits: Array  # [B]
-    draft_limits: Array  # [B]
-    ended_by: Array  # [B]
-    keys: Array  # [B]
-    steps: Array  # [B]
+    tokens: Int32[Array, "B N"]
+    lengths: Int32[Array, " B"]
+    limits: Int32[Array, " B"]
+    draft_limits: Int32[Array, " B"]
+    ended_by: Int32[Array, " B"]
+    keys: Key[Array, " B"]
+    steps: Int32[Array, " B"]
     sampling: Sampling
     inner: Any
     info: DecodeInfo
     stop: StopState | None = None
 
     @property
-    def finished(self) -> Array:
-        """`[B]` bool, the rows that emit no more tokens."""
+    def finished(self) -> Bool[Array, " B"]:
         return self.ended_by != RUNNING
 
     @property
     def wants_log_conf(self) -> bool:
-        """Whether steps must report log-probabilities under the verifier itself."""
         return self.info.log_conf is not None
 
     @property
     def wants_sources(self) -> bool:
-        """Whether steps must report where their tokens came from."""
         return self.info.token_sources is not None
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
 _T = TypeVar("_T")
 
@@ -94,8 +95,8 @@ def _show(leaf: Any) -> str:
     return str(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else repr(leaf)
 
 
-def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
-    """The arrays of `new` in the rows where `rows [B]` is true, else those of `old`."""
+def where_rows(rows: Bool[Array, " B"], new: Any, old: Any) -> Any:
+    """The arrays of `new` in the rows where `rows` is true, else those of `old`."""
 
     def choose(x: Any, y: Any) -> Any:
         return jnp.where(rows.reshape((-1,) + (1,) * (x.ndim - 1)), x, y)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Protocol
 
-from specjax.types.language_model import Array
+from jaxtyping import Array, Float32
 
 
 class Rule(Protocol):
@@ -22,20 +22,17 @@ class Rule(Protocol):
     reads_verifier_confidence: ClassVar[bool]
 
     def __call__(
-        self, q: Array, p: Array, q_conf: Array | None = None, p_conf: Array | None = None
-    ) -> Array:
-        """The target distribution at one position.
+        self,
+        q: Float32[Array, " V"],
+        p: Float32[Array, " V"],
+        q_conf: Float32[Array, " V"] | None = None,
+        p_conf: Float32[Array, " V"] | None = None,
+    ) -> Float32[Array, " V"]:
+        """The target distribution pi at one position: not negative, and its sum is 1.
 
         Args:
-          q: `[V]` float32, the drafter's distribution.
-          p: `[V]` float32, the verifier's distribution.
-          q_conf: `[V]` float32, the drafter's confidence; may be None if it is not read.
-          p_conf: `[V]` float32, the verifier's confidence; may be None if it is not read.
-
-        Returns:
-          pi: `[V]` float32, not negative; its sum is 1.
-
-        Raises:
-          ValueError: (at trace time) on other shapes or dtypes, a missing confidence, or a strength
-            that is not a scalar.
+          q: the drafter's distribution.
+          p: the verifier's distribution.
+          q_conf: the drafter's confidence; may be None if it is not read.
+          p_conf: the verifier's confidence; may be None if it is not read.
         """

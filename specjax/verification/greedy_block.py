@@ -6,6 +6,8 @@ ends when this path is G tokens long, or reaches a prefix where that round's dra
 stopped. Carry-overs nest, oldest first. Without them the output would be biased.
 
 Source: Sun et al., Optimal Block-Level Draft Verification (arXiv 2403.10444v1), Algorithm 3.
+
+Axes: G longest block, N = G + 1 nodes, C = G - 1 slots of carry-overs, V vocabulary.
 """
 
 import dataclasses
@@ -14,26 +16,27 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.errors import UserError
 from specjax.sampling import residual, residual_mass
-from specjax.types import Acceptance, Array, DraftTraits, Verification
-from specjax.verification.verify import drafted, ratios
+from specjax.types import Acceptance, DraftTraits, ScoredBlock, Verification
+from specjax.verification.chains import is_drafted, ratios
 
 # At this ratio R pi - q equals R pi in float32. Sums of larger ones could overflow.
 _MAX_RATIO = 1e30
 
 
 class GreedyBlockCarry(NamedTuple):
-    """The carry-overs of one row, oldest first; C = G - 1 slots.
+    """The carry-overs of one row, oldest first.
 
     Attributes:
-      ratio: `[C]` float32, R along the emitted path since the slot's block began.
-      remaining: `[C]` int32, how many more positions the slot changes; 0: it has ended.
+      ratio: R along the emitted path since the slot's block began.
+      remaining: how many more positions the slot changes; 0: it has ended.
     """
 
-    ratio: Array  # [C]
-    remaining: Array  # [C]
+    ratio: Float32[Array, " C"]
+    remaining: Int32[Array, " C"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,6 @@ class GreedyBlock(Verification):
     has_carry: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        """Raises ValueError if drafts depend on more than the prefix, or stop at random."""
         wrong = {
             "a drafter whose distributions depend on more than the prefix": not traits.prefix_only,
             "randomised stops": traits.random_stops,
@@ -57,34 +59,15 @@ class GreedyBlock(Verification):
                 raise UserError(f"GreedyBlock is not exact with {what}: use Block or Token instead")
 
     def init_carry(self, max_draft: int) -> GreedyBlockCarry:
-        """A carry without carry-overs: `[G - 1]` slots, all ended."""
         slots = max(max_draft - 1, 0)
         return GreedyBlockCarry(jnp.ones((slots,), jnp.float32), jnp.zeros((slots,), jnp.int32))
 
-    def acceptance(
-        self,
-        tokens: Array,
-        draft_probs: Any,
-        target_probs: Array,
-        num_drafted: Array,
-        carry: Any = (),
-        still_drafting: Array | None = None,
-    ) -> Acceptance:
-        slots = (max(tokens.size - 1, 0),)
-        if not isinstance(carry, GreedyBlockCarry) or carry.ratio.shape != slots:
-            found = carry.ratio.shape if isinstance(carry, GreedyBlockCarry) else repr(carry)
-            raise UserError(
-                f"carry must have [G - 1] = {slots} slots for a block of G = {tokens.size} tokens, "
-                f"got {found}: start with init_carry({tokens.size})"
-            )
-        targets, levels = _nested(
-            tokens,
-            draft_probs,
-            target_probs,
-            num_drafted,
-            carry,
-            still_drafting,
-        )
+    def acceptance(self, block: ScoredBlock, carry: Any = ()) -> Acceptance:
+        tokens, draft_probs, _, num_drafted = block[:4]
+        assert draft_probs is not None
+        assert isinstance(carry, GreedyBlockCarry), "start with init_carry(G)"
+        assert carry.ratio.size == max(tokens.size - 1, 0), "the carry is of another block length"
+        targets, levels = _nested(block, carry)
         scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
         remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:]
@@ -92,21 +75,21 @@ class GreedyBlock(Verification):
         reject = jax.vmap(residual_mass)(draft_probs, scales[:, None] * targets)[1:]
         inner = jnp.where(remain >= reject, 1.0, remain / jnp.where(reject > 0.0, reject, 1.0))
         thresholds = jnp.where(index == num_drafted, jnp.minimum(scales[1:], 1.0), inner)
-        thresholds = jnp.where(drafted(tokens, num_drafted), thresholds, 0.0)
+        thresholds = jnp.where(is_drafted(tokens, num_drafted), thresholds, 0.0)
         return Acceptance(thresholds, scales, targets, levels)
 
     def next_carry(
         self,
         acceptance: Acceptance,
-        draft_probs: Array,
-        num_drafted: Array,
+        block: ScoredBlock,
         carry: Any,
-        num_accepted: Array,
-        next_token: Array,
+        num_accepted: Int32[Array, ""],
+        next_token: Int32[Array, ""],
     ) -> GreedyBlockCarry:
         if not carry.ratio.size:
             return carry
-        levels: _Levels = acceptance.detail
+        draft_probs, levels = block.draft_probs, acceptance.detail
+        assert draft_probs is not None
         emitted = num_accepted + 1
         # Each slot's own target, at the last emitted token.
         last_q = draft_probs[num_accepted, next_token]
@@ -119,7 +102,7 @@ class GreedyBlock(Verification):
             acceptance.scales[num_accepted], acceptance.targets[num_accepted, next_token], last_q
         )
         # If the whole block is accepted, the path is at a prefix where its drafter stopped.
-        goes_on = (num_accepted < num_drafted) & jnp.isfinite(new_ratio)
+        goes_on = (num_accepted < block.num_drafted) & jnp.isfinite(new_ratio)
         new_left = jnp.where(goes_on, jnp.maximum(draft_probs.shape[0] - 1 - emitted, 0), 0)
         return GreedyBlockCarry(
             jnp.append(jnp.where(alive, ratio, 1.0)[1:], jnp.where(goes_on, new_ratio, 1.0)),
@@ -128,29 +111,28 @@ class GreedyBlock(Verification):
 
 
 class _Levels(NamedTuple):
-    inputs: Array  # [C, G + 1, V] the targets that each slot changes
-    ratios: Array  # [C, G + 1] R before each position
-    alive: Array  # [C, G + 1] whether the slot changes the target there
+    """What each slot changes.
+
+    Attributes:
+      inputs: the targets that each slot changes.
+      ratios: R before each position.
+      alive: whether the slot changes the target there.
+    """
+
+    inputs: Float32[Array, "C N V"]
+    ratios: Float32[Array, "C N"]
+    alive: Bool[Array, "C N"]
 
 
-def _nested(
-    tokens: Array,
-    draft_probs: Array,
-    target_probs: Array,
-    num_drafted: Array,
-    carry: GreedyBlockCarry,
-    still_drafting: Array | None,
-) -> tuple[Array, _Levels]:
+def _nested(block: ScoredBlock, carry: GreedyBlockCarry) -> tuple[Array, _Levels]:
     """Applies the carry-overs of the slots one after the other, oldest first."""
+    tokens, draft_probs, target_probs, num_drafted = block[:4]
+    assert draft_probs is not None
     position = jnp.arange(tokens.size + 1)
     goes_on = jnp.ones((carry.ratio.size, position.size), bool)
-    if still_drafting is not None:
-        if still_drafting.shape != goes_on.shape:
-            raise UserError(
-                f"still_drafting must be [G - 1, G + 1] = {goes_on.shape}, got "
-                f"{still_drafting.shape}"
-            )
-        goes_on = jnp.cumprod(still_drafting.astype(jnp.int32), axis=1) > 0
+    if block.still_drafting is not None:
+        assert block.still_drafting.shape == goes_on.shape, "still_drafting must be [C, N]"
+        goes_on = jnp.cumprod(block.still_drafting.astype(jnp.int32), axis=1) > 0
 
     def alter(targets, slot):
         ratio, remaining, open_ = slot
@@ -167,12 +149,12 @@ def _nested(
 
 def _joint_ratios(
     tokens: Array,
-    draft_probs: Array,
+    draft_probs: Array | None,
     target_probs: Array,
     num_drafted: Array,
     start: Array | float = 1.0,
 ) -> Array:
-    """R_0 .. R_G, R_i = start * prod_{j <= i} pi_j(x_j) / q_j(x_j), uncapped; `[G + 1]` float32."""
+    """R_0 .. R_G, R_i = start * prod_{j <= i} pi_j(x_j) / q_j(x_j), uncapped."""
 
     def step(joint, ratio):
         joint = _product(joint, ratio)
@@ -180,7 +162,7 @@ def _joint_ratios(
 
     first = jnp.asarray(start, jnp.float32)
     along = ratios(tokens, draft_probs, target_probs)
-    along = jnp.where(drafted(tokens, num_drafted), along, 1.0)
+    along = jnp.where(is_drafted(tokens, num_drafted), along, 1.0)
     return jnp.concatenate([first[None], lax.scan(step, first, along)[1]])
 
 

@@ -4,49 +4,21 @@ All algorithms judge the children of a node one after the other, in the order in
 drawn. A node has a mass of each next token; a child that fails takes its share away. One function
 computes all chances; the algorithms differ in what they do with them.
 
-Functions take one row. Axes: G longest block, V vocabulary.
+Functions take one row. Axes: G longest block, N = G + 1 nodes, V vocabulary.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float32
 
 from specjax.errors import UserError
 from specjax.platforms import entry, row
 from specjax.sampling import TINY, total
-from specjax.types import Array, ChildLaw, DraftTraits, Path
-from specjax.verification.block import Block
-from specjax.verification.token import Token
-
-
-class JudgedTree(NamedTuple):
-    """The state of a tree of which some children have been judged.
-
-    The mass of a token after node n is `scales[n] * masses[n, v]`.
-
-    Attributes:
-      chances: `[G + 1]` float32: the chance to accept each node after its elder siblings failed.
-      masses: `[G + 1, V]` float32.
-      scales: `[G + 1]` float32.
-      totals: `[G + 1]` float32, the sum of a node's masses.
-    """
-
-    chances: Array  # [G + 1]
-    masses: Array  # [G + 1, V]
-    scales: Array  # [G + 1]
-    totals: Array  # [G + 1]
-
-
-class TreeBlock(NamedTuple):
-    """The arguments of `Verification.walk` that describe the tree."""
-
-    tokens: Array  # [G]
-    parents: Array  # [G]
-    laws: Array  # [G]
-    drawn_from: Array  # [G]
-    num_drafted: Array
+from specjax.types import ChildLaw, DraftTraits, Path, ScoredBlock
+from specjax.verification.chains import Block, Token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,21 +40,10 @@ class Walk(Token):
                 "of a chain: use Block or Token verification"
             )
 
-    def walk(
-        self,
-        uniforms: Array,
-        tokens: Array,
-        parents: Array,
-        laws: Array | None,
-        draft_probs: Any,
-        target_probs: Array,
-        num_drafted: Array,
-        drawn_from: Array | None = None,
-    ) -> Path:
-        laws = jnp.full_like(tokens, ChildLaw.TOP)
-        tree = TreeBlock(tokens, parents, laws, parents, num_drafted)
-        judged = _judge(tree, None, target_probs, joint=False)
-        return descend(uniforms, parents, judged, target_probs)
+    def walk(self, uniforms: Float32[Array, " G"], block: ScoredBlock) -> Path:
+        certain = jnp.full_like(block.tokens, ChildLaw.TOP)
+        block = block._replace(laws=certain, draft_probs=None)
+        return descend(uniforms, block, _judge(block, joint=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,21 +59,8 @@ class TopDown(Token):
 
     walks_trees: ClassVar[bool] = True
 
-    def walk(
-        self,
-        uniforms: Array,
-        tokens: Array,
-        parents: Array,
-        laws: Array | None,
-        draft_probs: Any,
-        target_probs: Array,
-        num_drafted: Array,
-        drawn_from: Array | None = None,
-    ) -> Path:
-        rows = parents if drawn_from is None else drawn_from
-        tree = TreeBlock(tokens, parents, _known(self, laws), rows, num_drafted)
-        judged = _judge(tree, draft_probs, target_probs, joint=False)
-        return descend(uniforms, parents, judged, target_probs)
+    def walk(self, uniforms: Float32[Array, " G"], block: ScoredBlock) -> Path:
+        return descend(uniforms, block, _judge(block, joint=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,42 +72,40 @@ class Traversal(Block):
 
     walks_trees: ClassVar[bool] = True
 
-    def walk(
-        self,
-        uniforms: Array,
-        tokens: Array,
-        parents: Array,
-        laws: Array | None,
-        draft_probs: Any,
-        target_probs: Array,
-        num_drafted: Array,
-        drawn_from: Array | None = None,
-    ) -> Path:
-        rows = parents if drawn_from is None else drawn_from
-        tree = TreeBlock(tokens, parents, _known(self, laws), rows, num_drafted)
-        judged = _judge(tree, draft_probs, target_probs, joint=True)
-        return climb(uniforms, parents, judged, target_probs)
+    def walk(self, uniforms: Float32[Array, " G"], block: ScoredBlock) -> Path:
+        return climb(uniforms, block, _judge(block, joint=True))
 
 
-def passes(uniforms: Array, chances: Array) -> Array:
-    """Whether each node passes; both `[G]`."""
+class JudgedTree(NamedTuple):
+    """The state of a tree of which some children have been judged.
+
+    The mass of a token after node n is `scales[n] * masses[n, v]`.
+
+    Attributes:
+      chances: the chance to accept each node after its elder siblings failed.
+      totals: the sum of a node's masses.
+    """
+
+    chances: Float32[Array, " N"]
+    masses: Float32[Array, "N V"]
+    scales: Float32[Array, " N"]
+    totals: Float32[Array, " N"]
+
+
+def passes(uniforms: Float32[Array, " G"], chances: Float32[Array, " G"]) -> Bool[Array, " G"]:
+    """Whether each node passes."""
     return uniforms < chances
 
 
-def _known(algorithm: Any, laws: Array | None) -> Array:
-    if laws is None:
-        raise UserError(
-            f"{type(algorithm).__name__} needs DraftBlock.laws, how each token was drawn: set them "
-            "in the drafter, or use Walk verification"
-        )
-    return laws
-
-
-def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bool) -> JudgedTree:
+def _judge(block: ScoredBlock, *, joint: bool) -> JudgedTree:
     """Judges all nodes but node 0, elder siblings first."""
+    tokens, parents, laws = block.tokens, block.parents, block.laws
+    assert parents is not None, "a tree needs parents"
+    assert laws is not None, "the drafter must set DraftBlock.laws, how each token was drawn"
+    drawn_from = parents if block.drawn_from is None else block.drawn_from
 
     def step(node: Array, state: JudgedTree) -> JudgedTree:
-        token, at, law = (x[node - 1] for x in tree[:3])
+        token, at, law = (x[node - 1] for x in (tokens, parents, laws))
         masses, scale = row(state.masses, at), state.scales[at]
         share = jnp.minimum(scale * entry(masses, token), 1.0)
         # A token without randomness is accepted with its own mass, which leaves the rest.
@@ -170,16 +116,17 @@ def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bo
             scale / rest,
             jnp.maximum(state.totals[at] - share, 0.0) / rest,
         )
-        if draft_probs is not None:
+        if block.draft_probs is not None:
             left = jnp.maximum(1.0 - state.totals[at], 0.0)
-            draft = _law_of(tree, node, row(draft_probs, tree.drawn_from[node - 1]))
+            draft = row(block.draft_probs, drawn_from[node - 1])
+            draft = _without_siblings(draft, node, tokens, laws, drawn_from)
             drawn = _after_draw(scale * masses, token, draft, left)
             fixed = law == ChildLaw.TOP
             chance = jnp.where(fixed, share, drawn[0])
             after = tuple(jnp.where(fixed, x, y) for x, y in zip(after, drawn[1:], strict=True))
         if not joint:
             after = (*after[:2], jnp.float32(1.0))
-        exists = node <= tree.num_drafted
+        exists = node <= block.num_drafted
         chance = jnp.where(exists, chance, 0.0)
         own = chance if joint else jnp.float32(1.0)
         before = masses, scale, state.totals[at]
@@ -191,23 +138,25 @@ def _judge(tree: TreeBlock, draft_probs: Array | None, targets: Array, joint: bo
             state.totals.at[at].set(mass).at[node].set(own),
         )
 
-    count = tree.tokens.size + 1
+    count = tokens.size + 1
     ones = jnp.ones((count,), jnp.float32)
-    start = JudgedTree(ones, targets, ones, ones)
+    start = JudgedTree(ones, block.target_probs, ones, ones)
     return lax.fori_loop(1, count, step, start)
 
 
-def _law_of(tree: TreeBlock, node: Array, draft: Array) -> Array:
-    """The weights that a node's token was drawn by, from its drafter's distribution `[V]`."""
-    law, index = tree.laws[node - 1], jnp.arange(1, tree.tokens.size + 1, dtype=jnp.int32)
-    siblings = (tree.drawn_from == tree.drawn_from[node - 1]) & (index != node)
+def _without_siblings(
+    draft: Array, node: Array, tokens: Array, laws: Array, drawn_from: Array
+) -> Array:
+    """The weights that a node's token was drawn by, from its drafter's distribution."""
+    law, index = laws[node - 1], jnp.arange(1, tokens.size + 1, dtype=jnp.int32)
+    siblings = (drawn_from == drawn_from[node - 1]) & (index != node)
     # Siblings that the row's limit cuts off count too: the draw did not know of the limit.
     gone = siblings & jnp.where(index < node, law >= ChildLaw.WITHOUT, law == ChildLaw.OFF)
-    return draft.at[jnp.where(gone, tree.tokens, draft.size)].set(0.0, mode="drop")
+    return draft.at[jnp.where(gone, tokens, draft.size)].set(0.0, mode="drop")
 
 
 def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[Array, ...]:
-    """The chance of a token that was drawn by weights `draft [V]`, and what it leaves."""
+    """The chance of a token that was drawn by the weights `draft`, and what it leaves."""
     weight = total(draft)
     exists = weight > 0.0
     draft = draft / jnp.where(exists, weight, 1.0)
@@ -222,33 +171,37 @@ def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[A
     return jnp.minimum(chance, 1.0), jnp.where(some, rest, mass), scale, kept
 
 
-def climb(uniforms: Array, parents: Array, judged: JudgedTree, targets: Array) -> Path:
+def climb(uniforms: Float32[Array, " G"], block: ScoredBlock, judged: JudgedTree) -> Path:
     """To the first node, children before their parents, that passes by the sum of its masses."""
+    assert block.parents is not None
+    parents, count = block.parents, block.parents.size
     # Of a leaf, whose own target may be unknown, this is the chance of its path.
     passed = passes(uniforms, judged.totals[1:])
-    none, count = jnp.int32(-1), parents.size
+    none = jnp.int32(-1)
 
     def step(number: Array, best: Array) -> Array:
         node = count - number
         own = jnp.where(passed[node - 1], node, none)
-        found = jnp.where(best[node] >= 0, best[node], own)
+        lowest = jnp.where(best[node] >= 0, best[node], own)
         # Elder siblings come later in this loop, and have priority.
         at = parents[node - 1]
-        return best.at[at].set(jnp.where(found >= 0, found, best[at]))
+        return best.at[at].set(jnp.where(lowest >= 0, lowest, best[at]))
 
     best = lax.fori_loop(0, count, step, jnp.full((count + 1,), none))
-    return _path_to(jnp.maximum(best[0], 0), parents, judged, targets)
+    return _path_to(jnp.maximum(best[0], 0), parents, judged, block.target_probs)
 
 
-def descend(uniforms: Array, parents: Array, judged: JudgedTree, targets: Array) -> Path:
+def descend(uniforms: Float32[Array, " G"], block: ScoredBlock, judged: JudgedTree) -> Path:
     """From node 0 to the first accepted child, and so on."""
+    assert block.parents is not None
+    parents = block.parents
     passed = passes(uniforms, judged.chances[1:])
 
     def step(node: Array, at: Array) -> Array:
         return jnp.where(passed[node - 1] & (parents[node - 1] == at), node, at)
 
     last = lax.fori_loop(1, parents.size + 1, step, jnp.int32(0))
-    return _path_to(last, parents, judged, targets)
+    return _path_to(last, parents, judged, block.target_probs)
 
 
 def _path_to(last: Array, parents: Array, judged: JudgedTree, targets: Array) -> Path:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import strengths
 from specjax import rules
-from specjax.acceptance_head.network import NUM_FEATURES, HeadConfig
-from specjax.rules.learnt import scaled
+from specjax.acceptance_head import NUM_FEATURES, HeadConfig
+from specjax.rules.varying import scaled
 from tests.tables import random_distributions
 
 Q, P = (random_distributions(seed, 1100, 6) for seed in (0, 1))

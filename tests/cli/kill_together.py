@@ -202,7 +202,7 @@ class TrainHead:
         return _start(command)
 
     def outcome(self, output: Path) -> Any:
-        kept = ("head_data", "acceptance_head", "results.json", "curves.json")
+        kept = ("head_data", "acceptance_head", "results.json")
         files = [file for name in kept for file in (output / name, *(output / name).glob("*"))]
         names = sorted(path.name for path in output.iterdir())
         return names, {str(f.relative_to(output)): f.read_bytes() for f in files if f.is_file()}

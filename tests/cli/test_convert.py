@@ -13,8 +13,7 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig, init_head
+from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.checkpoints import (
     has_head,
     load_head,

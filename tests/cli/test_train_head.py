@@ -60,7 +60,7 @@ def trained(data, tmp_path_factory):
 
 def outcome(output):
     """All that a run has made but what tells of its process."""
-    names = ("head_data", "acceptance_head", "results.json", "curves.json")
+    names = ("head_data", "acceptance_head", "results.json")
     files = [f for name in names for f in (output / name, *(output / name).glob("*"))]
     return {str(f.relative_to(output)): f.read_bytes() for f in files if f.is_file()}
 
@@ -71,17 +71,12 @@ def test_the_result_is_a_head_and_a_table(data, trained, tmp_path, capsys):
     results = json.loads(line)
     assert results == json.loads((trained / "results.json").read_text())
     rows = {row["predictor"]: row for row in results["rows"]}
-    assert list(rows) == ["head", "constant", "largest confidence", "entropy", "token's confidence"]
+    assert list(rows) == ["head", "constant"]
     assert [shown.split()[0] for shown in table.splitlines()[2:4]] == ["head", "constant"]
     assert results["num_params"] == 16 * 16 + 16 + 17 and results["bytes"] == 4 * 289
     # It has learnt which tokens are accepted, which no constant tells.
     assert rows["head"]["loss"] < rows["constant"]["loss"]
-    assert rows["head"]["auc"] > 0.55 > rows["constant"]["auc"] == 0.5
-    for row in rows.values():
-        assert row["kl_even"] <= row["kl"] and 0.0 <= row["ece"] <= 1.0
-    curves = json.loads((trained / "curves.json").read_text())
-    assert curves["head"]["roc"][0][-1] == curves["head"]["roc"][1][-1] == 1.0
-    assert sum(curves["head"]["reliability"][0]) == results["validation_tokens"]
+    assert all(row["kl"] > 0.0 for row in rows.values())
     assert {"config.gin", "runs.jsonl", "metrics.jsonl"} <= {f.name for f in trained.iterdir()}
     drafter = tmp_path / "drafter"
     shutil.copytree(data / "pair" / "drafter", drafter)
@@ -97,7 +92,7 @@ def test_a_head_that_reads_confidences_knows_more(data, trained, tmp_path):
         json.loads((output / "results.json").read_text())["rows"][0]
         for output in (trained, tmp_path)
     )
-    assert both["auc"] > alone["auc"] + 0.1 and both["loss"] < alone["loss"]
+    assert both["kl"] < alone["kl"] and both["loss"] < alone["loss"]
     assert load_head(tmp_path).config.confidences
 
 
@@ -295,7 +290,6 @@ def test_a_grid_has_a_row_for_each_head(data, tmp_path, capsys):
         ({"THRESHOLDS": "(0.2, 1.5)"}, "Survival: threshold must lie in [0, 1], got 1.5"),
         ({"DEPTHS": "(5,)"}, "blocks must"),
         ({"DEPTHS": "()"}, "HeadGrid: blocks must be a list of values, got ()"),
-        ({"REJECTION_WEIGHTS": "(1.0, 1.0)"}, "HeadGrid: rejection_weights must not repeat"),
         ({"INSTALL": True}, "install must be False with a grid"),
     ],
 )

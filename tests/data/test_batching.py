@@ -1,9 +1,15 @@
 import numpy as np
 import pytest
 
-from specjax.data.batching import Batching, BucketedBatches, JoinedLayout, PairLayout
+from specjax.data.batching import (
+    Batching,
+    BucketedBatches,
+    JoinedLayout,
+    PairLayout,
+    check_pairs,
+    tokenize_pairs,
+)
 from specjax.data.examples import Example
-from specjax.data.pairs import check_pairs, tokenize_pairs
 
 PAD, EOS = 0, 1
 

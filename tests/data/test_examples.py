@@ -105,7 +105,7 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.jsonl",
             '{"inputs": "a"}\n{oh}\n',
             {},
-            r"a\.jsonl:2: .* is not JSON .* at column 2",
+            r"a\.jsonl:2: .* is not JSON .* column 2",
         ),
         ("a.jsonl", '{"inputs": "a"}\n\n', {}, r"a\.jsonl:2: the line is not JSON"),
         (

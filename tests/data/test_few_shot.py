@@ -139,8 +139,6 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
         ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must be"),
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
-        ({"separator": 3}, ValueError, "separator must be a text, got 3"),
-        ({"references": 3}, ValueError, "references must be the name of a field, got 3"),
         ({"prompt": "{"}, ValueError, "has an unpaired"),
     ],
 )

@@ -106,14 +106,6 @@ def _stop(step, **fields):
     return {"stopping": _own(types.Stopping, step=step, **fields)()}
 
 
-def _verify(thresholds, scales):
-    def acceptance(self, tokens, q, p, num_drafted, carry=(), still=None):
-        sizes = {"G": (tokens.size,), "G + 1": (tokens.size + 1,), "one": ()}
-        return types.Acceptance(jnp.zeros(sizes[thresholds]), jnp.ones(sizes[scales]), p)
-
-    return {"verification": _own(types.Verification, acceptance=acceptance)()}
-
-
 def _draft(change):
     def propose(self, *args, **options):
         block, state = Short.propose(self, *args, **options)
@@ -131,14 +123,6 @@ WRONG = {
     "stops are one for all rows": (
         _stop(lambda self, params, state, drawn: (jnp.bool_(True), state)),
         r"Mine.step: stops are bool\[B\]",
-    ),
-    "scales": (
-        _verify("G", "G"),
-        r"Mine.acceptance: scales must be \[G \+ 1\] = \[6\] float32, got \[5\] float32",
-    ),
-    "thresholds": (
-        _verify("one", "G + 1"),
-        r"Mine.acceptance: thresholds must be \[G\] = \[5\] float32, got \[\] float32",
     ),
     "draft probabilities": (
         _draft(lambda block, state: (block._replace(probs=block.probs[:, :-1]), state)),

@@ -19,7 +19,7 @@ from tests.decoding.helpers import begin
 from tests.drafting import test_branches as branches
 from tests.drafting.choices import Choices, round_slots
 from tests.drafting.test_tree_controls import Changed, mislabelled
-from tests.drafting.test_tree_drafter import BASELINES, JUDGES, RULES, TREES, wanted
+from tests.drafting.test_tree_drafter import JUDGES, RULES, TREES, wanted
 from tests.models.tiny import quick_jit
 from tests.variants import variants
 
@@ -133,16 +133,12 @@ def method_of(drafter, judge):
     return decoding.Speculative(MODEL, drafter, judge, eos_ids=(ENDS,))
 
 
-KINDS = [
-    *itertools.product(drafting.trees.CHILDREN, JUDGES),
-    *(("independent", judge) for judge in ("KSeq", "KSeq, joint")),
-]
+KINDS = list(itertools.product(drafting.trees.CHILDREN, JUDGES))
 # (tree, children, verification, rule)
 CASES = [
     *(("bush", *kind, rule) for kind in KINDS for rule in RULES),
     *(("deep", *kind, "TokenV3") for kind in KINDS if kind[0].startswith("top")),
     *(("beam", *kind, "Diff") for kind in KINDS if kind[0].startswith("top")),
-    *(("paths", "independent", "MultiPathBlock", rule) for rule in RULES),
 ]
 QUICK = [("bush", "top+1", "Traversal", "Diff")]
 
@@ -151,7 +147,7 @@ QUICK = [("bush", "top+1", "Traversal", "Diff")]
 def test_the_law_of_whole_texts(case):
     tree, children, judge, rule = case
     drafter = drafting.TreeDrafter(MODEL, TREES[tree], children)
-    method = method_of(drafter, (JUDGES | BASELINES)[judge])
+    method = method_of(drafter, JUDGES[judge])
     params = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), RULES[rule])
     temperatures = (0.6,) if case in QUICK else (1.0, 0.6, 0.0)
     assert worst(method, params, rule, temperatures) < 1e-6

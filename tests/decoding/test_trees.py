@@ -52,9 +52,9 @@ def test_a_walk_over_trees_follows_the_target_exactly(tree):
 class Reordered(Walk):
     """Judges the children by the distribution after another node: a wrong parent."""
 
-    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
-        wrong = jnp.roll(target_probs, 1, axis=0)
-        return super().walk(uniforms, tokens, parents, laws, draft_probs, wrong, num_drafted)
+    def walk(self, uniforms, block):
+        wrong = jnp.roll(block.target_probs, 1, axis=0)
+        return super().walk(uniforms, block._replace(target_probs=wrong))
 
 
 def test_control_of_a_wrong_parent():

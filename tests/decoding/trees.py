@@ -23,11 +23,12 @@ class Walk(verification.Token):
 
     walks_trees: ClassVar[bool] = True
 
-    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
+    def walk(self, uniforms, block):
+        tokens, parents, target_probs = block.tokens, block.parents, block.target_probs
         at, length, nodes = jnp.int32(0), jnp.int32(0), jnp.zeros_like(tokens)
         weights = target_probs[0]
         for i in range(tokens.size):
-            child = (parents[i] == at) & (i < num_drafted)
+            child = (parents[i] == at) & (i < block.num_drafted)
             total = jnp.sum(weights)
             chance = weights[tokens[i]] / jnp.where(total > 0, total, 1.0)
             taken = passes(uniforms[i], jnp.where(child, chance, 0.0))

@@ -83,7 +83,7 @@ class Choices:
             return law, draw(law, uniform)
 
         def accepted(algorithm, uniforms, acceptance):
-            law = num_accepted_probs(algorithm, acceptance.thresholds, acceptance.detail)
+            law = num_accepted_probs(algorithm, acceptance.thresholds)
             return choose(law, uniforms[0])
 
         def passes(uniform, chance):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.sampling import Sampling
-from specjax.types import DraftInputs, Prompts
+from specjax.types import DraftInputs, Prompts, ScoredBlock
 from specjax.verification import next_token_probs, num_accepted_probs
 
 CHUNK = 512
@@ -149,9 +149,10 @@ def outcomes_of(verification):
     """A function: a row's block -> the laws of how many tokens stand, and of the next token."""
 
     def one_row(tokens, q, p, drafted):
-        acceptance = verification.acceptance(tokens, q, p, drafted)
+        block = ScoredBlock(tokens, q, p, drafted)
+        acceptance = verification.acceptance(block)
         counts = jnp.arange(tokens.size + 1)
-        following = jax.vmap(lambda n: next_token_probs(acceptance, q, drafted, n))(counts)
+        following = jax.vmap(lambda n: next_token_probs(acceptance, block, n))(counts)
         following = jnp.where((counts == drafted)[:, None], p, following)
         return num_accepted_probs(verification, acceptance.thresholds), following
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import drafting, sampling, testing, verification
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig, init_head
+from specjax.acceptance_head import Head, HeadConfig, init_head
 from tests.drafting.rounds import law
 
 # With three tokens the second decision can depend on the first token drawn.

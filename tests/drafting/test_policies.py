@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import drafting, sampling, testing
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig, apply_head, drawn_features, init_head
+from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting.estimates import confidence_log_odds
 from specjax.drafting.stopping import Weighing
 from specjax.types import DraftInputs, DraftOutcome, Prompts
@@ -76,7 +75,7 @@ def test_a_head_judges_the_token_before():
     config = HeadConfig(3, 2)
     head = Head(config, init_head(config, jax.random.key(0)), "of a test")
     policy, params = drafting.Survival(drafting.HeadEstimate(), 0.5).bind(head)
-    chance = np.array(jax.nn.sigmoid(apply_head(config, head.params, HIDDEN)))
+    chance = np.array(jax.nn.sigmoid(apply_head(config, head.params, jnp.asarray(HIDDEN))))
     # The hidden state of a step is that of the token before: at the first, no drafted one.
     chance[0] = 1.0
     expected = expected_lengths(1 - np.cumprod(chance, axis=0) > 0.5)
@@ -93,11 +92,11 @@ def test_a_head_reads_what_a_token_was_drawn_from():
     head = Head(config, params, "of a test")
     policy, own = drafting.Survival(drafting.HeadEstimate(), 0.5).bind(head)
     assert policy.reads_confidence
-    seen = jax.vmap(drawn_features, in_axes=(0, None))
+    seen = jax.vmap(lambda conf: drawn_features(conf, jnp.int32(0)))
     chance = np.ones((G, B))
     for i in range(1, G):
         # All tokens of `lengths` are 0. The features come one step before the hidden state.
-        log_odds = apply_head(config, params, HIDDEN[i], seen(CONF[i - 1], 0))
+        log_odds = apply_head(config, params, jnp.asarray(HIDDEN[i]), seen(CONF[i - 1]))
         chance[i] = np.asarray(jax.nn.sigmoid(log_odds))
     expected = expected_lengths(1 - np.cumprod(chance, axis=0) > 0.5)
     np.testing.assert_array_equal(lengths(policy, CONF, HIDDEN, own), expected)

@@ -14,7 +14,7 @@ import pytest
 from specjax import decoding, drafting, testing, types, verification
 from specjax.decoding import round as rounds
 from specjax.types import ChildLaw
-from specjax.verification import multi_draft, traversal
+from specjax.verification import traversal
 from tests.drafting.choices import Law
 from tests.drafting.test_tree_drafter import (
     MODEL,
@@ -90,12 +90,6 @@ def without_equal(block):
     return left_out(block, jnp.stack([equal & False, equal], axis=1))
 
 
-def second_after_a_look(block):
-    """The second child is there if the first is improbable."""
-    likely = chances(block)[:, 0] >= 0.25
-    return left_out(block, jnp.stack([likely & False, likely], axis=1))
-
-
 def own_law_as_q(block):
     """The rule reads the distribution that the first child was drawn from."""
     tops = jnp.where(block.laws == ChildLaw.TOP, block.tokens, -1)
@@ -114,23 +108,23 @@ class Reordered(verification.Traversal):
 
     by_ratio: bool = False
 
-    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
-        q, p = draft_probs[parents, tokens], target_probs[parents, tokens]
+    def walk(self, uniforms, block):
+        at = block.parents, block.tokens
+        q, p = block.draft_probs[at], block.target_probs[at]
         key = p / q if self.by_ratio else q
         first = jnp.where(key[1] > key[0], jnp.array([2, 1]), jnp.array([1, 2]))
         last = jnp.where(key[3] > key[2], jnp.array([4, 3]), jnp.array([3, 4]))
         old = jnp.concatenate([jnp.array([0]), first, last]).astype(jnp.int32)  # new number -> old
         new = jnp.argsort(old).astype(jnp.int32)
         order = old[1:] - 1
-        path = super().walk(
-            uniforms[order],
-            tokens[order],
-            new[parents[order]],
-            laws[order],
-            draft_probs[old],
-            target_probs[old],
-            num_drafted,
+        reordered = block._replace(
+            tokens=block.tokens[order],
+            parents=new[block.parents[order]],
+            laws=block.laws[order],
+            draft_probs=block.draft_probs[old],
+            target_probs=block.target_probs[old],
         )
+        path = super().walk(uniforms[order], reordered)
         return path._replace(nodes=old[jnp.minimum(path.nodes, 4)])
 
 
@@ -140,12 +134,16 @@ class Longest(verification.Traversal):
 
     alone: Any = None
 
-    def walk(self, uniforms, tokens, parents, laws, draft_probs, target_probs, num_drafted):
+    def walk(self, uniforms, block):
         paths = [np.array([0, 1, 3]), np.array([0, 2, 4])]
         found = []
         for path in paths:
-            own, q, p = tokens[path[1:] - 1], draft_probs[path], target_probs[path]
-            judged = self.alone.acceptance(own, q, p, jnp.int32(2))
+            own, q, p = (
+                block.tokens[path[1:] - 1],
+                block.draft_probs[path],
+                block.target_probs[path],
+            )
+            judged = self.alone.acceptance(types.ScoredBlock(own, q, p, jnp.int32(2)))
             passed = traversal.passes(uniforms[path[1:] - 1], judged.thresholds)
             steps = jnp.where(passed, jnp.arange(1, 3), 0)
             length = jnp.cumprod(passed.astype(jnp.int32)).sum()
@@ -184,19 +182,15 @@ def without_residuals(patch):
     """Each sibling is judged by the whole target."""
     judge = traversal._judge
 
-    def wrong(tree, draft_probs, targets, joint):
-        found = judge(tree, draft_probs, targets, joint)
-        own = targets[tree.parents, tree.tokens]
-        law = jnp.where(tree.laws == ChildLaw.TOP, 1.0, draft_probs[tree.parents, tree.tokens])
+    def wrong(tree, *, joint):
+        found = judge(tree, joint=joint)
+        at = tree.parents, tree.tokens
+        own = tree.target_probs[at]
+        law = jnp.where(tree.laws == ChildLaw.TOP, 1.0, tree.draft_probs[at])
         chance = jnp.minimum(own / jnp.where(law > 0, law, 1.0), 1.0)
         return found._replace(chances=found.chances.at[1:].set(chance))
 
     patch.setattr(traversal, "_judge", wrong)
-
-
-def by_the_drafters_law(patch):
-    """The chosen path is judged as if it had been the only one."""
-    patch.setattr(multi_draft, "_powers", lambda high, *_: jnp.ones(jnp.shape(high)))
 
 
 def bonus_of_the_verifier(patch):
@@ -251,12 +245,6 @@ CONTROLS = {
     "the longer of two paths, Block": Control(
         "independent", 0.169, PATHS, Longest(alone=verification.Block())
     ),
-    "a chosen path, verified with q": Control(
-        "independent", 0.082, PATHS, verification.MultiPathBlock(), patch=by_the_drafters_law
-    ),
-    "KSeq, a second child after a look": Control(
-        "independent", 0.012, PAIR, verification.KSeq(), second_after_a_look
-    ),
     "the verifier's own bonus": Control(
         "without", 0.184, patch=bonus_of_the_verifier, rule="TokenV3"
     ),
@@ -268,7 +256,6 @@ QUICK = [
     "without replacement, verified with q",
     "top+1, verified with q",
     "equal draws left out",
-    "KSeq, a second child after a look",
     "the longer of two paths, Block",
     "the verifier's own bonus",
 ]

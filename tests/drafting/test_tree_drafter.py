@@ -11,7 +11,7 @@ import pytest
 from specjax import decoding, drafting, processors, rules, testing, types, verification
 from specjax.drafting.trees import CHILDREN
 from specjax.sampling import Sampling, distribution
-from specjax.types import ChildLaw
+from specjax.types import ChildLaw, ScoredBlock
 from specjax.verification.verify import accept
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
@@ -38,12 +38,6 @@ JUDGES = {
     "Traversal": verification.Traversal(),
     "TopDown": verification.TopDown(),
 }
-# Of independent children only.
-BASELINES = {
-    "KSeq": verification.KSeq(),
-    "KSeq, joint": verification.KSeq(joint=True),
-    "MultiPathBlock": verification.MultiPathBlock(),
-}
 RULES = {
     "Lossless": rules.Lossless(),
     "OPT": rules.OPT(0.2),
@@ -58,9 +52,6 @@ CASES = [
     *(("bush", *x, "TokenV3", 1.0, 3) for x in itertools.product(CHILDREN, JUDGES)),
 ]
 QUICK = [
-    ("pair", "independent", "KSeq", "Lossless", 1.0, None),
-    ("paths", "independent", "KSeq, joint", "OPT", 0.6, None),
-    ("paths", "independent", "MultiPathBlock", "TokenV3", 1.0, 3),
     ("kept", "top", "Traversal", "Lossless", 1.0, None),
     ("beam", "without", "Traversal", "Lossless", 1.0, None),
     ("late", "top", "Walk", "Lossless", 1.0, None),
@@ -73,17 +64,6 @@ QUICK = [
 # Those with too many combinations of draws, or with drawn tokens that are left out.
 CASES = [x for x in CASES if x[0] != "binary" or x[1].startswith("top")]
 CASES = [x for x in CASES if x[0] != "kept" or x[1] == "top"]
-CASES += [
-    (tree, "independent", judge, rule, temperature, limit)
-    for tree, judge in itertools.product(("pair", "bush", "paths", "chain"), BASELINES)
-    for rule, temperature, limit in (
-        ("Lossless", 1.0, None),
-        ("OPT", 0.6, None),
-        ("TokenV3", 1.0, 3),
-        ("Lossless", 1.0, 1),
-    )
-    if not (tree == "bush" and judge == "MultiPathBlock")
-]
 
 
 def wanted(rule, temperature=1.0, tables=(P, Q), prompt=PROMPT, count=N):
@@ -106,7 +86,7 @@ def given(rule, tables=(P, Q)):
 def test_the_law_of_trees(case):
     tree, children, judge, rule, temperature, limit = case
     drafter = drafting.TreeDrafter(MODEL, TREES[tree], children)
-    law = Law(decoding.Round(MODEL, drafter, (JUDGES | BASELINES)[judge]), limit=limit)
+    law = Law(decoding.Round(MODEL, drafter, JUDGES[judge]), limit=limit)
     found = law(given(RULES[rule]), PROMPT, N, temperature)
     assert testing.total_variation(found, wanted(RULES[rule], temperature)) < 1e-6
 
@@ -119,8 +99,8 @@ def test_a_tree_without_branches_is_a_chain(judge):
 
     @jax.jit
     def both(uniforms, tokens, q, p, count):
-        path = JUDGES[judge].walk(uniforms, tokens, chain, laws, q, p, count)
-        return accept(plain, uniforms, tokens, q, p, count), path
+        block = ScoredBlock(tokens, q, p, count, chain, laws)
+        return accept(plain, uniforms, block), JUDGES[judge].walk(uniforms, block)
 
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -152,10 +132,9 @@ def test_greedy_trees_are_the_verifiers_own_text(shape):
     params, rows = given(rules.Lossless()), ROWS | {"sampling": Sampling(0.0)}
     want = alone.run(params, begin(alone, params, INPUTS, LENGTHS, **rows), 100)
     kinds = [("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without")]
-    kinds += [(judge, "independent") for judge in BASELINES] if shape == "paths" else []
     for judge, children in kinds[:1] if shape == "kept" else kinds:
         drafter = drafting.TreeDrafter(MODEL, tree, children)
-        method = decoding.Speculative(MODEL, drafter, (JUDGES | BASELINES)[judge], eos_ids=(2,))
+        method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
         for limits in (None, np.array([0, 2, 3], np.int32)):
             start = begin(method, params, INPUTS, LENGTHS, draft_limits=limits, **rows)
             state = method.run(params, start, 100)
@@ -243,22 +222,6 @@ WRONG = [
         "needs children='top', got 'without': leaving out drawn tokens by their values would",
     ),
     (
-        lambda: decoding.Round(
-            MODEL, drafting.TreeDrafter(MODEL, TREES["paths"]), verification.KSeq()
-        ),
-        ValueError,
-        "KSeq needs a tree whose children are drawn independently",
-    ),
-    (
-        lambda: decoding.Round(
-            MODEL,
-            drafting.TreeDrafter(MODEL, TREES["bush"], "independent"),
-            verification.MultiPathBlock(),
-        ),
-        ValueError,
-        "MultiPathBlock needs independent paths of the same length",
-    ),
-    (
         lambda: drafting.TreeDrafter(MODEL, drafting.k_ary(1, 4)),
         ValueError,
         "a node of the tree has 4 children, but there are only 3 tokens",
@@ -291,7 +254,7 @@ def test_traversal_needs_to_know_how_tokens_were_drawn():
 
     method = decoding.Speculative(MODEL, Silent(MODEL, TREES["pair"]), verification.Traversal())
     params = given(rules.Lossless())
-    with pytest.raises(ValueError, match="Traversal needs DraftBlock.laws"):
+    with pytest.raises(AssertionError, match="must set DraftBlock.laws"):
         method.run(params, begin(method, params, INPUTS, LENGTHS, **ROWS), 3)
 
 

@@ -152,7 +152,7 @@ def _train_head(output: Path, seed: int = 0) -> Any:
         training_data=world.EXAMPLES,
         validation_data=world.EXAMPLES[:4],
     )
-    return [found, (output / "curves.json").read_text()]
+    return [found]
 
 
 RUNS = {

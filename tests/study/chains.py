@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.types import ScoredBlock
 from specjax.verification import next_token_probs, num_accepted_probs
 
 
@@ -31,10 +32,11 @@ def expected_rounds(q, pi, first, num_tokens, longest, verification, stop=None):
     @functools.partial(jax.vmap, in_axes=(0, 0, None))
     def outcome(tokens, length, last):
         before = jnp.concatenate([last[None], tokens])
-        found = verification.acceptance(tokens, q32[before], pi32[before], length)
+        block = ScoredBlock(tokens, q32[before], pi32[before], length)
+        found = verification.acceptance(block)
         counts = jnp.arange(longest + 1)
         law = num_accepted_probs(verification, found.thresholds)
-        after = jax.vmap(lambda n: next_token_probs(found, q32[before], length, n))(counts)
+        after = jax.vmap(lambda n: next_token_probs(found, block, n))(counts)
         return law[:, None] * after
 
     q32, pi32 = jnp.asarray(q, jnp.float32), jnp.asarray(pi, jnp.float32)

@@ -258,10 +258,6 @@ CANNOT = {
     "rule": ({"rule": "Lossy(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
     "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
     "beam": ({"drafting": "Tree(depth=2, width=2, beam=1)"}, "depends on tokens that are not in"),
-    "judge": (
-        {"drafting": "Tree(parents=(0, 0), children='independent')", "verification": "KSeq"},
-        "KSeq verification has no estimate",
-    ),
     "copies": ({"drafting": "Lookup(copies=3)"}, "drafts branches of several drafters"),
     "branches": (
         {"drafting": "Branches(('drafter', Lookup()))"},

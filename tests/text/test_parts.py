@@ -24,7 +24,7 @@ EtaCutoff TypicalP
 """
 _PLAIN = """
 Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate Token Block
-GreedyBlock Walk TopDown Traversal KSeq MultiPathBlock TokenCascade OracleCascade SequenceCascade
+GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade
 """
 # A text of each part, in the standard form.
 TEXTS = {

@@ -9,8 +9,7 @@ import pytest
 
 import specjax
 from specjax import drafting, environment
-from specjax.acceptance_head.head import Head
-from specjax.acceptance_head.network import HeadConfig, init_head
+from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.runs.compilation_cache import count_compilations
 from specjax.text import assembly
 from specjax.types import Sampling

@@ -92,7 +92,7 @@ PLANS = {
     "beam": (Tree(depth=4, width=2, beam=2), None),
     "kept": (Tree(depth=4, width=3, beam=3, keep=12, children="top"), verification.Walk()),
     "own": (Tree(parents=(0, 0, 0, 1, 1, 2, 4), children="without"), None),
-    "independent": (Tree(depth=3, width=2, children="independent"), verification.KSeq()),
+    "independent": (Tree(depth=3, width=2, children="independent"), None),
     "copies": (Lookup(copies=3), None),
     "siblings": (Cascade([[1, 3], [0, 1]], last=Lookup(), width=8), None),
     "branches": (Branches((Tree(depth=3, width=2), "drafter", Lookup(copies=2))), None),

@@ -114,8 +114,6 @@ def test_equal_tasks_share_their_programs():
     ("changes", "message"),
     [
         ({"pad_id": EOS}, "pad_id=1 is also the end-of-sequence token"),
-        ({"objective": Objective(distillation_weight=0.5)}, "give a teacher if and only if"),
-        ({"teacher": PLAIN}, "distillation_weight=0.0 and teacher=given"),
         (
             {
                 "objective": Objective(distillation_weight=1.0),

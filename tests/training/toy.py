@@ -3,9 +3,8 @@
 import jax
 import numpy as np
 
-from specjax.data.batching import Batching
+from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import Example
-from specjax.data.pairs import TokenPairs, tokenize_pairs
 from specjax.models import T5Config
 from specjax.tokenizers import Tokenizer
 from specjax.training import (

@@ -135,11 +135,9 @@ def test_control_greedy_block_without_its_carry(stop):
 class EndsWithTheBlock(verification.GreedyBlock):
     """The carry-over ends when the path is as long as the block that was drawn."""
 
-    def next_carry(self, acceptance, draft_probs, num_drafted, carry, num_accepted, next_token):
-        new = super().next_carry(
-            acceptance, draft_probs, num_drafted, carry, num_accepted, next_token
-        )
-        last = jnp.minimum(new.remaining[-1], jnp.maximum(num_drafted - num_accepted - 1, 0))
+    def next_carry(self, acceptance, block, carry, num_accepted, next_token):
+        new = super().next_carry(acceptance, block, carry, num_accepted, next_token)
+        last = jnp.minimum(new.remaining[-1], jnp.maximum(block.num_drafted - num_accepted - 1, 0))
         return GreedyBlockCarry(new.ratio, new.remaining.at[-1].set(last))
 
 

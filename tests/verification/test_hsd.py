@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import verification
+from specjax.types import ScoredBlock
 
 V, L = 3, 3
 
@@ -102,7 +103,7 @@ def test_mended_it_is_block_verification(seed):
         kept, _, share = stops(p[each] / q[each], q, p, capped=True)
         drafted = jnp.asarray(np.concatenate([q, q[:1]]), jnp.float32)
         given = jnp.asarray(block, jnp.int32), drafted, jnp.asarray(p, jnp.float32), jnp.int32(L)
-        found = verification.Block().acceptance(*given)
+        found = verification.Block().acceptance(ScoredBlock(*given))
         np.testing.assert_allclose(found.scales, share, atol=1e-6)
         probs = verification.num_accepted_probs(verification.Block(), found.thresholds)
         np.testing.assert_allclose(probs, kept, atol=1e-6)

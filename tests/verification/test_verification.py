@@ -10,7 +10,7 @@ import pytest
 
 from specjax import rules, verification
 from specjax.decoding.tree import draw_after, judge
-from specjax.types import DraftBlock, DraftTraits
+from specjax.types import DraftBlock, DraftTraits, ScoredBlock
 from tests.tables import RULES, VERIFICATIONS, p_value, random_distributions
 
 
@@ -31,8 +31,8 @@ def expected_tokens(algorithm, q, pi, length):
 @functools.cache
 def _acceptance(algorithm):
     def call(tokens, q, pi, length):
-        carry = algorithm.init_carry(tokens.size)
-        return algorithm.acceptance(tokens, q, pi, length, carry)
+        block = ScoredBlock(tokens, q, pi, length)
+        return algorithm.acceptance(block, algorithm.init_carry(tokens.size))
 
     return jax.jit(call)
 
@@ -115,15 +115,9 @@ def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
         def one(key):
             draft_key, verify_key = jax.random.split(key)
             tokens = jax.random.categorical(draft_key, jnp.log(q[:-1])).astype(jnp.int32)
-            out = verification.verify(
-                algorithm,
-                verify_key,
-                tokens,
-                q,
-                pi,
-                jnp.int32(length),
-                algorithm.init_carry(length),
-            )
+            block = ScoredBlock(tokens, q, pi, jnp.int32(length))
+            carry = algorithm.init_carry(length)
+            out = verification.verify(algorithm, verify_key, block, carry)
             return tokens, out.num_accepted, out.next_token
 
         return jax.vmap(one)(keys)
@@ -137,10 +131,11 @@ def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
     want: dict[tuple[int, ...], float] = {}
     for block in itertools.product(range(vocab), repeat=length):
         weight = float(np.prod([q[i, x] for i, x in enumerate(block)]))
-        acceptance = _acceptance(algorithm)(jnp.array(block, jnp.int32), q, pi, jnp.int32(length))
+        given = ScoredBlock(jnp.array(block, jnp.int32), q, pi, jnp.int32(length))
+        acceptance = _acceptance(algorithm)(*given[:4])
         counts = np.asarray(verification.num_accepted_probs(algorithm, acceptance.thresholds))
         for n in range(length + 1):
-            nxt = verification.next_token_probs(acceptance, q, jnp.int32(length), jnp.int32(n))
+            nxt = verification.next_token_probs(acceptance, given, jnp.int32(n))
             for token, chance in enumerate(np.asarray(nxt)):
                 outcome = (*block[:n], token)
                 want[outcome] = want.get(outcome, 0.0) + weight * counts[n] * float(chance)
@@ -192,7 +187,8 @@ def test_extremes_stay_finite(name):
     carry = jax.vmap(lambda _: algorithm.init_carry(2))(jnp.arange(len(cases)))
     for length in range(3):
         keys = jax.random.split(jax.random.key(length), len(cases))
-        out = step(keys, tokens, q, pi, jnp.full((len(cases),), length), carry)
+        block = ScoredBlock(tokens, q, pi, jnp.full((len(cases),), length))
+        out = step(keys, block, carry)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(out))
         assert (out.num_accepted <= length).all()
         at = np.arange(len(cases)), np.asarray(out.num_accepted), np.asarray(out.next_token)
@@ -226,9 +222,8 @@ def test_one_compilation_for_a_sweep_of_strengths():
     def step(algorithm, rule, key, tokens, q, p):
         traces.append(algorithm)
         pi = jax.vmap(rule)(q, p, q, p)
-        count = jnp.int32(tokens.size)
-        carry = algorithm.init_carry(tokens.size)
-        return verification.verify(algorithm, key, tokens, q, pi, count, carry)
+        block = ScoredBlock(tokens, q, pi, jnp.int32(tokens.size))
+        return verification.verify(algorithm, key, block, algorithm.init_carry(tokens.size))
 
     def run(rule, algorithm=verification.Block(), length=3, vocab=6):  # noqa: B008
         q, p = (
@@ -251,45 +246,42 @@ def test_one_compilation_for_a_sweep_of_strengths():
     assert len(traces) == 5
 
 
+SHAPES = {"tokens": (3,), "draft_probs": (4, 5), "target_probs": (4, 5), "num_drafted": ()}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"target_probs": (4, 6)}, r"target_probs must be \[G \+ 1, V\] = \(4, 5\) .* vocabulary"),
-        ({"draft_probs": (3, 5)}, r"draft_probs must be \[G \+ 1, V\] = \(4, 5\)"),
-        ({"target_probs": (5, 5)}, r"target_probs must be \[G \+ 1, V\] = \(4, 5\)"),
-        ({"tokens": (2, 3)}, "tokens must be one row's integer block"),
-        ({"num_drafted": (2,)}, "num_drafted must be a scalar"),
+        {"target_probs": (4, 6)},
+        {"draft_probs": (3, 5)},
+        {"target_probs": (5, 5)},
+        {"tokens": (2, 3)},
     ],
+    ids=str,
 )
-def test_bad_shapes_are_named_at_trace_time(change, message):
-    shapes = {"tokens": (3,), "draft_probs": (4, 5), "target_probs": (4, 5), "num_drafted": ()}
-    args = [
-        jax.ShapeDtypeStruct({**shapes, **change}[k], jnp.int32 if i in (0, 3) else jnp.float32)
-        for i, k in enumerate(("tokens", "draft_probs", "target_probs", "num_drafted"))
-    ]
-    call = functools.partial(verification.verify, verification.Token(), jax.random.key(0))
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(call, *args)
-
-
-def test_float64_or_bfloat16_probabilities_are_refused():
-    args = jnp.zeros((3,), jnp.int32), jnp.ones((4, 5), jnp.bfloat16), jnp.ones((4, 5))
-    with pytest.raises(ValueError, match="draft_probs must be float32, got bfloat16"):
-        verification.verify(verification.Token(), jax.random.key(0), *args, jnp.int32(3))
-
-
-def test_stops_of_another_shape_are_refused():
-    algorithm = verification.GreedyBlock()
-    probs = jnp.full((4, 2), 0.5)
-    with pytest.raises(ValueError, match=r"still_drafting must be \[G - 1, G \+ 1\] = \(2, 4\)"):
-        algorithm.acceptance(
-            jnp.zeros((3,), jnp.int32),
-            probs,
-            probs,
-            jnp.int32(3),
-            algorithm.init_carry(3),
-            jnp.ones((3, 4), bool),
+def test_a_block_of_other_shapes_is_no_block(change):
+    block = ScoredBlock(
+        *(
+            jax.ShapeDtypeStruct(shape, jnp.float32 if "probs" in name else jnp.int32)
+            for name, shape in (SHAPES | change).items()
         )
+    )
+    call = functools.partial(verification.verify, verification.Token(), jax.random.key(0))
+    with pytest.raises(AssertionError):
+        jax.eval_shape(call, block)
+
+
+class FewScales(verification.Token):
+    def acceptance(self, block, carry=()):
+        judged = super().acceptance(block, carry)
+        return judged._replace(scales=judged.scales[1:])
+
+
+def test_an_algorithm_gives_a_scale_for_each_node():
+    probs = jnp.full((3, 2), 0.5)
+    block = ScoredBlock(jnp.zeros((2,), jnp.int32), probs, probs, jnp.int32(2))
+    with pytest.raises(AssertionError, match="FewScales.acceptance"):
+        verification.verify(FewScales(), jax.random.key(0), block)
 
 
 @pytest.mark.parametrize(
@@ -311,23 +303,9 @@ def test_greedy_block_refuses_drafters_for_which_it_is_not_exact(traits):
 @pytest.mark.parametrize("carry", [(), verification.GreedyBlock().init_carry(2)])
 def test_a_carry_of_another_length_is_refused(carry):
     probs = jnp.full((6, 2), 0.5)
-    args = jax.random.key(0), jnp.zeros((5,), jnp.int32), probs, probs, jnp.int32(5)
-    with pytest.raises(ValueError, match=r"start with init_carry\(5\)"):
-        verification.verify(verification.GreedyBlock(), *args, carry)
-
-
-def test_a_length_beyond_the_block_is_refused():
-    probs = jnp.full((4, 2), 0.5)
-    with pytest.raises(ValueError, match=r"num_drafted must lie in \[0, G\] = \[0, 3\], got 9"):
-        args = jax.random.key(0), jnp.zeros((3,), jnp.int32), probs, probs
-        verification.verify(verification.Token(), *args, jnp.int32(9))
-
-
-def test_uniforms_that_are_not_one_per_token_are_refused():
-    probs = jnp.full((4, 2), 0.5)
-    args = jnp.zeros((3,), jnp.int32), probs, probs, jnp.int32(3)
-    with pytest.raises(ValueError, match=r"uniforms must be \[G\] = \(3,\), got shape \(1,\)"):
-        verification.accept(verification.Token(), jnp.zeros((1,)), *args)
+    block = ScoredBlock(jnp.zeros((5,), jnp.int32), probs, probs, jnp.int32(5))
+    with pytest.raises(AssertionError, match="init_carry|another block length"):
+        verification.verify(verification.GreedyBlock(), jax.random.key(0), block, carry)
 
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
@@ -342,7 +320,8 @@ def test_nan_is_never_accepted(name, which, at, token):
     def accepted():
         carry = algorithm.init_carry(length) if algorithm.has_carry else ()
         given = (jnp.asarray(probs["draft"]), jnp.asarray(probs["target"]), jnp.int32(length))
-        return int(verification.accept(algorithm, uniforms, tokens, *given, carry)[1])
+        block = ScoredBlock(tokens, *given)
+        return int(verification.accept(algorithm, uniforms, block, carry)[1])
 
     assert accepted() == length  # the control: without NaN all is accepted
     probs[which][at, 0 if token else 1] = np.nan
@@ -350,24 +329,13 @@ def test_nan_is_never_accepted(name, which, at, token):
     assert accepted() <= at or (name == "Token" and not token)
 
 
-CERTAIN = {
-    "Token": verification.Token(),
-    "Block": verification.Block(),
-    "FLy": verification.FLy(0.3, 1, allow_inexact=True),
-}
+CERTAIN = {"Token": verification.Token(), "Block": verification.Block()}
 
 
-class Told(verification.Block):
+class ReadsProbs(verification.Block):
     """The control: it reads distributions also of certain tokens."""
 
     needs_probs = True
-
-
-class Reads(verification.Block):
-    """It reads them, too, and does not say so."""
-
-    def acceptance(self, tokens, draft_probs, *given):
-        return super().acceptance(tokens, draft_probs + 0.0, *given)
 
 
 def certain_round(algorithm, uniforms, tokens, targets, count, bonus):
@@ -391,7 +359,8 @@ def test_certain_tokens_are_judged_as_by_one_hot_distributions(name):
     @jax.vmap
     def both(tokens, hot, targets, count):
         give = CERTAIN[name].acceptance
-        return give(tokens, hot, targets, count), give(tokens, None, targets, count)
+        block = ScoredBlock(tokens, hot, targets, count)
+        return give(block), give(block._replace(draft_probs=None))
 
     told, certain = both(tokens, hot, targets, count)
     np.testing.assert_allclose(certain.thresholds, told.thresholds, atol=2e-6)
@@ -405,7 +374,7 @@ def test_certain_tokens_are_judged_as_by_one_hot_distributions(name):
     assert (token[failed] != tokens[failed, accepted[failed]]).all()
 
 
-@pytest.mark.parametrize("algorithm", [*CERTAIN.values(), Told(), Reads()], ids=str)
+@pytest.mark.parametrize("algorithm", [*CERTAIN.values(), ReadsProbs()], ids=str)
 def test_certain_tokens_need_no_array_of_distributions(algorithm):
     rows, longest, vocab = 2, 3, 97
     shapes = (rows, longest + 1), (rows, longest), (rows, longest + 1, vocab), (rows,)
@@ -414,4 +383,4 @@ def test_certain_tokens_need_no_array_of_distributions(algorithm):
     bonus = jax.ShapeDtypeStruct((rows, vocab), jnp.float32)
     program = jax.jit(functools.partial(certain_round, algorithm)).lower(*given, bonus).as_text()
     one_hot = f"tensor<{rows}x{longest + 1}x{vocab}xi1>"  # which entries are the tokens'
-    assert (one_hot in program) == isinstance(algorithm, Told | Reads)
+    assert (one_hot in program) == isinstance(algorithm, ReadsProbs)

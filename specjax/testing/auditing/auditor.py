@@ -11,7 +11,7 @@ import numpy as np
 from specjax.checks import check_count, one_number, whole_number
 from specjax.errors import UserError
 from specjax.rules import Budgeted
-from specjax.rules.checking import check_is_rule
+from specjax.rules.target import check_is_rule
 from specjax.testing.auditing.black_box import (
     generator_of,
     half_width,

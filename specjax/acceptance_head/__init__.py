@@ -1,1 +1,0 @@
-"""The acceptance head: how likely the verifier accepts a drafted token (SpecDec++)."""
