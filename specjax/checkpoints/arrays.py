@@ -90,9 +90,6 @@ def check_same(
       expected: the expected shapes by name.
       remedy: advice to the user.
       unknown: arrays that are not expected; by default found by name.
-
-    Raises:
-      ValueError: naming every difference in one line.
     """
     unknown = set(found) - set(expected) if unknown is None else unknown
     wrong = [
@@ -128,7 +125,6 @@ def condense(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`[0, 1, 2, 5]` as `{0-2,5}`; a single number as itself."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -148,9 +144,6 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
 
     Returns:
       The NumPy dtype.
-
-    Raises:
-      ValueError: if it is not one of `FLOATS`.
     """
     try:
         dtype = jnp.dtype(value)
@@ -174,9 +167,6 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     Args:
       path: the checkpoint, for messages.
       specs: the arrays that are parameters.
-
-    Raises:
-      ValueError: for arrays that are not floating.
     """
     quantised = sorted(name for name, s in specs.items() if s.dtype.name not in _READABLE)
     if quantised:
@@ -193,9 +183,6 @@ def check_sizes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     Args:
       path: the checkpoint, for messages.
       specs: its arrays.
-
-    Raises:
-      ValueError: naming the largest array.
     """
     name = max(specs, key=lambda name: specs[name].nbytes)
     what = f"{path}: the array {name} of shape {specs[name].shape}"
@@ -227,9 +214,6 @@ def materialise(
 
     Returns:
       The nested dict of parameters.
-
-    Raises:
-      NotFiniteError: an array is not finite.
     """
     users: dict[str, list[str]] = {}
     for path, piece in pieces.items():
@@ -273,7 +257,6 @@ def check_finite(name: str, values: np.ndarray, begins: tuple[int, ...]) -> None
 
 
 def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
-    """The place of the first NaN or infinity of a C-ordered array."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK]

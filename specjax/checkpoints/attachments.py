@@ -39,10 +39,6 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
 
     Returns:
       The path of `acceptance_head`.
-
-    Raises:
-      FileExistsError: `acceptance_head` exists but is not a head's directory.
-      OSError: it cannot be written.
     """
     place = Path(directory) / HEAD_NAME
     check_head_place(directory)
@@ -62,9 +58,6 @@ def check_head_place(directory: str | os.PathLike[str]) -> None:
 
     Args:
       directory: the drafter's directory.
-
-    Raises:
-      FileExistsError: `acceptance_head` exists but is not a head's directory.
     """
     place = Path(directory) / HEAD_NAME
     if place.is_dir() and ((place / f"{HEAD}.json").is_file() or not any(place.iterdir())):
@@ -88,11 +81,6 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
 
     Returns:
       The head. `Head.check_drafter` checks that it belongs to a drafter.
-
-    Raises:
-      FileNotFoundError: there is no head, or a file is missing.
-      OSError: a file cannot be read.
-      ValueError: a file is damaged, or its arrays do not fit its configuration.
     """
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():

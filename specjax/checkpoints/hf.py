@@ -48,10 +48,6 @@ class SafetensorsReader:
     Args:
       directory: a Hugging Face directory.
       nested: the network around the one that is read; its own arrays are left out.
-
-    Raises:
-      FileNotFoundError: for a missing file, or a shard that the index names.
-      ValueError: for a file that is cut short or damaged, or an index that contradicts the files.
     """
 
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
@@ -70,7 +66,6 @@ class SafetensorsReader:
             self._unwrap(nested)
 
     def _unwrap(self, nested: Nested) -> None:
-        """Keeps the arrays of the inner network, under their names there."""
         specs, maps, self.specs, self._mappers = self.specs, self._mappers, {}, {}
         for name, spec in specs.items():
             if re.fullmatch(nested.others, name):
@@ -118,7 +113,6 @@ class SafetensorsReader:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    """The file of each array, by a directory's index; empty if there is only one file."""
     index = directory / INDEX
     if (directory / SINGLE).is_file():
         return {}
@@ -154,11 +148,6 @@ def open_hf(
 
     Returns:
       The reader, the configuration, and the ids that transformers assumes if files have none.
-
-    Raises:
-      FileNotFoundError: for a missing file.
-      ValueError: for an unreadable file, another architecture, a value that the family does not
-        support, or fields that contradict arrays.
     """
     path = directory / "config.json"
     if config is not None:
@@ -186,11 +175,7 @@ def open_hf(
         same = same_values(reader.read(output), reader.read(embedding))
         return "copied" if same else "own"
 
-    try:
-        found = family.from_hf(HFFields(values, path, head))
-    except ValueError as error:
-        prefix = "" if str(error).startswith(str(path)) else f"{path}: "
-        raise UserError(f"{prefix}{error}") from None
+    found = HFFields(values, path, head).read(family.from_hf)
     if found.tie_embeddings and embedding is not None and head() == "own":
         raise UserError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
@@ -205,7 +190,6 @@ def default_ids(family: Family) -> SpecialIds:
 
 
 def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | None]:
-    """The family that a config.json names, and the network around it, if any."""
     name = values.get("model_type")
     around = {f.nested.model_type: f for f in FAMILIES.values() if f.nested is not None}
     if not isinstance(name, str) or name not in {*FAMILIES, *around}:
@@ -232,13 +216,11 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
 
 
 def _nested(family: Family, model_type: str) -> Nested | None:
-    """The network around a family's, if a checkpoint of this type has it."""
     around = family.nested
     return around if around is not None and around.model_type == model_type else None
 
 
 def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict[str, Any]:
-    """The fields of the inner network; whether the embedding is tied may be stated outside."""
     if not nested.field:
         return dict(values)
     inner = values.get(nested.field)
@@ -249,7 +231,6 @@ def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict
 
 
 def _embedding(reader: SafetensorsReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
-    """The name of the stored embedding; a checkpoint may have only a copy, or only a tied head."""
     names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
 
@@ -266,9 +247,6 @@ def hf_pieces(
 
     Returns:
       The source of each parameter.
-
-    Raises:
-      ValueError: if arrays are missing, unknown, of a wrong shape, or copies that differ.
     """
     family = family_of(config)
     lines = {path: family.hf_name(path) for path in shapes}
@@ -331,9 +309,6 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
 
     Returns:
       The JSON object.
-
-    Raises:
-      ValueError: for a configuration that transformers does not support.
     """
     family = family_of(config)
     return {
@@ -364,7 +339,6 @@ def longest_context(directory: Path) -> int | None:
 
 
 def _set_longest(values: dict[str, Any], longest: int) -> None:
-    """Changes `max_position_embeddings` in a `config.json` and in its inner configurations."""
     if "max_position_embeddings" in values:
         values["max_position_embeddings"] = longest
     for inner in values.values():
@@ -393,9 +367,6 @@ def write_hf(
       shard_bytes: the size above which the arrays are split into several files with an index.
       max_position_embeddings: for config.json, if a family has the field; its usual value by
         default.
-
-    Raises:
-      ValueError: for a configuration that transformers does not support.
     """
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None:

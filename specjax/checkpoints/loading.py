@@ -229,10 +229,6 @@ def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) ->
 
     Returns:
       The configuration, with dtypes float32 unless the directory is our own.
-
-    Raises:
-      FileNotFoundError: see `load_model`.
-      ValueError: see `load_model`.
     """
     return _open(path, config, False).config
 
@@ -243,7 +239,6 @@ def open_checkpoint(path: PathLike) -> Opened:
 
 
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
-    """Opens a checkpoint and determines its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"`path` must be a directory's path, got {path!r}")
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
@@ -281,7 +276,6 @@ def _check_files(path: Path) -> None:
 
 
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
-    """Finds the kind of a checkpoint in a directory, and opens it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
@@ -349,7 +343,6 @@ def _open_own(path: Path, config: ModelConfig | None) -> Opened:
 
 
 def _own_config(values: Any, file: Path) -> ModelConfig:
-    """`config_from_dict`, with errors that name the file."""
     if not isinstance(values, dict):
         raise UserError(f"{file}: config={values!r} must be an object")
     try:
@@ -361,7 +354,6 @@ def _own_config(values: Any, file: Path) -> ModelConfig:
 def _checked_pieces(
     path: Path, specs: Mapping[str, ArraySpec], pieces: Mapping[str, Piece], shapes: Shapes
 ) -> Mapping[str, Piece]:
-    """The pieces of arrays under our own names, in the order of the parameters."""
     remedy = "Give a checkpoint and a configuration that match"
     check_same(path, specs, shapes, remedy)
     check_floating(path, specs)
@@ -375,7 +367,6 @@ def _shardings(
     rules: partitioning.AxisRules,
     shardings: Params | jax.sharding.Sharding | None,
 ) -> Mapping[str, jax.sharding.Sharding]:
-    """A sharding per parameter path; the default device's sharding without a mesh."""
     if mesh is not None:
         partitioner = partitioning.Partitioner(mesh, rules)
         return flatten(partitioner.param_shardings(model, model.abstract_params()))
@@ -398,7 +389,6 @@ def _check_room(
     shardings: Mapping[str, jax.sharding.Sharding],
     weights: str | None,
 ) -> None:
-    """Raises an error for parameters that do not fit, before they are read."""
     needed = 0
     for name, shape in shapes.items():
         stored = dtype if int8_form(name, shape, weights) is None else np.int8

@@ -34,10 +34,6 @@ class OrbaxReader:
     Args:
       directory: holds `_METADATA`.
       prefix: the key, `target` in T5X's checkpoints.
-
-    Raises:
-      FileNotFoundError: if Orbax wrote no tree.
-      ValueError: for a damaged directory, or a directory without arrays under `prefix`.
     """
 
     def __init__(self, directory: Path, prefix: str = "") -> None:
@@ -81,10 +77,6 @@ class OrbaxReader:
 
         Returns:
           The nested dict of arrays.
-
-        Raises:
-          NotFiniteError: an array is not finite.
-          ValueError: the directory is damaged.
         """
         flat = {}
         for name, spec in self.specs.items():
@@ -111,7 +103,6 @@ class OrbaxReader:
 
 
 def _check_ocdbt(directory: Path) -> None:
-    """Checks that the key-value store can be listed and every array's description be read."""
     manifest = directory / "manifest.ocdbt"
     if not manifest.is_file():
         if os.path.lexists(manifest) or any(directory.glob("ocdbt.process_*")):

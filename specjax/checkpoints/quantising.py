@@ -39,10 +39,6 @@ def int8_placers(
 
     Returns:
       For the path of each quantised matrix: a function from the matrix to the weight.
-
-    Raises:
-      ImportError: if Qwix is not installed.
-      ValueError: for a sharding over several devices that is not a `NamedSharding`.
     """
     kinds = {path: int8_form(path, shape, form) for path, shape in shapes.items()}
     return {
@@ -66,7 +62,6 @@ def _quantised(
     places: tuple[Sharding, Sharding],
     of_block: Callable[[np.ndarray], tuple[Any, Any]],
 ) -> Int8Weight:
-    """A matrix in 8 bits; the host holds the integers once more, and a block in float32."""
     axis = kind.channel_axis()
     values, scales = np.empty(view.shape, np.int8), np.empty(view.shape[axis], np.float32)
     step = max(1, _BLOCK // max(1, view.shape[1 - axis]))
@@ -88,7 +83,6 @@ def _placed(array: np.ndarray, sharding: Sharding) -> jax.Array:
 
 
 def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Sharding:
-    """The sharding of the scales: like that of the channels."""
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, jax.P(*kind.axes(sharding.spec).scales))
     if len(sharding.device_set) > 1:
@@ -100,7 +94,6 @@ def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Shardin
 
 @functools.cache
 def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]]:
-    """A function from floats to Qwix's integers and scales, on the host."""
     qwix = require("qwix", "int8")
 
     @jit

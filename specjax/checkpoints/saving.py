@@ -127,7 +127,6 @@ def save_model(
 def _all_ids(
     config: ModelConfig, given: SpecialIds | None, source: str | os.PathLike[str] | None
 ) -> SpecialIds:
-    """The ids to write: the given ids, then those of the copied files, then the family's."""
     ids = given or SpecialIds()
     if source is not None:
         file = Path(source) / GENERATION_FILE
@@ -137,7 +136,6 @@ def _all_ids(
 
 
 def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
-    """Adds the ids to generation_config.json, which readers prefer to config.json."""
     file = directory / GENERATION_FILE
     values = read_json_if_there(file)
     merged = {**values, **ids.to_json()}
@@ -151,9 +149,6 @@ def check_format(config: ModelConfig, format: str) -> None:
     Args:
       config: the model's configuration.
       format: one of `FORMATS`.
-
-    Raises:
-      ValueError: if not, naming the missing feature.
     """
     if format == "t5x":
         check_writable(config)
@@ -162,7 +157,6 @@ def check_format(config: ModelConfig, format: str) -> None:
 
 
 def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
-    """The parameters by path, in the model's order."""
     shapes = {
         name: tuple(leaf.shape)
         for name, leaf in flatten(model_from_config(config).abstract_params()).items()

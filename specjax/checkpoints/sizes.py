@@ -30,11 +30,6 @@ def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str
 
     Returns:
       `directory`.
-
-    Raises:
-      FileNotFoundError: there is no such checkpoint.
-      TypeError: `directory` is not a path.
-      ValueError: the size is unknown, the checkpoint unreadable, or the network of another size.
     """
     wanted, found = preset(size), read_config(directory)
     pairs = {"": (found, wanted)}

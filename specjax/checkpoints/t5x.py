@@ -80,10 +80,6 @@ class T5XReader:
 
     Args:
       directory: holds the file `checkpoint`.
-
-    Raises:
-      ValueError: for a damaged file, or a file that is not a T5X checkpoint.
-      FileNotFoundError: if an array that the file names, or a chunk of it, is missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -116,7 +112,6 @@ class T5XReader:
         check_sizes(directory, self.specs)
 
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
-        """The directory of the zarr array of a spec."""
         if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
             raise UserError(
                 f"{path}: {name} is neither an array nor a TensorStore spec; copy the file again"
@@ -160,7 +155,6 @@ def _open(folder: Path) -> ts.TensorStore:
 
 
 def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
-    """Checks that the file of every chunk exists: zarr reads a missing chunk as zeros."""
     metadata = array.spec().to_json()["metadata"]
     if metadata.get("fill_value") is not None:
         return
@@ -179,7 +173,6 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
 
 
 def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
-    """The names of the chunks, the last axis first."""
     for number in range(math.prod(grid)):
         index = []
         for size in reversed(grid):
@@ -215,7 +208,6 @@ def _read_target(path: Path) -> dict[str, Any]:
 
 
 def _brief(error: Exception) -> str:
-    """An error's first line, shortened."""
     return (str(error).splitlines() or [""])[0][:160]
 
 
@@ -224,7 +216,6 @@ def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
 
 
 def _true_dtype(stored: np.dtype) -> np.dtype:
-    """T5X before version 3 wrote bfloat16 as uint16 of the same bits."""
     return jnp.dtype("bfloat16") if stored == np.uint16 else stored
 
 
@@ -269,7 +260,6 @@ def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: n
 
 
 def _chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Halves the longest even side until a chunk has at most `CHUNK_BYTES`."""
     sides = list(shape)
     while int(np.prod(sides, dtype=np.int64)) * itemsize > CHUNK_BYTES:
         even = [side if side % 2 == 0 else 0 for side in sides]

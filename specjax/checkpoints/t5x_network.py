@@ -97,7 +97,6 @@ class ParamTree:
     def _add(
         self, name: str, source: str, shape: tuple[int, ...], take: Callable[[Any], Any]
     ) -> None:
-        """Adds a parameter with merged heads: `out` kernels have them first, the others last."""
         if len(shape) == 3 and name.endswith("/kernel"):
             a, b, c = shape
             shape = (a * b, c) if name.endswith("/out/kernel") else (a, b * c)
@@ -122,7 +121,6 @@ class ParamTree:
 
 
 def _scan_axis(reader: ArrayReader, stack: str) -> int:
-    """1 by default; T5X's `param_scan_axis` may also be 0, which a norm's scale (E, L) shows."""
     embedding = reader.specs.get("token_embedder/embedding")
     norm = reader.specs.get(f"{stack}/{stack}/pre_mlp_layer_norm/scale")
     if embedding is None or norm is None or len(norm.shape) != 2:
@@ -140,11 +138,6 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
 
     Returns:
       The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
-
-    Raises:
-      FileNotFoundError: if there is no such gin file.
-      ValueError: if these are not a T5's arrays, if they do not determine the configuration, or if
-        the gin file contradicts them.
     """
     fields = {} if gin is None else read_t5_fields(gin)
     sizes = _sizes(specs, path)
@@ -172,7 +165,6 @@ _SHOWN = {
 
 
 def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
-    """The sizes from the shapes, by field of `T5Config`."""
     layers = {"encoder": 0, "decoder": 0}
     for name in specs:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
@@ -216,7 +208,6 @@ def find_gin(directory: Path) -> Path | None:
 
 
 def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
-    """Adds the fields of a gin file, and compares the others with the arrays."""
     remedy = "give the gin file this checkpoint was trained with"
     for theirs, ours in {**_SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
@@ -257,11 +248,6 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
     Returns:
       The values by T5X's field name; later values win, and values that are not literals are left
       out.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is not gin, or binds the activations or relative positions to a value that
-        cannot be read here.
     """
     bound = dict(_bindings(gin))
     values: dict[str, Any] = {}
@@ -297,12 +283,10 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
 
 def _expanded(value: str, macros: Mapping[str, str]) -> str:
-    """Replaces `%MACRO`s by their values; KeyError for those of other files."""
     return re.sub(r"%([\w./]+)", lambda match: _expanded(macros[match[1]], macros), value)
 
 
 def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
-    """The names that a gin file binds, with their values; blocks expanded, without spaces."""
     left_out = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
     block, line = "", []
     try:
@@ -371,9 +355,6 @@ def check_writable(config: ModelConfig) -> None:
 
     Args:
       config: the configuration.
-
-    Raises:
-      ValueError: naming the first field that differs in T5X.
     """
     if not isinstance(config, T5Config):
         family = type(config).__name__.removesuffix("Config")

@@ -55,10 +55,6 @@ def save_t5x_pair(
 
     Returns:
       The path.
-
-    Raises:
-      FileNotFoundError: see `load_model`.
-      ValueError: see `load_model`; or for a network that T5X lacks.
     """
     sources = dict(zip(ROLES, (Path(verifier), Path(drafter)), strict=True))
     steps = {}
@@ -82,7 +78,6 @@ def save_t5x_pair(
 
 
 def _arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
-    """A checkpoint's arrays under T5X's names, its step, and a minimal T5's configuration."""
     host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
     checkpoint = None
     if source.is_dir() and not any((source / n).exists() for n in (SPECJAX_FILE, "config.json")):

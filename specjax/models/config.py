@@ -49,17 +49,11 @@ _MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
 
 class RelativePositions(NamedTuple):
-    """T5's relative position biases; see `specjax.models.position_encoding`.
-
-    Attributes:
-      buckets: of distances.
-      max_distance: this and all larger distances share the last bucket.
-      per_layer: whether each layer has its own biases; else its stack has.
-    """
+    """T5's relative position biases; see `specjax.models.position_encoding`."""
 
     buckets: int
-    max_distance: int
-    per_layer: bool = False
+    max_distance: int  # this and all larger distances share the last bucket
+    per_layer: bool = False  # else per stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,10 +124,6 @@ class ModelConfig(abc.ABC):
       tie_embeddings: the logits use the embedding instead of `logits_dense`.
       dtype: of the activations and the cache (logits and softmax are float32 always).
       param_dtype: of the parameters that `init` makes.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value out of its range, or a dtype that is not floating.
     """
 
     vocab_size: int
@@ -173,36 +163,26 @@ class ModelConfig(abc.ABC):
 
     @property
     def kv_heads(self) -> int:
-        """K, the number of key and value heads."""
         return self.num_heads
 
     @property
     @abc.abstractmethod
-    def style(self) -> Style:
-        """The style of the decoder."""
+    def style(self) -> Style: ...
 
     @property
     def encoder_style(self) -> Style | None:
-        """The style of the encoder; None without an encoder."""
         return None
 
     @property
     def encoder_config(self) -> "ModelConfig":
-        """The sizes of the encoder; by default those of the decoder."""
+        """The sizes of the encoder."""
         return self
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """The same configuration with some fields changed.
 
-        Args:
-          **changes: the fields.
-
-        Returns:
-          A configuration of the same family.
-
         Raises:
-          TypeError: for a value of the wrong type.
-          ValueError: for an unknown field or a value out of its range.
+          UserError: for an unknown field, or a value of a wrong type or out of its range.
         """
         fields = [f.name for f in dataclasses.fields(self)]
         if unknown := sorted(set(changes) - set(fields)):
@@ -218,7 +198,6 @@ class DecoderOnlyConfig(ModelConfig):
     """The fields of every decoder-only family.
 
     Attributes:
-      num_layers: the number of layers.
       num_kv_heads: K, key and value heads; H is a multiple of it.
     """
 
@@ -251,7 +230,6 @@ class DecoderOnlyConfig(ModelConfig):
 
     @property
     def kv_heads(self) -> int:
-        """K, the number of key and value heads."""
         return self.num_kv_heads
 
 
@@ -272,17 +250,7 @@ def _float_dtype(name: str, value: Any) -> Any:
 
 
 def check_numbers(config: Any, name: str) -> None:
-    """Converts each number of a dataclass to its declared type, and checks its range.
-
-    Args:
-      config: the dataclass; its fields are replaced.
-      name: the dataclass's name in messages.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a number that is not positive (or 0 where 0 has a meaning), or too large for
-        any network.
-    """
+    """Converts each number of a dataclass, in place, to its declared type, and checks its range."""
     for field in dataclasses.fields(config):
         what = f"{name}: {field.name}"
         value = _typed(what, field.type, getattr(config, field.name))
@@ -300,7 +268,6 @@ def check_numbers(config: Any, name: str) -> None:
 
 
 def _typed(what: str, kind: Any, value: Any) -> Any:
-    """A field's value in its declared type, if that is a number or a flag."""
     flag = isinstance(value, bool | np.bool_)
     if kind is bool:
         if not flag:

@@ -54,11 +54,6 @@ def make_mesh(
 
     Returns:
       A mesh with the axes `data` and `model`; the compiler places intermediate arrays.
-
-    Raises:
-      TypeError: if a size is not a whole number.
-      ValueError: if the sizes do not agree with the number of devices, there are no devices, or a
-        process has no device in the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = {"model": model} if data is None else {"data": data, "model": model}
@@ -110,9 +105,6 @@ def partition_spec(
 
     Returns:
       A `PartitionSpec`.
-
-    Raises:
-      ValueError: if a logical axis has no rule, or a rule names a mesh axis that does not exist.
     """
     if unknown := {axis for _, axis in rules if axis is not None} - set(mesh.axis_names):
         raise UserError(

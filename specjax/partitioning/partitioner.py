@@ -21,9 +21,6 @@ class Partitioner:
       mesh: from `make_mesh`.
       rules: pairs of a logical axis and a mesh axis, or None for an axis that is not split; see
         `partition_spec`.
-
-    Raises:
-      TypeError: if `mesh` is not a mesh.
     """
 
     mesh: Mesh
@@ -56,9 +53,6 @@ class Partitioner:
 
         Returns:
           A pytree of `NamedSharding` like `shapes`.
-
-        Raises:
-          ValueError: see `partition_spec`.
         """
 
         def sharding(leaf: Any, names: Any) -> NamedSharding:
@@ -72,9 +66,6 @@ class Partitioner:
 
         Returns:
           A pytree of `NamedSharding` like `params`.
-
-        Raises:
-          ValueError: see `partition_spec`.
         """
         return self.shardings(params, model.param_axes(params), model.axis_units())
 

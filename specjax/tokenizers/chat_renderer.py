@@ -50,7 +50,6 @@ def _limit(memory: int) -> None:
 
 @functools.cache
 def _compiled(template: str) -> Any:
-    """The template in the environment of transformers 5."""
     import jinja2
     import jinja2.ext
     from jinja2 import nodes
@@ -88,7 +87,6 @@ def _compiled(template: str) -> Any:
 
 
 def _types() -> dict[str, Any]:
-    """`dict` and `namespace` without what a template must not reach."""
     import jinja2
     import jinja2.utils
 

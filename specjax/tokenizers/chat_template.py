@@ -51,9 +51,6 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
 
     Returns:
       Jinja sources, or None if there is none.
-
-    Raises:
-      ValueError: for an unreadable file.
     """
     files = {"default": directory / CHAT_TEMPLATE} if (directory / CHAT_TEMPLATE).is_file() else {}
     files |= {file.stem: file for file in sorted((directory / MORE_CHAT_TEMPLATES).glob("*.jinja"))}
@@ -88,11 +85,6 @@ def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> 
       choice: a name among them or a template; None for `tool_use` if there are tools and it is
         there, otherwise `default`.
       tools: the tools, or None.
-
-    Raises:
-      TypeError: `choice` is not a text.
-      ValueError: `choice` is neither a name nor Jinja, or none of several templates is named
-        `default`.
     """
     if not isinstance(choice, str | None):
         raise UserError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
@@ -144,10 +136,6 @@ def render_chat(
 
     Returns:
       The prompt's text, with special tokens as text.
-
-    Raises:
-      TypeError: an option has a wrong type.
-      ValueError: for a faulty template, or messages that it rejects.
     """
     chat = [
         _with_reasoning({key: value for key, value in message.items() if value is not None})
@@ -183,9 +171,6 @@ def plain(name: str, value: Any) -> Any:
       name: its name in messages.
       value: of JSON's types, or tuples; enumerations, NumPy's numbers, dataclasses and models of
         pydantic become values of these types.
-
-    Raises:
-      ValueError: there is another object in it.
     """
     try:
         return _plain(value)
@@ -217,7 +202,6 @@ def _plain(value: Any) -> Any:
 
 
 def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
-    """Plain copies; raises ValueError unless it is a list of objects."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise UserError(f"{name} must be a list of objects, got {values!r}")
     values = list(values)
@@ -228,7 +212,6 @@ def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the keys that templates read."""
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is None:
         return message
@@ -236,7 +219,6 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> str:
-    """The text of the last message that the model continues; marks its end in the message."""
     key = field if isinstance(field, str) else "content"
     last = chat[-1] if chat else {}
     text: Any = last.get(key)
@@ -258,7 +240,6 @@ def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> 
 
 
 def _up_to(rendered: str, final: str) -> str:
-    """The text up to the mark at the end of the last message."""
     mark = _END.strip()
     if final.strip() not in rendered or mark not in rendered:
         raise UserError(
@@ -293,10 +274,6 @@ class _Renderer:
         """Returns the answer to a request of plain values.
 
         After any exception the pipe may have an answer that nobody has read: close the renderer.
-
-        Raises:
-          EOFError: the process has ended, or answered another request.
-          TimeoutError: there is no answer after these seconds.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
@@ -330,7 +307,6 @@ _renderers: dict[int, _Renderer] = {}
 
 
 def _rendered(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a request; the renderer is started if there is none."""
     answer: dict[str, Any] = {"error": "it ends the process that renders it"}
     with _lock:
         for _ in range(2):  # the system may have ended the process since the last request

@@ -71,7 +71,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _sentencepiece_file(directory: Path) -> Path | None:
-    """The SentencePiece model that is read; none if it is tiktoken's beside a tokenizer.json."""
     files = (directory / name for name in SENTENCEPIECE_FILES)
     model = next((file for file in files if file.is_file()), None)
     skipped = model is not None and (directory / HF_FILE).is_file() and is_tiktoken(model)

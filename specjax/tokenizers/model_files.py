@@ -38,11 +38,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Returns:
       The object.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      OSError: if it cannot be read.
-      ValueError: if it is not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -116,9 +111,6 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
 
     Returns:
       The ids it names.
-
-    Raises:
-      ValueError: for an id that is not a whole number >= 0.
     """
 
     def checked(name: str, value: Any) -> int:
@@ -152,9 +144,6 @@ def special_ids(directory: Path) -> SpecialIds:
 
     Returns:
       The ids; empty if no file names them.
-
-    Raises:
-      ValueError: for an unreadable file or an invalid id.
     """
     found = SpecialIds()
     for name in (GENERATION_FILE, SPECJAX_FILE, "config.json"):

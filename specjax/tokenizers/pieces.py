@@ -19,9 +19,6 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
 
     Returns:
       Their bytes.
-
-    Raises:
-      ValueError: if a token's text depends on its neighbours.
     """
     whole: Any = {"type": "none"} if decoder is None else decoder
     steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
@@ -57,7 +54,6 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
 
 
 def _each(texts: list[Any], change: Any) -> list[Any]:
-    """Changes the texts that are not bytes yet."""
     return [change(text) if isinstance(text, str) else text for text in texts]
 
 
@@ -71,7 +67,6 @@ def _byte(text: str) -> str | bytes:
 
 
 def _byte_level(text: str) -> bytes:
-    """The bytes of a token; added tokens may have other characters, which stay."""
     if all(character in _BYTES for character in text):
         return bytes(_BYTES[character] for character in text)
     return text.encode()
@@ -86,12 +81,10 @@ def _is_first_space(step: Mapping[str, Any]) -> bool:
 
 
 def _fused(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a later step reads the whole text instead of tokens."""
     return any(step["type"] == "Fuse" for step in steps)
 
 
 def _byte_characters() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level vocabularies (GPT-2)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     shifted = {chr(256 + i): byte for i, byte in enumerate(others)}

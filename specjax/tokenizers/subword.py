@@ -54,10 +54,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
       file: the model, such as `spiece.model`.
       directory: the directory of its settings; None for only a model file, which then appends eos
         if it has no bos (T5) and else adds bos at the start (Llama, Gemma).
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is not a SentencePiece model.
     """
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:
@@ -104,7 +100,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
     def _around_ids(
         self, settings: TokenizerSettings, name: str, is_t5: bool, file: Path
     ) -> tuple[list[int], list[int]]:
-        """The ids before and after a text."""
         if settings.tokenizer_json:
             processor = settings.tokenizer_json.get("post_processor")
             return around_texts(settings, name, processor, self._ids)
@@ -128,7 +123,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
     def _tokens_by_name(
         self, settings: TokenizerSettings, is_t5: bool
     ) -> tuple[dict[str, int], set[int]]:
-        """The tokens that a text may contain, by their text, and the ids of special ones."""
         size = self._sp.GetPieceSize()
         added = added_tokens(settings, size, is_t5)
         # SentencePiece does not treat a control piece as text, but as text it means its id.
@@ -208,10 +202,6 @@ class HuggingFaceTokenizer(SubwordTokenizer):
     Args:
       file: the `tokenizer.json`.
       directory: the directory of its settings.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it cannot be read.
     """
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:
@@ -260,7 +250,6 @@ class HuggingFaceTokenizer(SubwordTokenizer):
         self._set_around(*around_texts(settings, name, processor, vocabulary))
 
     def _step(self, name: str) -> Any:
-        """A step of the tokenizer, as JSON."""
         step = getattr(self._tokenizer, name)
         return None if step is None else json.loads(step.__getstate__())
 
@@ -314,7 +303,6 @@ def growth(step: Any) -> float:
 
 
 def _parts(step: Any) -> Iterator[Mapping[str, Any]]:
-    """The single steps of a sequence, in order."""
     if isinstance(step, Mapping):
         inner = step.get("normalizers") or step.get("decoders")
         yield from (x for one in inner for x in _parts(one)) if inner else [step]
@@ -337,7 +325,6 @@ _KEEP_SPACES = b"\x20\x00"  # remove_extra_whitespaces (4) = false
 
 
 def _with_normalizer(processor: Any, fields: bytes) -> Any:
-    """A SentencePiece processor with changed fields of its normalizer_spec."""
     import sentencepiece
 
     # If a protobuf message has a field twice, the later wins; normalizer_spec is (3).
@@ -346,6 +333,5 @@ def _with_normalizer(processor: Any, fields: bytes) -> Any:
 
 
 def _splitter(texts: Mapping[str, int]) -> re.Pattern[str]:
-    """Splits a text at special tokens, the longest first, and keeps them."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile(f"({'|'.join(re.escape(text) for text in longest_first)})")

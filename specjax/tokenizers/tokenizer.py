@@ -50,11 +50,11 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def _encode(self, text: str) -> list[int]:
-        """The ids of a text, without bos and eos."""
+        ...
 
     @abc.abstractmethod
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The text of ids that are all in the vocabulary."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
@@ -83,7 +83,6 @@ class Tokenizer(abc.ABC):
         return ids
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """The ids that `encode` adds before and after a text."""
         before = [self.bos_id] if self.add_bos and self.bos_id is not None else []
         after = [self._own_eos] if self.add_eos and self._own_eos is not None else []
         return before, after
@@ -99,9 +98,6 @@ class Tokenizer(abc.ABC):
 
         Returns:
           The text; bytes that are not UTF-8 are left out or replaced, depending on the tokenizer.
-
-        Raises:
-          ValueError: for a negative id.
         """
         whole = [int(i) for i in ids]
         if any(i < 0 for i in whole):
@@ -113,9 +109,6 @@ class Tokenizer(abc.ABC):
 
         Returns:
           The bytes of every id.
-
-        Raises:
-          ValueError: if a text is not the sequence of its tokens' pieces.
         """
         raise UserError(
             f"{type(self).__name__} does not define what each token adds to a text: give it a "
@@ -161,10 +154,6 @@ class Tokenizer(abc.ABC):
 
         Returns:
           The text, with special tokens as text.
-
-        Raises:
-          TypeError: an option has a wrong type.
-          ValueError: there is no template, or it rejects the messages.
         """
         if self.chat_template is None and chat_template is None:
             raise UserError(
@@ -212,9 +201,6 @@ class ByteTokenizer(Tokenizer):
         sentinels, special tokens in a text become their ids, and `<pad>`, `</s>` and `<unk>` take
         the spaces around them, as in transformers' ByT5; without, all text is bytes. A text that
         ends in `</s>` gets no second eos.
-
-    Raises:
-      ValueError: if `extra_ids` is negative.
     """
 
     OFFSET = 3

@@ -62,7 +62,6 @@ _TYPES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the fields that are used have the right types."""
     wanted = _TYPES.get(name, {})
     if name == "added_tokens.json":
         wanted = dict.fromkeys(values, (_is_id, "an id"))

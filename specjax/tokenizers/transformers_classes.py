@@ -165,7 +165,6 @@ def differences(name: str, normalizer: Any, pre_tokenizer: Any) -> str | None:
 
 
 def _covers(step: Any, pattern: Any) -> bool:
-    """Whether a step of `tokenizer.json` has all fields of a pattern."""
     if isinstance(pattern, Mapping):
         return isinstance(step, Mapping) and all(
             _covers(step.get(k), v) for k, v in pattern.items()

@@ -100,10 +100,6 @@ def read_call(
 
     Returns:
       The call.
-
-    Raises:
-      TypeError: if a number has another type.
-      ValueError: for an unsupported argument, two random keys, or a number that is out of range.
     """
     given = dict(decoder_params or {})
     if unknown := sorted(set(given) - {*THEIRS, *OURS}):
@@ -133,7 +129,6 @@ def read_call(
 
 
 def _seed(rng: Array | None) -> Array:
-    """A uint32 from a key of any of JAX's generators, raw or typed; T5X's default is key 0."""
     return jax.random.bits(jax.random.PRNGKey(0) if rng is None else rng, (), jnp.uint32)
 
 
@@ -154,7 +149,6 @@ def _sampling(
 
 
 def _filter(name: str, value: Any, off: Any, dtype: Any) -> Any:
-    """T5X's 0 means no filter: None if this is known, else a value without effect."""
     if value is None:
         return None
     value = checked(name, value, low=0, high=1.0 if name == "topp" else np.inf, dtype=dtype)

@@ -56,10 +56,6 @@ class Decoding:
       temperature: of sampling; 0 is greedy. A call's `decoder_params` may override it.
       top_k: draw only the k most probable tokens, or None for all; may be overridden too.
       top_p: draw only the nucleus of this probability, or None for all; may be overridden too.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if a number is out of range, or parts do not fit together.
     """
 
     rule: Rule | None = None
@@ -110,9 +106,6 @@ def run_loop(
 
     Returns:
       The state of B * n rows; rows of the same prompt are adjacent.
-
-    Raises:
-      ValueError: if the parts do not fit together.
     """
     small = None if drafter is None else drafter.model
     method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
@@ -162,10 +155,6 @@ def method_of(
       drafter: the small model; None if there is no drafting network.
       rule: replaces gin's, or None.
       eos_ids: tokens that end a row.
-
-    Raises:
-      TypeError: if `rule` is not a rule.
-      ValueError: if the parts do not fit together, or an option needs a drafter.
     """
     rule = rule or decoding.rule
     if drafter is None and decoding.drafter is None:
@@ -198,12 +187,10 @@ def method_of(
 
 
 def _stopping(decoding: Decoding) -> tuple[Any, Any]:
-    """The stopping policy, and its numbers."""
     return (FixedLength() if decoding.stopping is None else decoding.stopping).bind(None)
 
 
 def _check_draft_limit(method: Speculative, limit: Any) -> None:
-    """Raises ValueError for a limit, like `Speculative.init`, if drafts have a fixed length."""
     if limit is None or not method.verification.has_carry:
         return
     traced = isinstance(limit, jax.core.Tracer)

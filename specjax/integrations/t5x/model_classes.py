@@ -36,7 +36,6 @@ class _PairModel(models.BaseTransformerModel):
     _bidirectional = False
 
     def _pair(self, drafter_module: Any, decoding: Decoding | None) -> None:
-        """Keeps the arguments that T5X's classes lack, and checks that they fit together."""
         self.drafter_module = drafter_module
         self.decoding = Decoding() if decoding is None else decoding
         if not isinstance(self.decoding, Decoding):
@@ -67,7 +66,6 @@ class _PairModel(models.BaseTransformerModel):
         )
 
     def _compute_logits(self, params: Params, *args: Any, **kwargs: Any) -> Any:
-        """See T5X; uses the verifier."""
         return super()._compute_logits(self._verifier_params(params), *args, **kwargs)
 
     def _verifier_params(self, params: Params) -> Params:
@@ -97,7 +95,6 @@ class _PairModel(models.BaseTransformerModel):
     def _decode(
         self, params: Params, prompts: PromptBatch, longest: int, call: Call
     ) -> tuple[Array, dict[str, Array]]:
-        """Tokens `[B * n, L]` with any forced prefix first, and the aux values `[B * n]`."""
         state = run_loop(self.decoding, *self._networks(params), prompts, longest, call)
         return state.tokens, _aux(state)
 
@@ -114,11 +111,6 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         `Decoding.drafter`.
       decoding: the settings; `Decoding()` by default.
       **options: T5X's other arguments except `decode_fn`, such as `default_decoder_params`.
-
-    Raises:
-      TypeError: if `decoding` is not a `Decoding`.
-      ValueError: if there are two drafters, a `decode_fn` or an unknown network, or if the networks
-        and `decoding` do not fit together.
     """
 
     def __init__(
@@ -162,9 +154,6 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
           The outputs `[B, L]`, or `[B, n, L]` by increasing score, with a forced prefix and zeros
           past their ends; and a dictionary of `[B]` or `[B, n]`: `scores` (log-probabilities of the
           drawn tokens, see `_aux`) and statistics of decoding.
-
-        Raises:
-          ValueError: see `read_call` and `read_network`.
         """
         default = self._default_decoder_params
         call = self._call(
@@ -197,7 +186,6 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
     def _plain_scores(
         self, params: Params, batch: Any, tokens: Array, aux: Any, forced: Any, call: Call
     ) -> Array:
-        """The log-probabilities `[B * n]` of the outputs by the verifier's plain softmax."""
         begin = 0 if forced is None else jnp.repeat(forced[1], call.num_decodes)
         shown = {
             **{k: v for k, v in batch.items() if k == "encoder_input_tokens"},
@@ -219,10 +207,6 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         `Decoding.drafter`.
       decoding: the settings; `Decoding()` by default.
       **options: T5X's other arguments except `decode_fn`.
-
-    Raises:
-      TypeError: if `decoding` is not a `Decoding`.
-      ValueError: as `EncoderDecoderModel`.
     """
 
     def __init__(
@@ -261,9 +245,6 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
 
         Returns:
           As `EncoderDecoderModel`, without the inputs.
-
-        Raises:
-          ValueError: see `read_call` and `read_network`; or if the batch has no inputs.
         """
         if "decoder_causal_attention" not in batch:
             raise UserError(
@@ -287,7 +268,6 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
     def _plain_scores(
         self, params: Params, inputs: Array, before: Array, tokens: Array, aux: Any, call: Call
     ) -> Array:
-        """The log-probabilities `[B * n]` of the outputs by the verifier's plain softmax."""
         before, start = (jnp.repeat(x, call.num_decodes, 0) for x in (before, inputs))
         text = after_prefix(tokens, start[:, 1:], before)
         place = jnp.arange(text.shape[1])[None]
@@ -301,7 +281,6 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
 
 
 def _part(params: Params, role: str) -> Params:
-    """A network's parameters; raises ValueError if the parameters are not those of a pair."""
     if role not in params:
         raise UserError(
             f"params must be {{'verifier': ..., 'drafter': ...}}, but {role!r} is missing (they "
@@ -377,13 +356,11 @@ def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dic
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for options that would have no effect."""
     if "decode_fn" in options:
         raise UserError("decode_fn must be left out: bind specjax_t5x.Decoding")
 
 
 def _aux(state: DecodeState) -> dict[str, Array]:
-    """The statistics of each row `[B * n]`."""
     info = state.info
     longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
     return {

@@ -69,7 +69,6 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        """The style of the decoder."""
         return Style(
             activations=self.mlp_activations,
             windows=(None,) * self.num_layers,
@@ -102,9 +101,6 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
 
     Returns:
       The model; its parameters are float32, and its layers share one relative position bias.
-
-    Raises:
-      ValueError: if specjax does not support the network; the message names the difference.
     """
     config: Any = getattr(module, "config", None)
     is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
@@ -159,9 +155,6 @@ def read_network(
 
     Returns:
       The model and its parameters.
-
-    Raises:
-      ValueError: if specjax does not support the network; the message names the difference.
     """
     model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)

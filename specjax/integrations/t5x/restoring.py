@@ -33,10 +33,6 @@ class PairCheckpointManager:
         the verifier's path has both, as written by `specjax convert --drafter`.
       drafter_transformations: for the drafter's state, like `state_transformation_fns`.
       **options: passed on to T5X's own manager.
-
-    Raises:
-      FileNotFoundError: if there is no such checkpoint.
-      ValueError: if `drafter_path` is given, but the model has no drafter.
     """
 
     def __init__(
@@ -78,10 +74,6 @@ class PairCheckpointManager:
 
         Returns:
           T5X's train state.
-
-        Raises:
-          FileNotFoundError: if a checkpoint is missing.
-          ValueError: if a checkpoint does not fit its network.
         """
         if step is not None or path is None:
             raise UserError("path must be given, and step must be left out")
@@ -201,9 +193,6 @@ def checkpoint_at(role: str, path: str) -> str:
     Args:
       role: "verifier", "drafter" or "pair", for messages.
       path: a local path, or any path that T5X's file system supports (gs://).
-
-    Raises:
-      FileNotFoundError: if there is no checkpoint; ValueError: if `path` is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"the {role}'s checkpoint must be a path, got {path!r}")
@@ -233,7 +222,6 @@ def part_of(train_state: Any, role: str) -> Any:
 
 
 def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
-    """The part of a state dict that belongs to a network, with the parts of both."""
     if state is None:
         return None
     return {
@@ -243,6 +231,5 @@ def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
 
 
 def _like(tree: Any, value: dict[str, Any]) -> Any:
-    """`value`, frozen if T5X's own tree is."""
     value = {role: flax_core.unfreeze(part) for role, part in value.items()}
     return flax_core.freeze(value) if isinstance(tree, flax_core.FrozenDict) else value
