@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Bool, Float, Int32, Integer
 
 from specjax.models.weights import AnyArray
 
@@ -168,7 +168,7 @@ def allocate(
 def write(
     cache: RaggedCache,
     updates: CacheEntries,
-    positions: Int[AnyArray, " B"],
+    positions: Integer[AnyArray, " B"],
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
@@ -216,8 +216,8 @@ def without_nan(*entries: Array) -> tuple[Array, ...]:
 
 def keep(
     cache: RaggedCache,
-    positions: Int[AnyArray, " B"],
-    nodes: Int[AnyArray, "B G"],
+    positions: Integer[AnyArray, " B"],
+    nodes: Integer[AnyArray, "B G"],
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
     """Moves the entries of a path through a tree, which starts at `positions[b]`, together.
@@ -238,7 +238,7 @@ def keep(
     )
 
 
-def _places(positions: Int[AnyArray, " B"], length: int) -> Int32[Array, "B T"]:
+def _places(positions: Integer[AnyArray, " B"], length: int) -> Int32[Array, "B T"]:
     # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
     return positions.astype(jnp.int32)[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 

@@ -105,7 +105,7 @@ def _from_fields(kind: Any, values: Mapping[str, Any]) -> Any:
         "missing": sorted(n for n, required in fields.items() if required and n not in values),
     }
     if any(wrong.values()):
-        parts = (
+        faults = (
             f"{problem} fields {', '.join(names)}" for problem, names in wrong.items() if names
         )
         raise UserError("; ".join(faults))

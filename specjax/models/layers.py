@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Integer
 
 from specjax.compilation import product_precision
 from specjax.models.weights import (
@@ -128,7 +128,7 @@ class Embed(nn.Module):
         init, shape = nn.initializers.normal(self.stddev), (self.vocab_size, self.features)
         self.embedding = declare(self, "embedding", init, shape, ("vocab", "embed"))
 
-    def __call__(self, tokens: Int[AnyArray, "*B"]) -> Float[Array, "*B E"]:
+    def __call__(self, tokens: Integer[AnyArray, "*B"]) -> Float[Array, "*B E"]:
         tokens = tokens.astype(jnp.int32)  # a clip in 8 bits would wrap around
         return rows(self.embedding, tokens, self.dtype)
 

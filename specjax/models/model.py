@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int
+from jaxtyping import Array, Bool, Float32, Int32, Integer
 
 from specjax.compilation import jit
 from specjax.models import cache as cache_lib
@@ -26,7 +26,7 @@ from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
 from specjax.models.weights import AnyArray, StoredWeight, is_stored
-from specjax.types import Axes, Extended, LanguageModel, Params, Prefilled, TreeShape
+from specjax.types import Axes, Extended, LanguageModel, Params, Prefilled, Prompts, TreeShape
 
 # The tokens that a pass after a common beginning reads: one program serves prompts of any length.
 _PASS = 64
@@ -132,8 +132,8 @@ class Model(LanguageModel, abc.ABC):
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Int[AnyArray, "B T"],
-        positions: Int[AnyArray, " B"],
+        tokens: Integer[AnyArray, "B T"],
+        positions: Integer[AnyArray, " B"],
     ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
         """Like `extend`, but does not change the cache.
 
@@ -147,8 +147,8 @@ class Model(LanguageModel, abc.ABC):
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Int[AnyArray, "B T"],
-        positions: Int[AnyArray, " B"],
+        tokens: Integer[AnyArray, "B T"],
+        positions: Integer[AnyArray, " B"],
         tree: TreeShape,
     ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
         """See `specjax.types.LanguageModel`.
@@ -159,7 +159,10 @@ class Model(LanguageModel, abc.ABC):
         return self._apply(params, tokens, memory, method="score")
 
     def keep(
-        self, cache: RaggedCache, positions: Int[AnyArray, " B"], nodes: Int[AnyArray, "B G"]
+        self,
+        cache: RaggedCache,
+        positions: Integer[AnyArray, " B"],
+        nodes: Integer[AnyArray, "B G"],
     ) -> RaggedCache:
         """See `specjax.types.LanguageModel`; if the cache is donated, only the path is copied.
 
@@ -171,8 +174,8 @@ class Model(LanguageModel, abc.ABC):
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Int[AnyArray, "B T"],
-        positions: Int[AnyArray, " B"],
+        tokens: Integer[AnyArray, "B T"],
+        positions: Integer[AnyArray, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:
         """See `specjax.types.LanguageModel`.
@@ -188,7 +191,7 @@ class Model(LanguageModel, abc.ABC):
         return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
 
     def write(
-        self, cache: RaggedCache, updates: CacheEntries, positions: Int[AnyArray, " B"]
+        self, cache: RaggedCache, updates: CacheEntries, positions: Integer[AnyArray, " B"]
     ) -> RaggedCache:
         """See `specjax.types.LanguageModel`; if the cache is donated, nothing is copied."""
         return cache_lib.write(cache, updates, positions, self.layout)
@@ -196,7 +199,7 @@ class Model(LanguageModel, abc.ABC):
     def _memory(
         self,
         cache: RaggedCache,
-        positions: Int[AnyArray, " B"],
+        positions: Integer[AnyArray, " B"],
         tree: TreeShape | None = None,
         written: bool = False,
     ) -> Memory:
@@ -238,16 +241,14 @@ def _abstract_variables(model: Model) -> Any:
 # Replaces the padding of each row by the row's first token. Padding is masked, but a NaN in its
 # embedding is not: the product of zero and NaN is NaN.
 def _repeat_first(
-    inputs: Int[AnyArray, "B P"], lengths: Int[AnyArray, " B"]
-) -> Int[AnyArray, "B P"]:
+    inputs: Integer[AnyArray, "B P"], lengths: Integer[AnyArray, " B"]
+) -> Integer[AnyArray, "B P"]:
     inside = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
     return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
-def _prefix_or_empty(
-    inputs: Array, prefix: Array | None, prefix_lengths: Array | None
-) -> tuple[Array, Array]:
-    rows = inputs.shape[0]
+def _prefix_or_empty(prompts: Prompts) -> tuple[Int32[Array, "B F"], Int32[Array, " B"]]:
+    rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
     if prefix is None:
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
     if prefix_lengths is None:
@@ -271,27 +272,20 @@ class CausalLM(Model):
     def _init_variables(self, key: Array) -> Any:
         return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
 
-    def apply(self, params: Params, tokens: Int[AnyArray, "B T"]) -> Float32[Array, "B T V"]:
+    def apply(self, params: Params, tokens: Integer[AnyArray, "B T"]) -> Float32[Array, "B T V"]:
         """The logits of known tokens (teacher forcing); entry t predicts token t + 1."""
         return self._apply(params, tokens)
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         """Reads all tokens of each prompt except its last.
 
         If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
         too; the first extend overwrites its entries. A prefix follows the prompt.
         """
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
         rows = inputs.shape[0]
         lengths = input_lengths.astype(jnp.int32)
-        prefix, prefix_lengths = _prefix_or_empty(inputs, prefix, prefix_lengths)
+        prefix, prefix_lengths = _prefix_or_empty(prompts)
         # The prefix of each row follows its last input token and overwrites the padding.
         tokens = jnp.pad(_repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
         slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
@@ -317,8 +311,8 @@ class CausalLM(Model):
     def _continued(
         self,
         params: Params,
-        tokens: Int[AnyArray, "B P"],
-        ends: Int[AnyArray, " B"],
+        tokens: Integer[AnyArray, "B P"],
+        ends: Integer[AnyArray, " B"],
         starts: Array,
         cache: RaggedCache,
     ) -> RaggedCache:
@@ -351,8 +345,8 @@ class Seq2SeqLM(Model):
     def apply(
         self,
         params: Params,
-        encoder_tokens: Int[AnyArray, "B P"],
-        decoder_tokens: Int[AnyArray, "B T"],
+        encoder_tokens: Integer[AnyArray, "B P"],
+        decoder_tokens: Integer[AnyArray, "B T"],
         *,
         encoder_mask: Bool[AnyArray, "B P"] | None = None,
         dropout_key: Array | None = None,
@@ -378,21 +372,14 @@ class Seq2SeqLM(Model):
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         """Runs the encoder, and the decoder on all tokens of a forced prefix except its last.
 
         Without a prefix, the rows continue from the start token, at position 0.
         """
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
         rows = inputs.shape[0]
-        prefix, positions = _prefix_or_empty(inputs, prefix, prefix_lengths)
+        prefix, positions = _prefix_or_empty(prompts)
         lengths = input_lengths.astype(jnp.int32)[:, None]
         mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
         inputs = _repeat_first(inputs, input_lengths)

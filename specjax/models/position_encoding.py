@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
-from jaxtyping import Array, Float, Float32, Int, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
@@ -28,7 +28,7 @@ class Rope(NamedTuple):
     sin: Float32[Array, "B T 1 pairs"]
 
 
-def rope_angles(positions: Int[Array, "B T"], frequencies: np.ndarray) -> Rope:
+def rope_angles(positions: Int32[Array, "B T"], frequencies: np.ndarray) -> Rope:
     """The rotary angles at positions; see `rope_frequencies`."""
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     return Rope(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Integer
 
 from specjax.models.attention import (
     MASKED,
@@ -256,7 +256,7 @@ class Network(nn.Module):
         self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
 
     def embed(
-        self, tokens: Int[AnyArray, "B T"], in_encoder: bool = False
+        self, tokens: Integer[AnyArray, "B T"], in_encoder: bool = False
     ) -> Float[Array, "B T E"]:
         style, embedder = self.config.style, self.token_embedder
         if in_encoder:
@@ -287,7 +287,7 @@ class Network(nn.Module):
 
     def encode(
         self,
-        tokens: Int[AnyArray, "B P"],
+        tokens: Integer[AnyArray, "B P"],
         mask: Bool[Array, "B P"],
         deterministic: bool = True,
     ) -> Cross:
@@ -298,7 +298,7 @@ class Network(nn.Module):
 
     def read(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Integer[AnyArray, "B T"],
         cross: Cross | None = None,
         seen: Bool[Array, "B T"] | None = None,
     ) -> CacheEntries:
@@ -310,7 +310,7 @@ class Network(nn.Module):
         return block_updates(keys, values, hidden)
 
     def score(
-        self, tokens: Int[AnyArray, "B T"], memory: Memory
+        self, tokens: Integer[AnyArray, "B T"], memory: Memory
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T E"], CacheEntries]:
         x = self.embed(tokens)
         hidden, keys, values = self.decoder(x, memory, memory.cache.cross)
@@ -319,8 +319,8 @@ class Network(nn.Module):
 
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
-        encoder_tokens: Int[AnyArray, "B P"] | None = None,
+        tokens: Integer[AnyArray, "B T"],
+        encoder_tokens: Integer[AnyArray, "B P"] | None = None,
         mask: Bool[Array, "B P"] | None = None,
         deterministic: bool = True,
     ) -> Float32[Array, "B T V"]:

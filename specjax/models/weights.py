@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Integer
 
 from specjax.compilation import product_precision
 from specjax.platforms import by_platform
@@ -45,7 +45,7 @@ class StoredWeight(abc.ABC):
     def read(self, dtype: Any) -> Array:
         """The matrix as an array of `dtype`."""
 
-    def rows(self, index: Int[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
+    def rows(self, index: Integer[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
         """The rows `index` of the matrix, like `jnp.take` with `mode="clip"`."""
         return jnp.take(self.read(dtype), index, axis=0, mode="clip")
 
@@ -102,7 +102,7 @@ def declare(
     return param_with_axes(name, init, shape, param_dtype, axes=axes, module=module)
 
 
-def rows(weight: Weight, index: Int[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
+def rows(weight: Weight, index: Integer[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
     """Rows of a matrix in `dtype`; an index outside takes the nearest row."""
     if isinstance(weight, StoredWeight):
         return weight.rows(index, dtype)

@@ -16,7 +16,7 @@ from specjax.errors import UserError
 from specjax.sampling import confidence, distribution, log_distribution
 from specjax.text.results import TopTokens
 from specjax.text.text_models import TextModel
-from specjax.types import Array, Cache, LanguageModel, Params, Sampling
+from specjax.types import Array, Cache, LanguageModel, Params, Prompts, Sampling
 
 if TYPE_CHECKING:
     # A Decoder scores texts.
@@ -154,7 +154,7 @@ def begin(model: LanguageModel, params: Params, rows: KnownRows, more: int = 0) 
       The state for `read_on`.
     """
     longest = model.prompt_positions(rows.inputs.shape[1], 0) + rows.outputs.shape[1] + more
-    filled = model.prefill(params, rows.inputs, rows.lengths, longest)
+    filled = model.prefill(params, Prompts(rows.inputs, rows.lengths), longest)
     before = jnp.concatenate([filled.tokens[:, None], rows.outputs[:, :-1]], axis=1)
     return Begun(filled.cache, before, filled.positions)
 

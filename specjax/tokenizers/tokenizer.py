@@ -49,12 +49,10 @@ class Tokenizer(abc.ABC):
         """The text of an entry of the vocabulary, `None` for an unused id."""
 
     @abc.abstractmethod
-    def _encode(self, text: str) -> list[int]:
-        ...
+    def _encode(self, text: str) -> list[int]: ...
 
     @abc.abstractmethod
-    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        ...
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
