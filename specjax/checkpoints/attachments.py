@@ -31,15 +31,7 @@ AGAIN = {
 
 
 def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
-    """Writes a head into a drafter's directory; replaces an earlier head.
-
-    Args:
-      directory: the drafter's; gets `acceptance_head/` with `head.json` and `head.safetensors`.
-      head: the head.
-
-    Returns:
-      The path of `acceptance_head`.
-    """
+    """Writes `acceptance_head/` into a drafter's directory; replaces an earlier head."""
     place = Path(directory) / HEAD_NAME
     check_head_place(directory)
     values = {
@@ -54,11 +46,7 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
 
 
 def check_head_place(directory: str | os.PathLike[str]) -> None:
-    """Checks, before long work, that `save_head` would not replace anything except a head.
-
-    Args:
-      directory: the drafter's directory.
-    """
+    """Checks, before long work, that `save_head` would not replace anything except a head."""
     place = Path(directory) / HEAD_NAME
     if place.is_dir() and ((place / f"{HEAD}.json").is_file() or not any(place.iterdir())):
         return
@@ -72,15 +60,12 @@ def has_head(directory: str | os.PathLike[str]) -> bool:
 
 
 def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Head:
-    """Reads the head of a drafter's directory.
+    """Reads the head of a drafter's directory; see `Head.check_drafter`.
 
     Args:
       directory: the drafter's, which contains `acceptance_head/`.
       check_weights: whether to compare the files with their checksums, and to search the arrays
         for NaN and infinity.
-
-    Returns:
-      The head. `Head.check_drafter` checks that it belongs to a drafter.
     """
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():
@@ -140,7 +125,5 @@ def read_attachment(
         return values, safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file: {again}") from None
-    except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror}): check it") from None
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype NumPy lacks
         raise UserError(f"{path} is cut short or damaged ({error}): {again}") from None

@@ -43,12 +43,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 class SafetensorsReader:
-    """The arrays of a directory's safetensors files.
-
-    Args:
-      directory: a Hugging Face directory.
-      nested: the network around the one that is read; its own arrays are left out.
-    """
+    """The arrays of a directory's safetensors files, without those of other parts of `nested`."""
 
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
@@ -71,18 +66,11 @@ class SafetensorsReader:
             if re.fullmatch(nested.others, name):
                 continue
             before = next((x for x in nested.prefixes if name.startswith(x)), None)
-            own = name if before is None else nested.prefixes[before] + name[len(before) :]
-            self.specs[own], self._mappers[own] = spec, maps[name]
+            inner = name if before is None else nested.prefixes[before] + name[len(before) :]
+            self.specs[inner], self._mappers[inner] = spec, maps[name]
 
     def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
-        try:
-            path.open("rb").close()  # the library reports every failure as "No such file"
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{path}: no such file; download the whole checkpoint"
-            ) from None
-        except OSError as error:
-            raise OSError(f"{path} cannot be read ({error.strerror}); check it") from None
+        path.open("rb").close()  # the library reports every failure as "No such file"
         try:
             # The library checks the whole header, and the length of the file.
             file = safetensors.safe_open(path, framework="numpy")
@@ -140,14 +128,9 @@ def _weight_map(directory: Path) -> dict[str, str]:
 def open_hf(
     directory: Path, config: ModelConfig | None
 ) -> tuple[SafetensorsReader, ModelConfig, SpecialIds]:
-    """Opens a directory and determines its configuration.
+    """A directory's reader, its configuration (`config` instead of config.json's), and its ids.
 
-    Args:
-      directory: holds config.json (unless `config` is given) and safetensors.
-      config: instead of config.json's.
-
-    Returns:
-      The reader, the configuration, and the ids that transformers assumes if files have none.
+    The ids are those that transformers assumes if files have none.
     """
     path = directory / "config.json"
     if config is not None:
@@ -175,13 +158,13 @@ def open_hf(
         same = same_values(reader.read(output), reader.read(embedding))
         return "copied" if same else "own"
 
-    found = HFFields(values, path, head).read(family.from_hf)
-    if found.tie_embeddings and embedding is not None and head() == "own":
+    read = HFFields(values, path, head).read(family.from_hf)
+    if read.tie_embeddings and embedding is not None and head() == "own":
         raise UserError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"
         )
-    return reader, found, default_ids(family)
+    return reader, read, default_ids(family)
 
 
 def default_ids(family: Family) -> SpecialIds:
@@ -238,16 +221,7 @@ def _embedding(reader: SafetensorsReader, family: Family, head: tuple[str, ...] 
 def hf_pieces(
     reader: SafetensorsReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Piece]:
-    """Finds every parameter among a checkpoint's arrays.
-
-    Args:
-      reader: the open checkpoint.
-      config: the model's configuration.
-      shapes: of the parameters, by path.
-
-    Returns:
-      The source of each parameter.
-    """
+    """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
     lines = {path: family.hf_name(path) for path in shapes}
     tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
@@ -288,11 +262,11 @@ def hf_pieces(
 
 def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     """The arrays that join several parameters: name -> the parameters' paths, in order."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for path, line in sorted(lines.items(), key=lambda item: item[1].part or 0):
         if line.part is not None:
-            found.setdefault(line.hf, []).append(path)
-    return found
+            parts.setdefault(line.hf, []).append(path)
+    return parts
 
 
 def _part(at: slice, view: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
@@ -300,16 +274,7 @@ def _part(at: slice, view: Callable[[np.ndarray], np.ndarray], array: np.ndarray
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
-    """Makes a `config.json` that transformers 4.x and 5.x read the same way.
-
-    Args:
-      config: the model's configuration.
-      ids: its special ids.
-      dtype: of the arrays written beside it.
-
-    Returns:
-      The JSON object.
-    """
+    """A `config.json`, for arrays of `dtype`, that transformers 4.x and 5.x read the same way."""
     family = family_of(config)
     return {
         "architectures": [family.architectures[0]],
@@ -334,8 +299,8 @@ def longest_context(directory: Path) -> int | None:
     for name in ("text_config", "decoder"):
         inner = settings.get(name)
         settings |= inner if isinstance(inner, dict) else {}
-    found = settings.get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    longest = settings.get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
 
 
 def _set_longest(values: dict[str, Any], longest: int) -> None:

@@ -6,6 +6,7 @@ whenever it is loaded.
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ def int8_placers(
     shapes: Mapping[str, tuple[int, ...]],
     shardings: Mapping[str, Sharding],
     form: str | None,
-    check: bool,
+    check: Path | None,
 ) -> dict[str, Callable[[np.ndarray], Int8Weight]]:
     """The functions that quantise and place the matrices of a model.
 
@@ -35,17 +36,14 @@ def int8_placers(
       shapes: of the parameters, by path.
       shardings: of the parameters, by path.
       form: see `specjax.models.int8.int8_form`.
-      check: whether to search the matrices for NaN and infinity.
-
-    Returns:
-      For the path of each quantised matrix: a function from the matrix to the weight.
+      check: the checkpoint, to search its matrices for NaN and infinity; None: not to.
     """
     kinds = {path: int8_form(path, shape, form) for path, shape in shapes.items()}
     return {
         path: functools.partial(
             _quantised,
             kind=kind,
-            name=path if check else None,
+            name=None if check is None else f"{check}: {path}",
             places=(shardings[path], _of_scales(path, shardings[path], kind)),
             of_block=_quantiser(kind),
         )
@@ -95,26 +93,23 @@ def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Shardin
 @functools.cache
 def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]]:
     qwix = require("qwix", "int8")
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS excludes it
+        host = None
 
     @jit
     def quantise(block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = qwix.quantize(block, jnp.int8, channelwise_axes=(kind.channel_axis(),))
-        return found.qvalue, found.scale.reshape(-1)
+        matrix = qwix.quantize(block, jnp.int8, channelwise_axes=(kind.channel_axis(),))
+        return matrix.qvalue, matrix.scale.reshape(-1)
 
     def on_host(block: np.ndarray) -> tuple[Any, Any]:
         # Qwix needs JAX's default promotions.
         with (
-            jax.default_device(_host()),
+            jax.default_device(host),
             jax.numpy_dtype_promotion("standard"),
             jax.numpy_rank_promotion("allow"),
         ):
             return quantise(block)
 
     return on_host
-
-
-def _host() -> jax.Device | None:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS excludes it
-        return None

@@ -30,7 +30,7 @@ from specjax.checkpoints.arrays import (
     copy_as,
     flatten,
 )
-from specjax.checkpoints.orbax import OrbaxReader, is_orbax
+from specjax.checkpoints.orbax import OrbaxReader, brief, is_orbax
 from specjax.errors import UserError
 
 VERSION = 3
@@ -40,11 +40,8 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 
 def steps(directory: Path) -> dict[int, Path]:
     """The finished checkpoints in a T5X model directory by step (not `.tmp-...`)."""
-    found = {}
-    for path in directory.iterdir():
-        if (match := _STEP.fullmatch(path.name)) and path.is_dir():
-            found[int(match.group(1))] = path
-    return dict(sorted(found.items()))
+    paths = {step_of(path): path for path in directory.iterdir() if path.is_dir()}
+    return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
 def step_of(directory: Path) -> int | None:
@@ -55,13 +52,13 @@ def step_of(directory: Path) -> int | None:
 
 def t5x_directory(path: Path) -> Path | None:
     """`checkpoint_<step>` itself, or the latest checkpoint in a model directory."""
-    found = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
-    if found is not None and not _is_checkpoint(found):
+    latest = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
+    if latest is not None and not _is_checkpoint(latest):
         raise UserError(
-            f"{found} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "
+            f"{latest} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "
             "checkpoint"
         )
-    return found
+    return latest
 
 
 def _is_checkpoint(directory: Path) -> bool:
@@ -76,11 +73,7 @@ def t5x_reader(directory: Path) -> ArrayReader:
 
 
 class T5XReader:
-    """The parameters (`target`) of a checkpoint in T5X's own format.
-
-    Args:
-      directory: holds the file `checkpoint`.
-    """
+    """The parameters (`target`) of a checkpoint in T5X's own format."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -106,7 +99,9 @@ class T5XReader:
             _check_chunks(folders[name], name, array)
         self._leaves = {**leaves, **opened}
         self.specs = {
-            name: ArraySpec(tuple(leaf.shape), _true_dtype(_dtype(leaf)))
+            name: ArraySpec(
+                tuple(leaf.shape), _true_dtype(getattr(leaf.dtype, "numpy_dtype", leaf.dtype))
+            )
             for name, leaf in self._leaves.items()
         }
         check_sizes(directory, self.specs)
@@ -139,7 +134,7 @@ class T5XReader:
                 leaf = leaf.read().result()
             except ValueError as error:
                 raise UserError(
-                    f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
+                    f"{self.directory}: {name} is damaged ({brief(error)}); copy it again"
                 ) from None
         return leaf.view(_true_dtype(leaf.dtype))
 
@@ -150,10 +145,11 @@ def _open(folder: Path) -> ts.TensorStore:
         return ts.open(spec, read=True).result()
     except ValueError as error:
         raise UserError(
-            f"{folder} is not a readable zarr array ({_brief(error)}); copy it again"
+            f"{folder} is not a readable zarr array ({brief(error)}); copy it again"
         ) from None
 
 
+# The file of every chunk must exist: zarr reads a missing chunk as zeros.
 def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
     metadata = array.spec().to_json()["metadata"]
     if metadata.get("fill_value") is not None:
@@ -172,6 +168,7 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
         )
 
 
+# The names of the chunks, the last axis first.
 def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
     for number in range(math.prod(grid)):
         index = []
@@ -195,7 +192,7 @@ def _read_target(path: Path) -> dict[str, Any]:
         contents = flax.serialization.msgpack_restore(packed)
     except Exception as error:  # msgpack and flax raise a dozen kinds
         raise UserError(
-            f"{path} is cut short or damaged ({type(error).__name__}: {_brief(error)}); copy it "
+            f"{path} is cut short or damaged ({type(error).__name__}: {brief(error)}); copy it "
             "again"
         ) from None
     optimizer = contents.get("optimizer") if isinstance(contents, dict) else None
@@ -207,27 +204,13 @@ def _read_target(path: Path) -> dict[str, Any]:
     return target
 
 
-def _brief(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:160]
-
-
-def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
-    return leaf.dtype if isinstance(leaf, np.ndarray) else leaf.dtype.numpy_dtype
-
-
+# T5X before version 3 wrote bfloat16 as uint16 of the same bits.
 def _true_dtype(stored: np.dtype) -> np.dtype:
     return jnp.dtype("bfloat16") if stored == np.uint16 else stored
 
 
 def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: np.dtype) -> None:
-    """Writes `checkpoint_<step>/` as T5X does, without optimizer state.
-
-    Args:
-      directory: the model directory; exists.
-      params: T5's parameters by path.
-      step: the training step in the name and in the state.
-      dtype: of the arrays on disk.
-    """
+    """Writes T5's parameters by path into `checkpoint_<step>/`, without optimizer state."""
     checkpoint = directory / f"checkpoint_{step}"
     checkpoint.mkdir()
     target: dict[str, Any] = {}
@@ -259,6 +242,7 @@ def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: n
     (checkpoint / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(contents))
 
 
+# Halves the longest even side until a chunk has at most `CHUNK_BYTES`.
 def _chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     sides = list(shape)
     while int(np.prod(sides, dtype=np.int64)) * itemsize > CHUNK_BYTES:

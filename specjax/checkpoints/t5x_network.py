@@ -60,15 +60,7 @@ _LAYER_BIAS = re.compile(r"(encoder|decoder)/layers_\d+/(relpos_bias/rel_embeddi
 
 
 class ParamTree:
-    """The unscanned tree in a checkpoint of either form.
-
-    Args:
-      reader: the open checkpoint.
-
-    Attributes:
-      pieces: the source of each parameter.
-      specs: the shape and dtype of each parameter.
-    """
+    """The unscanned tree in a checkpoint of either form: each parameter's source and its shape."""
 
     def __init__(self, reader: ArrayReader) -> None:
         self._reader = reader
@@ -94,6 +86,7 @@ class ParamTree:
 
                 self._add(f"{match[1]}/layers_{i}/{match[2]}", source, shape, layer)
 
+    # Merges heads: `out` kernels have them first, the others last.
     def _add(
         self, name: str, source: str, shape: tuple[int, ...], take: Callable[[Any], Any]
     ) -> None:
@@ -120,6 +113,7 @@ class ParamTree:
             self.specs.setdefault(f"{stack}/{bias}", self.specs.pop(name))
 
 
+# T5X's `param_scan_axis` is 1, or 0, which a norm's scale (E, L) shows.
 def _scan_axis(reader: ArrayReader, stack: str) -> int:
     embedding = reader.specs.get("token_embedder/embedding")
     norm = reader.specs.get(f"{stack}/{stack}/pre_mlp_layer_norm/scale")
@@ -129,15 +123,9 @@ def _scan_axis(reader: ArrayReader, stack: str) -> int:
 
 
 def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = None) -> T5Config:
-    """Determines a configuration from the shapes of the arrays and an optional gin file.
+    """The configuration that the shapes of the arrays, by unscanned name, and a gin file show.
 
-    Args:
-      specs: the arrays by unscanned name.
-      path: of the checkpoint, for messages.
-      gin: a T5X gin file, if there is one.
-
-    Returns:
-      The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
+    Without a gin file, the activations are T5 v1.1's or v1.0's.
     """
     fields = {} if gin is None else read_t5_fields(gin)
     sizes = _sizes(specs, path)
@@ -149,9 +137,9 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
             "(--config): a JSON file, or a gin file that binds T5Config.max_distance"
         )
     try:
-        found = T5Config(**sizes, relpos_max_distance=distance)
-        return found if gin is None else _with_fields(found, fields)
-    except (TypeError, ValueError) as error:
+        config = T5Config(**sizes, relpos_max_distance=distance)
+        return config if gin is None else _with_fields(config, fields)
+    except UserError as error:
         raise UserError(f"{gin or path}: {error}") from None
 
 
@@ -172,11 +160,11 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     lacking = [f"{stack}/layers_0" for stack, count in layers.items() if not count]
     for pattern, axes in _SHOWN.items():
-        found = [
+        shapes = [
             s.shape for n, s in specs.items() if re.fullmatch(pattern, n) and len(s.shape) == 2
         ]
-        if found:
-            sizes = dict(zip(axes, found[0], strict=True)) | sizes
+        if shapes:
+            sizes = dict(zip(axes, shapes[0], strict=True)) | sizes
         else:
             lacking.append(re.sub(r"\((.*?)\)\?", "", pattern))
     if lacking:
@@ -219,7 +207,7 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
     changes: dict[str, Any] = {}
     if "mlp_activations" in fields:
         named = fields["mlp_activations"]
-        if not isinstance(named, list | tuple) or not all(isinstance(a, str) for a in named):
+        if not isinstance(named, list | tuple):
             raise UserError(
                 f"T5Config.mlp_activations = {named!r} must be a tuple of names, such as "
                 "('gelu', 'linear')"
@@ -240,14 +228,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
     It reads `T5Config.field = value` under any module and scope, the block form, and `%MACRO`s
     bound to literals in the same file. It does not follow `include`: the file that T5X leaves
-    beside a checkpoint has none.
-
-    Args:
-      gin: the file.
-
-    Returns:
-      The values by T5X's field name; later values win, and values that are not literals are left
-      out.
+    beside a checkpoint has none. Later values win, and values that are not literals are left out.
     """
     bound = dict(_bindings(gin))
     values: dict[str, Any] = {}
@@ -286,6 +267,7 @@ def _expanded(value: str, macros: Mapping[str, str]) -> str:
     return re.sub(r"%([\w./]+)", lambda match: _expanded(macros[match[1]], macros), value)
 
 
+# The names that a gin file binds, with their values; blocks expanded, without spaces.
 def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
     left_out = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
     block, line = "", []
@@ -314,15 +296,7 @@ def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
 
 
 def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[str, Any]]:
-    """The same network for T5X: a tied head that does not scale becomes an untied, equal head.
-
-    Args:
-      config: a configuration that passes `check_writable`.
-      params: its parameters by path.
-
-    Returns:
-      The configuration and the parameters of T5X's network.
-    """
+    """The same network for T5X: a tied head that does not scale becomes an untied, equal head."""
     if not config.tie_embeddings or config.scale_tied_logits:
         return config, dict(params)
     head = np.asarray(params["token_embedder/embedding"]).T
@@ -351,18 +325,14 @@ def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> st
 
 
 def check_writable(config: ModelConfig) -> None:
-    """Checks that T5X's T5, which has no field for some values, supports this configuration.
-
-    Args:
-      config: the configuration.
-    """
+    """Checks that T5X's T5, which has no field for some values, supports this configuration."""
     if not isinstance(config, T5Config):
         family = type(config).__name__.removesuffix("Config")
         raise UserError(f"T5X's format supports only T5, not {family}; convert it to hf or orbax")
     for name, value in _FIXED.items():
-        if (own := getattr(config, name)) != value:
+        if (actual := getattr(config, name)) != value:
             other = "orbax" if name == "relpos_per_layer" else "hf or orbax"
             raise UserError(
-                f"{name}={own} must be {value} for a T5X checkpoint, as in T5X's minimal "
+                f"{name}={actual} must be {value} for a T5X checkpoint, as in T5X's minimal "
                 f"T5; convert it to {other}"
             )
