@@ -10,12 +10,9 @@ import json
 import os
 from pathlib import Path
 
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import read_json_if_there, write_json
-from specjax.tokenizers.subword import (
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    is_tiktoken,
-)
+from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, implied_sentinels
 
@@ -37,7 +34,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
     Raises:
       FileNotFoundError: for a path that does not exist, or a directory without tokenizer.
-      ValueError: for files that cannot be read.
+      UserError: for files that cannot be read.
     """
     if path == "bytes":
         return ByteTokenizer()
@@ -70,6 +67,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
+# The SentencePiece model that is read; none if it is tiktoken's beside a tokenizer.json.
 def _sentencepiece_file(directory: Path) -> Path | None:
     files = (directory / name for name in SENTENCEPIECE_FILES)
     model = next((file for file in files if file.is_file()), None)
@@ -107,16 +105,7 @@ def keep_sentinels(directory: Path, rows: int) -> None:
             texts = {f"{n}_token": tokenizer.token(i) for n, i in ids.items() if i is not None}
             config |= {**texts, **tokenizer.special_tokens}
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    except ValueError:
+    except UserError:
         return  # Damaged before: loading it raises.
     if config != read_json_if_there(file):
         write_json(file, config)
-
-
-__all__ = [
-    "ByteTokenizer",
-    "HuggingFaceTokenizer",
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-]

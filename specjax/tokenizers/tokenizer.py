@@ -63,9 +63,6 @@ class Tokenizer(abc.ABC):
         Args:
           text: any text.
           add_special_tokens: whether to add bos and eos as configured in the tokenizer's files.
-
-        Returns:
-          The ids.
         """
         ids = self._encode(text)
         if not add_special_tokens:
@@ -88,14 +85,12 @@ class Tokenizer(abc.ABC):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
 
-        Ids past the vocabulary, which a model with a padded embedding can draw, add no text.
+        Ids past the vocabulary, which a model with a padded embedding can draw, add no text. Bytes
+        that are not UTF-8 are left out or replaced, depending on the tokenizer.
 
         Args:
           ids: token ids, as Python or NumPy integers.
           skip_special_tokens: whether to leave out pad, bos, eos and similar tokens.
-
-        Returns:
-          The text; bytes that are not UTF-8 are left out or replaced, depending on the tokenizer.
         """
         whole = [int(i) for i in ids]
         if any(i < 0 for i in whole):
@@ -103,11 +98,7 @@ class Tokenizer(abc.ABC):
         return self._decode([i for i in whole if i < self.vocab_size], skip_special_tokens)
 
     def pieces(self) -> "Pieces":
-        """The bytes that each token adds to a text, if they do not depend on the others.
-
-        Returns:
-          The bytes of every id.
-        """
+        """The bytes that each token adds to a text, if they do not depend on the others."""
         raise UserError(
             f"{type(self).__name__} does not define what each token adds to a text: give it a "
             "method pieces()"
@@ -149,9 +140,6 @@ class Tokenizer(abc.ABC):
             - continue_final_message: True, and the model continues the content of the last message;
               or another key of it, such as "reasoning_content".
             - variables of the template, such as `enable_thinking=False`.
-
-        Returns:
-          The text, with special tokens as text.
         """
         if self.chat_template is None and chat_template is None:
             raise UserError(
@@ -204,8 +192,6 @@ class ByteTokenizer(Tokenizer):
     OFFSET = 3
 
     def __init__(self, extra_ids: int = 0) -> None:
-        if extra_ids < 0:
-            raise UserError(f"`extra_ids` must be at least 0, got {extra_ids}")
         self.eos_ids, self.pad_id, self.add_eos, self._own_eos = (1,), 0, True, 1
         self._vocab_size = self.OFFSET + 256 + extra_ids
         named = [*range(self.OFFSET), *range(self.OFFSET + 256, self._vocab_size)]
@@ -222,9 +208,9 @@ class ByteTokenizer(Tokenizer):
         return f"<0x{byte:02X}>" if byte < 256 else f"<extra_id_{byte - 256}>"
 
     def pieces(self) -> Pieces:
-        known = [bytes([i]) for i in range(256)]
-        rest = self.vocab_size - self.OFFSET - len(known)
-        texts = [b""] * self.OFFSET + known + [b""] * rest
+        alphabet = [bytes([i]) for i in range(256)]
+        rest = self.vocab_size - self.OFFSET - len(alphabet)
+        texts = [b""] * self.OFFSET + alphabet + [b""] * rest
         return Pieces(texts, texts)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -235,10 +221,10 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
         end = 0
-        for found in _SPECIAL.finditer(text) if self._named else ():
-            if (token_id := self._named.get(found[1] or found[2])) is not None:
-                ids += [*self._bytes(text[end : found.start()]), token_id]
-                end = found.end()
+        for match in _SPECIAL.finditer(text) if self._named else ():
+            if (token_id := self._named.get(match[1] or match[2])) is not None:
+                ids += [*self._bytes(text[end : match.start()]), token_id]
+                end = match.end()
         return [*ids, *self._bytes(text[end:])]
 
     def _bytes(self, text: str) -> list[int]:
@@ -264,9 +250,6 @@ def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str
       tokenizer: a `Tokenizer`, or an object with its `decode`.
       prompt: the ids of the prompt.
       ids: the ids after the prompt.
-
-    Returns:
-      The text without the prompt's text.
     """
     before, after = list(prompt), list(ids)
     whole = tokenizer.decode(before + after)
