@@ -51,17 +51,17 @@ class _PairModel(models.BaseTransformerModel):
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Any = None
     ) -> Any:
-        """The initial variables of both networks, collection by collection."""
-        own = super().get_initial_variables(rng, input_shapes, input_types)
+        # Of both networks, collection by collection.
+        large = super().get_initial_variables(rng, input_shapes, input_types)
         if self.drafter_module is None:
-            return own
-        small = copy.copy(self)
-        small.module, small.drafter_module = self.drafter_module, None
-        other = small.get_initial_variables(rng, input_shapes, input_types)
+            return large
+        alone = copy.copy(self)
+        alone.module, alone.drafter_module = self.drafter_module, None
+        small = alone.get_initial_variables(rng, input_shapes, input_types)
         return flax_core.freeze(
             {
-                kind: {VERIFIER: own.get(kind, {}), DRAFTER: other.get(kind, {})}
-                for kind in {*own, *other}
+                kind: {VERIFIER: large.get(kind, {}), DRAFTER: small.get(kind, {})}
+                for kind in {*large, *small}
             }
         )
 
@@ -81,7 +81,7 @@ class _PairModel(models.BaseTransformerModel):
         small = read_network(DRAFTER, self.drafter_module, _part(params, DRAFTER), **options)
         return verifier, PairPart(*small)
 
-    def _call(self, decoder_params: Any, rng: Array | None, **given: Any) -> Call:
+    def _call(self, decoder_params: Any, rng: Array | None, **options: Any) -> Call:
         gin = self.decoding
         return read_call(
             decoder_params,
@@ -89,7 +89,7 @@ class _PairModel(models.BaseTransformerModel):
             defaults=Sampling(temperature=gin.temperature, top_k=gin.top_k, top_p=gin.top_p),
             vocab_size=self.module.config.vocab_size,
             eos_id=self.output_vocabulary.eos_id or 1,
-            **given,
+            **options,
         )
 
     def _decode(

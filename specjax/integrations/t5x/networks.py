@@ -152,9 +152,6 @@ def read_network(
       module: the flax module of T5X's model class.
       params: its parameters, arrays or tracers; nested as in T5X.
       bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
-
-    Returns:
-      The model and its parameters.
     """
     model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)
