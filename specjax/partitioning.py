@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.checks import check_count
 from specjax.errors import UserError
 from specjax.types import Axes, LanguageModel, Params, row_axes
 
@@ -58,12 +59,9 @@ def make_mesh(
     devices = list(jax.devices() if devices is None else devices)
     sizes = {"model": model} if data is None else {"data": data, "model": model}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise UserError(f"mesh sizes must be whole numbers, got {name}={size!r}")
+        check_count(f"mesh size {name}", size, "give numbers of devices")
     if not devices:
         raise UserError("devices must have at least one device, got []: leave it out for all")
-    if model < 1 or (data is not None and data < 1):
-        raise UserError(f"mesh sizes must be at least 1, got data={data}, model={model}")
     count = len(devices)
     if data is None:
         data = max(1, count // model)

@@ -50,17 +50,18 @@ class SafetensorsReader:
         self.specs: dict[str, ArraySpec] = {}
         self._mappers: dict[str, Callable[[Any, Sequence[int]], np.ndarray]] = {}
         weight_map = _weight_map(directory)
-        for name in sorted(set(weight_map.values())) or [SINGLE]:
-            self._add(directory / name, weight_map)
-        if absent := sorted(set(weight_map) - set(self.specs)):
+        shards = {
+            name: shard
+            for shard in sorted(set(weight_map.values())) or [SINGLE]
+            for name in self._add(directory / shard)
+        }
+        if wrong := sorted(dict(weight_map.items() ^ shards.items())) if weight_map else []:
             raise UserError(
-                f"{directory / INDEX} places {absent[0]} in {weight_map[absent[0]]}, but it is in "
-                "none of the shards; download the whole checkpoint"
+                f"{directory / INDEX} places {wrong[0]} in {weight_map.get(wrong[0])}, but it is "
+                f"in {shards.get(wrong[0])}; download the whole checkpoint"
             )
-        if nested is not None:
-            self._unwrap(nested)
-
-    def _unwrap(self, nested: Nested) -> None:
+        if nested is None:
+            return
         specs, maps, self.specs, self._mappers = self.specs, self._mappers, {}, {}
         for name, spec in specs.items():
             if re.fullmatch(nested.others, name):
@@ -69,7 +70,7 @@ class SafetensorsReader:
             inner = name if before is None else nested.prefixes[before] + name[len(before) :]
             self.specs[inner], self._mappers[inner] = spec, maps[name]
 
-    def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
+    def _add(self, path: Path) -> list[str]:
         path.open("rb").close()  # the library reports every failure as "No such file"
         try:
             # The library checks the whole header, and the length of the file.
@@ -79,17 +80,14 @@ class SafetensorsReader:
                 f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
         maps = mappers(path)
-        for name in file.keys():  # noqa: SIM118
-            if weight_map and weight_map.get(name) != path.name:
-                raise UserError(
-                    f"{path.parent / INDEX} places {name} in {weight_map.get(name)}, but it is in "
-                    f"{path.name}; download the whole checkpoint"
-                )
+        names = list(file.keys())
+        for name in names:
             entry = file.get_slice(name)
             label = entry.get_dtype()
             dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
             self._mappers[name] = maps[name]
+        return names
 
     def read(self, name: str) -> np.ndarray:
         """Maps an array of one of the readable dtypes: the library would copy it."""

@@ -206,16 +206,11 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
             )
     changes: dict[str, Any] = {}
     if "mlp_activations" in fields:
-        named = fields["mlp_activations"]
-        if not isinstance(named, list | tuple):
+        named, count = fields["mlp_activations"], len(config.mlp_activations)
+        if not isinstance(named, list | tuple) or len(named) != count:
             raise UserError(
-                f"T5Config.mlp_activations = {named!r} must be a tuple of names, such as "
-                "('gelu', 'linear')"
-            )
-        if len(named) != len(config.mlp_activations):
-            raise UserError(
-                f"T5Config.mlp_activations = {named!r}, but the checkpoint's MLPs have "
-                f"{len(config.mlp_activations)} input projections; {remedy}"
+                f"T5Config.mlp_activations = {named!r} must be a tuple of {count} names, as many "
+                f"as the checkpoint's MLPs have input projections; {remedy}"
             )
         changes["mlp_activations"] = tuple(named)
     if isinstance(fields.get("dropout_rate"), int | float):
@@ -258,8 +253,6 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
                     f"{gin}: T5Config.{field} = {value} cannot be read from this file alone; bind "
                     f"it to a value, such as {example}"
                 ) from None
-    if not isinstance(distance := values.get("max_distance", 1), int) or distance is True:
-        raise UserError(f"{gin}: T5Config.max_distance = {distance!r} must be a whole number")
     return values
 
 

@@ -193,12 +193,11 @@ def _plain(value: Any) -> Any:
 
 
 def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise UserError(f"{name} must be a list of objects, got {values!r}")
-    values = list(values)
-    for value in values:
-        if not isinstance(value, Mapping):
-            raise UserError(f"{name} must be objects, such as {example}, got {value!r}")
+    listed = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
+    if listed:
+        values = list(values)
+    if not listed or not all(isinstance(value, Mapping) for value in values):
+        raise UserError(f"{name} must be a list of objects, such as {example}, got {values!r}")
     return plain(name, values)
 
 

@@ -192,6 +192,8 @@ class ByteTokenizer(Tokenizer):
     OFFSET = 3
 
     def __init__(self, extra_ids: int = 0) -> None:
+        if extra_ids < 0:
+            raise UserError(f"`extra_ids` must be at least 0, got {extra_ids}")
         self.eos_ids, self.pad_id, self.add_eos, self._own_eos = (1,), 0, True, 1
         self._vocab_size = self.OFFSET + 256 + extra_ids
         named = [*range(self.OFFSET), *range(self.OFFSET + 256, self._vocab_size)]
