@@ -195,9 +195,7 @@ def _gathered(
 def block_bias(length: int, window: int | None = None) -> Float32[Array, "1 1 1 T T"]:
     """The mask of a block that attends to itself.
 
-    Args:
-      length: T.
-      window: the number of positions that a query sees, including its own; None for all.
+    The window is the number of positions that a query sees, including its own; None for all.
     """
     # Computed on the device: a host array would be stored in each executable.
     shape = (1, 1, 1, length, length)

@@ -80,14 +80,7 @@ def layout_for(
     a CPU, two to seven times as fast as with values `[B, K, S, D]`. On a TPU, a write is fast if
     all entries of a position lie together. Heads of less than 128 share a vector, because a product
     with so few queries waits for the memory: if the heads are few, all share one vector, which
-    avoids transposes; else as many as fill the lanes.
-
-    Args:
-      platform: as `jax.Device.platform` names it.
-      heads: H.
-      kv_heads: K.
-      head_dim: D.
-      ways: the number of devices that split the heads.
+    avoids transposes; else as many as fill the lanes. So many `ways` of devices split the heads.
     """
     if platform != "tpu":
         return CacheLayout()
@@ -99,14 +92,12 @@ def layout_for(
 
 
 class CacheEntries(NamedTuple):
-    """The entries that one block adds to a cache.
+    """The entries that one block adds to a cache, for each layer.
 
     Attributes:
-      keys: of each layer.
-      values: of each layer.
-      computed: true if a token's last hidden state has no NaN. It makes the write
-        depend on every read of the old cache. Without it XLA cannot order reads and write, and
-        copies the whole cache at every step.
+      computed: true if a token's last hidden state has no NaN. It makes the write depend on every
+        read of the old cache. Without it XLA cannot order reads and write, and copies the whole
+        cache at every step.
     """
 
     keys: tuple[Array, ...]
@@ -115,24 +106,17 @@ class CacheEntries(NamedTuple):
 
 
 class Cross(NamedTuple):
-    """The encoder's keys and values for each layer of the decoder; computed once per prompt.
-
-    Attributes:
-      mask: false at padding.
-    """
+    """The encoder's keys and values for each layer of the decoder; computed once per prompt."""
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
-    mask: Bool[Array, "B P"]
+    mask: Bool[Array, "B P"]  # false at padding
 
 
 class RaggedCache(NamedTuple):
-    """Keys and values of the tokens read so far; the leading axis of every array is the batch.
+    """Keys and values of the tokens read so far, for each layer.
 
-    Attributes:
-      keys: of each layer.
-      values: of each layer.
-      cross: the encoder's keys and values, or None for a decoder-only network.
+    The leading axis of every array is the batch.
     """
 
     keys: tuple[Array, ...]
@@ -140,7 +124,6 @@ class RaggedCache(NamedTuple):
     cross: Cross | None = None
 
     def max_length(self, layout: CacheLayout = CacheLayout()) -> int:  # noqa: B008  immutable
-        """S, the number of positions."""
         return self.keys[0].shape[1 + layout.key_axis]
 
 

@@ -65,7 +65,6 @@ class Style:
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
-      relative: the relative position biases, or None.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
@@ -76,8 +75,7 @@ class Style:
       plus_one_norms: `plus_one` of `RMSNorm`.
       attn_softcap: c in c·tanh(x / c) on attention logits, or None.
       final_softcap: the same on the output logits.
-      embed_stddev: the standard deviation of the initial embedding.
-      embed_scale: the factor of the embedded tokens.
+      embed_stddev: of the initial embedding.
       hidden_scale: the factor of the hidden states before the output projection.
       dropout_rate: of blocks, attention weights and feed-forward layers while training.
       bidirectional_inputs: whether the tokens of a prompt see each other in both directions.
@@ -198,7 +196,7 @@ class DecoderOnlyConfig(ModelConfig):
     """The fields of every decoder-only family.
 
     Attributes:
-      num_kv_heads: K, key and value heads; H is a multiple of it.
+      num_kv_heads: K, a divisor of H.
     """
 
     num_layers: int

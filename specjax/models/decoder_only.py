@@ -126,8 +126,8 @@ def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> di
 
     Args:
       fields: of the `config.json`.
-      **defaults: the values of fields that the file may leave out, by Hugging Face's names. By
-        default these are `head_dim`, `num_key_value_heads` and `rms_norm_eps`.
+      **defaults: the values of fields that the file may leave out, besides `head_dim`,
+        `num_key_value_heads` and `rms_norm_eps`, by Hugging Face's names.
     """
 
     def whole(name: str, *fallback: int) -> int:
@@ -249,11 +249,7 @@ def windows_from_hf(
 ) -> dict[str, Any]:
     """`sliding_window` and `layer_types` of a `RotaryConfig`.
 
-    Args:
-      fields: of the `config.json`.
-      window: the window, None for none.
-      types: the types of the layers if the file does not list them.
-      count: the number of layers.
+    The types of the `count` layers are those that the file lists, else `types`.
     """
     if (listed := fields.values.get("layer_types")) is not None:
         types = listed

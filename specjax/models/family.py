@@ -36,7 +36,6 @@ class HFFields:
     """The values of one `config.json`; errors name the field.
 
     Attributes:
-      values: the JSON object.
       name: of the file, or of the object inside it.
       compare_head: finds the checkpoint's output projection, see `head`. It may read two arrays.
     """
@@ -129,11 +128,9 @@ class HFFields:
 
 
 class Renaming(NamedTuple):
-    """The names of a parameter: in a Hugging Face checkpoint and here.
+    """The names of a parameter, in a Hugging Face checkpoint and here; `{i}` is a layer's number.
 
     Attributes:
-      hf: name in the checkpoint; `{i}` stands for a layer's number.
-      path: path in the parameter tree; likewise.
       transposed: whether the two arrays are transposes of each other: PyTorch keeps `[out, in]`,
         Flax `[in, out]`.
       part: the checkpoint's array joins several parameters along its first axis, and this is their
@@ -187,11 +184,9 @@ class Family:
 
     Attributes:
       name: in specjax's files, and as Hugging Face's `model_type`.
-      config: the class of its configurations.
-      model: the class of its models: `CausalLM` or `Seq2SeqLM`.
+      model: `CausalLM` or `Seq2SeqLM`.
       architectures: Hugging Face's names of its class, the usual one first.
       special_ids: the ids that transformers assumes if files have none, named as in `config.json`.
-      names: Hugging Face's names of its parameters.
       from_hf: makes a configuration from the fields of a `config.json`.
       to_hf: makes these fields from a configuration, without sizes of the vocabulary, dtypes and
         special ids; raises a UserError if transformers has no such network.
@@ -200,9 +195,9 @@ class Family:
       second_copies: other arrays that a checkpoint may hold twice: name of the copy -> name of the
         array, which it must equal.
       unused: a pattern of the names of arrays in old checkpoints that no network reads.
-      nested: the larger network that may contain it in a checkpoint, or None.
+      nested: the larger network that may contain it in a checkpoint.
       presets: its published sizes.
-      vocabulary: how its vocabularies are made; None if specjax cannot train them.
+      vocabulary: None if specjax cannot train its vocabularies.
     """
 
     name: str
@@ -221,11 +216,7 @@ class Family:
     vocabulary: Vocabulary | None = None
 
     def hf_name(self, path: str) -> Renaming:
-        """The entry of `names` for a parameter, with its layer number filled in.
-
-        Args:
-          path: of the parameter, such as `decoder/layers_3/mlp/wo/kernel`.
-        """
+        """The entry of `names` for a parameter, such as `decoder/layers_3/mlp/wo/kernel`."""
         number = re.search(r"(?<=/layers_)\d+(?=/)", path)
         layer = number.group() if number else ""
         pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path

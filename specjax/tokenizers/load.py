@@ -21,16 +21,12 @@ HF_FILE = "tokenizer.json"
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Loads a tokenizer.
+    """Loads a tokenizer, with the ids that the files of its directory name.
 
     Args:
       path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
         `sentencepiece.model`) has priority over a `tokenizer.json`, unless it is in tiktoken's
         format; one of these files; or "bytes".
-
-    Returns:
-      The tokenizer, with the ids that the directory's `generation_config.json`, `config.json` and
-      `tokenizer_config.json` name.
 
     Raises:
       FileNotFoundError: for a path that does not exist, or a directory without tokenizer.
@@ -80,11 +76,8 @@ def keep_sentinels(directory: Path, rows: int) -> None:
 
     For a T5's SentencePiece model: the number of sentinels (`<extra_id_0>`, ...) after its pieces,
     because transformers adds 100 by default, for which the embedding may have no rows. For a single
-    `tokenizer.json`: that it has all tokens. Fields in the file stay.
-
-    Args:
-      directory: has the copied tokenizer files, if there are any.
-      rows: of the embedding; 0 for a SentencePiece model without sentinels.
+    `tokenizer.json`: that it has all tokens. Fields in the file stay. Without sentinels, `rows` of
+    the embedding are 0.
     """
     file = directory / "tokenizer_config.json"
     config = read_json_if_there(file)

@@ -58,11 +58,7 @@ class Tokenizer(abc.ABC):
         """Token ids of a text.
 
         Special tokens in the text (`<extra_id_0>`, `<start_of_turn>`) become their ids, as in
-        transformers.
-
-        Args:
-          text: any text.
-          add_special_tokens: whether to add bos and eos as configured in the tokenizer's files.
+        transformers. Bos and eos are added as the tokenizer's files say, if at all.
         """
         ids = self._encode(text)
         if not add_special_tokens:
@@ -87,10 +83,6 @@ class Tokenizer(abc.ABC):
 
         Ids past the vocabulary, which a model with a padded embedding can draw, add no text. Bytes
         that are not UTF-8 are left out or replaced, depending on the tokenizer.
-
-        Args:
-          ids: token ids, as Python or NumPy integers.
-          skip_special_tokens: whether to leave out pad, bos, eos and similar tokens.
         """
         whole = [int(i) for i in ids]
         if any(i < 0 for i in whole):
@@ -243,15 +235,10 @@ class ByteTokenizer(Tokenizer):
 
 
 def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """The text that ids add after a prompt.
+    """The text that ids add after the ids of a prompt.
 
     It may differ from their own decoded text: SentencePiece leaves out the space before the first
     word of a text, even if it indents a line of a program.
-
-    Args:
-      tokenizer: a `Tokenizer`, or an object with its `decode`.
-      prompt: the ids of the prompt.
-      ids: the ids after the prompt.
     """
     before, after = list(prompt), list(ids)
     whole = tokenizer.decode(before + after)

@@ -106,7 +106,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
       module: the verifier's network.
       input_vocabulary: see T5X.
       output_vocabulary: see T5X.
-      optimizer_def: see T5X; None, because a pair is not trained.
+      optimizer_def: None, because a pair is not trained.
       drafter_module: the drafter's network; None: only the verifier decodes, or with
         `Decoding.drafter`.
       decoding: the settings; `Decoding()` by default.
@@ -153,7 +153,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         Returns:
           The outputs `[B, L]`, or `[B, n, L]` by increasing score, with a forced prefix and zeros
           past their ends; and a dictionary of `[B]` or `[B, n]`: `scores` (log-probabilities of the
-          drawn tokens, see `_aux`) and statistics of decoding.
+          drawn tokens) and statistics of decoding.
         """
         default = self._default_decoder_params
         call = self._call(
@@ -197,17 +197,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
 
 
 class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
-    """T5X's `DecoderOnlyModel`, decoding with a drafter and a verifier.
-
-    Args:
-      module: the verifier's network.
-      vocabulary: see T5X.
-      optimizer_def: see T5X; None, because a pair is not trained.
-      drafter_module: the drafter's network; None: only the verifier decodes, or with
-        `Decoding.drafter`.
-      decoding: the settings; `Decoding()` by default.
-      **options: T5X's other arguments except `decode_fn`.
-    """
+    """T5X's `DecoderOnlyModel`, with a drafter and a verifier; see `EncoderDecoderModel`."""
 
     def __init__(
         self,
@@ -233,19 +223,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         num_decodes: int = 1,
         decoder_params: MutableMapping[str, Any] | None = None,
     ) -> tuple[Array, dict[str, Array]]:
-        """Decodes a batch after its inputs.
-
-        Args:
-          params: the parameters of both networks.
-          batch: from T5X's feature converter.
-          rng: a PRNG key, or None for key 0.
-          return_all_decodes: whether to return all n outputs, or the most probable.
-          num_decodes: n, the number of outputs per input.
-          decoder_params: see `specjax.integrations.t5x.call.read_call`.
-
-        Returns:
-          As `EncoderDecoderModel`, without the inputs.
-        """
+        """Decodes a batch after its inputs, which are left out; see `EncoderDecoderModel`."""
         if "decoder_causal_attention" not in batch:
             raise UserError(
                 "batch has no decoder_causal_attention: give `inputs` and `targets` in the task's "
