@@ -48,9 +48,6 @@ from specjax.types import Params
 PathLike = str | os.PathLike[str]
 
 VERSION = 1  # of specjax.json
-# Files that a user may give instead of the checkpoint's directory.
-_FILES = ("config.json", "checkpoint", SPECJAX_FILE)
-_SUFFIXES = (".safetensors", ".index.json", ".bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,9 +256,8 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
-        if path.name in _FILES or path.name.endswith(_SUFFIXES):
-            raise UserError(f"{path} is a file; give its directory, {path.absolute().parent}")
-        raise UserError(f"{path} is a file, not a checkpoint's directory; check the path")
+        parent = path.absolute().parent
+        raise UserError(f"{path} is a file; give a checkpoint's directory, such as {parent}")
     check_adapter(path)
     ours = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None

@@ -107,18 +107,16 @@ class T5XReader:
         check_sizes(directory, self.specs)
 
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
-        if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
+        spec = leaf if isinstance(leaf, dict) else {}
+        kvstore = spec["kvstore"] if isinstance(spec.get("kvstore"), dict) else {}
+        drivers = spec.get("driver"), kvstore.get("driver")
+        if drivers not in (("zarr", "file"), ("zarr", "gfile"), ("zarr", "gcs")):
             raise UserError(
-                f"{path}: {name} is neither an array nor a TensorStore spec; copy the file again"
-            )
-        kvstore = leaf["kvstore"]
-        if kvstore.get("driver") not in ("file", "gfile", "gcs") or leaf["driver"] != "zarr":
-            raise UserError(
-                f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}; only "
-                "zarr on file, gfile or gcs can be read"
+                f"{path}: {name} is neither an array nor zarr on file, gfile or gcs, which can be "
+                "read; copy the file again"
             )
         # TensorStore before 0.1.14 kept the path outside the kvstore.
-        inside = PurePosixPath(kvstore.get("path") or leaf.get("path") or f"target.{name}")
+        inside = PurePosixPath(kvstore.get("path") or spec.get("path") or f"target.{name}")
         if inside.is_absolute() or ".." in inside.parts:
             raise UserError(f"{path}: {name} points to {inside}, outside the checkpoint")
         return self.directory / inside

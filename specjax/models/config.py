@@ -155,6 +155,12 @@ class ModelConfig(abc.ABC):
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
             raise UserError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+        start = getattr(self, "decoder_start_token", 0)
+        if not 0 <= start < self.vocab_size:
+            raise UserError(
+                f"{name}: decoder_start_token={start} must be a token id in "
+                f"0 .. {self.vocab_size - 1}"
+            )
         for field, part in self.parts.items():
             if not isinstance(value := getattr(self, field), part | None):
                 raise UserError(f"{field}={value!r} must be None or a {part.__name__}")
@@ -265,21 +271,22 @@ def check_numbers(config: Any, name: str) -> None:
             raise UserError(f"{what}={value} must be positive and finite")
 
 
-def _typed(what: str, kind: Any, value: Any) -> Any:
-    flag = isinstance(value, bool | np.bool_)
-    if kind is bool:
-        if not flag:
-            raise UserError(f"{what}={value!r} must be True or False")
-        return bool(value)
-    if kind is int or (kind == int | None and value is not None):
-        if flag or not isinstance(value, int | np.integer):
-            raise UserError(f"{what}={value!r} must be a whole number, an int")
-        return int(value)
-    if kind is float or (kind == float | None and value is not None):
-        if flag or not isinstance(value, int | float | np.integer | np.floating):
-            raise UserError(f"{what}={value!r} must be a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise UserError(f"{what}={value!r} is too large for a float") from None
+# The types of values that a field of a type may get, and their description.
+_TYPES: dict[Any, tuple[Any, str]] = {
+    bool: (bool | np.bool_, "True or False"),
+    int: (int | np.integer, "a whole number, an int"),
+    float: (int | float | np.integer | np.floating, "a number"),
+}
+
+
+def _typed(what: str, declared: Any, value: Any) -> Any:
+    for kind, (types, description) in _TYPES.items():
+        if declared is kind or (declared == kind | None and value is not None):
+            is_flag = isinstance(value, bool | np.bool_)
+            if not isinstance(value, types) or is_flag != (kind is bool):
+                raise UserError(f"{what}={value!r} must be {description}")
+            try:
+                return kind(value)
+            except OverflowError:
+                raise UserError(f"{what}={value!r} is too large for a float") from None
     return value

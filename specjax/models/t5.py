@@ -47,17 +47,13 @@ class T5Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.mlp_activations, str):
+        names = self.mlp_activations
+        if isinstance(names, str) or not names or not all(name in ACTIVATIONS for name in names):
             raise UserError(
-                f"mlp_activations={self.mlp_activations!r} must be a tuple of names; write "
-                f"({self.mlp_activations!r},)"
+                f"mlp_activations={names!r} must be a tuple of names, such as ('relu',); it may "
+                f"only name {', '.join(ACTIVATIONS)}"
             )
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
-        if unknown or not self.mlp_activations:
-            raise UserError(
-                f"mlp_activations={self.mlp_activations} may only name {', '.join(ACTIVATIONS)}"
-            )
+        object.__setattr__(self, "mlp_activations", tuple(names))
         if not 0.0 <= self.dropout_rate < 1.0:
             raise UserError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
         # The encoder halves the buckets for the two directions; then both halve them into exact and
@@ -68,11 +64,6 @@ class T5Config(ModelConfig):
             raise UserError(
                 f"relpos_max_distance={self.relpos_max_distance} must be more than half of "
                 f"relpos_buckets={self.relpos_buckets}"
-            )
-        if not 0 <= self.decoder_start_token < self.vocab_size:
-            raise UserError(
-                f"decoder_start_token={self.decoder_start_token} must be a token id in "
-                f"0 .. {self.vocab_size - 1}"
             )
 
     @property

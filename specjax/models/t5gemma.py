@@ -50,14 +50,9 @@ class T5GemmaConfig(Gemma2Config):
 
 def check_encoder(config: Any) -> Any:
     """The encoder of a configuration, with the decoder's vocabulary and dtypes."""
-    name = type(config).__name__
     if config.encoder is None:
+        name = type(config).__name__
         raise UserError(f"{name}: encoder must be a {config.parts['encoder'].__name__}")
-    if not 0 <= config.decoder_start_token < config.vocab_size:
-        raise UserError(
-            f"{name}: decoder_start_token={config.decoder_start_token} must be a token id in "
-            f"0 .. {config.vocab_size - 1}"
-        )
     shared = ("vocab_size", "dtype", "param_dtype")
     return config.encoder.replace(**{field: getattr(config, field) for field in shared})
 
