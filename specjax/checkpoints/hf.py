@@ -152,12 +152,12 @@ def open_hf(
         if output not in reader.specs:
             return None
         if embedding is None:  # the shared array may be stored under this name only
-            return "own" if denied else "copied"
+            return "separate" if denied else "copied"
         same = same_values(reader.read(output), reader.read(embedding))
-        return "copied" if same else "own"
+        return "copied" if same else "separate"
 
     read = HFFields(values, path, head).read(family.from_hf)
-    if read.tie_embeddings and embedding is not None and head() == "own":
+    if read.tie_embeddings and embedding is not None and head() == "separate":
         raise UserError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"

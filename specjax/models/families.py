@@ -44,8 +44,8 @@ def family_of(config: ModelConfig) -> Family:
     for family in FAMILIES.values():
         if type(config) is family.config:
             return family
-    known = ", ".join(family.config.__name__ for family in FAMILIES.values())
-    raise UserError(f"`config` must be one of {known}, got a {type(config).__name__}")
+    names = ", ".join(family.config.__name__ for family in FAMILIES.values())
+    raise UserError(f"`config` must be one of {names}, got a {type(config).__name__}")
 
 
 def model_from_config(config: ModelConfig) -> Model:

@@ -26,7 +26,7 @@ class MT5Config(T5Config):
 
 # Only a head that differs from the embedding is untied.
 def _from_hf(fields: HFFields) -> MT5Config:
-    untied = fields.head == "own"
+    untied = fields.head == "separate"
     said_tied = fields.flag("tie_word_embeddings", True)
     if fields.head is None and not said_tied:
         raise UserError(

@@ -30,7 +30,7 @@ def _from_hf(fields: HFFields) -> UMT5Config:
     scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     version = str(fields.values.get("transformers_version") or "4").split(".")[0]
     # transformers 5 calls every head tied, and writes those that are not.
-    rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "own"
+    rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "separate"
     untied = True if rewritten else is_untied(fields)
     return t5_from_hf(fields, UMT5Config, "gated-gelu", untied, scales)
 
