@@ -53,7 +53,7 @@ class HFFields:
 
     @property
     def head(self) -> str | None:
-        """The output projection: "separate"; "copied" if it equals the embedding; None if absent."""
+        """The output projection: "separate", "copied" from the embedding, or None if absent."""
         return self.compare_head()
 
     def number(self, name: str, *default: float | None) -> Any:
