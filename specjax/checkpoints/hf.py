@@ -55,10 +55,11 @@ class SafetensorsReader:
             for shard in sorted(set(weight_map.values())) or [SINGLE]
             for name in self._add(directory / shard)
         }
-        if wrong := sorted(dict(weight_map.items() ^ shards.items())) if weight_map else []:
+        differing = [n for n in {**weight_map, **shards} if weight_map.get(n) != shards.get(n)]
+        if weight_map and (wrong := sorted(differing)):
             raise UserError(
                 f"{directory / INDEX} places {wrong[0]} in {weight_map.get(wrong[0])}, but it is "
-                f"in {shards.get(wrong[0])}; download the whole checkpoint"
+                f"in {shards.get(wrong[0], 'none of the shards')}; download the whole checkpoint"
             )
         if nested is None:
             return

@@ -25,11 +25,12 @@ import numpy as np
 from specjax.checkpoints.arrays import ArrayReader, ArraySpec, Piece, same_values
 from specjax.errors import UserError
 from specjax.models import ModelConfig, T5Config
+from specjax.models.config import largest
 
 GIN_FILES = ("config.gin", "operative_config.gin")
 
 # T5X's field: our field. The arrays determine these, and a gin file must agree.
-_SIZES = {
+SIZES = {
     "vocab_size": "vocab_size",
     "emb_dim": "embed_dim",
     "num_heads": "num_heads",
@@ -55,7 +56,6 @@ _FIXED = {
 }
 
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
-_MOST_LAYERS = 10_000
 _LAYER_BIAS = re.compile(r"(encoder|decoder)/layers_\d+/(relpos_bias/rel_embedding)")
 
 
@@ -73,7 +73,7 @@ class ParamTree:
                 # The array itself, which may be traced.
                 self._add(source, source, spec.shape, lambda array: array)
                 continue
-            if spec.shape[axis] > _MOST_LAYERS:
+            if spec.shape[axis] > largest("num_layers"):
                 raise UserError(
                     f"{reader.directory}: {source} has shape {spec.shape}, which means "
                     f"{spec.shape[axis]:,} layers, more than any network; copy it again"
@@ -197,7 +197,7 @@ def find_gin(directory: Path) -> Path | None:
 
 def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
     remedy = "give the gin file this checkpoint was trained with"
-    for theirs, ours in {**_SIZES, **_RELATIVE}.items():
+    for theirs, ours in {**SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
         if theirs in fields and fields[theirs] != value:
             raise UserError(
@@ -310,7 +310,7 @@ def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> st
         f"include '{included}'\n\n" if included else "",
     ]
     for scope, config in configs.items():
-        values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+        values = {theirs: getattr(config, ours) for theirs, ours in SIZES.items()}
         values |= {n: getattr(config, n) for n in ("mlp_activations", "dropout_rate")}
         prefix = f"{scope}/" if scope else ""
         lines += [f"{prefix}network.T5Config.{name} = {v!r}\n" for name, v in values.items()]
