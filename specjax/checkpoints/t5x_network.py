@@ -209,8 +209,8 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
         named, count = fields["mlp_activations"], len(config.mlp_activations)
         if not isinstance(named, list | tuple) or len(named) != count:
             raise UserError(
-                f"T5Config.mlp_activations = {named!r} must be a tuple of {count} names, as many "
-                f"as the checkpoint's MLPs have input projections; {remedy}"
+                f"T5Config.mlp_activations = {named!r} must be a tuple of names, one for each of "
+                f"an MLP's {count} input projections; {remedy}"
             )
         changes["mlp_activations"] = tuple(named)
     if isinstance(fields.get("dropout_rate"), int | float):

@@ -236,7 +236,7 @@ def test_a_function_is_refused_with_the_way_to_its_schema():
     def weather(city: str) -> str:
         return city
 
-    with pytest.raises(ValueError, match="tools must be a list .*get_json_schema.* <func"):
+    with pytest.raises(ValueError, match="tools must be a list .*get_json_schema.*<func"):
         render_chat(CHATML, [USER], tools=[weather])
     with pytest.raises(ValueError, match="must be JSON values: got a function; .*get_json_schema"):
         render_chat(CHATML, [{"role": "user", "content": weather}])
