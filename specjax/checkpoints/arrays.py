@@ -150,6 +150,8 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
 
 def check_sizes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     """Refuses arrays that do not fit into memory, such as those with a damaged shape."""
+    if not specs:
+        return
     name = max(specs, key=lambda name: specs[name].nbytes)
     what = f"{path}: the array {name} of shape {specs[name].shape}"
     check_fits(what, specs[name].nbytes, "copy the whole checkpoint again")

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from specjax.acceptance_head.head import Head
 from specjax.acceptance_head.network import HeadConfig
-from specjax.checkpoints.arrays import flatten, unflatten
+from specjax.checkpoints.arrays import check_finite, flatten, unflatten
 from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import read_json, write_json
@@ -71,9 +71,9 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
     if not place.is_dir():
         raise FileNotFoundError(f"{place}: no such directory: train a head (specjax train head)")
     values, arrays = read_attachment(place, HEAD, (1,), check_weights)
-    for name, array in arrays.items():
-        if check_weights and not np.isfinite(array).all():
-            raise UserError(f"{place}: {name} has NaN or infinity: {AGAIN[HEAD]}")
+    if check_weights:
+        for name, array in arrays.items():
+            check_finite(f"{place}: {name}", array, (0,) * array.ndim)
     config = values.get("config")
     try:
         return Head(

@@ -47,9 +47,6 @@ class OrbaxReader:
             for name, leaf in flatten(tree).items()
             if name.startswith(self._prefix) and getattr(leaf, "shape", None) is not None
         }
-        if not self.specs:
-            where = f" under {prefix!r}" if prefix else ""
-            raise UserError(f"{directory} has no arrays{where}; give another checkpoint")
         check_sizes(directory, self.specs)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -81,8 +81,6 @@ class T5XReader:
         target = _read_target(path)
         # A TensorStore spec is a leaf.
         leaves = flatten(target, is_leaf=lambda _, value: "driver" in value and "kvstore" in value)
-        if not leaves:
-            raise UserError(f"{path} has no parameters; give another checkpoint")
         folders = {
             name: self._folder(path, name, leaf)
             for name, leaf in leaves.items()
@@ -177,10 +175,7 @@ def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
 
 
 def _read_target(path: Path) -> dict[str, Any]:
-    try:
-        packed = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
+    packed = path.read_bytes()
     if packed.startswith(b"model_checkpoint_path"):
         raise UserError(
             f"{path} is a TensorFlow checkpoint of Mesh TensorFlow's T5; convert it with T5X's "

@@ -458,7 +458,7 @@ def test_damaged_checkpoints(tmp_path):
     told("TensorFlow", "convert")
     pack = flax.serialization.msgpack_serialize
     (directory / "checkpoint").write_bytes(pack({"version": 3, "optimizer": {"target": {}}}))
-    told("has no parameters")
+    told("does not have a T5's parameters")
     stored = {"driver": "zarr", "kvstore": {"driver": "file", "path": "../../etc/"}}
     for leaf, part in (
         (stored, "outside the checkpoint"),
