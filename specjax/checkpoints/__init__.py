@@ -1,14 +1,8 @@
 """Checkpoints: Hugging Face safetensors, T5X, and our own Orbax directories."""
 
-from specjax.checkpoints.attachments import (
-    has_head,
-    load_head,
-    save_head,
-)
-from specjax.checkpoints.loading import LoadedModel, load_model, read_config
-from specjax.checkpoints.saving import FORMATS, save_model
-from specjax.checkpoints.sizes import sized
-from specjax.checkpoints.t5x_pair import save_t5x_pair
+from specjax.checkpoints.attachments import has_head, load_head, save_head
+from specjax.checkpoints.loading import LoadedModel, load_model, read_config, sized
+from specjax.checkpoints.saving import FORMATS, save_model, save_t5x_pair
 from specjax.tokenizers.model_files import SpecialIds
 
 __all__ = [

@@ -29,8 +29,7 @@ class ArraySpec(NamedTuple):
     """Shape and dtype of an array that has not been read.
 
     Attributes:
-      shape: its shape.
-      dtype: its dtype; uint8 if NumPy lacks it.
+      dtype: uint8 if NumPy lacks the file's.
       label: the file's name of the dtype, if it differs.
     """
 
@@ -40,21 +39,11 @@ class ArraySpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class NotFiniteError(UserError):
-    """An array has a NaN or an infinity."""
-
-
 class ArrayReader(Protocol):
-    """An open checkpoint.
-
-    Attributes:
-      specs: its arrays, by their names in the checkpoint.
-      directory: its directory.
-    """
+    """An open checkpoint; `specs` are its arrays, by their names in the checkpoint."""
 
     directory: Path
     specs: dict[str, ArraySpec]
@@ -64,12 +53,7 @@ class ArrayReader(Protocol):
 
 
 class Piece(NamedTuple):
-    """A parameter's source in a checkpoint.
-
-    Attributes:
-      source: the checkpoint's name of an array.
-      view: a function from that array to the parameter, without copying.
-    """
+    """A parameter's source in a checkpoint: an array, and its view as the parameter."""
 
     source: str
     view: Callable[[np.ndarray], np.ndarray] = np.asarray
@@ -77,7 +61,7 @@ class Piece(NamedTuple):
 
 def check_same(
     path: Path,
-    found: Mapping[str, ArraySpec],
+    stored: Mapping[str, ArraySpec],
     expected: Mapping[str, tuple[int, ...]],
     remedy: str,
     unknown: Iterable[str] | None = None,
@@ -86,22 +70,19 @@ def check_same(
 
     Args:
       path: the checkpoint.
-      found: its arrays.
+      stored: its arrays.
       expected: the expected shapes by name.
       remedy: advice to the user.
-      unknown: arrays that are not expected; by default found by name.
-
-    Raises:
-      ValueError: naming every difference in one line.
+      unknown: arrays that are not expected; by default those of other names.
     """
-    unknown = set(found) - set(expected) if unknown is None else unknown
+    unknown = set(stored) - set(expected) if unknown is None else unknown
     wrong = [
-        f"{name} is {found[name].shape} but should be {shape}"
+        f"{name} is {stored[name].shape} but should be {shape}"
         for name, shape in sorted(expected.items())
-        if name in found and found[name].shape != shape
+        if name in stored and stored[name].shape != shape
     ]
     differences = {
-        "missing": sorted(set(expected) - set(found)),
+        "missing": sorted(set(expected) - set(stored)),
         "of a wrong shape": wrong,
         "unknown": sorted(unknown),
     }
@@ -128,7 +109,6 @@ def condense(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`[0, 1, 2, 5]` as `{0-2,5}`; a single number as itself."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -140,18 +120,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
-    """Checks a dtype for parameters.
-
-    Args:
-      value: a dtype, or its name.
-      name: the argument's name in messages.
-
-    Returns:
-      The NumPy dtype.
-
-    Raises:
-      ValueError: if it is not one of `FLOATS`.
-    """
+    """The dtype of parameters that a user gives, or names."""
     try:
         dtype = jnp.dtype(value)
     except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
@@ -163,21 +132,13 @@ def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
     """The dtype that holds arrays without loss: their own, or float32 if they differ."""
-    found = {np.dtype(dtype) for dtype in dtypes}
-    only = found.pop() if len(found) == 1 else np.dtype(np.float32)
+    distinct = {np.dtype(dtype) for dtype in dtypes}
+    only = distinct.pop() if len(distinct) == 1 else np.dtype(np.float32)
     return only if only.name in FLOATS else np.dtype(np.float32)  # float64 is rounded
 
 
 def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
-    """Raises an error for quantised checkpoints.
-
-    Args:
-      path: the checkpoint, for messages.
-      specs: the arrays that are parameters.
-
-    Raises:
-      ValueError: for arrays that are not floating.
-    """
+    """Refuses quantised checkpoints; `specs` are the arrays that are parameters."""
     quantised = sorted(name for name, s in specs.items() if s.dtype.name not in _READABLE)
     if quantised:
         spec = specs[quantised[0]]
@@ -188,15 +149,9 @@ def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
 
 
 def check_sizes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
-    """Raises an error for arrays that do not fit into memory, such as those with a damaged shape.
-
-    Args:
-      path: the checkpoint, for messages.
-      specs: its arrays.
-
-    Raises:
-      ValueError: naming the largest array.
-    """
+    """Refuses arrays that do not fit into memory, such as those with a damaged shape."""
+    if not specs:
+        return
     name = max(specs, key=lambda name: specs[name].nbytes)
     what = f"{path}: the array {name} of shape {specs[name].shape}"
     check_fits(what, specs[name].nbytes, "copy the whole checkpoint again")
@@ -224,12 +179,6 @@ def materialise(
       shardings: by parameter path.
       check: whether to search each array for NaN and infinity.
       others: for the paths of parameters in another form: a function that makes and places it.
-
-    Returns:
-      The nested dict of parameters.
-
-    Raises:
-      NotFiniteError: an array is not finite.
     """
     users: dict[str, list[str]] = {}
     for path, piece in pieces.items():
@@ -244,7 +193,7 @@ def materialise(
                 continue
             flat[path] = _place(view, dtype, shardings[path])
             if check:
-                check_shards(path, flat[path])
+                check_shards(f"{reader.directory}: {path}", flat[path])
         del array  # before the reader reads the next array
     return unflatten({path: flat[path] for path in pieces})
 
@@ -258,7 +207,7 @@ def _place(view: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -
 
 
 def check_shards(name: str, array: jax.Array) -> None:
-    """Raises NotFiniteError if this process's part of an array is not finite."""
+    """`check_finite` of this process's part of an array."""
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
             begins = tuple(at.start or 0 for at in shard.index)
@@ -266,15 +215,8 @@ def check_shards(name: str, array: jax.Array) -> None:
 
 
 def check_finite(name: str, values: np.ndarray, begins: tuple[int, ...]) -> None:
-    """Raises NotFiniteError if a part of an array, which begins at `begins`, is not finite."""
-    if (place := _find_not_finite(values)) is not None:
-        at = tuple(i + j for i, j in zip(begins, place, strict=True))
-        raise NotFiniteError(f"{name} has {values[place]} at {at}")
-
-
-def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
-    """The place of the first NaN or infinity of a C-ordered array."""
-    flat = array.reshape(-1)
+    """Refuses NaN and infinity in a part of an array, which begins at `begins`."""
+    flat = values.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK]
         if block.dtype == jnp.bfloat16:
@@ -283,9 +225,13 @@ def _find_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
         else:
             finite = np.isfinite(block)
         if not finite.all():
-            place = np.unravel_index(start + int(np.argmin(finite)), array.shape)
-            return tuple(int(i) for i in place)
-    return None
+            index = start + int(np.argmin(finite))
+            place = np.unravel_index(index, values.shape)
+            at = tuple(int(i + j) for i, j in zip(begins, place, strict=True))
+            raise UserError(
+                f"{name} has {flat[index]} at {at}: copy the checkpoint again, or load it with "
+                "check_weights=False (convert: --no-check-weights)"
+            )
 
 
 def copy_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -15,7 +15,7 @@ import safetensors
 import safetensors.numpy
 
 from specjax.acceptance_head import Head, HeadConfig
-from specjax.checkpoints.arrays import flatten, unflatten
+from specjax.checkpoints.arrays import check_finite, flatten, unflatten
 from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import read_json, write_json
@@ -30,19 +30,7 @@ AGAIN = {
 
 
 def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
-    """Writes a head into a drafter's directory; replaces an earlier head.
-
-    Args:
-      directory: the drafter's; gets `acceptance_head/` with `head.json` and `head.safetensors`.
-      head: the head.
-
-    Returns:
-      The path of `acceptance_head`.
-
-    Raises:
-      FileExistsError: `acceptance_head` exists but is not a head's directory.
-      OSError: it cannot be written.
-    """
+    """Writes `acceptance_head/` into a drafter's directory; replaces an earlier head."""
     place = Path(directory) / HEAD_NAME
     check_head_place(directory)
     values = {
@@ -57,14 +45,7 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
 
 
 def check_head_place(directory: str | os.PathLike[str]) -> None:
-    """Checks, before long work, that `save_head` would not replace anything except a head.
-
-    Args:
-      directory: the drafter's directory.
-
-    Raises:
-      FileExistsError: `acceptance_head` exists but is not a head's directory.
-    """
+    """Checks, before long work, that `save_head` would not replace anything except a head."""
     place = Path(directory) / HEAD_NAME
     if place.is_dir() and ((place / f"{HEAD}.json").is_file() or not any(place.iterdir())):
         return
@@ -78,28 +59,20 @@ def has_head(directory: str | os.PathLike[str]) -> bool:
 
 
 def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Head:
-    """Reads the head of a drafter's directory.
+    """Reads the head of a drafter's directory; see `Head.check_drafter`.
 
     Args:
       directory: the drafter's, which contains `acceptance_head/`.
       check_weights: whether to compare the files with their checksums, and to search the arrays
         for NaN and infinity.
-
-    Returns:
-      The head. `Head.check_drafter` checks that it belongs to a drafter.
-
-    Raises:
-      FileNotFoundError: there is no head, or a file is missing.
-      OSError: a file cannot be read.
-      ValueError: a file is damaged, or its arrays do not fit its configuration.
     """
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():
         raise FileNotFoundError(f"{place}: no such directory: train a head (specjax train head)")
     values, arrays = read_attachment(place, HEAD, (1,), check_weights)
-    for name, array in arrays.items():
-        if check_weights and not np.isfinite(array).all():
-            raise UserError(f"{place}: {name} has NaN or infinity: {AGAIN[HEAD]}")
+    if check_weights:
+        for name, array in arrays.items():
+            check_finite(f"{place}: {name}", array, (0,) * array.ndim)
     config = values.get("config")
     try:
         return Head(
@@ -151,7 +124,5 @@ def read_attachment(
         return values, safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file: {again}") from None
-    except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror}): check it") from None
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype NumPy lacks
         raise UserError(f"{path} is cut short or damaged ({error}): {again}") from None

@@ -43,51 +43,36 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 class SafetensorsReader:
-    """The arrays of a directory's safetensors files.
-
-    Args:
-      directory: a Hugging Face directory.
-      nested: the network around the one that is read; its own arrays are left out.
-
-    Raises:
-      FileNotFoundError: for a missing file, or a shard that the index names.
-      ValueError: for a file that is cut short or damaged, or an index that contradicts the files.
-    """
+    """The arrays of a directory's safetensors files, without those of other parts of `nested`."""
 
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
         self._mappers: dict[str, Callable[[Any, Sequence[int]], np.ndarray]] = {}
         weight_map = _weight_map(directory)
-        for name in sorted(set(weight_map.values())) or [SINGLE]:
-            self._add(directory / name, weight_map)
-        if absent := sorted(set(weight_map) - set(self.specs)):
+        shards = {
+            name: shard
+            for shard in sorted(set(weight_map.values())) or [SINGLE]
+            for name in self._add(directory / shard)
+        }
+        differing = [n for n in {**weight_map, **shards} if weight_map.get(n) != shards.get(n)]
+        if weight_map and (wrong := sorted(differing)):
             raise UserError(
-                f"{directory / INDEX} places {absent[0]} in {weight_map[absent[0]]}, but it is in "
-                "none of the shards; download the whole checkpoint"
+                f"{directory / INDEX} places {wrong[0]} in {weight_map.get(wrong[0])}, but it is "
+                f"in {shards.get(wrong[0], 'none of the shards')}; download the whole checkpoint"
             )
-        if nested is not None:
-            self._unwrap(nested)
-
-    def _unwrap(self, nested: Nested) -> None:
-        """Keeps the arrays of the inner network, under their names there."""
+        if nested is None:
+            return
         specs, maps, self.specs, self._mappers = self.specs, self._mappers, {}, {}
         for name, spec in specs.items():
             if re.fullmatch(nested.others, name):
                 continue
             before = next((x for x in nested.prefixes if name.startswith(x)), None)
-            own = name if before is None else nested.prefixes[before] + name[len(before) :]
-            self.specs[own], self._mappers[own] = spec, maps[name]
+            inner = name if before is None else nested.prefixes[before] + name[len(before) :]
+            self.specs[inner], self._mappers[inner] = spec, maps[name]
 
-    def _add(self, path: Path, weight_map: Mapping[str, str]) -> None:
-        try:
-            path.open("rb").close()  # the library reports every failure as "No such file"
-        except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{path}: no such file; download the whole checkpoint"
-            ) from None
-        except OSError as error:
-            raise OSError(f"{path} cannot be read ({error.strerror}); check it") from None
+    def _add(self, path: Path) -> list[str]:
+        path.open("rb").close()  # the library reports every failure as "No such file"
         try:
             # The library checks the whole header, and the length of the file.
             file = safetensors.safe_open(path, framework="numpy")
@@ -96,17 +81,14 @@ class SafetensorsReader:
                 f"{path} is cut short or damaged ({error}); download or copy it again"
             ) from None
         maps = mappers(path)
-        for name in file.keys():  # noqa: SIM118
-            if weight_map and weight_map.get(name) != path.name:
-                raise UserError(
-                    f"{path.parent / INDEX} places {name} in {weight_map.get(name)}, but it is in "
-                    f"{path.name}; download the whole checkpoint"
-                )
+        names = list(file.keys())
+        for name in names:
             entry = file.get_slice(name)
             label = entry.get_dtype()
             dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
             self._mappers[name] = maps[name]
+        return names
 
     def read(self, name: str) -> np.ndarray:
         """Maps an array of one of the readable dtypes: the library would copy it."""
@@ -118,7 +100,6 @@ class SafetensorsReader:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    """The file of each array, by a directory's index; empty if there is only one file."""
     index = directory / INDEX
     if (directory / SINGLE).is_file():
         return {}
@@ -146,19 +127,9 @@ def _weight_map(directory: Path) -> dict[str, str]:
 def open_hf(
     directory: Path, config: ModelConfig | None
 ) -> tuple[SafetensorsReader, ModelConfig, SpecialIds]:
-    """Opens a directory and determines its configuration.
+    """A directory's reader, its configuration (`config` instead of config.json's), and its ids.
 
-    Args:
-      directory: holds config.json (unless `config` is given) and safetensors.
-      config: instead of config.json's.
-
-    Returns:
-      The reader, the configuration, and the ids that transformers assumes if files have none.
-
-    Raises:
-      FileNotFoundError: for a missing file.
-      ValueError: for an unreadable file, another architecture, a value that the family does not
-        support, or fields that contradict arrays.
+    The ids are those that transformers assumes if files have none.
     """
     path = directory / "config.json"
     if config is not None:
@@ -182,21 +153,17 @@ def open_hf(
         if output not in reader.specs:
             return None
         if embedding is None:  # the shared array may be stored under this name only
-            return "own" if denied else "copied"
+            return "separate" if denied else "copied"
         same = same_values(reader.read(output), reader.read(embedding))
-        return "copied" if same else "own"
+        return "copied" if same else "separate"
 
-    try:
-        found = family.from_hf(HFFields(values, path, head))
-    except ValueError as error:
-        prefix = "" if str(error).startswith(str(path)) else f"{path}: "
-        raise UserError(f"{prefix}{error}") from None
-    if found.tie_embeddings and embedding is not None and head() == "own":
+    read = HFFields(values, path, head).read(family.from_hf)
+    if read.tie_embeddings and embedding is not None and head() == "separate":
         raise UserError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"
         )
-    return reader, found, default_ids(family)
+    return reader, read, default_ids(family)
 
 
 def default_ids(family: Family) -> SpecialIds:
@@ -205,7 +172,6 @@ def default_ids(family: Family) -> SpecialIds:
 
 
 def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | None]:
-    """The family that a config.json names, and the network around it, if any."""
     name = values.get("model_type")
     around = {f.nested.model_type: f for f in FAMILIES.values() if f.nested is not None}
     if not isinstance(name, str) or name not in {*FAMILIES, *around}:
@@ -232,13 +198,11 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
 
 
 def _nested(family: Family, model_type: str) -> Nested | None:
-    """The network around a family's, if a checkpoint of this type has it."""
     around = family.nested
     return around if around is not None and around.model_type == model_type else None
 
 
 def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict[str, Any]:
-    """The fields of the inner network; whether the embedding is tied may be stated outside."""
     if not nested.field:
         return dict(values)
     inner = values.get(nested.field)
@@ -249,7 +213,6 @@ def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict
 
 
 def _embedding(reader: SafetensorsReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
-    """The name of the stored embedding; a checkpoint may have only a copy, or only a tied head."""
     names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
 
@@ -257,19 +220,7 @@ def _embedding(reader: SafetensorsReader, family: Family, head: tuple[str, ...] 
 def hf_pieces(
     reader: SafetensorsReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Piece]:
-    """Finds every parameter among a checkpoint's arrays.
-
-    Args:
-      reader: the open checkpoint.
-      config: the model's configuration.
-      shapes: of the parameters, by path.
-
-    Returns:
-      The source of each parameter.
-
-    Raises:
-      ValueError: if arrays are missing, unknown, of a wrong shape, or copies that differ.
-    """
+    """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
     lines = {path: family.hf_name(path) for path in shapes}
     tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
@@ -310,11 +261,11 @@ def hf_pieces(
 
 def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     """The arrays that join several parameters: name -> the parameters' paths, in order."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for path, line in sorted(lines.items(), key=lambda item: item[1].part or 0):
         if line.part is not None:
-            found.setdefault(line.hf, []).append(path)
-    return found
+            parts.setdefault(line.hf, []).append(path)
+    return parts
 
 
 def _part(at: slice, view: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
@@ -322,19 +273,7 @@ def _part(at: slice, view: Callable[[np.ndarray], np.ndarray], array: np.ndarray
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
-    """Makes a `config.json` that transformers 4.x and 5.x read the same way.
-
-    Args:
-      config: the model's configuration.
-      ids: its special ids.
-      dtype: of the arrays written beside it.
-
-    Returns:
-      The JSON object.
-
-    Raises:
-      ValueError: for a configuration that transformers does not support.
-    """
+    """A `config.json`, for arrays of `dtype`, that transformers 4.x and 5.x read the same way."""
     family = family_of(config)
     return {
         "architectures": [family.architectures[0]],
@@ -359,12 +298,11 @@ def longest_context(directory: Path) -> int | None:
     for name in ("text_config", "decoder"):
         inner = settings.get(name)
         settings |= inner if isinstance(inner, dict) else {}
-    found = settings.get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    longest = settings.get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
 
 
 def _set_longest(values: dict[str, Any], longest: int) -> None:
-    """Changes `max_position_embeddings` in a `config.json` and in its inner configurations."""
     if "max_position_embeddings" in values:
         values["max_position_embeddings"] = longest
     for inner in values.values():
@@ -393,9 +331,6 @@ def write_hf(
       shard_bytes: the size above which the arrays are split into several files with an index.
       max_position_embeddings: for config.json, if a family has the field; its usual value by
         default.
-
-    Raises:
-      ValueError: for a configuration that transformers does not support.
     """
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None:

@@ -15,7 +15,7 @@ _MERGE = "merge it with peft (merge_and_unload, then save_pretrained), and load 
 
 
 def check_adapter(directory: Path) -> None:
-    """Raises ValueError if a directory has a PEFT adapter, and no weights of a model."""
+    """Refuses a directory that has a PEFT adapter, and no weights of a model."""
     names = (SINGLE, INDEX, SPECJAX_FILE)
     if (directory / ADAPTER_FILE).is_file() and not any((directory / n).is_file() for n in names):
         base = read_json_if_there(directory / ADAPTER_FILE).get("base_model_name_or_path")
@@ -76,8 +76,7 @@ def warn_of_settings(
     Args:
       model: the model's directory.
       settings: from `ignored_settings`.
-      has_encoder: whether the model is an encoder-decoder: transformers' penalties then count
-        only the output.
+      has_encoder: transformers' penalties then count only the output.
       processors: the names of the decoder's processors.
     """
     over = ", over='output'" if has_encoder else ""

@@ -15,7 +15,6 @@ from specjax import partitioning
 from specjax.checkpoints.arrays import (
     ArrayReader,
     ArraySpec,
-    NotFiniteError,
     Piece,
     check_floating,
     check_same,
@@ -34,7 +33,7 @@ from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
 from specjax.errors import UserError
 from specjax.memory import check_fits, nbytes
-from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of
+from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.int8 import check_form, int8_form
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
@@ -49,9 +48,6 @@ from specjax.types import Params
 PathLike = str | os.PathLike[str]
 
 VERSION = 1  # of specjax.json
-# Files that a user may give instead of the checkpoint's directory.
-_FILES = ("config.json", "checkpoint", SPECJAX_FILE)
-_SUFFIXES = (".safetensors", ".index.json", ".bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +55,6 @@ class LoadedModel:
     """A model with its parameters, and its special tokens.
 
     Attributes:
-      model: static; see `specjax.types.LanguageModel`.
       params: a nested dict of arrays, `model.abstract_params()` in shape.
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
       path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).
@@ -85,7 +80,6 @@ class LoadedModel:
 
     @property
     def special_ids(self) -> SpecialIds:
-        """The ids, with the names of the files."""
         start = getattr(self.config, "decoder_start_token", None)
         return SpecialIds(self.eos_ids, self.pad_id, self.bos_id, start)
 
@@ -98,8 +92,6 @@ class Opened:
     """A recognised checkpoint, before its arrays are read.
 
     Attributes:
-      reader: its arrays.
-      config: its configuration.
       path: the directory that holds the arrays.
       format: "hf", "t5x" or "orbax".
       ids: its special ids.
@@ -160,21 +152,17 @@ def load_model(
         (`pip install '.[int8]'`). Such a model can decode, but not be trained or saved. None:
         all parameters have `param_dtype`.
 
-    Returns:
-      The loaded model.
-
     Raises:
       FileNotFoundError: for a missing directory or file.
-      ImportError: for `weights` without Qwix.
-      TypeError: for a `path` or `config` that is neither.
-      ValueError: for files that are unreadable, unknown or inconsistent; the message names the
+      MissingLibraryError: for `weights` without Qwix.
+      UserError: for files that are unreadable, unknown or inconsistent; the message names the
         path, the arrays and the remedy in one line.
     """
     if mesh is not None and shardings is not None:
         raise UserError("`mesh` and `shardings` exclude each other; give only one of them")
     check_form(weights)
-    given = {"dtype": dtype, "param_dtype": param_dtype}
-    requested = {name: float_dtype(x, name) for name, x in given.items() if x is not None}
+    dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+    requested = {name: float_dtype(x, name) for name, x in dtypes.items() if x is not None}
     opened = _open(path, config, check_weights)
     warn_of_adapter(opened.path)
     ids, rows = opened.ids, opened.config.vocab_size
@@ -186,26 +174,20 @@ def load_model(
     make = family_of(opened.config).model
     shapes = {n: tuple(x.shape) for n, x in flatten(make(opened.config).abstract_params()).items()}
     pieces = opened.pieces(shapes)
-    own = common_dtype(opened.reader.specs[piece.source].dtype for piece in pieces.values())
-    kept = np.dtype(np.float32) if own == np.float16 else own
+    disk = common_dtype(opened.reader.specs[piece.source].dtype for piece in pieces.values())
+    kept = np.dtype(np.float32) if disk == np.float16 else disk
     stored = requested.get("param_dtype", requested.get("dtype", kept))
     model = make(opened.config.replace(dtype=requested.get("dtype", stored), param_dtype=stored))
     placed = _shardings(model, shapes, mesh, rules, shardings)
     _check_room(opened.path, shapes, stored, placed, weights)
     options: Any = {"dtype": stored, "shardings": placed, "check": check_weights}
-    others = int8_placers(shapes, placed, weights, check_weights)
-    try:
-        spread = any(len(one.device_set) > 1 for one in placed.values())
-        whole = others or opened.format != "orbax"
-        if spread and not whole and isinstance(opened.reader, OrbaxReader):
-            params = opened.reader.shards(**options)
-        else:
-            params = materialise(opened.reader, pieces, others=others, **options)
-    except NotFiniteError as error:
-        raise UserError(
-            f"{opened.path}: {error}: copy the checkpoint again, or load it with "
-            "check_weights=False (convert: --no-check-weights)"
-        ) from None
+    others = int8_placers(shapes, placed, weights, opened.path if check_weights else None)
+    spread = any(len(one.device_set) > 1 for one in placed.values())
+    whole = others or opened.format != "orbax"
+    if spread and not whole and isinstance(opened.reader, OrbaxReader):
+        params = opened.reader.shards(**options)
+    else:
+        params = materialise(opened.reader, pieces, others=others, **options)
     return LoadedModel(
         model=model,
         params=params,
@@ -216,34 +198,24 @@ def load_model(
         pad_id=ids.pad,
         bos_id=ids.bos,
         step=opened.step,
-        stored_dtype=own,
+        stored_dtype=disk,
     )
 
 
 def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) -> ModelConfig:
-    """A checkpoint's configuration, without its arrays.
+    """A checkpoint's configuration, with dtypes float32 unless the directory is our own.
 
-    Args:
-      path: see `load_model`.
-      config: see `load_model`.
-
-    Returns:
-      The configuration, with dtypes float32 unless the directory is our own.
-
-    Raises:
-      FileNotFoundError: see `load_model`.
-      ValueError: see `load_model`.
+    It reads no array. The arguments are those of `load_model`.
     """
     return _open(path, config, False).config
 
 
 def open_checkpoint(path: PathLike) -> Opened:
-    """Opens a checkpoint without reading its arrays; raises as `load_model` does."""
+    """Opens a checkpoint as `load_model` does, without reading its arrays."""
     return _open(path, None, False)
 
 
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
-    """Opens a checkpoint and determines its configuration and special ids."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"`path` must be a directory's path, got {path!r}")
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
@@ -251,7 +223,7 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
             f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"
         )
     if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
-        config = _own_config(read_json(Path(config)), Path(config))
+        config = _config_of_file(read_json(Path(config)), Path(config))
     if check_files:  # first: its messages are clearer
         _check_files(Path(path))
     opened = _recognise(Path(path), config)
@@ -260,16 +232,16 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
     ids = special_ids(opened.path)
     if opened.format == "t5x":
         ids = ids.or_else(special_ids(opened.path.parent))
-    found = opened.config
-    starts = getattr(found, "decoder_start_token", None)
+    actual = opened.config
+    starts = getattr(actual, "decoder_start_token", None)
     stated = ids.decoder_start
     if None not in (starts, stated) and stated != starts and not isinstance(config, ModelConfig):
         # As in transformers, generation_config.json has priority over config.json.
         try:
-            found = found.replace(decoder_start_token=stated)
-        except ValueError as error:
+            actual = actual.replace(decoder_start_token=stated)
+        except UserError as error:
             raise UserError(f"{opened.path}: {error}; correct {GENERATION_FILE}") from None
-    return dataclasses.replace(opened, config=found, ids=ids.or_else(opened.ids))
+    return dataclasses.replace(opened, config=actual, ids=ids.or_else(opened.ids))
 
 
 def _check_files(path: Path) -> None:
@@ -281,26 +253,24 @@ def _check_files(path: Path) -> None:
 
 
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
-    """Finds the kind of a checkpoint in a directory, and opens it."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if not path.is_dir():
-        if path.name in _FILES or path.name.endswith(_SUFFIXES):
-            raise UserError(f"{path} is a file; give its directory, {path.absolute().parent}")
-        raise UserError(f"{path} is a file, not a checkpoint's directory; check the path")
+        parent = path.absolute().parent
+        raise UserError(f"{path} is a file; give a checkpoint's directory, such as {parent}")
     check_adapter(path)
-    own = (path / SPECJAX_FILE).is_file()
+    ours = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None
-    if own or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+    if ours or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         if config is not explicit:
             raise UserError(
                 f"`config` is the gin file {config}, which is only for T5X checkpoints, but "
                 f"{path} is not a T5X checkpoint; leave it out, or give a JSON file"
             )
-        if own:
-            return _open_own(path, explicit)
-        reader, found, ids = open_hf(path, explicit)
-        return Opened(reader, found, path, "hf", ids, functools.partial(hf_pieces, reader, found))
+        if ours:
+            return _open_ours(path, explicit)
+        reader, read, ids = open_hf(path, explicit)
+        return Opened(reader, read, path, "hf", ids, functools.partial(hf_pieces, reader, read))
     checkpoint = t5x_directory(path)
     if checkpoint is None:
         raise UserError(
@@ -320,19 +290,19 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> Opened:
                 f"`config` must be a T5Config for the T5X checkpoint {directory}, got a "
                 f"{type(config).__name__}"
             )
-        found = config
-        if not found.relpos_per_layer:
+        network = config
+        if not network.relpos_per_layer:
             tree.share_biases()
     else:
         tree.share_biases()
         gin = find_gin(directory) if config is None else Path(config)
-        found = infer_config(tree.specs, directory, gin)
+        network = infer_config(tree.specs, directory, gin)
     pieces = functools.partial(_checked_pieces, directory, tree.specs, tree.pieces)
-    ids = default_ids(family_of(found))
-    return Opened(reader, found, directory, "t5x", ids, pieces, step_of(directory))
+    ids = default_ids(family_of(network))
+    return Opened(reader, network, directory, "t5x", ids, pieces, step_of(directory))
 
 
-def _open_own(path: Path, config: ModelConfig | None) -> Opened:
+def _open_ours(path: Path, config: ModelConfig | None) -> Opened:
     file = path / SPECJAX_FILE
     values = read_json(file)
     if values.get("version", VERSION) != VERSION:
@@ -340,28 +310,26 @@ def _open_own(path: Path, config: ModelConfig | None) -> Opened:
             f"{file}: version={values['version']!r} must be {VERSION} for this specjax to read it; "
             "use the specjax that wrote it"
         )
-    found = config or _own_config(values.get("config") or {}, file)
+    network = config or _config_of_file(values.get("config") or {}, file)
     reader = OrbaxReader(path / PARAMS)
-    own = {name: Piece(name) for name in reader.specs}
-    pieces = functools.partial(_checked_pieces, path, reader.specs, own)
+    sources = {name: Piece(name) for name in reader.specs}
+    pieces = functools.partial(_checked_pieces, path, reader.specs, sources)
     ids = special_ids_from_json(values, file)
-    return Opened(reader, found, path, "orbax", ids, pieces, values.get("step"))
+    return Opened(reader, network, path, "orbax", ids, pieces, values.get("step"))
 
 
-def _own_config(values: Any, file: Path) -> ModelConfig:
-    """`config_from_dict`, with errors that name the file."""
+def _config_of_file(values: Any, file: Path) -> ModelConfig:
     if not isinstance(values, dict):
         raise UserError(f"{file}: config={values!r} must be an object")
     try:
         return config_from_dict(values)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
 
 def _checked_pieces(
     path: Path, specs: Mapping[str, ArraySpec], pieces: Mapping[str, Piece], shapes: Shapes
 ) -> Mapping[str, Piece]:
-    """The pieces of arrays under our own names, in the order of the parameters."""
     remedy = "Give a checkpoint and a configuration that match"
     check_same(path, specs, shapes, remedy)
     check_floating(path, specs)
@@ -375,7 +343,6 @@ def _shardings(
     rules: partitioning.AxisRules,
     shardings: Params | jax.sharding.Sharding | None,
 ) -> Mapping[str, jax.sharding.Sharding]:
-    """A sharding per parameter path; the default device's sharding without a mesh."""
     if mesh is not None:
         partitioner = partitioning.Partitioner(mesh, rules)
         return flatten(partitioner.param_shardings(model, model.abstract_params()))
@@ -398,7 +365,6 @@ def _check_room(
     shardings: Mapping[str, jax.sharding.Sharding],
     weights: str | None,
 ) -> None:
-    """Raises an error for parameters that do not fit, before they are read."""
     needed = 0
     for name, shape in shapes.items():
         stored = dtype if int8_form(name, shape, weights) is None else np.int8
@@ -411,3 +377,45 @@ def _check_room(
         else "load them in bfloat16, with weights='int8', or over more devices",
         set().union(*(sharding.device_set for sharding in shardings.values())),
     )
+
+
+# The fields of a size; a fine-tuned model may have another vocabulary or dropout.
+_SIZES = (
+    "embed_dim",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_dim",
+    "num_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+)
+
+
+def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str]:
+    """A checkpoint's directory, after a check that its network has this size.
+
+    It reads no array. It prevents a run with other models than the run's name claims.
+
+    Args:
+      directory: see `read_config`.
+      size: one of `specjax.models.PRESETS`, such as "gemma2_9b".
+    """
+    wanted, actual = preset(size), read_config(directory)
+    pairs = {"": (actual, wanted)}
+    if actual.encoder_config is not actual:
+        pairs["encoder's "] = (actual.encoder_config, wanted.encoder_config)
+    differences = [
+        f"{whose}{name} {here} (not {there})"
+        for whose, (ours, theirs) in pairs.items()
+        for name in _SIZES
+        if (here := getattr(ours, name, None)) != (there := getattr(theirs, name, None))
+    ]
+    if type(actual) is not type(wanted):
+        differences = [f"a {type(actual).__name__}"]
+    if differences:
+        raise UserError(
+            f"{os.fspath(directory)} is not {size}: it has {', '.join(differences)}: give another "
+            "directory, or another size"
+        )
+    return directory

@@ -1,12 +1,11 @@
 """Orbax directories: our own (`specjax.json` and `params/`), and T5X's Orbax form (`state/`)."""
 
 import contextlib
-import functools
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,7 @@ def is_orbax(directory: Path) -> bool:
 
 
 class OrbaxReader:
-    """The arrays of an Orbax tree, or those under one of its keys.
-
-    Args:
-      directory: holds `_METADATA`.
-      prefix: the key, `target` in T5X's checkpoints.
-
-    Raises:
-      FileNotFoundError: if Orbax wrote no tree.
-      ValueError: for a damaged directory, or a directory without arrays under `prefix`.
-    """
+    """The arrays of an Orbax tree, or those under a key, `target` in T5X's checkpoints."""
 
     def __init__(self, directory: Path, prefix: str = "") -> None:
         self.directory = directory.absolute()
@@ -57,9 +47,6 @@ class OrbaxReader:
             for name, leaf in flatten(tree).items()
             if name.startswith(self._prefix) and getattr(leaf, "shape", None) is not None
         }
-        if not self.specs:
-            where = f" under {prefix!r}" if prefix else ""
-            raise UserError(f"{directory} has no arrays{where}; give another checkpoint")
         check_sizes(directory, self.specs)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -70,22 +57,7 @@ class OrbaxReader:
     def shards(
         self, dtype: np.dtype, shardings: Mapping[str, jax.sharding.Sharding], check: bool
     ) -> dict[str, Any]:
-        """Restores all arrays straight into their shards.
-
-        Each process reads only the parts of its devices.
-
-        Args:
-          dtype: of all arrays.
-          shardings: by name.
-          check: whether to search this process's parts for NaN and infinity.
-
-        Returns:
-          The nested dict of arrays.
-
-        Raises:
-          NotFiniteError: an array is not finite.
-          ValueError: the directory is damaged.
-        """
+        """All arrays, straight into their shards; a process reads only the parts of its devices."""
         flat = {}
         for name, spec in self.specs.items():
             where = ocp.ArrayRestoreArgs(
@@ -93,7 +65,7 @@ class OrbaxReader:
             )
             flat[name] = self._read(name, where)
             if check:
-                check_shards(name, flat[name])
+                check_shards(f"{self.directory}: {name}", flat[name])
         return unflatten(flat)
 
     def _read(self, name: str, how: Any = _AS_NUMPY) -> Any:
@@ -111,7 +83,6 @@ class OrbaxReader:
 
 
 def _check_ocdbt(directory: Path) -> None:
-    """Checks that the key-value store can be listed and every array's description be read."""
     manifest = directory / "manifest.ocdbt"
     if not manifest.is_file():
         if os.path.lexists(manifest) or any(directory.glob("ocdbt.process_*")):
@@ -127,8 +98,13 @@ def _check_ocdbt(directory: Path) -> None:
 
 
 def _damaged(directory: Path, error: Exception) -> str:
-    first = (str(error).splitlines() or [""])[0][:160]
-    return f"{directory} is cut short or damaged ({type(error).__name__}: {first}); copy it again"
+    what = f"{type(error).__name__}: {brief(error)}"
+    return f"{directory} is cut short or damaged ({what}); copy it again"
+
+
+def brief(error: Exception) -> str:
+    """An error's first line, shortened."""
+    return (str(error).splitlines() or [""])[0][:160]
 
 
 @contextlib.contextmanager
@@ -147,35 +123,22 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_writes() -> Iterator[None]:
-    """Like `quiet`; a failure is raised without 200 additional lines."""
-    before = sys.unraisablehook
-    if getattr(before, "__name__", "") != _ignore_closed_loop.__name__:
-        sys.unraisablehook = functools.partial(_ignore_closed_loop, before)
-        sys.unraisablehook.__name__ = _ignore_closed_loop.__name__  # type: ignore[attr-defined]
-    logging.getLogger("asyncio").addFilter(_is_relevant)
+    """Like `quiet`; a failure is raised without 200 additional lines.
+
+    TensorStore continues to write, and calls the event loop that Orbax has closed. So after a
+    failure, what nobody can catch stays silent.
+    """
+    asyncio_log, before = logging.getLogger("asyncio"), sys.unraisablehook
+    level = asyncio_log.level
+    asyncio_log.setLevel(logging.CRITICAL + 1)
+    sys.unraisablehook = lambda report: None
     with quiet():
         yield
-    # Not after a failure: writes that have started fail later.
     sys.unraisablehook = before
-    logging.getLogger("asyncio").removeFilter(_is_relevant)
-
-
-def _ignore_closed_loop(before: Callable[[Any], None], report: Any) -> None:
-    # TensorStore continues to write, and calls the event loop that Orbax has closed.
-    if str(report.exc_value) != "Event loop is closed":
-        before(report)
-
-
-def _is_relevant(report: logging.LogRecord) -> bool:
-    return "never retrieved" not in report.getMessage()
+    asyncio_log.setLevel(level)
 
 
 def write_orbax(directory: Path, params: Params) -> None:
-    """Writes `params/`; in a program of several processes, each must call it.
-
-    Args:
-      directory: an existing directory, as an absolute path.
-      params: a nested dict of arrays.
-    """
+    """Writes `params/` into a directory; in a program of several processes, each must call it."""
     with quiet_writes(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(directory / PARAMS, params)

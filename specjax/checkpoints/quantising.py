@@ -6,6 +6,7 @@ whenever it is loaded.
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ def int8_placers(
     shapes: Mapping[str, tuple[int, ...]],
     shardings: Mapping[str, Sharding],
     form: str | None,
-    check: bool,
+    check: Path | None,
 ) -> dict[str, Callable[[np.ndarray], Int8Weight]]:
     """The functions that quantise and place the matrices of a model.
 
@@ -35,21 +36,14 @@ def int8_placers(
       shapes: of the parameters, by path.
       shardings: of the parameters, by path.
       form: see `specjax.models.int8.int8_form`.
-      check: whether to search the matrices for NaN and infinity.
-
-    Returns:
-      For the path of each quantised matrix: a function from the matrix to the weight.
-
-    Raises:
-      ImportError: if Qwix is not installed.
-      ValueError: for a sharding over several devices that is not a `NamedSharding`.
+      check: the checkpoint, to search its matrices for NaN and infinity; None: not to.
     """
     kinds = {path: int8_form(path, shape, form) for path, shape in shapes.items()}
     return {
         path: functools.partial(
             _quantised,
             kind=kind,
-            name=path if check else None,
+            name=None if check is None else f"{check}: {path}",
             places=(shardings[path], _of_scales(path, shardings[path], kind)),
             of_block=_quantiser(kind),
         )
@@ -66,7 +60,6 @@ def _quantised(
     places: tuple[Sharding, Sharding],
     of_block: Callable[[np.ndarray], tuple[Any, Any]],
 ) -> Int8Weight:
-    """A matrix in 8 bits; the host holds the integers once more, and a block in float32."""
     axis = kind.channel_axis()
     values, scales = np.empty(view.shape, np.int8), np.empty(view.shape[axis], np.float32)
     step = max(1, _BLOCK // max(1, view.shape[1 - axis]))
@@ -88,7 +81,6 @@ def _placed(array: np.ndarray, sharding: Sharding) -> jax.Array:
 
 
 def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Sharding:
-    """The sharding of the scales: like that of the channels."""
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, jax.P(*kind.axes(sharding.spec).scales))
     if len(sharding.device_set) > 1:
@@ -100,28 +92,24 @@ def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Shardin
 
 @functools.cache
 def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]]:
-    """A function from floats to Qwix's integers and scales, on the host."""
     qwix = require("qwix", "int8")
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS excludes it
+        host = None
 
     @jit
     def quantise(block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = qwix.quantize(block, jnp.int8, channelwise_axes=(kind.channel_axis(),))
-        return found.qvalue, found.scale.reshape(-1)
+        matrix = qwix.quantize(block, jnp.int8, channelwise_axes=(kind.channel_axis(),))
+        return matrix.qvalue, matrix.scale.reshape(-1)
 
     def on_host(block: np.ndarray) -> tuple[Any, Any]:
         # Qwix needs JAX's default promotions.
         with (
-            jax.default_device(_host()),
+            jax.default_device(host),
             jax.numpy_dtype_promotion("standard"),
             jax.numpy_rank_promotion("allow"),
         ):
             return quantise(block)
 
     return on_host
-
-
-def _host() -> jax.Device | None:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS excludes it
-        return None

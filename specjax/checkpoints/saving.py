@@ -9,8 +9,15 @@ import jax
 import numpy as np
 
 from specjax.checkpoints import hf, orbax, t5x
-from specjax.checkpoints.arrays import common_dtype, flatten, float_dtype
-from specjax.checkpoints.loading import VERSION
+from specjax.checkpoints.arrays import (
+    Piece,
+    check_floating,
+    common_dtype,
+    flatten,
+    float_dtype,
+    materialise,
+)
+from specjax.checkpoints.loading import VERSION, load_model, read_config
 from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
 from specjax.checksums import write_checksums
 from specjax.errors import UserError
@@ -74,11 +81,8 @@ def save_model(
       replace: whether to remove an existing directory, with all its contents, once the new
         directory is complete.
 
-    Returns:
-      The path.
-
     Raises:
-      ValueError: for an unknown format, parameters that do not fit the model, or a model that the
+      UserError: for an unknown format, parameters that do not fit the model, or a model that the
         format does not support.
       FileExistsError: if `path` is a file, or a directory that is not empty.
     """
@@ -107,7 +111,12 @@ def save_model(
             t5x.write_t5x(directory, arrays, step=step, dtype=disk_dtype)
             (directory / GIN_FILES[0]).write_text(gin_text({"": written}))
         else:
-            orbax.write_orbax(directory, jax.tree.map(lambda x: _cast(x, disk_dtype), params))
+            orbax.write_orbax(
+                directory,
+                jax.tree.map(
+                    lambda x: x if x.dtype == disk_dtype else x.astype(disk_dtype), params
+                ),
+            )
             stored = config_to_dict(config.replace(param_dtype=disk_dtype))
             values = {"version": VERSION, "config": stored, "step": step, **ids.to_json()}
             if max_position_embeddings is not None:
@@ -124,11 +133,11 @@ def save_model(
     return Path(path)
 
 
+# The ids that are given, then those of the copied files, then the family's.
 def _all_ids(
-    config: ModelConfig, given: SpecialIds | None, source: str | os.PathLike[str] | None
+    config: ModelConfig, ids: SpecialIds | None, source: str | os.PathLike[str] | None
 ) -> SpecialIds:
-    """The ids to write: the given ids, then those of the copied files, then the family's."""
-    ids = given or SpecialIds()
+    ids = ids or SpecialIds()
     if source is not None:
         file = Path(source) / GENERATION_FILE
         ids = ids.or_else(special_ids_from_json(read_json_if_there(file), file))
@@ -136,8 +145,8 @@ def _all_ids(
     return dataclasses.replace(ids, decoder_start=getattr(config, "decoder_start_token", None))
 
 
+# Adds the ids to generation_config.json, which readers prefer to config.json.
 def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
-    """Adds the ids to generation_config.json, which readers prefer to config.json."""
     file = directory / GENERATION_FILE
     values = read_json_if_there(file)
     merged = {**values, **ids.to_json()}
@@ -146,15 +155,7 @@ def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
 
 
 def check_format(config: ModelConfig, format: str) -> None:
-    """Checks that a format supports a model.
-
-    Args:
-      config: the model's configuration.
-      format: one of `FORMATS`.
-
-    Raises:
-      ValueError: if not, naming the missing feature.
-    """
+    """Checks that one of `FORMATS` supports a model."""
     if format == "t5x":
         check_writable(config)
     if format == "hf":
@@ -162,7 +163,6 @@ def check_format(config: ModelConfig, format: str) -> None:
 
 
 def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
-    """The parameters by path, in the model's order."""
     shapes = {
         name: tuple(leaf.shape)
         for name, leaf in flatten(model_from_config(config).abstract_params()).items()
@@ -191,5 +191,71 @@ def _disk_dtype(flat: dict[str, Any], dtype: Any) -> np.dtype:
     return common_dtype(value.dtype for value in flat.values())
 
 
-def _cast(value: Any, dtype: np.dtype) -> Any:
-    return value if value.dtype == dtype else value.astype(dtype)
+def save_t5x_pair(
+    path: str | os.PathLike[str],
+    *,
+    verifier: str | os.PathLike[str],
+    drafter: str | os.PathLike[str],
+    dtype: Any = None,
+    check_weights: bool = True,
+) -> Path:
+    """Writes the parameters of two checkpoints into a single T5X checkpoint.
+
+    The arrays of a T5X checkpoint are copied under their own names, whatever their network (scanned
+    layers stay scanned); a T5 of another format gets the names of T5X's minimal T5. If both are
+    T5X's minimal T5, `pair.gin` has their sizes for T5X. T5X's "target" is then
+    {"drafter": ..., "verifier": ...}; see `specjax.integrations.t5x`.
+
+    Args:
+      path: a directory that does not exist, or is empty.
+      verifier: the large network's checkpoint.
+      drafter: the small network's.
+      dtype: of the arrays on disk; by default their own, float32 if they differ.
+      check_weights: see `load_model`.
+    """
+    sources = {"verifier": Path(verifier), "drafter": Path(drafter)}
+    steps = {}
+    arrays: dict[str, Any] = {}
+    configs = {}
+    for role, source in sources.items():
+        copied, steps[role], configs[role] = _t5x_arrays(source, check_weights)
+        arrays |= {f"{role}/{name}": value for name, value in copied.items()}
+    disk = _disk_dtype(arrays, dtype)
+    with new_directory(Path(path)) as directory:
+        copy_tokenizer_files(sources["verifier"], directory)
+        t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)
+        if all(configs.values()):
+            # For use after gin_configs/t5x/models/encoder_decoder.gin.
+            included = "t5x/models/encoder_decoder.gin"
+            (directory / "pair.gin").write_text(gin_text(configs, included))
+        checkpoint = next(directory.glob("checkpoint_*"))
+        write_checksums(checkpoint, lambda name: "/" in name or name == "checkpoint")
+    return Path(path)
+
+
+# A checkpoint's arrays under T5X's names, its step, and a minimal T5's configuration.
+def _t5x_arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
+    host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    checkpoint = None
+    if source.is_dir() and not any((source / n).exists() for n in (SPECJAX_FILE, "config.json")):
+        checkpoint = t5x.t5x_directory(source)
+    if checkpoint is None:
+        check_writable(read_config(source))
+        loaded: Any = load_model(source, shardings=host, check_weights=check)
+        written, arrays = as_t5x(loaded.config, flatten(loaded.params))
+        return arrays, loaded.step or 0, written
+    reader = t5x.t5x_reader(checkpoint)
+    check_floating(checkpoint, reader.specs)
+    params = materialise(
+        reader,
+        {name: Piece(name) for name in reader.specs},
+        dtype=common_dtype(spec.dtype for spec in reader.specs.values()),
+        shardings=dict.fromkeys(reader.specs, host),
+        check=check,
+    )
+    minimal = "encoder/relpos_bias/rel_embedding" in reader.specs and not any(
+        len(spec.shape) > 2 for spec in reader.specs.values()
+    )
+    config = read_config(source) if minimal else None
+    step = t5x.step_of(checkpoint) or 0
+    return flatten(params), step, config if isinstance(config, T5Config) else None

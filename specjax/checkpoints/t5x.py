@@ -30,7 +30,7 @@ from specjax.checkpoints.arrays import (
     copy_as,
     flatten,
 )
-from specjax.checkpoints.orbax import OrbaxReader, is_orbax
+from specjax.checkpoints.orbax import OrbaxReader, brief, is_orbax
 from specjax.errors import UserError
 
 VERSION = 3
@@ -40,11 +40,8 @@ _STEP = re.compile(r"checkpoint_(\d+)")
 
 def steps(directory: Path) -> dict[int, Path]:
     """The finished checkpoints in a T5X model directory by step (not `.tmp-...`)."""
-    found = {}
-    for path in directory.iterdir():
-        if (match := _STEP.fullmatch(path.name)) and path.is_dir():
-            found[int(match.group(1))] = path
-    return dict(sorted(found.items()))
+    paths = {step_of(path): path for path in directory.iterdir() if path.is_dir()}
+    return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
 def step_of(directory: Path) -> int | None:
@@ -55,13 +52,13 @@ def step_of(directory: Path) -> int | None:
 
 def t5x_directory(path: Path) -> Path | None:
     """`checkpoint_<step>` itself, or the latest checkpoint in a model directory."""
-    found = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
-    if found is not None and not _is_checkpoint(found):
+    latest = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
+    if latest is not None and not _is_checkpoint(latest):
         raise UserError(
-            f"{found} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "
+            f"{latest} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "
             "checkpoint"
         )
-    return found
+    return latest
 
 
 def _is_checkpoint(directory: Path) -> bool:
@@ -76,15 +73,7 @@ def t5x_reader(directory: Path) -> ArrayReader:
 
 
 class T5XReader:
-    """The parameters (`target`) of a checkpoint in T5X's own format.
-
-    Args:
-      directory: holds the file `checkpoint`.
-
-    Raises:
-      ValueError: for a damaged file, or a file that is not a T5X checkpoint.
-      FileNotFoundError: if an array that the file names, or a chunk of it, is missing.
-    """
+    """The parameters (`target`) of a checkpoint in T5X's own format."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -92,8 +81,6 @@ class T5XReader:
         target = _read_target(path)
         # A TensorStore spec is a leaf.
         leaves = flatten(target, is_leaf=lambda _, value: "driver" in value and "kvstore" in value)
-        if not leaves:
-            raise UserError(f"{path} has no parameters; give another checkpoint")
         folders = {
             name: self._folder(path, name, leaf)
             for name, leaf in leaves.items()
@@ -110,25 +97,24 @@ class T5XReader:
             _check_chunks(folders[name], name, array)
         self._leaves = {**leaves, **opened}
         self.specs = {
-            name: ArraySpec(tuple(leaf.shape), _true_dtype(_dtype(leaf)))
+            name: ArraySpec(
+                tuple(leaf.shape), _true_dtype(getattr(leaf.dtype, "numpy_dtype", leaf.dtype))
+            )
             for name, leaf in self._leaves.items()
         }
         check_sizes(directory, self.specs)
 
     def _folder(self, path: Path, name: str, leaf: Any) -> Path:
-        """The directory of the zarr array of a spec."""
-        if not isinstance(leaf, dict) or not isinstance(leaf.get("kvstore"), dict):
+        spec = leaf if isinstance(leaf, dict) else {}
+        kvstore = spec["kvstore"] if isinstance(spec.get("kvstore"), dict) else {}
+        drivers = spec.get("driver"), kvstore.get("driver")
+        if drivers not in (("zarr", "file"), ("zarr", "gfile"), ("zarr", "gcs")):
             raise UserError(
-                f"{path}: {name} is neither an array nor a TensorStore spec; copy the file again"
-            )
-        kvstore = leaf["kvstore"]
-        if kvstore.get("driver") not in ("file", "gfile", "gcs") or leaf["driver"] != "zarr":
-            raise UserError(
-                f"{path}: {name} is stored by {leaf['driver']} on {kvstore.get('driver')}; only "
-                "zarr on file, gfile or gcs can be read"
+                f"{path}: {name} is neither an array nor zarr on file, gfile or gcs, which can be "
+                "read; copy the file again"
             )
         # TensorStore before 0.1.14 kept the path outside the kvstore.
-        inside = PurePosixPath(kvstore.get("path") or leaf.get("path") or f"target.{name}")
+        inside = PurePosixPath(kvstore.get("path") or spec.get("path") or f"target.{name}")
         if inside.is_absolute() or ".." in inside.parts:
             raise UserError(f"{path}: {name} points to {inside}, outside the checkpoint")
         return self.directory / inside
@@ -144,7 +130,7 @@ class T5XReader:
                 leaf = leaf.read().result()
             except ValueError as error:
                 raise UserError(
-                    f"{self.directory}: {name} is damaged ({_brief(error)}); copy it again"
+                    f"{self.directory}: {name} is damaged ({brief(error)}); copy it again"
                 ) from None
         return leaf.view(_true_dtype(leaf.dtype))
 
@@ -155,12 +141,12 @@ def _open(folder: Path) -> ts.TensorStore:
         return ts.open(spec, read=True).result()
     except ValueError as error:
         raise UserError(
-            f"{folder} is not a readable zarr array ({_brief(error)}); copy it again"
+            f"{folder} is not a readable zarr array ({brief(error)}); copy it again"
         ) from None
 
 
+# The file of every chunk must exist: zarr reads a missing chunk as zeros.
 def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
-    """Checks that the file of every chunk exists: zarr reads a missing chunk as zeros."""
     metadata = array.spec().to_json()["metadata"]
     if metadata.get("fill_value") is not None:
         return
@@ -178,8 +164,8 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
         )
 
 
+# The names of the chunks, the last axis first.
 def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
-    """The names of the chunks, the last axis first."""
     for number in range(math.prod(grid)):
         index = []
         for size in reversed(grid):
@@ -189,10 +175,7 @@ def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
 
 
 def _read_target(path: Path) -> dict[str, Any]:
-    try:
-        packed = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
+    packed = path.read_bytes()
     if packed.startswith(b"model_checkpoint_path"):
         raise UserError(
             f"{path} is a TensorFlow checkpoint of Mesh TensorFlow's T5; convert it with T5X's "
@@ -202,7 +185,7 @@ def _read_target(path: Path) -> dict[str, Any]:
         contents = flax.serialization.msgpack_restore(packed)
     except Exception as error:  # msgpack and flax raise a dozen kinds
         raise UserError(
-            f"{path} is cut short or damaged ({type(error).__name__}: {_brief(error)}); copy it "
+            f"{path} is cut short or damaged ({type(error).__name__}: {brief(error)}); copy it "
             "again"
         ) from None
     optimizer = contents.get("optimizer") if isinstance(contents, dict) else None
@@ -214,29 +197,13 @@ def _read_target(path: Path) -> dict[str, Any]:
     return target
 
 
-def _brief(error: Exception) -> str:
-    """An error's first line, shortened."""
-    return (str(error).splitlines() or [""])[0][:160]
-
-
-def _dtype(leaf: np.ndarray | ts.TensorStore) -> np.dtype:
-    return leaf.dtype if isinstance(leaf, np.ndarray) else leaf.dtype.numpy_dtype
-
-
+# T5X before version 3 wrote bfloat16 as uint16 of the same bits.
 def _true_dtype(stored: np.dtype) -> np.dtype:
-    """T5X before version 3 wrote bfloat16 as uint16 of the same bits."""
     return jnp.dtype("bfloat16") if stored == np.uint16 else stored
 
 
 def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: np.dtype) -> None:
-    """Writes `checkpoint_<step>/` as T5X does, without optimizer state.
-
-    Args:
-      directory: the model directory; exists.
-      params: T5's parameters by path.
-      step: the training step in the name and in the state.
-      dtype: of the arrays on disk.
-    """
+    """Writes T5's parameters by path into `checkpoint_<step>/`, without optimizer state."""
     checkpoint = directory / f"checkpoint_{step}"
     checkpoint.mkdir()
     target: dict[str, Any] = {}
@@ -268,8 +235,8 @@ def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: n
     (checkpoint / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(contents))
 
 
+# Halves the longest even side until a chunk has at most `CHUNK_BYTES`.
 def _chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Halves the longest even side until a chunk has at most `CHUNK_BYTES`."""
     sides = list(shape)
     while int(np.prod(sides, dtype=np.int64)) * itemsize > CHUNK_BYTES:
         even = [side if side % 2 == 0 else 0 for side in sides]

@@ -25,11 +25,12 @@ import numpy as np
 from specjax.checkpoints.arrays import ArrayReader, ArraySpec, Piece, same_values
 from specjax.errors import UserError
 from specjax.models import ModelConfig, T5Config
+from specjax.models.config import largest
 
 GIN_FILES = ("config.gin", "operative_config.gin")
 
 # T5X's field: our field. The arrays determine these, and a gin file must agree.
-_SIZES = {
+SIZES = {
     "vocab_size": "vocab_size",
     "emb_dim": "embed_dim",
     "num_heads": "num_heads",
@@ -55,20 +56,11 @@ _FIXED = {
 }
 
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
-_MOST_LAYERS = 10_000
 _LAYER_BIAS = re.compile(r"(encoder|decoder)/layers_\d+/(relpos_bias/rel_embedding)")
 
 
 class ParamTree:
-    """The unscanned tree in a checkpoint of either form.
-
-    Args:
-      reader: the open checkpoint.
-
-    Attributes:
-      pieces: the source of each parameter.
-      specs: the shape and dtype of each parameter.
-    """
+    """The unscanned tree in a checkpoint of either form: each parameter's source and its shape."""
 
     def __init__(self, reader: ArrayReader) -> None:
         self._reader = reader
@@ -81,7 +73,7 @@ class ParamTree:
                 # The array itself, which may be traced.
                 self._add(source, source, spec.shape, lambda array: array)
                 continue
-            if spec.shape[axis] > _MOST_LAYERS:
+            if spec.shape[axis] > largest("num_layers"):
                 raise UserError(
                     f"{reader.directory}: {source} has shape {spec.shape}, which means "
                     f"{spec.shape[axis]:,} layers, more than any network; copy it again"
@@ -94,10 +86,10 @@ class ParamTree:
 
                 self._add(f"{match[1]}/layers_{i}/{match[2]}", source, shape, layer)
 
+    # Merges heads: `out` kernels have them first, the others last.
     def _add(
         self, name: str, source: str, shape: tuple[int, ...], take: Callable[[Any], Any]
     ) -> None:
-        """Adds a parameter with merged heads: `out` kernels have them first, the others last."""
         if len(shape) == 3 and name.endswith("/kernel"):
             a, b, c = shape
             shape = (a * b, c) if name.endswith("/out/kernel") else (a, b * c)
@@ -121,8 +113,8 @@ class ParamTree:
             self.specs.setdefault(f"{stack}/{bias}", self.specs.pop(name))
 
 
+# T5X's `param_scan_axis` is 1, or 0, which a norm's scale (E, L) shows.
 def _scan_axis(reader: ArrayReader, stack: str) -> int:
-    """1 by default; T5X's `param_scan_axis` may also be 0, which a norm's scale (E, L) shows."""
     embedding = reader.specs.get("token_embedder/embedding")
     norm = reader.specs.get(f"{stack}/{stack}/pre_mlp_layer_norm/scale")
     if embedding is None or norm is None or len(norm.shape) != 2:
@@ -131,20 +123,9 @@ def _scan_axis(reader: ArrayReader, stack: str) -> int:
 
 
 def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = None) -> T5Config:
-    """Determines a configuration from the shapes of the arrays and an optional gin file.
+    """The configuration that the shapes of the arrays, by unscanned name, and a gin file show.
 
-    Args:
-      specs: the arrays by unscanned name.
-      path: of the checkpoint, for messages.
-      gin: a T5X gin file, if there is one.
-
-    Returns:
-      The configuration; without a gin file, with T5 v1.1's activations or v1.0's.
-
-    Raises:
-      FileNotFoundError: if there is no such gin file.
-      ValueError: if these are not a T5's arrays, if they do not determine the configuration, or if
-        the gin file contradicts them.
+    Without a gin file, the activations are T5 v1.1's or v1.0's.
     """
     fields = {} if gin is None else read_t5_fields(gin)
     sizes = _sizes(specs, path)
@@ -156,9 +137,9 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
             "(--config): a JSON file, or a gin file that binds T5Config.max_distance"
         )
     try:
-        found = T5Config(**sizes, relpos_max_distance=distance)
-        return found if gin is None else _with_fields(found, fields)
-    except (TypeError, ValueError) as error:
+        config = T5Config(**sizes, relpos_max_distance=distance)
+        return config if gin is None else _with_fields(config, fields)
+    except UserError as error:
         raise UserError(f"{gin or path}: {error}") from None
 
 
@@ -172,7 +153,6 @@ _SHOWN = {
 
 
 def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
-    """The sizes from the shapes, by field of `T5Config`."""
     layers = {"encoder": 0, "decoder": 0}
     for name in specs:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", name):
@@ -180,11 +160,11 @@ def _sizes(specs: Mapping[str, ArraySpec], path: Path) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     lacking = [f"{stack}/layers_0" for stack, count in layers.items() if not count]
     for pattern, axes in _SHOWN.items():
-        found = [
+        shapes = [
             s.shape for n, s in specs.items() if re.fullmatch(pattern, n) and len(s.shape) == 2
         ]
-        if found:
-            sizes = dict(zip(axes, found[0], strict=True)) | sizes
+        if shapes:
+            sizes = dict(zip(axes, shapes[0], strict=True)) | sizes
         else:
             lacking.append(re.sub(r"\((.*?)\)\?", "", pattern))
     if lacking:
@@ -216,9 +196,8 @@ def find_gin(directory: Path) -> Path | None:
 
 
 def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
-    """Adds the fields of a gin file, and compares the others with the arrays."""
     remedy = "give the gin file this checkpoint was trained with"
-    for theirs, ours in {**_SIZES, **_RELATIVE}.items():
+    for theirs, ours in {**SIZES, **_RELATIVE}.items():
         value = getattr(config, ours)
         if theirs in fields and fields[theirs] != value:
             raise UserError(
@@ -227,16 +206,11 @@ def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
             )
     changes: dict[str, Any] = {}
     if "mlp_activations" in fields:
-        named = fields["mlp_activations"]
-        if not isinstance(named, list | tuple) or not all(isinstance(a, str) for a in named):
+        named, count = fields["mlp_activations"], len(config.mlp_activations)
+        if not isinstance(named, list | tuple) or len(named) != count:
             raise UserError(
-                f"T5Config.mlp_activations = {named!r} must be a tuple of names, such as "
-                "('gelu', 'linear')"
-            )
-        if len(named) != len(config.mlp_activations):
-            raise UserError(
-                f"T5Config.mlp_activations = {named!r}, but the checkpoint's MLPs have "
-                f"{len(config.mlp_activations)} input projections; {remedy}"
+                f"T5Config.mlp_activations = {named!r} must be a tuple of names, one for each of "
+                f"an MLP's {count} input projections; {remedy}"
             )
         changes["mlp_activations"] = tuple(named)
     if isinstance(fields.get("dropout_rate"), int | float):
@@ -249,19 +223,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
 
     It reads `T5Config.field = value` under any module and scope, the block form, and `%MACRO`s
     bound to literals in the same file. It does not follow `include`: the file that T5X leaves
-    beside a checkpoint has none.
-
-    Args:
-      gin: the file.
-
-    Returns:
-      The values by T5X's field name; later values win, and values that are not literals are left
-      out.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is not gin, or binds the activations or relative positions to a value that
-        cannot be read here.
+    beside a checkpoint has none. Later values win, and values that are not literals are left out.
     """
     bound = dict(_bindings(gin))
     values: dict[str, Any] = {}
@@ -291,18 +253,15 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
                     f"{gin}: T5Config.{field} = {value} cannot be read from this file alone; bind "
                     f"it to a value, such as {example}"
                 ) from None
-    if not isinstance(distance := values.get("max_distance", 1), int) or distance is True:
-        raise UserError(f"{gin}: T5Config.max_distance = {distance!r} must be a whole number")
     return values
 
 
 def _expanded(value: str, macros: Mapping[str, str]) -> str:
-    """Replaces `%MACRO`s by their values; KeyError for those of other files."""
     return re.sub(r"%([\w./]+)", lambda match: _expanded(macros[match[1]], macros), value)
 
 
+# The names that a gin file binds, with their values; blocks expanded, without spaces.
 def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
-    """The names that a gin file binds, with their values; blocks expanded, without spaces."""
     left_out = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT)
     block, line = "", []
     try:
@@ -330,15 +289,7 @@ def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
 
 
 def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[str, Any]]:
-    """The same network for T5X: a tied head that does not scale becomes an untied, equal head.
-
-    Args:
-      config: a configuration that passes `check_writable`.
-      params: its parameters by path.
-
-    Returns:
-      The configuration and the parameters of T5X's network.
-    """
+    """The same network for T5X: a tied head that does not scale becomes an untied, equal head."""
     if not config.tie_embeddings or config.scale_tied_logits:
         return config, dict(params)
     head = np.asarray(params["token_embedder/embedding"]).T
@@ -359,7 +310,7 @@ def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> st
         f"include '{included}'\n\n" if included else "",
     ]
     for scope, config in configs.items():
-        values = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
+        values = {theirs: getattr(config, ours) for theirs, ours in SIZES.items()}
         values |= {n: getattr(config, n) for n in ("mlp_activations", "dropout_rate")}
         prefix = f"{scope}/" if scope else ""
         lines += [f"{prefix}network.T5Config.{name} = {v!r}\n" for name, v in values.items()]
@@ -367,21 +318,14 @@ def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> st
 
 
 def check_writable(config: ModelConfig) -> None:
-    """Checks that T5X's T5, which has no field for some values, supports this configuration.
-
-    Args:
-      config: the configuration.
-
-    Raises:
-      ValueError: naming the first field that differs in T5X.
-    """
+    """Checks that T5X's T5, which has no field for some values, supports this configuration."""
     if not isinstance(config, T5Config):
         family = type(config).__name__.removesuffix("Config")
         raise UserError(f"T5X's format supports only T5, not {family}; convert it to hf or orbax")
     for name, value in _FIXED.items():
-        if (own := getattr(config, name)) != value:
+        if (actual := getattr(config, name)) != value:
             other = "orbax" if name == "relpos_per_layer" else "hf or orbax"
             raise UserError(
-                f"{name}={own} must be {value} for a T5X checkpoint, as in T5X's minimal "
+                f"{name}={actual} must be {value} for a T5X checkpoint, as in T5X's minimal "
                 f"T5; convert it to {other}"
             )

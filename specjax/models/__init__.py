@@ -1,8 +1,14 @@
 """Networks with a ragged cache; a family of networks is one file (T5, Llama, Qwen 3, ...)."""
 
 from specjax.models.cache import CacheEntries, RaggedCache
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderOnlyConfig, ModelConfig, RelativePositions, Style
+from specjax.models.decoder_only import (
+    decoder_only_from_hf,
+    decoder_only_names,
+    decoder_only_to_hf,
+    rope_from_hf,
+    rope_to_hf,
+)
 from specjax.models.families import (
     FAMILIES,
     PRESETS,
@@ -12,20 +18,12 @@ from specjax.models.families import (
     model_from_config,
     preset,
 )
-from specjax.models.family import Family, Nested, Renaming, Vocabulary, decoder_only_names
+from specjax.models.family import Family, HFFields, Nested, Renaming, Vocabulary
 from specjax.models.gemma2 import Gemma2Config
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    rope_from_hf,
-    rope_to_hf,
-)
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.llama import Llama3RopeScaling, LlamaConfig
-from specjax.models.model import Model
+from specjax.models.model import CausalLM, Model, Seq2SeqLM
 from specjax.models.position_encoding import rope_frequencies
-from specjax.models.seq2seq_lm import Seq2SeqLM
 from specjax.models.t5 import T5Config
 from specjax.models.weights import StoredWeight
 

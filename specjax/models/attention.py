@@ -1,7 +1,8 @@
 """Attention over a ragged cache, as flax.linen modules.
 
 Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (H = K·N), D head
-width, P heads that share a vector (see `CacheLayout`).
+width. P heads share a vector of P D lanes: there are K / P sets of P N queries. Keys are
+`[B, K, S, D]` and values `[B, K, D, S]` in the default layout. Masks are additive: 0 or `MASKED`.
 """
 
 import functools
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.compilation import product_precision
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, without_nan, write_layer
@@ -21,8 +23,6 @@ from specjax.models.layers import Dense, RMSNorm
 from specjax.models.position_encoding import Rope, rotate
 from specjax.models.weights import normal_init
 from specjax.types import TreeShape
-
-Array = jax.Array
 
 # Far below any logit but finite, so that adding a bias gives no NaN.
 MASKED = -1e30
@@ -35,35 +35,25 @@ class Segment(NamedTuple):
     """Keys and values that queries attend to, under one softmax with the other segments.
 
     Attributes:
-      keys: `[B, K, S, D]`, or as the layout of the attention has them.
-      values: `[B, K, D, S]`, likewise.
-      bias: float32, broadcastable to `[B, K, N, T, S]`: position biases, or
-        `MASKED` where the query must not see the key.
+      bias: broadcastable to `[B, K, N, T, S]`: the masks, with position biases.
     """
 
     keys: Array
     values: Array
-    bias: Array
+    bias: Float32[Array, "..."]
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped queries.
-
-    Attributes:
-      config: the sizes.
-      style: the scale, the soft cap, biases, norms of queries and keys, and dropout.
-      layout: of the keys and values that it reads and returns.
-    """
+    """Multi-head attention with grouped queries."""
 
     config: ModelConfig
     style: Style
     layout: CacheLayout = CacheLayout()
 
     def setup(self) -> None:
-        """Creates the parameters and submodules."""
         config, style = self.config, self.style
         grouped = config.kv_heads < config.num_heads
-        own, shared = "joined_kv", "joined_grouped_kv" if grouped else "joined_kv"
+        queries, shared = "joined_kv", "joined_grouped_kv" if grouped else "joined_kv"
         dense = functools.partial(
             Dense, dtype=config.dtype, param_dtype=config.param_dtype, kernel_init=normal_init
         )
@@ -71,7 +61,7 @@ class Attention(nn.Module):
         width = config.kv_heads * config.head_dim
         self.query = project(
             config.num_heads * config.head_dim,
-            ("embed", own),
+            ("embed", queries),
             kernel_init=self._query_init,
         )
         self.key = project(width, ("embed", shared))
@@ -80,7 +70,7 @@ class Attention(nn.Module):
         if style.qk_norms is not None:
             each = style.qk_norms == "head"
             sizes = (config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
-            self.query_norm = RMSNorm(*sizes, axis="kv" if each else own)
+            self.query_norm = RMSNorm(*sizes, axis="kv" if each else queries)
             self.key_norm = RMSNorm(*sizes, axis="kv" if each else shared)
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
 
@@ -91,27 +81,27 @@ class Attention(nn.Module):
         # T5 does not divide attention logits by sqrt(D); its initial queries are divided instead.
         return kernel / jnp.sqrt(jnp.asarray(self.config.head_dim, kernel.dtype))
 
-    def _heads(self, x: Array, norm: str) -> Array:
-        """Projected queries or keys `[B, S, heads·D]`, normed by `norm`: `[B, S, heads, D]`."""
+    def _heads(self, x: Float[Array, "B S joined"], norm: str) -> Float[Array, "B S heads D"]:
         norms = self.style.qk_norms
         if norms == "all":
             x = getattr(self, norm)(x)
         x = x.reshape(*x.shape[:2], -1, self.config.head_dim)
         return getattr(self, norm)(x) if norms == "head" else x
 
-    def keys_values(self, x: Array, rope: Rope | None = None) -> tuple[Array, Array]:
-        """`x [B, S, E]` -> keys and values as `layout` has them."""
+    def keys_values(
+        self, x: Float[Array, "B S E"], rope: Rope | None = None
+    ) -> tuple[Array, Array]:
         keys = self._heads(self.key(x), "key_norm")
         values = self.value(x).reshape(keys.shape)
         return self.layout.arrange(keys if rope is None else rotate(keys, rope), values)
 
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "B T E"],
         segments: Sequence[Segment],
         rope: Rope | None = None,
         deterministic: bool = True,
-    ) -> Array:
+    ) -> Float[Array, "B T E"]:
         config = self.config
         query = self._heads(self.query(x), "query_norm")
         if rope is not None:
@@ -120,8 +110,12 @@ class Attention(nn.Module):
         y = self._attend(query, segments, deterministic)
         return self.out(y.reshape(*x.shape[:2], config.num_heads * config.head_dim))
 
-    def _attend(self, query: Array, segments: Sequence[Segment], deterministic: bool) -> Array:
-        """Weighted sums of the segments' values for queries `[B, T, K, N, D]`, of that shape."""
+    def _attend(
+        self,
+        query: Float[Array, "B T K N D"],
+        segments: Sequence[Segment],
+        deterministic: bool,
+    ) -> Float[Array, "B T K N D"]:
         length, groups = query.shape[1], query.shape[3]
         heads, by_position = self.layout
         if length > _FEW:
@@ -151,10 +145,9 @@ class Attention(nn.Module):
                 for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
             ),
         )
-        return _own_parts(y[:, :, :, :1] if single else y, heads, groups)
+        return _gathered(y[:, :, :, :1] if single else y, heads, groups)
 
-    def _logits(self, query: Array, segment: Segment) -> Array:
-        """`[B, K, N, T, S]` float32, for a query from `_spread`."""
+    def _logits(self, query: Array, segment: Segment) -> Float32[Array, "B K N T S"]:
         keys = "bskd" if self.layout.by_position else "bksd"
         logits = jnp.einsum(
             f"btknd,{keys}->bknts",
@@ -171,44 +164,38 @@ class Attention(nn.Module):
         return logits + segment.bias
 
 
-def _own_lanes(heads: int, width: int) -> Array:
-    """`[P, 1, P D]` bool: the lanes that belong to each of P heads that share a vector."""
+def _lanes(heads: int, width: int) -> Bool[Array, "P 1 lanes"]:
     lane = jax.lax.broadcasted_iota(jnp.int32, (heads, 1, heads * width), 2)
     return lane // width == jax.lax.broadcasted_iota(jnp.int32, lane.shape, 0)
 
 
-def _spread(query: Array, heads: int) -> Array:
-    """Queries `[B, T, K, N, D]` for keys that share their vector with other heads' keys."""
+def _spread(query: Float[Array, "B T K N D"], heads: int) -> Float[Array, "B T sets queries lanes"]:
     batch, length, kv_heads, groups, width = query.shape
     if heads == 1:
         return query
     query = query.reshape(batch, length, kv_heads // heads, heads, groups, width).swapaxes(3, 4)
     query = query.reshape(batch, length, -1, 1, groups, heads * width)
-    query = jnp.where(_own_lanes(heads, width), query, jnp.zeros((), query.dtype))
+    query = jnp.where(_lanes(heads, width), query, jnp.zeros((), query.dtype))
     return query.reshape(batch, length, -1, heads * groups, heads * width)
 
 
-def _own_parts(y: Array, heads: int, groups: int) -> Array:
-    """Takes from `[B, T, K / P, P N, P D]` the part of each query's own head; `[B, T, K, N, D]`."""
+def _gathered(
+    y: Float[Array, "B T sets queries lanes"], heads: int, groups: int
+) -> Float[Array, "B T K N D"]:
     batch, length, sets, _, width = y.shape
     if heads == 1:
         return y
     y = y.reshape(batch, length, sets, heads, groups, width)
     # All other parts are zero.
-    y = jnp.where(_own_lanes(heads, width // heads), y, jnp.zeros((), y.dtype)).sum(axis=3)
+    y = jnp.where(_lanes(heads, width // heads), y, jnp.zeros((), y.dtype)).sum(axis=3)
     y = y.reshape(batch, length, sets, groups, heads, width // heads).swapaxes(3, 4)
     return y.reshape(batch, length, sets * heads, groups, width // heads)
 
 
-def block_bias(length: int, window: int | None = None) -> Array:
-    """The mask of a block that attends to itself: `[1, 1, 1, T, T]` float32, 0 or `MASKED`.
+def block_bias(length: int, window: int | None = None) -> Float32[Array, "1 1 1 T T"]:
+    """The mask of a block that attends to itself.
 
-    Args:
-      length: T.
-      window: the number of positions that a query sees, including its own; None for all.
-
-    Returns:
-      The additive mask.
+    The window is the number of positions that a query sees, including its own; None for all.
     """
     # Computed on the device: a host array would be stored in each executable.
     shape = (1, 1, 1, length, length)
@@ -218,17 +205,8 @@ def block_bias(length: int, window: int | None = None) -> Array:
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
 
 
-def around_bias(length: int, before: int, after: int) -> Array:
-    """The mask of an encoder's window: `[1, 1, 1, P, P]` float32, 0 or `MASKED`.
-
-    Args:
-      length: P.
-      before: the number of positions before its own that a query sees.
-      after: the number of positions after its own that a query sees.
-
-    Returns:
-      The additive mask.
-    """
+def around_bias(length: int, before: int, after: int) -> Float32[Array, "1 1 1 T T"]:
+    """The mask of an encoder's window: a query sees so many positions before and after its own."""
     shape = (1, 1, 1, length, length)
     age = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
     age -= jax.lax.broadcasted_iota(jnp.int32, shape, 4)
@@ -239,9 +217,6 @@ class LayerMemory(NamedTuple):
     """A layer's entries of earlier tokens.
 
     Attributes:
-      keys: of the cache.
-      values: of the cache.
-      bias: of the cached positions.
       write: writes the keys and values of a block into the cache, where the block then reads them;
         None if the block's entries are read beside the cache.
       hides_nan: whether a token's NaN entries are hidden from tokens that do not see it.
@@ -249,7 +224,7 @@ class LayerMemory(NamedTuple):
 
     keys: Array
     values: Array
-    bias: Array
+    bias: Float32[Array, "..."]
     write: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None
     hides_nan: bool = False
 
@@ -257,21 +232,14 @@ class LayerMemory(NamedTuple):
 def attended(
     past: LayerMemory | None, keys: Array, values: Array, bias: Array
 ) -> tuple[list[Segment], Array, Array]:
-    """The segments that a block attends to, and the block's entries or the cache with them.
-
-    Args:
-      past: the layer's entries of earlier tokens.
-      keys: of the block.
-      values: of the block.
-      bias: the mask of a block that attends to itself.
-    """
+    """The segments that a block attends to, and the block's entries or the cache with them."""
     if past is not None and past.hides_nan:
         keys, values = without_nan(keys, values)
-    own = Segment(keys, values, bias)
+    block = Segment(keys, values, bias)
     if past is None:
-        return [own], keys, values
+        return [block], keys, values
     if past.write is None:
-        return [Segment(past.keys, past.values, past.bias), own], keys, values
+        return [Segment(past.keys, past.values, past.bias), block], keys, values
     keys, values = past.write(past.keys, past.values, keys, values)
     return [Segment(keys, values, past.bias)], keys, values
 
@@ -280,16 +248,14 @@ class Memory(NamedTuple):
     """A cache and the positions where a block continues it.
 
     Attributes:
-      cache: the entries of earlier tokens.
-      positions: `[B]` int32, where the block of each row starts, or its tree; entries before it are
-        live.
+      positions: where the block of each row starts, or its tree; entries before it are live.
       layout: how the entries lie; static.
       written: whether a layer writes its entries before it reads the cache; static.
       tree: the places of the block's tokens in a tree; None for a chain.
     """
 
     cache: RaggedCache
-    positions: Array
+    positions: Int32[Array, " B"]
     layout: CacheLayout = CacheLayout()
     written: bool = False
     tree: TreeShape | None = None
@@ -299,15 +265,10 @@ class Memory(NamedTuple):
         """S, the number of positions."""
         return self.cache.max_length(self.layout)
 
-    def bias(self, length: int, window: int | None = None) -> Array:
-        """The mask of a block that attends to the cache: `[B, 1, 1, T, S]` float32, 0 or `MASKED`.
+    def bias(self, length: int, window: int | None = None) -> Float32[Array, "B 1 1 _ S"]:
+        """The mask of a block of `length` tokens that attends to the cache; see `block_bias`.
 
-        Args:
-          length: T.
-          window: the number of positions that a query sees, including its own; None for all.
-
-        Returns:
-          The additive mask (T is 1 without a window if `written` is false and there is no tree).
+        It is the same for all queries without a window if `written` is false and there is no tree.
         """
         if self.tree is not None:
             numbers = jnp.arange(self.max_length, dtype=jnp.int32)[None, None]
@@ -320,44 +281,42 @@ class Memory(NamedTuple):
         seen = keys <= queries if self.written else keys < start
         return _mask(seen, queries, keys, window)
 
-    def tree_bias(self, length: int, window: int | None = None) -> Array:
-        """The mask of a tree's tokens that attend to each other: `[B, 1, 1, T, T]`; see `bias`."""
+    def tree_bias(self, length: int, window: int | None = None) -> Float32[Array, "B 1 1 T T"]:
+        """The mask of a tree's tokens that attend to each other."""
         assert self.tree is not None
         places, seen = self.places(length), self.tree.seen[..., -length:]
         return _mask(seen, places[..., None], places[:, None], window)
 
-    def places(self, length: int) -> Array:
-        """The positions in the text of a block of T tokens: `[B, T]` int32."""
+    def places(self, length: int) -> Int32[Array, "B T"]:
+        """The positions of a block's tokens in the text."""
         if self.tree is None:
             return self.positions[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         return self.positions[:, None] + self.tree.depths[:, -length:]
 
-    def slots(self) -> Array:
-        """The positions in the text of the cache's slots, for a tree: `[B or 1, S]` int32."""
+    def slots(self) -> Int32[Array, "_ S"]:
+        """The positions of the cache's slots in the text, for a tree."""
         assert self.tree is not None
         places = self.positions[:, None] + self.tree.depths[:, : self._cached_nodes]
         return self._over_slots(jnp.arange(self.max_length, dtype=jnp.int32)[None], places)
 
     @property
     def _cached_nodes(self) -> int:
-        """The number of a tree's nodes that a layer reads from the cache."""
         assert self.tree is not None
         return self.tree.depths.shape[1] - (0 if self.written else self.tree.seen.shape[1])
 
-    def _over_slots(self, given: Array, nodes: Array) -> Array:
-        """`given [..., S]` with `nodes [B, ..., n]` in the slots of a tree's first n nodes."""
+    def _over_slots(self, slots: Array, nodes: Array) -> Array:
+        # `slots [..., S]`, with `nodes [B, ..., n]` in those of a tree's first n nodes.
         if nodes.shape[-1] == 0:
-            return given
-        given = jnp.broadcast_to(given, (*nodes.shape[:-1], given.shape[-1]))
+            return slots
+        slots = jnp.broadcast_to(slots, (*nodes.shape[:-1], slots.shape[-1]))
         numbers = self.positions[:, None] + jnp.arange(nodes.shape[-1], dtype=jnp.int32)[None]
 
         def put(row: Array, at: Array, new: Array) -> Array:
             return row.at[..., at].set(new, mode="drop", unique_indices=True)
 
-        return jax.vmap(put)(given, numbers, nodes)
+        return jax.vmap(put)(slots, numbers, nodes)
 
     def layer(self, index: int, bias: Array) -> LayerMemory:
-        """The entries of layer `index`."""
         start, tree = self.positions, self.tree
         if tree is not None:
             start = start + (tree.depths.shape[1] - tree.seen.shape[1])
@@ -368,13 +327,14 @@ class Memory(NamedTuple):
 
 
 def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array:
-    """`seen [B, T, S]` within a window, as a bias; `queries [B, T, 1]`, `keys [B, 1, S]`."""
     if window is not None:
         seen = seen & (keys > queries - window)
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
 
-def block_updates(keys: list[Array], values: list[Array], hidden: Array) -> CacheEntries:
-    """The entries that a block adds to a cache; `hidden [B, T, E]` shows which are NaN."""
+def block_updates(
+    keys: list[Array], values: list[Array], hidden: Float[Array, "B T E"]
+) -> CacheEntries:
+    """The entries that a block adds to a cache; the hidden states show which are NaN."""
     computed = ~jnp.any(jnp.isnan(hidden), axis=2)
     return CacheEntries(tuple(keys), tuple(values), computed)

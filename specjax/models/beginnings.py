@@ -25,61 +25,61 @@ class Beginning:
     Attributes:
       caches: of each model, in the order of their prefills, its cache of R equal rows: one, or one
         per part of the batch on a mesh. It may have fewer or more positions than that of a prompt.
-      lengths: int32, the number of tokens that each prompt takes from it: scalar or `[B]`.
+      lengths: the number of tokens that each prompt takes from it: scalar or `[B]`.
     """
 
     caches: tuple[Cache, ...]
     lengths: Any
 
 
-_noted: contextvars.ContextVar[list[Cache] | None] = contextvars.ContextVar("noted", default=None)
-_given: contextvars.ContextVar[tuple[Array, list[Cache]] | None] = contextvars.ContextVar(
-    "given", default=None
+_notes: contextvars.ContextVar[list[Cache] | None] = contextvars.ContextVar("notes", default=None)
+_rest: contextvars.ContextVar[tuple[Array, list[Cache]] | None] = contextvars.ContextVar(
+    "rest", default=None
 )
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[list[Cache]]:
     """Prefills traced in this context note their caches in the list."""
-    found: list[Cache] = []
-    token = _noted.set(found)
+    caches: list[Cache] = []
+    token = _notes.set(caches)
     try:
-        yield found
+        yield caches
     finally:
-        _noted.reset(token)
+        _notes.reset(token)
 
 
 @contextlib.contextmanager
 def continuing(beginning: Beginning | None) -> Iterator[None]:
     """Prefills traced in this context begin with these caches; None changes nothing."""
-    given = None if beginning is None else (beginning.lengths, list(beginning.caches))
-    token = _given.set(given)
+    rest = None if beginning is None else (beginning.lengths, list(beginning.caches))
+    token = _rest.set(rest)
     try:
         yield
     finally:
-        _given.reset(token)
+        _rest.reset(token)
 
 
 def note(cache: Any) -> Any:
     """Returns a model's cache after a prompt, and notes it if asked to."""
-    if (found := _noted.get()) is not None:
-        found.append(cache)
+    if (caches := _notes.get()) is not None:
+        caches.append(cache)
     return cache
 
 
-def next_given() -> tuple[Array, Cache] | None:
+def next_beginning() -> tuple[Array, Cache] | None:
     """The lengths of the beginning and this model's cache of it, or None."""
-    given = _given.get()
-    return None if given is None else (given[0], given[1].pop(0))
+    rest = _rest.get()
+    return None if rest is None else (rest[0], rest[1].pop(0))
 
 
-def begun(empty: Any, beginning: Any) -> Any:
+def filled(empty: Any, beginning: Any) -> Any:
     """An empty cache of any number of rows and positions, filled with that of a beginning."""
 
     def fill(empty: Array, part: Array) -> Array:
         rows = jnp.repeat(part, empty.shape[0] // part.shape[0], axis=0)
         kept = rows[tuple(map(slice, empty.shape))]
-        missing = zip(empty.shape, kept.shape, strict=True)
-        return jnp.pad(kept, [(0, size - own) for size, own in missing])
+        sizes = zip(empty.shape, kept.shape, strict=True)
+        return jnp.pad(kept, [(0, wanted - size) for wanted, size in sizes])
 
     return jax.tree.map(fill, empty, beginning)

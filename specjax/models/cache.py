@@ -4,8 +4,7 @@ Axes: B rows, L decoder layers, K key-value heads, S cache length, D head width,
 block, P encoder length.
 
 There is one array per layer, so that a layer reads its entries without a copy. A `CacheLayout` sets
-the order of the axes. Docstrings elsewhere name the shapes of the default layout: keys
-`[B, K, S, D]` and values `[B, K, D, S]`.
+the order of the axes; by default, keys are `[B, K, S, D]` and values `[B, K, D, S]`.
 
 An entry at position k of row b is live iff k < positions[b]. Later entries are stale; they are
 overwritten before any query can see them. So a smaller position is all that a rollback needs.
@@ -15,10 +14,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, Integer
 
-from specjax.errors import UserError
-
-Array = jax.Array
+from specjax.models.weights import AnyArray
 
 # Past the end of any cache.
 _NOWHERE = 1 << 30
@@ -52,8 +50,10 @@ class CacheLayout(NamedTuple):
         """The axis of the positions of values, not counting the rows."""
         return 0 if self.by_position else 2
 
-    def arrange(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Arranges keys and values `[B, S, K, D]` as in a cache."""
+    def arrange(
+        self, keys: Float[Array, "B S K D"], values: Float[Array, "B S K D"]
+    ) -> tuple[Array, Array]:
+        """Keys and values as they lie in a cache."""
         rows, length, heads, width = keys.shape
         shape = (rows, length, heads // self.heads, self.heads * width)
         keys, values = keys.reshape(shape), values.reshape(shape)
@@ -62,7 +62,7 @@ class CacheLayout(NamedTuple):
         return keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 3, 1)
 
     def separate(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Turns keys and values of a cache into a layout without shared vectors."""
+        """Keys and values of a cache in a layout without shared vectors."""
         if self.heads == 1:
             return keys, values
         assert self.by_position
@@ -80,64 +80,43 @@ def layout_for(
     a CPU, two to seven times as fast as with values `[B, K, S, D]`. On a TPU, a write is fast if
     all entries of a position lie together. Heads of less than 128 share a vector, because a product
     with so few queries waits for the memory: if the heads are few, all share one vector, which
-    avoids transposes; else as many as fill the lanes.
-
-    Args:
-      platform: as `jax.Device.platform` names it.
-      heads: H.
-      kv_heads: K.
-      head_dim: D.
-      ways: the number of devices that split the heads.
-
-    Returns:
-      A layout whose P divides the heads of a device.
+    avoids transposes; else as many as fill the lanes. So many `ways` of devices split the heads.
     """
     if platform != "tpu":
         return CacheLayout()
-    own = kv_heads // ways if kv_heads % ways == 0 else kv_heads
-    if head_dim < _LANES and own * (heads // kv_heads) <= _FEW_HEADS:
-        return CacheLayout(own, by_position=True)
-    fits = [p for p in range(1, max(_LANES // head_dim, 1) + 1) if own % p == 0]
+    local = kv_heads // ways if kv_heads % ways == 0 else kv_heads
+    if head_dim < _LANES and local * (heads // kv_heads) <= _FEW_HEADS:
+        return CacheLayout(local, by_position=True)
+    fits = [p for p in range(1, max(_LANES // head_dim, 1) + 1) if local % p == 0]
     return CacheLayout(max(fits), by_position=True)
 
 
 class CacheEntries(NamedTuple):
-    """The entries that one block adds to a cache.
+    """The entries that one block adds to a cache, for each layer.
 
     Attributes:
-      keys: L arrays `[B, K, T, D]`.
-      values: L arrays `[B, K, D, T]`.
-      computed: `[B, T]` bool, true if a token's last hidden state has no NaN. It makes the write
-        depend on every read of the old cache. Without it XLA cannot order reads and write, and
-        copies the whole cache at every step.
+      computed: true if a token's last hidden state has no NaN. It makes the write depend on every
+        read of the old cache. Without it XLA cannot order reads and write, and copies the whole
+        cache at every step.
     """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
-    computed: Array
+    computed: Bool[Array, "B T"]
 
 
 class Cross(NamedTuple):
-    """The encoder's keys and values for the decoder; computed once per prompt.
-
-    Attributes:
-      keys: L arrays `[B, K, P, D]`.
-      values: L arrays `[B, K, D, P]`.
-      mask: `[B, P]` bool, false at padding.
-    """
+    """The encoder's keys and values for each layer of the decoder; computed once per prompt."""
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
-    mask: Array
+    mask: Bool[Array, "B P"]  # false at padding
 
 
 class RaggedCache(NamedTuple):
-    """Keys and values of the tokens read so far; the leading axis of every array is the batch.
+    """Keys and values of the tokens read so far, for each layer.
 
-    Attributes:
-      keys: L arrays `[B, K, S, D]`.
-      values: L arrays `[B, K, D, S]`.
-      cross: the encoder's keys and values, or None for a decoder-only network.
+    The leading axis of every array is the batch.
     """
 
     keys: tuple[Array, ...]
@@ -145,7 +124,6 @@ class RaggedCache(NamedTuple):
     cross: Cross | None = None
 
     def max_length(self, layout: CacheLayout = CacheLayout()) -> int:  # noqa: B008  immutable
-        """S, the number of positions."""
         return self.keys[0].shape[1 + layout.key_axis]
 
 
@@ -158,25 +136,8 @@ def allocate(
     dtype: Any,
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
-    """An empty cache.
-
-    Args:
-      num_layers: L.
-      batch: B.
-      kv_heads: K.
-      max_length: S.
-      head_dim: D.
-      dtype: the dtype of the entries.
-      layout: of the entries.
-
-    Returns:
-      A cache of zeros without `cross`.
-
-    Raises:
-      ValueError: if `max_length` is below 1.
-    """
-    if max_length < 1:
-        raise UserError(f"max_length must be at least 1, got {max_length}")
+    """An empty cache: zeros, without `cross`."""
+    assert max_length >= 1
     groups, width = kv_heads // layout.heads, layout.heads * head_dim
     keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)
     if layout.by_position:
@@ -190,7 +151,7 @@ def allocate(
 def write(
     cache: RaggedCache,
     updates: CacheEntries,
-    positions: Array,
+    positions: Integer[AnyArray, " B"],
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
@@ -198,15 +159,6 @@ def write(
     Entries outside `0 .. S - 1` are dropped: `dynamic_update_slice` would clamp the start and
     overwrite live entries. Tokens whose hidden state is NaN are not written: if they are padding of
     a prompt, their entries would make the other positions NaN.
-
-    Args:
-      cache: the cache.
-      updates: the block's entries.
-      positions: `[B]` of an integer dtype.
-      layout: of the entries in both.
-
-    Returns:
-      The cache that includes the block.
     """
     place = _places(positions, updates.computed.shape[1])
     place = jnp.where(updates.computed, place, _NOWHERE + place - place[:, :1])
@@ -222,7 +174,7 @@ def write(
 
 
 def write_layer(
-    positions: Array,
+    positions: Int32[AnyArray, " B"],
     layout: CacheLayout,
     keys: Array,
     values: Array,
@@ -247,22 +199,14 @@ def without_nan(*entries: Array) -> tuple[Array, ...]:
 
 def keep(
     cache: RaggedCache,
-    positions: Array,
-    nodes: Array,
+    positions: Integer[AnyArray, " B"],
+    nodes: Integer[AnyArray, "B G"],
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
-    """Moves the entries of a path through a tree together.
+    """Moves the entries of a path through a tree, which starts at `positions[b]`, together.
 
-    Args:
-      cache: with a tree's entries at `positions[b] ..`.
-      positions: `[B]` of an integer dtype.
-      nodes: `[B, G]` of an integer dtype; the entry at `positions[b] + nodes[b, i]` moves to
-        `positions[b] + 1 + i`. Entries that come from, or move to, slots past the end are
-        arbitrary, or dropped.
-      layout: of the entries.
-
-    Returns:
-      The cache in which the path follows `positions[b]`.
+    The entry at `positions[b] + nodes[b, i]` moves to `positions[b] + 1 + i`. Entries that come
+    from slots past the end are arbitrary; those that move there are dropped.
     """
     place = _places(positions, nodes.shape[1] + 1)
     source = place[:, :1] + nodes.astype(jnp.int32)
@@ -277,15 +221,13 @@ def keep(
     )
 
 
-def _places(positions: Array, length: int) -> Array:
-    """`[B, T]` int32: the positions of a block's tokens."""
+def _places(positions: Integer[AnyArray, " B"], length: int) -> Int32[Array, "B T"]:
     # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
     return positions.astype(jnp.int32)[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 
 
-def _write_at(axis: int, entries: Array, block: Array, place: Array) -> Array:
-    """Writes `block` at `place [B, T]` of an axis, not counting the rows."""
-
+# Writes a block at places of an axis, which does not count the rows.
+def _write_at(axis: int, entries: Array, block: Array, place: Int32[Array, "B T"]) -> Array:
     def write_row(row: Array, block: Array, slots: Array) -> Array:
         index = (slice(None),) * axis + (slots,)
         return row.at[index].set(
@@ -303,23 +245,11 @@ def logical_axes(
     cache: RaggedCache,
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> Any:
-    """The names of the cache's axes.
-
-    Args:
-      cache: a cache, of arrays or of shapes.
-      layout: of its entries.
-
-    Returns:
-      The same structure with a tuple of axis names instead of each array.
-    """
+    """The cache, of arrays or of shapes, with a tuple of axis names in place of each array."""
     keys, values = ("batch", "kv_heads", "length", "kv"), ("batch", "kv_heads", "kv", "length")
     if layout.by_position:
         keys = values = ("batch", "length", "kv_heads", "kv")
-    names = {
-        "keys": keys,
-        "values": values,
-        "mask": ("batch", "length"),
-    }
+    names = {"keys": keys, "values": values, "mask": ("batch", "length")}
 
     def axes(path: tuple[Any, ...], _: Any) -> tuple[str, ...]:
         fields = [step.name for step in path if isinstance(step, jax.tree_util.GetAttrKey)]

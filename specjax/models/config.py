@@ -49,17 +49,11 @@ _MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
 
 class RelativePositions(NamedTuple):
-    """T5's relative position biases; see `specjax.models.position_encoding`.
-
-    Attributes:
-      buckets: of distances.
-      max_distance: this and all larger distances share the last bucket.
-      per_layer: whether each layer has its own biases; else its stack has.
-    """
+    """T5's relative position biases; see `specjax.models.position_encoding`."""
 
     buckets: int
-    max_distance: int
-    per_layer: bool = False
+    max_distance: int  # this and all larger distances share the last bucket
+    per_layer: bool = False  # else per stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +65,6 @@ class Style:
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
-      relative: the relative position biases, or None.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
@@ -82,8 +75,7 @@ class Style:
       plus_one_norms: `plus_one` of `RMSNorm`.
       attn_softcap: c in c·tanh(x / c) on attention logits, or None.
       final_softcap: the same on the output logits.
-      embed_stddev: the standard deviation of the initial embedding.
-      embed_scale: the factor of the embedded tokens.
+      embed_stddev: of the initial embedding.
       hidden_scale: the factor of the hidden states before the output projection.
       dropout_rate: of blocks, attention weights and feed-forward layers while training.
       bidirectional_inputs: whether the tokens of a prompt see each other in both directions.
@@ -130,10 +122,6 @@ class ModelConfig(abc.ABC):
       tie_embeddings: the logits use the embedding instead of `logits_dense`.
       dtype: of the activations and the cache (logits and softmax are float32 always).
       param_dtype: of the parameters that `init` makes.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a value out of its range, or a dtype that is not floating.
     """
 
     vocab_size: int
@@ -167,42 +155,38 @@ class ModelConfig(abc.ABC):
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
             raise UserError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+        start = getattr(self, "decoder_start_token", 0)
+        if not 0 <= start < self.vocab_size:
+            raise UserError(
+                f"{name}: decoder_start_token={start} must be a token id in "
+                f"0 .. {self.vocab_size - 1}"
+            )
         for field, part in self.parts.items():
             if not isinstance(value := getattr(self, field), part | None):
                 raise UserError(f"{field}={value!r} must be None or a {part.__name__}")
 
     @property
     def kv_heads(self) -> int:
-        """K, the number of key and value heads."""
         return self.num_heads
 
     @property
     @abc.abstractmethod
-    def style(self) -> Style:
-        """The style of the decoder."""
+    def style(self) -> Style: ...
 
     @property
     def encoder_style(self) -> Style | None:
-        """The style of the encoder; None without an encoder."""
         return None
 
     @property
     def encoder_config(self) -> "ModelConfig":
-        """The sizes of the encoder; by default those of the decoder."""
+        """The sizes of the encoder."""
         return self
 
     def replace(self, **changes: Any) -> "ModelConfig":
         """The same configuration with some fields changed.
 
-        Args:
-          **changes: the fields.
-
-        Returns:
-          A configuration of the same family.
-
         Raises:
-          TypeError: for a value of the wrong type.
-          ValueError: for an unknown field or a value out of its range.
+          UserError: for an unknown field, or a value of a wrong type or out of its range.
         """
         fields = [f.name for f in dataclasses.fields(self)]
         if unknown := sorted(set(changes) - set(fields)):
@@ -218,8 +202,7 @@ class DecoderOnlyConfig(ModelConfig):
     """The fields of every decoder-only family.
 
     Attributes:
-      num_layers: the number of layers.
-      num_kv_heads: K, key and value heads; H is a multiple of it.
+      num_kv_heads: K, a divisor of H.
     """
 
     num_layers: int
@@ -251,7 +234,6 @@ class DecoderOnlyConfig(ModelConfig):
 
     @property
     def kv_heads(self) -> int:
-        """K, the number of key and value heads."""
         return self.num_kv_heads
 
 
@@ -272,17 +254,7 @@ def _float_dtype(name: str, value: Any) -> Any:
 
 
 def check_numbers(config: Any, name: str) -> None:
-    """Converts each number of a dataclass to its declared type, and checks its range.
-
-    Args:
-      config: the dataclass; its fields are replaced.
-      name: the dataclass's name in messages.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a number that is not positive (or 0 where 0 has a meaning), or too large for
-        any network.
-    """
+    """Converts each number of a dataclass, in place, to its declared type, and checks its range."""
     for field in dataclasses.fields(config):
         what = f"{name}: {field.name}"
         value = _typed(what, field.type, getattr(config, field.name))
@@ -299,22 +271,22 @@ def check_numbers(config: Any, name: str) -> None:
             raise UserError(f"{what}={value} must be positive and finite")
 
 
-def _typed(what: str, kind: Any, value: Any) -> Any:
-    """A field's value in its declared type, if that is a number or a flag."""
-    flag = isinstance(value, bool | np.bool_)
-    if kind is bool:
-        if not flag:
-            raise UserError(f"{what}={value!r} must be True or False")
-        return bool(value)
-    if kind is int or (kind == int | None and value is not None):
-        if flag or not isinstance(value, int | np.integer):
-            raise UserError(f"{what}={value!r} must be a whole number, an int")
-        return int(value)
-    if kind is float or (kind == float | None and value is not None):
-        if flag or not isinstance(value, int | float | np.integer | np.floating):
-            raise UserError(f"{what}={value!r} must be a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise UserError(f"{what}={value!r} is too large for a float") from None
+# The types of values that a field of a type may get, and their description.
+_TYPES: dict[Any, tuple[Any, str]] = {
+    bool: (bool | np.bool_, "True or False"),
+    int: (int | np.integer, "a whole number, an int"),
+    float: (int | float | np.integer | np.floating, "a number"),
+}
+
+
+def _typed(what: str, declared: Any, value: Any) -> Any:
+    for kind, (types, description) in _TYPES.items():
+        if declared is kind or (declared == kind | None and value is not None):
+            is_flag = isinstance(value, bool | np.bool_)
+            if not isinstance(value, types) or is_flag != (kind is bool):
+                raise UserError(f"{what}={value!r} must be {description}")
+            try:
+                return kind(value)
+            except OverflowError:
+                raise UserError(f"{what}={value!r} is too large for a float") from None
     return value

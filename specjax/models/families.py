@@ -40,36 +40,16 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family of a configuration.
-
-    Args:
-      config: a configuration of any family in the table.
-
-    Returns:
-      The family.
-
-    Raises:
-      TypeError: for anything else.
-    """
+    """The family of a configuration."""
     for family in FAMILIES.values():
         if type(config) is family.config:
             return family
-    known = ", ".join(family.config.__name__ for family in FAMILIES.values())
-    raise UserError(f"`config` must be one of {known}, got a {type(config).__name__}")
+    names = ", ".join(family.config.__name__ for family in FAMILIES.values())
+    raise UserError(f"`config` must be one of {names}, got a {type(config).__name__}")
 
 
 def model_from_config(config: ModelConfig) -> Model:
-    """The model of a configuration.
-
-    Args:
-      config: a configuration of any family in the table.
-
-    Returns:
-      A `CausalLM` or a `Seq2SeqLM`.
-
-    Raises:
-      TypeError: for anything else.
-    """
+    """The model of a configuration: a `CausalLM` or a `Seq2SeqLM`."""
     return family_of(config).model(config)
 
 
@@ -80,12 +60,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:
       name: one of `PRESETS`, such as `"t5_v1_1_base"`.
       **changes: fields to change, such as `dtype="bfloat16"`.
 
-    Returns:
-      A configuration.
-
     Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for an unknown name or field, or a value out of its range.
+      UserError: for an unknown name or field, or a value of a wrong type or out of its range.
     """
     if name not in PRESETS:
         raise UserError(f"`name` must be one of {', '.join(PRESETS)}, got {name!r}")
@@ -93,54 +69,49 @@ def preset(name: str, **changes: Any) -> ModelConfig:
 
 
 def config_to_dict(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as JSON types, with its family under `"family"`.
-
-    Args:
-      config: a configuration of any family in the table.
-
-    Returns:
-      A dict that `json.dumps` takes and `config_from_dict` reads back.
-    """
+    """The configuration as JSON types, with its family; `config_from_dict` reads it back."""
     return {"family": family_of(config).name, **_json_types(dataclasses.asdict(config))}
 
 
 def _json_types(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dtypes by name, also in parts."""
     dtypes = {name: values[name].name for name in ("dtype", "param_dtype") if name in values}
     parts = {name: _json_types(part) for name, part in values.items() if isinstance(part, dict)}
     return {**values, **dtypes, **parts}
 
 
 def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
-    """Reads a configuration back from `config_to_dict`, or from a JSON file.
+    """The configuration that `config_to_dict` or a JSON file describes.
 
-    Args:
-      values: the fields; a field with a default may be left out.
-
-    Returns:
-      The configuration.
+    A field with a default may be left out.
 
     Raises:
-      ValueError: for an unknown family or field, a missing field, or a value of a wrong type or out
+      UserError: for an unknown family or field, a missing field, or a value of a wrong type or out
         of its range.
     """
     values = dict(values)
     name = values.pop("family", None)
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(f"family={name!r} must be one of {', '.join(FAMILIES)}")
-    config = FAMILIES[name].config
-    fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(config)}
+    try:
+        return _from_fields(FAMILIES[name].config, values)
+    except UserError as error:
+        raise UserError(f"configuration of family {name!r}: {error}") from None
+
+
+def _from_fields(kind: Any, values: Mapping[str, Any]) -> Any:
+    fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
     wrong = {
         "unknown": sorted(set(values) - set(fields)),
         "missing": sorted(n for n, required in fields.items() if required and n not in values),
     }
     if any(wrong.values()):
-        parts = (f"{kind} fields {', '.join(names)}" for kind, names in wrong.items() if names)
-        raise UserError(f"configuration of family {name!r}: {'; '.join(parts)}")
-    try:
-        for field, part in config.parts.items():
-            if isinstance(values.get(field), dict):
-                values[field] = part(**values[field])
-        return config(**values)
-    except (TypeError, OverflowError) as error:
-        raise UserError(f"configuration of family {name!r}: {error}") from None
+        faults = (
+            f"{problem} fields {', '.join(names)}" for problem, names in wrong.items() if names
+        )
+        raise UserError("; ".join(faults))
+    parts = {
+        name: _from_fields(part, values[name])
+        for name, part in getattr(kind, "parts", {}).items()
+        if isinstance(values.get(name), dict)
+    }
+    return kind(**{**values, **parts})

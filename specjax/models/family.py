@@ -7,10 +7,11 @@ and fields, its published sizes and its vocabulary; and a line of `families.py`.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from specjax.models.config import ModelConfig
-from specjax.models.hf_fields import HFFields
+from specjax.errors import UserError
+from specjax.models.config import ModelConfig, largest
 from specjax.models.model import Model
 
 T = True  # in tables: stored transposed
@@ -27,13 +28,109 @@ VERBATIM = {
     "split_digits": True,
 }
 
+_Config = TypeVar("_Config")
 
-class Renaming(NamedTuple):
-    """The names of a parameter: in a Hugging Face checkpoint and here.
+
+@dataclasses.dataclass(frozen=True)
+class HFFields:
+    """The values of one `config.json`; errors name the field.
 
     Attributes:
-      hf: name in the checkpoint; `{i}` stands for a layer's number.
-      path: path in the parameter tree; likewise.
+      name: of the file, or of the object inside it.
+      compare_head: finds the checkpoint's output projection, see `head`. It may read two arrays.
+    """
+
+    values: Mapping[str, Any]
+    name: Path | str = ""
+    compare_head: Callable[[], str | None] = lambda: None
+
+    def read(self, from_hf: Callable[["HFFields"], _Config]) -> _Config:
+        """What a family's `from_hf` makes of the fields, with errors that name the file."""
+        try:
+            return from_hf(self)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
+
+    @property
+    def head(self) -> str | None:
+        """The output projection: "separate", "copied" from the embedding, or None if absent."""
+        return self.compare_head()
+
+    def number(self, name: str, *default: float | None) -> Any:
+        """A finite number, or the default if the field is absent or null."""
+        value = self.values.get(name)
+        if value is None and default:
+            return default[0]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"{name}={value!r} must be a number")
+        # A whole number too large for a float is damaged.
+        if not abs(value) < 1e300:
+            raise UserError(f"{name}={repr(value)[:40]} must be finite")
+        return value
+
+    def positive(self, name: str, *default: float | None) -> Any:
+        """A number above 0."""
+        value = self.number(name, *default)
+        if value is not None and value <= 0:
+            raise UserError(f"{name}={value!r} must be above 0")
+        return value
+
+    def whole(self, name: str, *default: int, least: int = 1) -> int:
+        """A whole number from `least` to the `largest` of the field."""
+        value = self.number(name, *default)
+        if not float(value).is_integer() or value < least:
+            raise UserError(f"{name}={value!r} must be a whole number >= {least}")
+        # Here, before anything is made whose size this is.
+        if value > (most := largest(name)):
+            raise UserError(f"{name}={value!r} must be at most {most}")
+        return int(value)
+
+    def flag(self, name: str, default: bool | None = None) -> Any:
+        """True or false, or the default if the field is absent or null."""
+        value = self.values.get(name)
+        if not isinstance(value, bool | None):
+            raise UserError(f"{name}={value!r} must be true or false")
+        return default if value is None else value
+
+    def objects(self, name: str) -> dict[str, Any]:
+        """An object, empty if the field is absent or null."""
+        value = self.values.get(name)
+        if not isinstance(value, dict | None):
+            raise UserError(f"{name}={value!r} must be an object")
+        return value or {}
+
+    def part(self, name: str, model_type: str) -> "HFFields":
+        """The fields of an inner object, which may name only this `model_type`."""
+        if self.values.get(name) is None:
+            raise UserError(f"{name} must be an object, and is missing")
+        inner = HFFields(self.objects(name), name, self.compare_head)
+        inner.read(lambda fields: fields.refuse("model_type", (model_type,), model_type))
+        return inner
+
+    def window(self, default: int | None) -> int | None:
+        """The field `sliding_window`; null means no window, and an absent field the default."""
+        if self.values.get("sliding_window", default) is None:
+            return None
+        return self.whole("sliding_window", *(() if default is None else (default,)))
+
+    def refuse(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
+        """Refuses a file unless the field, or its default, has one of the allowed values."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value not in allowed:
+            choices = " or ".join(repr(a) for a in allowed)
+            raise UserError(f"{name}={value!r} is not supported; it must be {choices}")
+
+    def refuse_others(self, constants: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuses a file unless each field has one of its values; the first is its default."""
+        for name, allowed in constants.items():
+            self.refuse(name, allowed, allowed[0])
+
+
+class Renaming(NamedTuple):
+    """The names of a parameter, in a Hugging Face checkpoint and here; `{i}` is a layer's number.
+
+    Attributes:
       transposed: whether the two arrays are transposes of each other: PyTorch keeps `[out, in]`,
         Flax `[in, out]`.
       part: the checkpoint's array joins several parameters along its first axis, and this is their
@@ -69,8 +166,6 @@ class Nested:
     """A larger Hugging Face network that has a network of the family inside, beside other parts.
 
     Attributes:
-      model_type: of the larger network.
-      architectures: of the larger network.
       field: the field of its `config.json` that has the inner fields; "" if they are its own.
       prefixes: beginnings of the inner arrays' names, and their replacements.
       others: a pattern of the names of arrays of other parts, which are left out.
@@ -89,22 +184,20 @@ class Family:
 
     Attributes:
       name: in specjax's files, and as Hugging Face's `model_type`.
-      config: the class of its configurations.
-      model: the class of its models: `CausalLM` or `Seq2SeqLM`.
+      model: `CausalLM` or `Seq2SeqLM`.
       architectures: Hugging Face's names of its class, the usual one first.
       special_ids: the ids that transformers assumes if files have none, named as in `config.json`.
-      names: Hugging Face's names of its parameters.
       from_hf: makes a configuration from the fields of a `config.json`.
-      to_hf: makes these fields from a configuration; raises ValueError if transformers has no such
-        network. Sizes of the vocabulary, dtypes and special ids are added to them.
+      to_hf: makes these fields from a configuration, without sizes of the vocabulary, dtypes and
+        special ids; raises a UserError if transformers has no such network.
       copies: names under which a checkpoint may hold the embedding a second time, or its only copy;
         of a tied network the head's name is one, too.
       second_copies: other arrays that a checkpoint may hold twice: name of the copy -> name of the
         array, which it must equal.
       unused: a pattern of the names of arrays in old checkpoints that no network reads.
-      nested: the larger network that may contain it in a checkpoint, or None.
+      nested: the larger network that may contain it in a checkpoint.
       presets: its published sizes.
-      vocabulary: how its vocabularies are made; None if specjax cannot train them.
+      vocabulary: None if specjax cannot train its vocabularies.
     """
 
     name: str
@@ -123,17 +216,7 @@ class Family:
     vocabulary: Vocabulary | None = None
 
     def hf_name(self, path: str) -> Renaming:
-        """The entry of `names` for a parameter, with its layer number filled in.
-
-        Args:
-          path: of the parameter, such as `decoder/layers_3/mlp/wo/kernel`.
-
-        Returns:
-          The entry for exactly this parameter.
-
-        Raises:
-          KeyError: if there is no such entry (an error in the family).
-        """
+        """The entry of `names` for a parameter, such as `decoder/layers_3/mlp/wo/kernel`."""
         number = re.search(r"(?<=/layers_)\d+(?=/)", path)
         layer = number.group() if number else ""
         pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path
@@ -141,53 +224,3 @@ class Family:
             if line.path == pattern:
                 return line._replace(hf=line.hf.replace("{i}", layer), path=path)
         raise KeyError(f"{self.name} has no Hugging Face name for the parameter {path}")
-
-
-# Of most decoder-only families. Llama's post_attention_layernorm precedes the MLP.
-LLAMA_NORMS = {
-    "input_layernorm": "pre_self_attention_layer_norm",
-    "post_attention_layernorm": "pre_mlp_layer_norm",
-}
-
-
-def fused(hf: str, *paths: str) -> tuple[Renaming, ...]:
-    """The entries of kernels that a checkpoint joins into one array.
-
-    Args:
-      hf: the array's name in the checkpoint.
-      *paths: of the kernels, in the order of the array.
-    """
-    return tuple(Renaming(hf, path, T, part) for part, path in enumerate(paths))
-
-
-def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
-    """Llama's names, which most decoder-only families have; they differ in their norms.
-
-    Args:
-      norms: from Hugging Face's name of each norm of a layer to ours. The same name can mean
-        different norms: Llama's post_attention_layernorm precedes the MLP.
-
-    Returns:
-      The entries; they include biases and norms of queries and keys, which not all networks have.
-    """
-    hf, layer = "model.layers.{i}", "decoder/layers_{i}"
-    attention, ours = f"{hf}.self_attn", f"{layer}/self_attention"
-    return (
-        Renaming("model.embed_tokens.weight", "token_embedder/embedding"),
-        *(
-            line
-            for a, b in HEADS.items()
-            for line in (
-                Renaming(f"{attention}.{a}_proj.weight", f"{ours}/{b}/kernel", T),
-                Renaming(f"{attention}.{a}_proj.bias", f"{ours}/{b}/bias"),
-                Renaming(f"{attention}.{a}_norm.weight", f"{ours}/{b}_norm/scale"),
-            )
-        ),
-        *(
-            Renaming(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
-            for a, b in MLP.items()
-        ),
-        *(Renaming(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
-        Renaming("model.norm.weight", "decoder/decoder_norm/scale"),
-        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
-    )

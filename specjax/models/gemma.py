@@ -7,12 +7,16 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
-from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.gemma2 import VOCABULARY, gemma_style
-from specjax.models.hf_fields import HFFields
-from specjax.models.rotary import Constants, RotaryConfig, rotary_from_hf, rotary_to_hf
+from specjax.models.decoder_only import (
+    Constants,
+    RotaryConfig,
+    decoder_only_family,
+    rotary_from_hf,
+    rotary_to_hf,
+)
+from specjax.models.family import HFFields
+from specjax.models.gemma2 import SPECIAL_IDS, VOCABULARY, gemma_style
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,6 @@ class GemmaConfig(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         return dataclasses.replace(super().style, **gemma_style(self.embed_dim))
 
 
@@ -47,13 +50,11 @@ def _to_hf(config: GemmaConfig) -> dict[str, Any]:
     return rotary_to_hf(config, _CONSTANTS, 8_192)
 
 
-GEMMA = Family(
-    name="gemma",
+GEMMA = decoder_only_family(
+    "gemma",
     config=GemmaConfig,
-    model=CausalLM,
     architectures=("GemmaForCausalLM",),
-    special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
-    names=decoder_only_names(LLAMA_NORMS),
+    special_ids=SPECIAL_IDS,
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={

@@ -8,18 +8,17 @@ import functools
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderOnlyConfig, Style
-from specjax.models.family import VERBATIM, Family, Vocabulary, decoder_only_names
-from specjax.models.hf_fields import (
-    HFFields,
-    decoder_only_from_hf,
-    decoder_only_to_hf,
-    default_rope,
-    rope_to_hf,
+from specjax.models.decoder_only import (
+    Constants,
+    decoder_only_family,
+    decoder_only_names,
+    llama_style,
+    rotary_from_hf,
+    rotary_to_hf,
 )
+from specjax.models.family import VERBATIM, HFFields, Vocabulary
 from specjax.models.position_encoding import rope_frequencies
-from specjax.models.rotary import llama_style
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,6 @@ class Gemma2Config(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         layers = range(self.num_layers)
         return llama_style(
             self,
@@ -69,23 +67,28 @@ def gemma_style(embed_dim: int) -> dict[str, Any]:
     }
 
 
+# Fields that all later Gemmas may only have with these values.
+GEMMA2_CONSTANTS: Constants = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+}
+
+
 def _from_hf(fields: HFFields) -> Gemma2Config:
     values = fields.values
-    name = "hidden_activation" if values.get("hidden_activation") else "hidden_act"
-    fields.refuse(name, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    fields.refuse("attention_bias", (False,), False)
+    if not values.get("hidden_activation"):
+        fields.refuse("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     fields.refuse("use_bidirectional_attention", (False,), False)
-    sizes = decoder_only_from_hf(fields, head_dim=256, num_key_value_heads=4)
+    sizes = rotary_from_hf(fields, GEMMA2_CONSTANTS, tied=True, head_dim=256, num_key_value_heads=4)
     types = values.get("layer_types")
     # As long as the list: a damaged file may name any number of layers.
     count = len(types) if isinstance(types, list) else 0
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
     if types is not None and (types != alternating or count != sizes["num_layers"]):
         raise UserError(
-            f"{fields.path}: layer_types={types} must alternate between sliding_attention and "
-            f"full_attention, as in Gemma 2, for num_hidden_layers={sizes['num_layers']}"
+            f"layer_types={types} must alternate between sliding_attention and full_attention, as "
+            f"in Gemma 2, for num_hidden_layers={sizes['num_layers']}"
         )
-    theta = default_rope(fields)
 
     def cap(name: str, default: float) -> float | None:
         # null means no cap; an absent key means the default.
@@ -93,39 +96,33 @@ def _from_hf(fields: HFFields) -> Gemma2Config:
 
     return Gemma2Config(
         **sizes,
-        rope_theta=theta,
         # null is refused.
         sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
         attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
         final_logit_softcap=cap("final_logit_softcapping", 30.0),
         query_pre_attn_scalar=query_scalar(fields),
-        tie_embeddings=fields.flag("tie_word_embeddings", True),
     )
 
 
 def _to_hf(config: Gemma2Config) -> dict[str, Any]:
     return {
-        **decoder_only_to_hf(config),
-        "attention_bias": False,
+        **rotary_to_hf(config, GEMMA2_CONSTANTS, 8_192),
         "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": config.sliding_window,
         "attn_logit_softcapping": config.attn_logit_softcap,
         "final_logit_softcapping": config.final_logit_softcap,
         "query_pre_attn_scalar": whole_scalar(config.query_pre_attn_scalar),
-        "max_position_embeddings": 8192,
-        **rope_to_hf(config.rope_theta),
     }
 
 
 def query_scalar(fields: HFFields) -> float:
-    """Returns the field `query_pre_attn_scalar`, which may be absent but not null."""
+    """The field `query_pre_attn_scalar`, which may be absent but not null."""
     name = "query_pre_attn_scalar"
     return fields.positive(name) if name in fields.values else 256.0
 
 
 def whole_scalar(value: float) -> int:
-    """Returns `query_pre_attn_scalar` as transformers 5 reads it, or raises ValueError."""
+    """`query_pre_attn_scalar` as transformers 5 reads it."""
     if not value.is_integer():
         raise UserError(
             f"query_pre_attn_scalar={value} must be a whole number for transformers 5 to read the "
@@ -136,14 +133,16 @@ def whole_scalar(value: float) -> int:
 
 _size = functools.partial(Gemma2Config.of, 256_000, sliding_window=4_096)
 
-# Hugging Face's names of norms before and after each block.
-GEMMA2_NORMS = {
-    "input_layernorm": "pre_self_attention_layer_norm",
-    "post_attention_layernorm": "post_self_attention_layer_norm",
-    "pre_feedforward_layernorm": "pre_mlp_layer_norm",
-    "post_feedforward_layernorm": "post_mlp_layer_norm",
-}
-
+# With norms before and after each block.
+GEMMA2_NAMES = decoder_only_names(
+    {
+        "input_layernorm": "pre_self_attention_layer_norm",
+        "post_attention_layernorm": "post_self_attention_layer_norm",
+        "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+        "post_feedforward_layernorm": "post_mlp_layer_norm",
+    }
+)
+SPECIAL_IDS = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2}
 VOCABULARY = Vocabulary(
     file="tokenizer.model",
     types=("bpe",),
@@ -169,13 +168,12 @@ VOCABULARY = Vocabulary(
     },
 )
 
-GEMMA2 = Family(
-    name="gemma2",
+GEMMA2 = decoder_only_family(
+    "gemma2",
     config=Gemma2Config,
-    model=CausalLM,
     architectures=("Gemma2ForCausalLM",),
-    special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
-    names=decoder_only_names(GEMMA2_NORMS),
+    special_ids=SPECIAL_IDS,
+    names=GEMMA2_NAMES,
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={

@@ -11,18 +11,29 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
-from specjax.models.family import Family, Nested, decoder_only_names
-from specjax.models.gemma2 import GEMMA2_NORMS, VOCABULARY, gemma_style, query_scalar, whole_scalar
-from specjax.models.hf_fields import (
-    HFFields,
+from specjax.models.decoder_only import (
+    FULL,
+    SLIDING,
+    RotaryConfig,
+    decoder_only_family,
     decoder_only_from_hf,
     decoder_only_to_hf,
     rope_from_hf,
+    types_of_layers,
+    windows_from_hf,
+)
+from specjax.models.family import HFFields, Nested
+from specjax.models.gemma2 import (
+    GEMMA2_CONSTANTS,
+    GEMMA2_NAMES,
+    SPECIAL_IDS,
+    VOCABULARY,
+    gemma_style,
+    query_scalar,
+    whole_scalar,
 )
 from specjax.models.position_encoding import rope_frequencies
-from specjax.models.rotary import FULL, SLIDING, RotaryConfig, layer_types, windows_from_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,14 +57,13 @@ class Gemma3Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         every = rope_frequencies(self.head_dim, self.rope_theta) / np.float32(self.rope_factor)
         local = rope_frequencies(self.head_dim, self.local_rope_theta)
         ropes = {FULL: tuple(every.tolist()), SLIDING: tuple(local.tolist())}
         return dataclasses.replace(
             super().style,
             **gemma_style(self.embed_dim),
-            ropes=tuple(ropes[kind] for kind in layer_types(self)),
+            ropes=tuple(ropes[kind] for kind in types_of_layers(self)),
             query_scale=self.query_pre_attn_scalar**-0.5,
             qk_norms="head",
             post_norms=True,
@@ -66,8 +76,7 @@ def gemma3_types(count: int, every: int = 6) -> tuple[str, ...]:
 
 
 def _from_hf(fields: HFFields) -> Gemma3Config:
-    fields.refuse("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    fields.refuse("attention_bias", (False,), False)
+    fields.refuse_others(GEMMA2_CONSTANTS)
     fields.refuse("use_bidirectional_attention", (False,), False)
     fields.refuse("attn_logit_softcapping", (None,), None)
     fields.refuse("final_logit_softcapping", (None,), None)
@@ -95,36 +104,27 @@ def _from_hf(fields: HFFields) -> Gemma3Config:
 
 
 def _ropes(fields: HFFields) -> dict[str, Any]:
-    """The rotations: `rope_parameters` by type of layer (5.x), or single fields (4.x)."""
-    both = fields.values.get("rope_parameters")
-    if both is None:
-        both = {}
-    if not isinstance(both, dict) or not all(isinstance(x, dict | None) for x in both.values()):
-        raise UserError(
-            f"{fields.path}: rope_parameters={both!r} must have an object for each type of layer"
-        )
+    # By type of layer in 5.x, in single fields in 4.x.
+    both = fields.objects("rope_parameters")
     if unknown := sorted(set(both) - {FULL, SLIDING}):
         raise UserError(
-            f"{fields.path}: rope_parameters names {unknown[0]!r}; it must name {FULL!r} and "
-            f"{SLIDING!r}"
+            f"rope_parameters names {unknown[0]!r}; it must name {FULL!r} and {SLIDING!r}"
         )
 
-    def one(kind: str, single: str, default: float, scaling: Any) -> tuple[float, str, HFFields]:
+    def one(
+        kind: str, single: str, default: float, scaling: dict[str, Any]
+    ) -> tuple[float, str, HFFields]:
+        parameters = HFFields(both).objects(kind)
         theta = fields.positive(single, default)
-        inner = {"rope_parameters": both.get(kind) or {}, "rope_theta": theta}
-        if scaling:
-            inner["rope_parameters"] = {**inner["rope_parameters"], **scaling}
-        return rope_from_hf(HFFields(inner, fields.path), default)
+        inner = {"rope_parameters": {**parameters, **scaling}, "rope_theta": theta}
+        return rope_from_hf(HFFields(inner), default)
 
-    scaling = fields.values.get("rope_scaling")
-    if not isinstance(scaling, dict | None):
-        raise UserError(f"{fields.path}: rope_scaling={scaling!r} must be an object")
-    theta, kind, rope = one(FULL, "rope_theta", 1e6, scaling)
-    local, local_kind, _ = one(SLIDING, "rope_local_base_freq", 10_000.0, None)
+    theta, kind, rope = one(FULL, "rope_theta", 1e6, fields.objects("rope_scaling"))
+    local, local_kind, _ = one(SLIDING, "rope_local_base_freq", 10_000.0, {})
     if kind not in ("default", "linear") or local_kind != "default":
         raise UserError(
-            f"{fields.path}: rope_type={kind!r} of {FULL} must be 'default' or 'linear', and "
-            f"{local_kind!r} of {SLIDING} 'default'"
+            f"rope_type={kind!r} of {FULL} must be 'default' or 'linear', and {local_kind!r} of "
+            f"{SLIDING} 'default'"
         )
     factor = float(rope.positive("factor")) if kind == "linear" else 1.0
     return {"rope_theta": theta, "local_rope_theta": local, "rope_factor": factor}
@@ -137,10 +137,9 @@ def _to_hf(config: Gemma3Config) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
     return {
         **decoder_only_to_hf(config),
-        "attention_bias": False,
-        "hidden_activation": "gelu_pytorch_tanh",
+        **{name: allowed[0] for name, allowed in GEMMA2_CONSTANTS.items()},
         "sliding_window": config.sliding_window or 4_096,
-        "layer_types": layer_types(config),
+        "layer_types": types_of_layers(config),
         "query_pre_attn_scalar": whole_scalar(config.query_pre_attn_scalar),
         "max_position_embeddings": 32_768,
         "rope_theta": config.rope_theta,  # 4.x, with the next two
@@ -158,13 +157,12 @@ def _size(window: int, vocab: int, *sizes: int, **others: Any) -> Gemma3Config:
     return Gemma3Config.of(vocab, *sizes, sliding_window=window, layer_types=types, **others)
 
 
-GEMMA3 = Family(
-    name="gemma3_text",
+GEMMA3 = decoder_only_family(
+    "gemma3_text",
     config=Gemma3Config,
-    model=CausalLM,
     architectures=("Gemma3ForCausalLM",),
-    special_ids={"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2},
-    names=decoder_only_names(GEMMA2_NORMS),
+    special_ids=SPECIAL_IDS,
+    names=GEMMA2_NAMES,
     from_hf=_from_hf,
     to_hf=_to_hf,
     nested=Nested(

@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int8
 
 from specjax.errors import UserError
 from specjax.models.weights import StoredWeight
 from specjax.platforms import by_platform, is_special
 from specjax.types import Params, traced_dataclass
-
-Array = jax.Array
 
 INT8, WITH_EMBEDDING = "int8", "int8+embedding"
 FORMS = (INT8, WITH_EMBEDDING)
@@ -31,17 +30,14 @@ class Int8Weight(StoredWeight):
     A scale belongs to a whole channel, so it multiplies the channel's sum after the product.
     Operands of products have the dtype of the activations; in bfloat16 the integers are exact.
 
-    Attributes:
-      values: `[n, m]` int8.
-      scales: `[m]` float32; entry (i, j) of the matrix is `values[i, j] * scales[j]`.
+    Entry (i, j) of the matrix is `values[i, j] * scales[j]`.
     """
 
-    values: Array
-    scales: Array
+    values: Int8[Array, "n m"]
+    scales: Float32[Array, " m"]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix."""
         return tuple(self.values.shape)
 
     def read(self, dtype: Any) -> Array:
@@ -52,7 +48,6 @@ class Int8Weight(StoredWeight):
         return (values * self.scales.reshape((1,) * index.ndim + (-1,))).astype(dtype)
 
     def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
-
         def whole(x: Array, weight: Int8Weight) -> Array:
             # The barrier ties the integers to x. Without it, XLA converts whole matrices before a
             # loop that uses them, and the loop reads the converted copies.
@@ -82,8 +77,6 @@ class Int8Weight(StoredWeight):
         return 1
 
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
-        """`dot` of `x [N, n]` and pieces `[n / r, r, m]` of the integers; one converted a time."""
-
         def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
             x, values = part
             return total + dot(x, values.astype(x.dtype)), None
@@ -100,10 +93,10 @@ class Int8Weight(StoredWeight):
 class Int8Embedding(Int8Weight):
     """An embedding in 8 bits with a scale per row, a token.
 
-    Attributes:
-      values: `[V, E]` int8.
-      scales: `[V]` float32; entry (i, j) of the matrix is `values[i, j] * scales[i]`.
+    Entry (i, j) of the matrix is `values[i, j] * scales[i]`.
     """
+
+    scales: Float32[Array, " n"]
 
     def read(self, dtype: Any) -> Array:
         return (self.values.astype(jnp.float32) * self.scales[:, None]).astype(dtype)
@@ -120,7 +113,6 @@ class Int8Embedding(Int8Weight):
         return 0
 
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
-        """`dot` of `x [N, E]`, which contracts E, and pieces `[V / r, r, E]`."""
         sums = jax.lax.map(lambda values: dot(x, values.astype(x.dtype)), pieces)
         return jnp.moveaxis(sums, 0, 1).reshape(x.shape[0], -1)
 
@@ -141,43 +133,27 @@ def int8_form(path: str, shape: tuple[int, ...], form: str | None) -> type[Int8W
 
 
 def abstract_int8(params: Params, form: str | None) -> Params:
-    """The shapes of a model's parameters in 8 bits.
-
-    Args:
-      params: the shapes, as from `Model.abstract_params`.
-      form: see `int8_form`.
-    """
+    """The shapes of a model's parameters in 8 bits, from `Model.abstract_params`."""
 
     def change(path: Any, leaf: Any) -> Any:
-        found = int8_form("/".join(str(key.key) for key in path), leaf.shape, form)
-        if found is None:
+        kind = int8_form("/".join(str(key.key) for key in path), leaf.shape, form)
+        if kind is None:
             return leaf
-        scales: Any = jax.ShapeDtypeStruct(found.axes(leaf.shape).scales, jnp.float32)
+        scales: Any = jax.ShapeDtypeStruct(kind.axes(leaf.shape).scales, jnp.float32)
         values: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
-        return found(values, scales)
+        return kind(values, scales)
 
     return jax.tree_util.tree_map_with_path(change, params)
 
 
+# The largest number of rows of equal pieces; None if the matrix is not cut.
 def _rows_of_piece(rows: int) -> int | None:
-    """The largest number of rows of equal pieces; None if the matrix is not cut."""
     sizes = range(min(_MOST_ROWS, rows // 2), _LEAST_ROWS - 1, -1)
     return next((size for size in sizes if rows % size == 0), None)
 
 
 def check_form(value: Any, name: str = "weights") -> str | None:
-    """Checks the form of matrices.
-
-    Args:
-      value: one of `FORMS`, or None.
-      name: the argument's name in messages.
-
-    Returns:
-      The value.
-
-    Raises:
-      ValueError: if it is neither.
-    """
+    """The form of matrices that a user gives: one of `FORMS`, or None."""
     if value is not None and not (isinstance(value, str) and value in FORMS):
         raise UserError(f"`{name}` must be one of {', '.join(FORMS)}, or None, got {value!r}")
     return value
@@ -190,9 +166,6 @@ def form_of(weights: Any, model: str) -> str | None:
       weights: a form for all models, or a mapping from names of models to forms; a model without
         an entry is left as it is.
       model: the name of the model.
-
-    Raises:
-      ValueError: for an unknown form.
     """
     if not isinstance(weights, Mapping):
         return check_form(weights)

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
+from jaxtyping import Array, Float, Float32, Integer
 
 from specjax.compilation import product_precision
 from specjax.models.weights import (
+    AnyArray,
     Initializer,
     declare,
     float32_logits,
@@ -26,8 +28,6 @@ from specjax.models.weights import (
     truncated_init,
 )
 from specjax.platforms import laid_out
-
-Array = jax.Array
 
 ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
 
@@ -39,9 +39,6 @@ class RMSNorm(nn.Module):
     """Root-mean-square normalisation without mean or bias, in float32.
 
     Attributes:
-      eps: is added to the mean square.
-      dtype: the dtype of the result.
-      param_dtype: the dtype of the scale.
       plus_one: whether the stored scale is the scale minus one (Gemma). It is then applied in
         float32 before the cast to `dtype`, else after the cast.
       axis: the logical name of the axis.
@@ -66,16 +63,7 @@ class RMSNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """A matrix product: `x [..., in] @ kernel [in, features]`, with an optional bias.
-
-    Attributes:
-      features: the width of the result.
-      axes: the logical names of the kernel's two axes.
-      dtype: the dtype of the product and its result.
-      param_dtype: the dtype of the kernel.
-      kernel_init: the kernel's initialiser.
-      has_bias: whether a bias is added.
-    """
+    """A matrix product, with an optional bias; `axes` are the logical names of the kernel's two."""
 
     features: int
     axes: tuple[str, str]
@@ -104,18 +92,13 @@ class Dense(nn.Module):
 
 
 class LogitsDense(nn.Module):
-    """The untied output projection; its result is float32.
-
-    Attributes:
-      vocab_size: V.
-      param_dtype: the dtype of the kernel.
-    """
+    """The untied output projection."""
 
     vocab_size: int
     param_dtype: Any
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Float[Array, "*B E"]) -> Float32[Array, "*B V"]:
         shape = (x.shape[-1], self.vocab_size)
         kernel = declare(self, "kernel", truncated_init, shape, ("embed", "vocab"))
         return float32_logits(x, kernel, 0)
@@ -125,10 +108,6 @@ class Embed(nn.Module):
     """The token embedding and the tied output projection.
 
     Attributes:
-      vocab_size: V.
-      features: E.
-      dtype: the dtype of the result.
-      param_dtype: the dtype of the table.
       stddev: the standard deviation of the initial entries.
       has_eoi: whether there is another vector, `eoi_embedding`; see `Style.eoi_token`.
     """
@@ -141,7 +120,6 @@ class Embed(nn.Module):
     has_eoi: bool = False
 
     def setup(self) -> None:
-        """Creates the parameters and submodules."""
         if self.has_eoi:
             zeros, size = nn.initializers.zeros, (self.features,)
             self.eoi_embedding = param_with_axes(
@@ -150,12 +128,12 @@ class Embed(nn.Module):
         init, shape = nn.initializers.normal(self.stddev), (self.vocab_size, self.features)
         self.embedding = declare(self, "embedding", init, shape, ("vocab", "embed"))
 
-    def __call__(self, tokens: Array) -> Array:
+    def __call__(self, tokens: Integer[AnyArray, "*B"]) -> Float[Array, "*B E"]:
         tokens = tokens.astype(jnp.int32)  # a clip in 8 bits would wrap around
         return rows(self.embedding, tokens, self.dtype)
 
-    def attend(self, x: Array) -> Array:
-        """`x [B, T, E]` -> logits `[B, T, V]` float32, with the embedding as output projection."""
+    def attend(self, x: Float[Array, "B T E"]) -> Float32[Array, "B T V"]:
+        """The logits of hidden states, with the embedding as output projection."""
         if self.has_variable("params", TRANSPOSED):
             return float32_logits(x, self.get_variable("params", TRANSPOSED), 0)
         return float32_logits(x, self.embedding, 1)
@@ -165,10 +143,7 @@ class MLP(nn.Module):
     """The feed-forward block: an output projection of the product of activated input projections.
 
     Attributes:
-      mlp_dim: M.
       activations: one per input projection; `("silu", "linear")` is SwiGLU.
-      dtype: the dtype of the activations.
-      param_dtype: the dtype of the kernels.
       dropout_rate: the rate in the hidden layer; all positions share one mask.
     """
 

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import DecoderOnlyConfig, Style, check_numbers
-from specjax.models.family import (
-    LLAMA_NORMS,
-    VERBATIM,
-    Family,
-    Vocabulary,
-    decoder_only_names,
+from specjax.models.decoder_only import (
+    NO_BIASES,
+    decoder_only_family,
+    decoder_only_from_hf,
+    llama_style,
+    rope_from_hf,
+    rotary_to_hf,
 )
-from specjax.models.hf_fields import HFFields, decoder_only_from_hf, rope_from_hf
+from specjax.models.family import VERBATIM, HFFields, Vocabulary
 from specjax.models.position_encoding import rope_frequencies
-from specjax.models.rotary import NO_BIASES, llama_style, rotary_to_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,6 @@ class Llama3RopeScaling:
       low_freq_factor: wavelengths above `original_max_position / low_freq_factor` are divided.
       high_freq_factor: wavelengths below `original_max_position / high_freq_factor` are kept.
       original_max_position: the context length before stretching.
-
-    Raises:
-      TypeError: for a value of the wrong type.
-      ValueError: for a factor that is not positive, or `low_freq_factor >= high_freq_factor`.
     """
 
     factor: float
@@ -63,12 +58,7 @@ class Llama3RopeScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderOnlyConfig):
-    """A Llama.
-
-    Attributes:
-      rope_theta: base of the rotary frequencies.
-      rope_scaling: None, or a `Llama3RopeScaling`.
-    """
+    """A Llama; `rope_theta` is the base of the rotary frequencies."""
 
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
@@ -78,7 +68,6 @@ class LlamaConfig(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         frequencies = rope_frequencies(self.head_dim, self.rope_theta)
         if self.rope_scaling is not None:
             frequencies = self.rope_scaling.stretched(frequencies)
@@ -100,14 +89,12 @@ def _scaling(fields: HFFields, kind: str, rope: HFFields) -> Llama3RopeScaling |
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(
-            f"{fields.path}: rope_type={kind!r} is not supported, only 'default' or 'llama3'"
-        )
+        raise UserError(f"rope_type={kind!r} is not supported, only 'default' or 'llama3'")
     longest = "original_max_position_embeddings"
     outer, inner = fields.values.get(longest), rope.values.get(longest)
     if outer is not None and outer != inner:
         raise UserError(
-            f"{fields.path}: {longest}={outer!r} differs from {inner!r} in the rope parameters; "
+            f"{longest}={outer!r} differs from {inner!r} in the rope parameters; "
             "keep the value that the model was trained with"
         )
     return Llama3RopeScaling(
@@ -120,14 +107,14 @@ def _scaling(fields: HFFields, kind: str, rope: HFFields) -> Llama3RopeScaling |
 
 def _to_hf(config: LlamaConfig) -> dict[str, Any]:
     longest, scaling = 4096, None
-    if (found := config.rope_scaling) is not None:
-        longest = int(found.original_max_position * found.factor)
+    if (stretch := config.rope_scaling) is not None:
+        longest = int(stretch.original_max_position * stretch.factor)
         scaling = {
             "rope_type": "llama3",
-            "factor": found.factor,
-            "low_freq_factor": found.low_freq_factor,
-            "high_freq_factor": found.high_freq_factor,
-            "original_max_position_embeddings": found.original_max_position,
+            "factor": stretch.factor,
+            "low_freq_factor": stretch.low_freq_factor,
+            "high_freq_factor": stretch.high_freq_factor,
+            "original_max_position_embeddings": stretch.original_max_position,
         }
     return rotary_to_hf(config, NO_BIASES, longest, scaling)
 
@@ -144,13 +131,11 @@ def _llama3(*sizes: int, factor: float | None = None, **others: Any) -> LlamaCon
 _llama2 = functools.partial(LlamaConfig.of, 32_000)
 _smollm2 = functools.partial(LlamaConfig.of, 49_152, tie_embeddings=True)
 
-LLAMA = Family(
-    name="llama",
+LLAMA = decoder_only_family(
+    "llama",
     config=LlamaConfig,
-    model=CausalLM,
     architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    names=decoder_only_names(LLAMA_NORMS),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={

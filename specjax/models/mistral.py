@@ -8,10 +8,14 @@ import functools
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
-from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import HFFields
-from specjax.models.rotary import SILU, RotaryConfig, rotary_from_hf, rotary_to_hf
+from specjax.models.decoder_only import (
+    SILU,
+    RotaryConfig,
+    decoder_only_family,
+    rotary_from_hf,
+    rotary_to_hf,
+)
+from specjax.models.family import HFFields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +51,11 @@ def _to_hf(config: MistralConfig) -> dict[str, Any]:
 
 _size = functools.partial(MistralConfig.of, rope_theta=1e6)
 
-MISTRAL = Family(
-    name="mistral",
+MISTRAL = decoder_only_family(
+    "mistral",
     config=MistralConfig,
-    model=CausalLM,
     architectures=("MistralForCausalLM",),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    names=decoder_only_names(LLAMA_NORMS),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={

@@ -1,4 +1,8 @@
-"""Code that the models of all families share: parameters, their axes, `score`, `write`."""
+"""Networks as language models: decoder-only ones, and encoder-decoders.
+
+Axes: B rows, P prompt length, F prefix length, T tokens of a block, N nodes of a tree, G longest
+block, S cache length, E model width, V vocabulary.
+"""
 
 import abc
 import dataclasses
@@ -10,26 +14,22 @@ import jax
 import jax.numpy as jnp
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
+from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32, Integer
 
 from specjax.compilation import jit
-from specjax.errors import UserError
 from specjax.models import cache as cache_lib
 from specjax.models.attention import Memory
+from specjax.models.beginnings import filled, next_beginning, note
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
-from specjax.models.config import ModelConfig
+from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
-from specjax.models.weights import StoredWeight, is_stored
-from specjax.types import (
-    Array,
-    Axes,
-    Extended,
-    LanguageModel,
-    Params,
-    Prefilled,
-    Prompts,
-    TreeShape,
-)
+from specjax.models.weights import AnyArray, StoredWeight, is_stored
+from specjax.types import Axes, Extended, LanguageModel, Params, Prefilled, Prompts, TreeShape
+
+# The tokens that a pass after a common beginning reads: one program serves prompts of any length.
+_PASS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,33 +54,14 @@ class Model(LanguageModel, abc.ABC):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
         return self.config.vocab_size if self.tokens is None else self.tokens
 
     @property
     def network(self) -> Network:
-        """The flax.linen module."""
         return Network(self.config, self.layout, self.tokens)
 
     @abc.abstractmethod
-    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
-        """See `specjax.types.LanguageModel`."""
-
-    @abc.abstractmethod
-    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        """The number of cache positions of each prompt, including its last token.
-
-        Args:
-          input_lengths: `[B]`.
-          prefix_lengths: `[B]`.
-
-        Returns:
-          `[B]`; the first generated token has this position.
-        """
-
-    @abc.abstractmethod
-    def _init_variables(self, key: Array) -> Any:
-        """The network's variables, parameters and axis names."""
+    def _init_variables(self, key: Array) -> Any: ...
 
     def for_devices(self, platform: str, ways: int = 1) -> "Model":
         """The same model with the fastest cache layout for these devices.
@@ -88,23 +69,13 @@ class Model(LanguageModel, abc.ABC):
         Args:
           platform: as `jax.Device.platform` names it: "cpu", "gpu" or "tpu".
           ways: the number of devices that split it.
-
-        Returns:
-          A model of the same parameters.
         """
         config, ways = self.config, ways if self.split else 1
         sizes = (config.num_heads, config.kv_heads, config.head_dim)
         return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
 
     def init(self, key: Array) -> Params:
-        """Random parameters.
-
-        Args:
-          key: a PRNG key.
-
-        Returns:
-          A nested dict of arrays of `config.param_dtype`.
-        """
+        """Random parameters: a nested dict of arrays of `config.param_dtype`."""
         return _init(self, key)
 
     def abstract_params(self) -> Params:
@@ -131,12 +102,10 @@ class Model(LanguageModel, abc.ABC):
         return jax.tree.map(renamed, names, is_leaf=_is_names)
 
     def describe(self) -> str:
-        """The configuration as text."""
         return str(self.config) + ("" if self.tokens is None else f", {self.tokens} tokens")
 
     def axis_units(self) -> dict[str, int]:
-        """Logical axis -> the size of a unit that a mesh must not split: a head."""
-        # Common to the heads of the encoder and the decoder.
+        # Heads. Common to the heads of the encoder and the decoder.
         head = math.lcm(self.config.head_dim, self.config.encoder_config.head_dim)
         return {"joined_kv": head, "joined_grouped_kv": head}
 
@@ -150,13 +119,7 @@ class Model(LanguageModel, abc.ABC):
         On a CPU a tied embedding gets a transposed copy (V·E more numbers), because the product of
         several tokens with `[V, E]` takes 1.5 times as long as with `[E, V]`. On other devices
         nothing changes. All methods accept prepared parameters; checkpoints and training need the
-        originals.
-
-        Args:
-          params: the parameters.
-
-        Returns:
-          The parameters with the addition. Arrays are shared, not copied.
+        originals. Arrays are shared, not copied.
         """
         table = params["token_embedder"]["embedding"]
         stored = isinstance(table, StoredWeight)
@@ -166,75 +129,53 @@ class Model(LanguageModel, abc.ABC):
         return {**params, "token_embedder": {**params["token_embedder"], **transposed}}
 
     def score(
-        self, params: Params, cache: RaggedCache, tokens: Array, positions: Array
-    ) -> tuple[Array, Array, CacheEntries]:
-        """Like `extend`, but does not change the cache: returns (logits, hidden, updates).
+        self,
+        params: Params,
+        cache: RaggedCache,
+        tokens: Integer[AnyArray, "B T"],
+        positions: Integer[AnyArray, " B"],
+    ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
+        """Like `extend`, but does not change the cache.
 
-        The block attends to the cache entries before `positions[b]` and to itself.
-
-        Args:
-          params: the parameters.
-          cache: the cache.
-          tokens: `[B, T]` of an integer dtype, T >= 1.
-          positions: `[B]` of an integer dtype, the cache position of `tokens[b, 0]`.
-
-        Returns:
-          logits `[B, T, V]` float32, hidden `[B, T, E]` (after the last norm), and the block's
-          keys and values.
-
-        Raises:
-          ValueError: if the shapes or dtypes do not agree.
+        The block attends to the cache entries before `positions[b]` and to itself. Hidden states
+        are those after the last norm.
         """
-        memory = self._memory(cache, tokens, positions)
+        memory = self._memory(cache, positions)
         return self._apply(params, tokens, memory, method="score")
 
     def score_tree(
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Array,
-        positions: Array,
+        tokens: Integer[AnyArray, "B T"],
+        positions: Integer[AnyArray, " B"],
         tree: TreeShape,
-    ) -> tuple[Array, Array, CacheEntries]:
-        """`score` for tokens of a tree; see `specjax.types.LanguageModel`.
+    ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
+        """See `specjax.types.LanguageModel`.
 
         Rotations, relative positions and windows follow the depths of the nodes.
-
-        Args:
-          params: the parameters.
-          cache: the cache, with the first N - T nodes at `positions[b] ..`.
-          tokens: `[B, T]` of an integer dtype, the last T nodes.
-          positions: `[B]` of an integer dtype, the cache position of node 0.
-          tree: the places of the nodes.
-
-        Returns:
-          As `score`; the updates are for `write` at `positions[b] + N - T`.
-
-        Raises:
-          ValueError: if the shapes or dtypes do not agree.
         """
-        memory = self._memory(cache, tokens, positions, tree)
+        memory = self._memory(cache, positions, tree)
         return self._apply(params, tokens, memory, method="score")
 
-    def keep(self, cache: RaggedCache, positions: Array, nodes: Array) -> RaggedCache:
+    def keep(
+        self,
+        cache: RaggedCache,
+        positions: Integer[AnyArray, " B"],
+        nodes: Integer[AnyArray, "B G"],
+    ) -> RaggedCache:
         """See `specjax.types.LanguageModel`; if the cache is donated, only the path is copied.
 
         The numbers in `nodes` after the path may be arbitrary; entries past the end are dropped.
-
-        Raises:
-          ValueError: if the shapes or dtypes do not agree.
         """
-        rows = cache.keys[0].shape[0]
-        check_integers("positions", positions, (rows,))
-        check_integers("nodes", nodes, (rows, None))
         return cache_lib.keep(cache, positions, nodes, self.layout)
 
     def extend(
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Array,
-        positions: Array,
+        tokens: Integer[AnyArray, "B T"],
+        positions: Integer[AnyArray, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:
         """See `specjax.types.LanguageModel`.
@@ -245,54 +186,29 @@ class Model(LanguageModel, abc.ABC):
         """
         if not self.layout.by_position:
             return super().extend(params, cache, tokens, positions, tree)
-        memory = self._memory(cache, tokens, positions, tree, written=True)
+        memory = self._memory(cache, positions, tree, written=True)
         logits, hidden, new = self._apply(params, tokens, memory, method="score")
         return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
 
-    def write(self, cache: RaggedCache, updates: CacheEntries, positions: Array) -> RaggedCache:
-        """Writes the updates from `score` at `positions[b] ..`; entries past the end are dropped.
-
-        Args:
-          cache: the cache that `score` got; if it is donated, nothing is copied.
-          updates: the updates that `score` returned.
-          positions: `[B]` of an integer dtype, as given to `score`.
-
-        Returns:
-          The cache that includes the block.
-
-        Raises:
-          ValueError: if `positions` is not an integer per row.
-        """
-        check_integers("positions", positions, updates.computed.shape[:1])
+    def write(
+        self, cache: RaggedCache, updates: CacheEntries, positions: Integer[AnyArray, " B"]
+    ) -> RaggedCache:
+        """See `specjax.types.LanguageModel`; if the cache is donated, nothing is copied."""
         return cache_lib.write(cache, updates, positions, self.layout)
 
     def _memory(
         self,
         cache: RaggedCache,
-        tokens: Array,
-        positions: Array,
+        positions: Integer[AnyArray, " B"],
         tree: TreeShape | None = None,
         written: bool = False,
     ) -> Memory:
-        """The memory of a block; raises ValueError if the shapes or dtypes do not agree."""
-        rows = cache.keys[0].shape[0]
-        check_integers("tokens", tokens, (rows, None))
-        check_integers("positions", positions, (rows,))
         if tree is not None:
-            length = tokens.shape[1]
-            check_integers("tree.depths", tree.depths, (rows, None), least=length)
-            wanted = (rows, length, tree.depths.shape[1])
-            if tree.seen.shape != wanted or tree.seen.dtype != bool:
-                raise UserError(
-                    f"tree.seen must be booleans of shape {list(wanted)}, "
-                    f"got {tree.seen.dtype}{list(tree.seen.shape)}"
-                )
             tree = tree._replace(depths=tree.depths.astype(jnp.int32))
         # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
         return Memory(cache, positions.astype(jnp.int32), self.layout, written, tree)
 
     def _empty_cache(self, rows: int, max_length: int) -> RaggedCache:
-        """A cache without entries; raises ValueError if `max_length` is below 1."""
         config = self.config
         sizes = (len(config.style.windows), rows, config.kv_heads, max_length, config.head_dim)
         return cache_lib.allocate(*sizes, config.dtype, self.layout)
@@ -322,69 +238,157 @@ def _abstract_variables(model: Model) -> Any:
     return jax.eval_shape(lambda: model._init_variables(jax.random.key(0)))
 
 
-def check_integers(
-    name: str, array: Array, shape: tuple[int | None, ...], *, least: int = 1
-) -> None:
-    """Asserts at trace time that an array has integers and a shape.
-
-    Args:
-      name: of the array, for the message.
-      array: the array.
-      shape: the shape; None for a size that is at least `least`.
-      least: the lower limit of the sizes that are None.
-
-    Raises:
-      ValueError: if it does not.
-    """
-    sizes = ", ".join(f"{least} or more" if size is None else str(size) for size in shape)
-    wanted = f"{name} must be integers of shape [{sizes}]"
-    if not hasattr(array, "dtype"):
-        raise UserError(f"{wanted}, got a {type(array).__name__}: use numpy.asarray")
-    fits = len(array.shape) == len(shape) and all(
-        size == expected if expected is not None else size >= least
-        for size, expected in zip(array.shape, shape, strict=True)
-    )
-    if not fits or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise UserError(f"{wanted}, got {array.dtype}{list(array.shape)}")
-
-
-def repeat_first(inputs: Array, lengths: Array) -> Array:
-    """Replaces the padding of each row by the row's first token.
-
-    Padding is masked, but a NaN in its embedding is not: the product of zero and NaN is NaN.
-
-    Args:
-      inputs: `[B, P]`.
-      lengths: `[B]`, the number of tokens in each row without padding.
-
-    Returns:
-      `[B, P]` int32.
-    """
+# Replaces the padding of each row by the row's first token. Padding is masked, but a NaN in its
+# embedding is not: the product of zero and NaN is NaN.
+def _repeat_first(
+    inputs: Integer[AnyArray, "B P"], lengths: Integer[AnyArray, " B"]
+) -> Integer[AnyArray, "B P"]:
     inside = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
     return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
-def prefix_or_empty(prompts: Prompts) -> tuple[Array, Array]:
-    """The forced first tokens of the output and their number per row; empty by default.
-
-    Returns:
-      prefix `[B, F]` and lengths `[B]`, int32.
-
-    Raises:
-      ValueError: if the shapes or dtypes do not agree, or only the lengths are given.
-    """
+def _prefix_or_empty(prompts: Prompts) -> tuple[Int32[Array, "B F"], Int32[Array, " B"]]:
     rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
     if prefix is None:
-        if prefix_lengths is not None:
-            raise UserError("prefix_lengths must be None if prefix is None: give both or neither")
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
-    check_integers("prefix", prefix, (rows, None), least=0)
     if prefix_lengths is None:
         prefix_lengths = jnp.full(rows, prefix.shape[1], jnp.int32)
-    check_integers("prefix_lengths", prefix_lengths, (rows,))
     return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)
 
 
 def _is_names(value: Any) -> bool:
     plain = type(value) is tuple and all(isinstance(name, str | None) for name in value)
     return plain or isinstance(value, jax.P)
+
+
+class CausalLM(Model):
+    """A decoder-only network as a language model."""
+
+    config: DecoderOnlyConfig
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        return input_lengths + prefix_lengths
+
+    def _init_variables(self, key: Array) -> Any:
+        return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
+
+    def apply(self, params: Params, tokens: Integer[AnyArray, "B T"]) -> Float32[Array, "B T V"]:
+        """The logits of known tokens (teacher forcing); entry t predicts token t + 1."""
+        return self._apply(params, tokens)
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        """Reads all tokens of each prompt except its last.
+
+        If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
+        too; the first extend overwrites its entries. A prefix follows the prompt.
+        """
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
+        rows = inputs.shape[0]
+        lengths = input_lengths.astype(jnp.int32)
+        prefix, prefix_lengths = _prefix_or_empty(prompts)
+        # The prefix of each row follows its last input token and overwrites the padding.
+        tokens = jnp.pad(_repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
+        slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
+        tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
+        positions = lengths + prefix_lengths - 1
+        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        cache = self._empty_cache(rows, max_length)
+        whole = self.config.style.bidirectional_inputs
+        if not whole and (common := next_beginning()) is not None:
+            starts, beginning = common
+            cache = self._continued(params, tokens, positions, starts, filled(cache, beginning))
+            return Prefilled(cache, last, positions)
+        read, seen = tokens[:, :-1], None
+        if whole:
+            seen = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] <= positions[:, None]
+            read = tokens
+        if read.shape[1]:
+            updates = self._apply(params, read, seen=seen, method="read")
+            cache = self.write(cache, updates, jnp.zeros_like(positions))
+        return Prefilled(cache if whole else note(cache), last, positions)
+
+    # The cache with the tokens from `starts`, of each row or of all, up to `ends`.
+    def _continued(
+        self,
+        params: Params,
+        tokens: Integer[AnyArray, "B P"],
+        ends: Integer[AnyArray, " B"],
+        starts: Array,
+        cache: RaggedCache,
+    ) -> RaggedCache:
+        width = min(_PASS, tokens.shape[1])
+
+        def step(carry: tuple[Array, RaggedCache]) -> tuple[Array, RaggedCache]:
+            at, cache = carry
+            place = at[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+            # Later entries than the end of a row are stale.
+            block = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
+            return at + width, self.extend(params, cache, block, at)[2]
+
+        at = jnp.broadcast_to(starts, ends.shape).astype(jnp.int32)
+        return lax.while_loop(lambda carry: jnp.any(carry[0] < ends), step, (at, cache))[1]
+
+
+class Seq2SeqLM(Model):
+    """An encoder-decoder as a language model of its outputs."""
+
+    config: Any  # with `decoder_start_token`
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        # The start token and the prefix: the inputs take no positions of the decoder's cache.
+        return prefix_lengths + 1
+
+    def _init_variables(self, key: Array) -> Any:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return self.network.init(key, tokens, tokens, tokens == 0)
+
+    def apply(
+        self,
+        params: Params,
+        encoder_tokens: Integer[AnyArray, "B P"],
+        decoder_tokens: Integer[AnyArray, "B T"],
+        *,
+        encoder_mask: Bool[AnyArray, "B P"] | None = None,
+        dropout_key: Array | None = None,
+    ) -> Float32[Array, "B T V"]:
+        """The logits of known outputs, all positions at once (teacher forcing).
+
+        Args:
+          params: the parameters.
+          encoder_tokens: the inputs.
+          decoder_tokens: the start token, then the outputs without their last token; entry t of
+            the logits predicts the output after token t.
+          encoder_mask: false at padding (not in a whole row); None: no padding.
+          dropout_key: a PRNG key; it is consumed. Without it there is no dropout.
+        """
+        if encoder_mask is None:
+            encoder_mask = jnp.ones(encoder_tokens.shape, bool)
+        return self._apply(
+            params,
+            decoder_tokens,
+            encoder_tokens,
+            encoder_mask,
+            deterministic=dropout_key is None,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        """Runs the encoder, and the decoder on all tokens of a forced prefix except its last.
+
+        Without a prefix, the rows continue from the start token, at position 0.
+        """
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
+        rows = inputs.shape[0]
+        prefix, positions = _prefix_or_empty(prompts)
+        lengths = input_lengths.astype(jnp.int32)[:, None]
+        mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
+        inputs = _repeat_first(inputs, input_lengths)
+        cross = self._apply(params, inputs, mask, method="encode")
+        start = jnp.full((rows, 1), self.config.decoder_start_token, jnp.int32)
+        tokens = jnp.concatenate([start, prefix], axis=1)
+        cache = self._empty_cache(rows, max_length)._replace(cross=cross)
+        if prefix.shape[1]:
+            updates = self._apply(params, tokens[:, :-1], cross, method="read")
+            cache = self.write(cache, updates, jnp.zeros_like(positions))
+        last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        return Prefilled(cache, last, positions)

@@ -7,16 +7,11 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.family import Family
-from specjax.models.hf_fields import HFFields
-from specjax.models.seq2seq_lm import Seq2SeqLM
+from specjax.models.family import HFFields
 from specjax.models.t5 import (
-    EMBEDDINGS,
     SCALED_UNTIED,
-    SPECIAL_IDS,
-    UNUSED,
-    VOCABULARY,
     T5Config,
+    t5_family,
     t5_from_hf,
     t5_names,
     t5_sizes,
@@ -29,24 +24,24 @@ class MT5Config(T5Config):
     """An mT5; see `T5Config`."""
 
 
+# Only a head that differs from the embedding is untied.
 def _from_hf(fields: HFFields) -> MT5Config:
-    """See `Family`; only a head that differs from the embedding is untied."""
-    untied = fields.head == "own"
+    untied = fields.head == "separate"
     said_tied = fields.flag("tie_word_embeddings", True)
     if fields.head is None and not said_tied:
         raise UserError(
-            f"{fields.path}: tie_word_embeddings is false, but lm_head.weight is absent; set it to "
-            "true if the head is tied"
+            "tie_word_embeddings is false, but lm_head.weight is absent; set it to true if the "
+            "head is tied"
         )
     scales = fields.flag("scale_decoder_outputs")
     version = str(fields.values.get("transformers_version") or "4")
     if scales is None and not untied and said_tied and version.split(".")[0] == "4":
         raise UserError(
-            f"{fields.path}: tie_word_embeddings is true; transformers 4 scales the logits of a "
-            "tied mT5 and transformers 5 does not; set scale_decoder_outputs to true or false"
+            "tie_word_embeddings is true; transformers 4 scales the logits of a tied mT5 and "
+            "transformers 5 does not; set scale_decoder_outputs to true or false"
         )
     if untied and scales:
-        raise UserError(f"{fields.path}: {SCALED_UNTIED}")
+        raise UserError(SCALED_UNTIED)
     return t5_from_hf(fields, MT5Config, "gated-gelu", untied, bool(scales))
 
 
@@ -60,21 +55,12 @@ def _to_hf(config: MT5Config) -> dict[str, Any]:
     return {**t5_to_hf(config, per_layer=False), "tie_word_embeddings": False}
 
 
-MT5 = Family(
-    name="mt5",
+MT5 = t5_family(
+    "mt5",
     config=MT5Config,
-    model=Seq2SeqLM,
     architectures=("MT5ForConditionalGeneration",),
-    special_ids=SPECIAL_IDS,
     names=t5_names(),
     from_hf=_from_hf,
     to_hf=_to_hf,
-    copies=EMBEDDINGS,
-    unused=UNUSED,
-    presets=t5_sizes(
-        MT5Config,
-        250_112,
-        names={size: f"mt5_{size}" for size in ("small", "base", "large", "xl", "xxl")},
-    ),
-    vocabulary=VOCABULARY,
+    presets=t5_sizes(MT5Config, 250_112, "mt5", ("small", "base", "large", "xl", "xxl")),
 )

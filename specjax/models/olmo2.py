@@ -8,11 +8,16 @@ import functools
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
-from specjax.models.family import Family, decoder_only_names
-from specjax.models.hf_fields import HFFields
-from specjax.models.rotary import UNBIASED, RotaryConfig, rotary_from_hf, rotary_to_hf
+from specjax.models.decoder_only import (
+    UNBIASED,
+    RotaryConfig,
+    decoder_only_family,
+    decoder_only_names,
+    rotary_from_hf,
+    rotary_to_hf,
+)
+from specjax.models.family import HFFields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,9 +28,7 @@ class Olmo2Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
-        changes: dict[str, Any] = {"qk_norms": "all", "pre_norms": False, "post_norms": True}
-        return dataclasses.replace(super().style, **changes)
+        return dataclasses.replace(super().style, qk_norms="all", pre_norms=False, post_norms=True)
 
 
 def _from_hf(fields: HFFields) -> Olmo2Config:
@@ -40,10 +43,9 @@ def _to_hf(config: Olmo2Config) -> dict[str, Any]:
 
 _size = functools.partial(Olmo2Config.of, 100_352, rope_theta=500_000.0)
 
-OLMO2 = Family(
-    name="olmo2",
+OLMO2 = decoder_only_family(
+    "olmo2",
     config=Olmo2Config,
-    model=CausalLM,
     architectures=("Olmo2ForCausalLM",),
     special_ids={"eos_token_id": 50_279, "pad_token_id": 1},
     names=decoder_only_names(

@@ -9,11 +9,9 @@ Source: Abdin et al. 2024; `transformers/models/phi3`.
 import dataclasses
 from typing import Any
 
-from specjax.models.causal_lm import CausalLM
-from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names, fused
-from specjax.models.hf_fields import HFFields
+from specjax.models.decoder_only import LLAMA_NAMES, RotaryConfig, decoder_only_family
+from specjax.models.family import HFFields, Renaming, T
 from specjax.models.mistral import mistral_from_hf, mistral_to_hf
-from specjax.models.rotary import RotaryConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,24 +31,26 @@ def _to_hf(config: Phi3Config) -> dict[str, Any]:
     return {**fields, "original_max_position_embeddings": longest}
 
 
-_ATTENTION, _MLP = "model.layers.{i}.self_attn", "model.layers.{i}.mlp"
-_OURS = "decoder/layers_{i}"
+# Arrays that join kernels, in this order.
+_JOINED = {
+    "self_attn.qkv_proj": ("self_attention/query", "self_attention/key", "self_attention/value"),
+    "mlp.gate_up_proj": ("mlp/wi_0", "mlp/wi_1"),
+}
 
-PHI3 = Family(
-    name="phi3",
+PHI3 = decoder_only_family(
+    "phi3",
     config=Phi3Config,
-    model=CausalLM,
     architectures=("Phi3ForCausalLM",),
     special_ids={"eos_token_id": 32_000, "pad_token_id": 32_000, "bos_token_id": 1},
     names=(
-        *fused(
-            f"{_ATTENTION}.qkv_proj.weight",
-            *(f"{_OURS}/self_attention/{name}/kernel" for name in ("query", "key", "value")),
+        *(
+            Renaming(
+                f"model.layers.{{i}}.{hf}.weight", f"decoder/layers_{{i}}/{ours}/kernel", T, part
+            )
+            for hf, kernels in _JOINED.items()
+            for part, ours in enumerate(kernels)
         ),
-        *fused(
-            f"{_MLP}.gate_up_proj.weight", f"{_OURS}/mlp/wi_0/kernel", f"{_OURS}/mlp/wi_1/kernel"
-        ),
-        *decoder_only_names(LLAMA_NORMS),
+        *LLAMA_NAMES,
     ),
     from_hf=_from_hf,
     to_hf=_to_hf,

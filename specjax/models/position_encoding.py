@@ -12,52 +12,30 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
-
-Array = jax.Array
+from jaxtyping import Array, Float, Float32, Int32
 
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """The angle per position of each pair of dimensions.
-
-    Args:
-      head_dim: D.
-      theta: the base of the frequencies.
-
-    Returns:
-      `[D // 2]` float32, radians per position.
-    """
+    """The angle in radians per position of each pair of dimensions: `[D // 2]` float32."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     return np.float32(1.0) / np.float32(theta) ** exponents
 
 
 class Rope(NamedTuple):
-    """The cosines and sines of the rotary angles of a block's positions.
+    """The cosines and sines of the rotary angles of a block's positions."""
 
-    Attributes:
-      cos: `[B, T, 1, D // 2]` float32.
-      sin: `[B, T, 1, D // 2]` float32.
-    """
-
-    cos: Array
-    sin: Array
+    cos: Float32[Array, "B T 1 pairs"]
+    sin: Float32[Array, "B T 1 pairs"]
 
 
-def rope_angles(positions: Array, frequencies: np.ndarray) -> Rope:
-    """The rotary angles at `positions [B, T]`.
-
-    Args:
-      positions: `[B, T]` int32.
-      frequencies: `[D // 2]` float32, radians per position.
-
-    Returns:
-      A `Rope`.
-    """
+def rope_angles(positions: Int32[Array, "B T"], frequencies: np.ndarray) -> Rope:
+    """The rotary angles at positions; see `rope_frequencies`."""
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     return Rope(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
 
 
-def rotate(x: Array, rope: Rope) -> Array:
-    """Rotates `x [B, T, heads, D]`; dimension i is paired with i + D // 2."""
+def rotate(x: Float[Array, "B T heads D"], rope: Rope) -> Float[Array, "B T heads D"]:
+    """Rotates queries or keys; dimension i is paired with i + D // 2."""
     first, second = jnp.split(x, 2, axis=-1)
     cos, sin = rope.cos.astype(x.dtype), rope.sin.astype(x.dtype)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -76,9 +54,6 @@ def buckets(
         bucket 0.
       num_buckets: the number of buckets.
       max_distance: this and all larger distances share the last bucket.
-
-    Returns:
-      int32 in `0 .. num_buckets - 1`, of the same shape.
 
     Source: `t5x/examples/t5/layers.py`, `RelativePositionBiases`.
     """
@@ -100,24 +75,15 @@ def buckets(
 
 
 class RelativePositionBias(nn.Module):
-    """A learnt bias per head and bucket of relative positions.
-
-    Attributes:
-      num_heads: H.
-      num_buckets: the number of buckets.
-      max_distance: see `buckets`.
-      bidirectional: whether keys after the query have their own buckets (in the encoder).
-      param_dtype: the dtype of the table.
-    """
+    """A learnt bias per head and bucket of relative positions; see `buckets`."""
 
     num_heads: int
     num_buckets: int
     max_distance: int
-    bidirectional: bool
+    bidirectional: bool  # in the encoder
     param_dtype: Any
 
     def setup(self) -> None:
-        """Creates the parameters."""
         self.rel_embedding = param_with_axes(
             "rel_embedding",
             nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
@@ -126,8 +92,8 @@ class RelativePositionBias(nn.Module):
             axes=("heads", "relpos_buckets"),
         )
 
-    def block(self, length: int) -> Array:
-        """The biases of a block that attends to itself: `[1, H, 1, T, T]` float32."""
+    def block(self, length: int) -> Float32[Array, "1 H 1 T T"]:
+        """The biases of a block that attends to itself."""
         # A Toeplitz matrix from 2T - 1 biases by reshaping. The gradient of a gather would be a
         # scatter of T * T elements.
         line = self._of_distances(np.arange(length - 1, -length, -1))
@@ -136,41 +102,32 @@ class RelativePositionBias(nn.Module):
         matrix = rows.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
         return matrix[None, :, None]
 
-    def cached(self, positions: Array, length: int, max_length: int) -> Array:
-        """The biases of a block that attends to the cache.
-
-        Args:
-          positions: `[B]` int32, where the block of each row starts.
-          length: T.
-          max_length: S.
-
-        Returns:
-          `[B, H, 1, T, S]` float32.
-        """
+    def cached(
+        self, positions: Int32[Array, " B"], length: int, max_length: int
+    ) -> Float32[Array, "B H 1 T S"]:
+        """The biases of a block, which starts at the positions, that attends to the cache."""
         table = self._table()
         offsets = np.arange(length)[:, None] - np.arange(max_length)[None, :]
         distances = positions[:, None, None] + offsets[None].astype(np.int32)
         return self._pick(table, distances)
 
-    def between(self, queries: Array, keys: Array) -> Array:
-        """The biases of queries at positions `[B, T]` for keys at `[B, S]`, in a decoder.
-
-        Returns:
-          `[B, H, 1, T, S]` float32; arbitrary for keys after the query.
-        """
+    def between(
+        self, queries: Int32[Array, "B T"], keys: Int32[Array, "_ S"]
+    ) -> Float32[Array, "B H 1 T S"]:
+        """The biases between positions, in a decoder; arbitrary for keys after the query."""
         return self._pick(self._table(), queries[:, :, None] - keys[:, None])
 
-    def _table(self) -> Array:
-        """`[H, max_distance + 1]` float32: the biases of distances up to the last bucket."""
+    # The biases of distances up to the last bucket.
+    def _table(self) -> Float32[Array, "H distances"]:
         return self._of_distances(np.arange(self.max_distance + 1))
 
-    def _pick(self, table: Array, distances: Array) -> Array:
-        """The biases of `distances [B, T, S]` from `_table`: `[B, H, 1, T, S]`."""
+    def _pick(
+        self, table: Float32[Array, "H distances"], distances: Int32[Array, "B T S"]
+    ) -> Float32[Array, "B H 1 T S"]:
         biases = jnp.take(table, jnp.clip(distances, 0, self.max_distance), axis=1, mode="clip")
         return jnp.moveaxis(biases, 0, 1)[:, :, None]
 
-    def _of_distances(self, distances: np.ndarray) -> Array:
-        """Distances `[n]` -> biases `[H, n]` float32."""
+    def _of_distances(self, distances: np.ndarray) -> Float32[Array, "H n"]:
         index = buckets(
             distances,
             bidirectional=self.bidirectional,

@@ -7,21 +7,20 @@ import dataclasses
 import functools
 from typing import Any
 
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
-from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import HFFields
-from specjax.models.rotary import (
+from specjax.models.decoder_only import (
     FULL,
     SILU,
     SLIDING,
     Constants,
     RotaryConfig,
-    layer_types,
+    decoder_only_family,
     rotary_from_hf,
     rotary_to_hf,
+    types_of_layers,
     windows_from_hf,
 )
+from specjax.models.family import HFFields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,21 +29,11 @@ class Qwen2Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         return dataclasses.replace(super().style, biases=True)
 
 
 def qwen_from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dict[str, Any]:
-    """The fields that Qwen 2 and Qwen 3 share.
-
-    Args:
-      fields: of the `config.json`.
-      constants: the fields that may have only certain values.
-      **defaults: see `decoder_only_from_hf`.
-
-    Returns:
-      The fields of a configuration.
-    """
+    """The fields that Qwen 2 and Qwen 3 share; see `rotary_from_hf`."""
     sizes = rotary_from_hf(fields, constants, **defaults)
     count = sizes["num_layers"]
     window, types = None, [FULL] * count
@@ -58,7 +47,7 @@ def qwen_from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dic
 
 def qwen_to_hf(config: RotaryConfig, constants: Constants = SILU) -> dict[str, Any]:
     """The inverse of `qwen_from_hf`."""
-    types = layer_types(config)
+    types = types_of_layers(config)
     windowed = SLIDING in types
     return {
         **rotary_to_hf(config, constants, 32_768),
@@ -77,13 +66,10 @@ def _from_hf(fields: HFFields) -> Qwen2Config:
 _small = functools.partial(Qwen2Config.of, 151_936, rope_theta=1e6, tie_embeddings=True)
 _large = functools.partial(Qwen2Config.of, 152_064, rope_theta=1e6)
 
-QWEN2 = Family(
-    name="qwen2",
+QWEN2 = decoder_only_family(
+    "qwen2",
     config=Qwen2Config,
-    model=CausalLM,
     architectures=("Qwen2ForCausalLM",),
-    special_ids={},
-    names=decoder_only_names(LLAMA_NORMS),
     from_hf=_from_hf,
     to_hf=qwen_to_hf,
     presets={

@@ -7,12 +7,10 @@ import dataclasses
 import functools
 from typing import Any
 
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
-from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import HFFields
+from specjax.models.decoder_only import UNBIASED, RotaryConfig, decoder_only_family
+from specjax.models.family import HFFields
 from specjax.models.qwen2 import qwen_from_hf, qwen_to_hf
-from specjax.models.rotary import UNBIASED, RotaryConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +19,6 @@ class Qwen3Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         return dataclasses.replace(super().style, qk_norms="head")
 
 
@@ -36,13 +33,10 @@ def _to_hf(config: Qwen3Config) -> dict[str, Any]:
 _size = functools.partial(Qwen3Config.of, 151_936, rope_theta=1e6)
 _tied = functools.partial(_size, tie_embeddings=True)
 
-QWEN3 = Family(
-    name="qwen3",
+QWEN3 = decoder_only_family(
+    "qwen3",
     config=Qwen3Config,
-    model=CausalLM,
     architectures=("Qwen3ForCausalLM",),
-    special_ids={},
-    names=decoder_only_names(LLAMA_NORMS),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={

@@ -7,20 +7,19 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.causal_lm import CausalLM
 from specjax.models.config import Style
-from specjax.models.family import LLAMA_NORMS, Family, decoder_only_names
-from specjax.models.hf_fields import HFFields
-from specjax.models.rotary import (
+from specjax.models.decoder_only import (
     FULL,
     NO_BIASES,
     SLIDING,
     RotaryConfig,
-    layer_types,
+    decoder_only_family,
     rotary_from_hf,
     rotary_to_hf,
+    types_of_layers,
     windows_from_hf,
 )
+from specjax.models.family import HFFields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,6 @@ class SmolLM3Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        """How the decoder computes."""
         style = super().style
         rotated = self.rotated or _every_fourth(self.num_layers)
         ropes = (rope if on else None for rope, on in zip(style.ropes, rotated, strict=True))
@@ -69,7 +67,7 @@ def _from_hf(fields: HFFields) -> SmolLM3Config:
         or not all(flag in (0, 1) for flag in rotated)
     ):
         raise UserError(
-            f"{fields.path}: no_rope_layers={rotated!r} must be a list of 0 and 1, one for each of "
+            f"no_rope_layers={rotated!r} must be a list of 0 and 1, one for each of "
             f"num_hidden_layers={count}"
         )
     rotated = tuple(map(bool, rotated))
@@ -84,7 +82,7 @@ def _from_hf(fields: HFFields) -> SmolLM3Config:
 
 
 def _to_hf(config: SmolLM3Config) -> dict[str, Any]:
-    types = layer_types(config)
+    types = types_of_layers(config)
     return {
         **rotary_to_hf(config, NO_BIASES, 65_536),
         "use_sliding_window": SLIDING in types,
@@ -95,13 +93,11 @@ def _to_hf(config: SmolLM3Config) -> dict[str, Any]:
     }
 
 
-SMOLLM3 = Family(
-    name="smollm3",
+SMOLLM3 = decoder_only_family(
+    "smollm3",
     config=SmolLM3Config,
-    model=CausalLM,
     architectures=("SmolLM3ForCausalLM",),
     special_ids={"eos_token_id": 128_001, "pad_token_id": 128_004, "bos_token_id": 128_000},
-    names=decoder_only_names(LLAMA_NORMS),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={

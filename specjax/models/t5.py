@@ -5,14 +5,15 @@ Source: Raffel et al. 2020, Xue et al. 2022 (ByT5); `t5x/examples/t5/network.py`
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from specjax.errors import UserError
 from specjax.models.config import ModelConfig, RelativePositions, Style
-from specjax.models.family import HEADS, Family, Renaming, T, Vocabulary
-from specjax.models.hf_fields import HFFields
+from specjax.models.family import HEADS, Family, HFFields, Renaming, T, Vocabulary
 from specjax.models.layers import ACTIVATIONS
-from specjax.models.seq2seq_lm import Seq2SeqLM
+from specjax.models.model import Seq2SeqLM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,8 +21,6 @@ class T5Config(ModelConfig):
     """A T5: v1.0 (`("relu",)`, tied), v1.1 and FLAN (`("gelu", "linear")`, untied).
 
     Attributes:
-      num_encoder_layers: the number of layers.
-      num_decoder_layers: the number of layers.
       mlp_activations: one per input projection of the feed-forward block; their outputs are
         multiplied. "gelu" is the tanh approximation. One activation names its kernel `wi`,
         several `wi_0`, `wi_1`, ....
@@ -48,17 +47,13 @@ class T5Config(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.mlp_activations, str):
+        names = self.mlp_activations
+        if isinstance(names, str) or not names or not all(name in ACTIVATIONS for name in names):
             raise UserError(
-                f"mlp_activations={self.mlp_activations!r} must be a tuple of names; write "
-                f"({self.mlp_activations!r},)"
+                f"mlp_activations={names!r} must be a tuple of names, such as ('relu',); it may "
+                f"only name {', '.join(ACTIVATIONS)}"
             )
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        unknown = [a for a in self.mlp_activations if a not in ACTIVATIONS]
-        if unknown or not self.mlp_activations:
-            raise UserError(
-                f"mlp_activations={self.mlp_activations} may only name {', '.join(ACTIVATIONS)}"
-            )
+        object.__setattr__(self, "mlp_activations", tuple(names))
         if not 0.0 <= self.dropout_rate < 1.0:
             raise UserError(f"dropout_rate={self.dropout_rate} must be in [0, 1)")
         # The encoder halves the buckets for the two directions; then both halve them into exact and
@@ -70,20 +65,13 @@ class T5Config(ModelConfig):
                 f"relpos_max_distance={self.relpos_max_distance} must be more than half of "
                 f"relpos_buckets={self.relpos_buckets}"
             )
-        if not 0 <= self.decoder_start_token < self.vocab_size:
-            raise UserError(
-                f"decoder_start_token={self.decoder_start_token} must be a token id in "
-                f"0 .. {self.vocab_size - 1}"
-            )
 
     @property
     def style(self) -> Style:
-        """The style of the decoder."""
         return self._style(self.num_decoder_layers)
 
     @property
     def encoder_style(self) -> Style:
-        """The style of the encoder."""
         return self._style(self.num_encoder_layers)
 
     def _style(self, layers: int) -> Style:
@@ -112,7 +100,6 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "gated-silu": ("silu", "linear"),
 }
 
-
 # Other names that transformers accepts for a field, in all T5s.
 _ALIASES = {
     "hidden_size": "d_model",
@@ -135,17 +122,11 @@ def t5_from_hf(
       activation: the `feed_forward_proj` of a file that has none.
       untied: whether the head differs from the embedding.
       scales: whether a tied head scales its input.
-
-    Returns:
-      The configuration.
-
-    Raises:
-      ValueError: for a value that is not possible or not supported.
     """
     for alias, name in _ALIASES.items():
         if fields.values.get(alias) not in (None, fields.values.get(name)):
             raise UserError(
-                f"{fields.path}: {alias}={fields.values[alias]!r} differs from {name}="
+                f"{alias}={fields.values[alias]!r} differs from {name}="
                 f"{fields.values.get(name)!r}, and transformers takes them for the same field; "
                 f"remove {alias}"
             )
@@ -157,8 +138,8 @@ def t5_from_hf(
     for name, value in {"dense_act_fn": usual, "is_gated_act": gated}.items():
         if fields.values.get(name, value) != value:
             raise UserError(
-                f"{fields.path}: {name}={fields.values[name]!r} contradicts feed_forward_proj="
-                f"{projection!r}; correct or remove it"
+                f"{name}={fields.values[name]!r} contradicts feed_forward_proj={projection!r}; "
+                "correct or remove it"
             )
     fields.refuse("tie_encoder_decoder", (False,), False)
     buckets = fields.whole("relative_attention_num_buckets", 32, least=4)
@@ -186,8 +167,8 @@ def t5_from_hf(
     )
 
 
+# A head is tied unless the checkpoint's differs from the embedding.
 def _from_hf(fields: HFFields) -> T5Config:
-    """See `Family`; a head is tied unless the checkpoint's differs from the embedding."""
     untied = is_untied(fields)
     scales = fields.flag("scale_decoder_outputs")
     if scales is None:
@@ -202,30 +183,23 @@ SCALED_UNTIED = (
 
 
 def is_untied(fields: HFFields) -> bool:
-    """Whether the head differs from the embedding.
-
-    Args:
-      fields: of the `config.json`.
-
-    Raises:
-      ValueError: if transformers would scale the logits of an untied head.
-    """
-    path, head = fields.path, fields.head
+    """Whether the head differs from the embedding; transformers would scale some untied heads."""
+    head = fields.head
     said_untied = fields.flag("tie_word_embeddings") is False
     scales = fields.flag("scale_decoder_outputs")
     if head == "copied" or (head is None and not said_untied):
         return False
     if scales and head is None:
         raise UserError(
-            f"{path}: tie_word_embeddings is false and lm_head.weight is absent, but "
-            "scale_decoder_outputs is true, which belongs to a tied head; set tie_word_embeddings "
-            "to true if the head is tied"
+            "tie_word_embeddings is false and lm_head.weight is absent, but scale_decoder_outputs "
+            "is true, which belongs to a tied head; set tie_word_embeddings to true if the head is "
+            "tied"
         )
     if scales:
-        raise UserError(f"{path}: {SCALED_UNTIED}")
+        raise UserError(SCALED_UNTIED)
     if scales is None and not said_untied:
         raise UserError(
-            f"{path}: lm_head.weight differs from shared.weight, but tie_word_embeddings is not "
+            "lm_head.weight differs from shared.weight, but tie_word_embeddings is not "
             "false, so transformers 4 ties the head and transformers 5 scales its logits; set "
             "tie_word_embeddings to false (or scale_decoder_outputs, of transformers 5) if the "
             "head is untied, as in T5 v1.1 and FLAN-T5"
@@ -245,17 +219,11 @@ def _to_hf(config: T5Config) -> dict[str, Any]:
 
 
 def t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
-    """The fields of a `config.json` that T5, mT5 and UMT5 share; see `t5_from_hf`.
+    """The inverse of `t5_from_hf`.
 
     Args:
       config: the configuration.
       per_layer: whether transformers' network has a relative position bias per layer.
-
-    Returns:
-      The fields.
-
-    Raises:
-      ValueError: if transformers has no such network.
     """
     if config.relpos_per_layer != per_layer:
         has, other = ("layer", "stack") if config.relpos_per_layer else ("stack", "layer")
@@ -293,7 +261,6 @@ def _attention(hf: str, path: str) -> list[Renaming]:
 
 
 def _stack(stack: str, per_layer: bool) -> list[Renaming]:
-    """The encoder's or the decoder's block: attention, perhaps cross-attention, MLP."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
     decoder = stack == "decoder"
     attention, last = ("self_attention", 2) if decoder else ("attention", 1)
@@ -320,14 +287,7 @@ def _stack(stack: str, per_layer: bool) -> list[Renaming]:
 
 
 def t5_names(per_layer: bool = False) -> tuple[Renaming, ...]:
-    """Hugging Face's names of the parameters of a T5, mT5 or UMT5.
-
-    Args:
-      per_layer: whether each layer has its own relative position bias.
-
-    Returns:
-      The entries.
-    """
+    """Hugging Face's names; `per_layer`: whether each layer has its own relative position bias."""
     return (
         Renaming("shared.weight", "token_embedder/embedding"),
         *_stack("encoder", per_layer),
@@ -336,86 +296,74 @@ def t5_names(per_layer: bool = False) -> tuple[Renaming, ...]:
     )
 
 
+# Widths, heads, widths of the MLP, layers of the encoder and of the decoder.
+_SIZES = {
+    "small": (512, 6, 1_024, 8, 8),
+    "base": (768, 12, 2_048, 12, 12),
+    "large": (1_024, 16, 2_816, 24, 24),
+    "xl": (2_048, 32, 5_120, 24, 24),
+    "xxl": (4_096, 64, 10_240, 24, 24),
+}
+_BYT5_SIZES = {
+    "small": (1_472, 6, 3_584, 12, 4),
+    "base": (1_536, 12, 3_968, 18, 6),
+    "large": (1_536, 16, 3_840, 36, 12),
+    "xl": (2_560, 32, 6_720, 36, 12),
+    "xxl": (4_672, 64, 12_352, 36, 12),
+}
+
+
 def t5_sizes(
-    config: type[_Config], vocab_size: int, *, names: dict[str, str]
-) -> dict[str, ModelConfig]:
-    """The sizes of T5 v1.1, which later T5s have with other vocabularies.
-
-    Args:
-      config: the class of the configurations.
-      vocab_size: V.
-      names: the name of each preset, by size.
-
-    Returns:
-      The configurations, by name of the preset.
-    """
-    sizes = {
-        "small": (512, 6, 1_024, 8),
-        "base": (768, 12, 2_048, 12),
-        "large": (1_024, 16, 2_816, 24),
-        "xl": (2_048, 32, 5_120, 24),
-        "xxl": (4_096, 64, 10_240, 24),
-    }
-    return {
-        name: _size(config, vocab_size, *sizes[size][:3], sizes[size][3], sizes[size][3])
-        for size, name in names.items()
-    }
-
-
-def _size(
     config: type[_Config],
     vocab_size: int,
-    width: int,
-    heads: int,
-    mlp: int,
-    encoder_layers: int,
-    decoder_layers: int,
-) -> _Config:
-    return config(
-        vocab_size=vocab_size,
-        embed_dim=width,
-        num_heads=heads,
-        head_dim=64,
-        mlp_dim=mlp,
-        num_encoder_layers=encoder_layers,
-        num_decoder_layers=decoder_layers,
-    )
+    prefix: str,
+    names: tuple[str, ...] = tuple(_SIZES),
+    sizes: Mapping[str, tuple[int, ...]] = MappingProxyType(_SIZES),
+) -> dict[str, ModelConfig]:
+    """Presets in the sizes of T5 v1.1, which later T5s have with other vocabularies."""
+    return {
+        f"{prefix}_{name}": config(
+            vocab_size=vocab_size,
+            embed_dim=sizes[name][0],
+            num_heads=sizes[name][1],
+            head_dim=64,
+            mlp_dim=sizes[name][2],
+            num_encoder_layers=sizes[name][3],
+            num_decoder_layers=sizes[name][4],
+        )
+        for name in names
+    }
 
 
-# Copies of the embedding in old checkpoints.
-EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# A bias in v1.0's checkpoints.
-UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
-SPECIAL_IDS = {"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
-VOCABULARY = Vocabulary(
-    file="spiece.model",
-    types=("unigram", "bpe"),
-    options={"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-)
+def t5_family(name: str, **fields: Any) -> Family:
+    """A family of T5s; what is not given is as in T5."""
+    shared: dict[str, Any] = {
+        "model": Seq2SeqLM,
+        "special_ids": {"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0},
+        # In old checkpoints: of the embedding.
+        "copies": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        # A bias in v1.0's checkpoints.
+        "unused": (
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+        ),
+        "vocabulary": Vocabulary(
+            file="spiece.model",
+            types=("unigram", "bpe"),
+            options={"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        ),
+    }
+    return Family(name=name, **(shared | fields))
 
 
-T5 = Family(
-    name="t5",
+T5 = t5_family(
+    "t5",
     config=T5Config,
-    model=Seq2SeqLM,
     architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
-    special_ids=SPECIAL_IDS,
     names=t5_names(),
     from_hf=_from_hf,
     to_hf=_to_hf,
-    copies=EMBEDDINGS,
-    unused=UNUSED,
     presets={
-        **t5_sizes(
-            T5Config,
-            32_128,
-            names={size: f"t5_v1_1_{size}" for size in ("small", "base", "large", "xl", "xxl")},
-        ),
-        "byt5_small": _size(T5Config, 384, 1_472, 6, 3_584, 12, 4),
-        "byt5_base": _size(T5Config, 384, 1_536, 12, 3_968, 18, 6),
-        "byt5_large": _size(T5Config, 384, 1_536, 16, 3_840, 36, 12),
-        "byt5_xl": _size(T5Config, 384, 2_560, 32, 6_720, 36, 12),
-        "byt5_xxl": _size(T5Config, 384, 4_672, 64, 12_352, 36, 12),
+        **t5_sizes(T5Config, 32_128, "t5_v1_1"),
+        **t5_sizes(T5Config, 384, "byt5", sizes=_BYT5_SIZES),
     },
-    vocabulary=VOCABULARY,
 )

@@ -10,10 +10,9 @@ from typing import Any
 
 from specjax.errors import UserError
 from specjax.models.config import Style
-from specjax.models.family import HEADS, MLP, Family, Renaming, T
+from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
 from specjax.models.gemma2 import GEMMA2, Gemma2Config
-from specjax.models.hf_fields import HFFields
-from specjax.models.seq2seq_lm import Seq2SeqLM
+from specjax.models.model import Seq2SeqLM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,17 +32,14 @@ class T5GemmaConfig(Gemma2Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shared = check_encoder(self)
-        object.__setattr__(self, "encoder", shared)
+        object.__setattr__(self, "encoder", check_encoder(self))
 
     @property
     def encoder_config(self) -> Gemma2Config:
-        """The sizes of the encoder."""
         return self.encoder
 
     @property
     def encoder_style(self) -> Style:
-        """The style of the encoder."""
         style = self.encoder.style
         # As in transformers 5. Google's code (`gemma/research/t5gemma`) and transformers 4 see one
         # position less on both sides.
@@ -53,26 +49,10 @@ class T5GemmaConfig(Gemma2Config):
 
 
 def check_encoder(config: Any) -> Any:
-    """The encoder of a configuration, with the decoder's vocabulary and dtypes.
-
-    Args:
-      config: with `encoder` and `decoder_start_token`.
-
-    Returns:
-      The encoder's configuration.
-
-    Raises:
-      TypeError: without an encoder.
-      ValueError: for a start token outside the vocabulary.
-    """
-    name = type(config).__name__
+    """The encoder of a configuration, with the decoder's vocabulary and dtypes."""
     if config.encoder is None:
+        name = type(config).__name__
         raise UserError(f"{name}: encoder must be a {config.parts['encoder'].__name__}")
-    if not 0 <= config.decoder_start_token < config.vocab_size:
-        raise UserError(
-            f"{name}: decoder_start_token={config.decoder_start_token} must be a token id in "
-            f"0 .. {config.vocab_size - 1}"
-        )
     shared = ("vocab_size", "dtype", "param_dtype")
     return config.encoder.replace(**{field: getattr(config, field) for field in shared})
 
@@ -85,19 +65,19 @@ def start_from_hf(fields: HFFields, decoder: HFFields) -> int:
 
 
 def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
-    """Raises ValueError unless the vocabularies of a `config.json` are one."""
+    """The vocabularies of the parts of a `config.json` must be one."""
     outer = fields.whole("vocab_size", sizes[0])
     if len({*sizes, outer}) > 1:
         raise UserError(
-            f"{fields.path}: vocab_size of the encoder, the decoder and the model must be the "
-            f"same, got {', '.join(map(str, sizes))}, {outer}"
+            "vocab_size of the encoder, the decoder and the model must be the same, got "
+            f"{', '.join(map(str, sizes))}, {outer}"
         )
 
 
 def _from_hf(fields: HFFields) -> T5GemmaConfig:
     parts = [fields.part(name, "t5_gemma_module") for name in ("encoder", "decoder")]
     stacks: list[Any] = [
-        GEMMA2.from_hf(HFFields({**_DEFAULTS, **part.values}, part.path)) for part in parts
+        HFFields({**_DEFAULTS, **part.values}, part.name).read(GEMMA2.from_hf) for part in parts
     ]
     encoder, decoder = stacks
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
@@ -145,9 +125,6 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
       stack: "encoder" or "decoder".
       attention: the name of self-attention here.
       qk_norms: whether there are norms of queries and keys.
-
-    Returns:
-      The entries.
     """
     block, layer = f"{hf}.layers.{{i}}", f"{stack}/layers_{{i}}"
     blocks = {"self_attn": (attention, attention)}
@@ -184,8 +161,8 @@ def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> 
     return [*lines, Renaming(f"{hf}.norm.weight", f"{stack}/{stack}_norm/scale")]
 
 
+# An encoder and a decoder of one size, without shared keys and values.
 def _size(width: int, heads: int, mlp: int, layers: int, head_dim: int = 64) -> T5GemmaConfig:
-    """A size with an encoder and a decoder of this size; without shared keys and values."""
     stack = Gemma2Config.of(
         256_000, width, heads, heads, head_dim, mlp, layers,
         sliding_window=4_096, query_pre_attn_scalar=float(head_dim),

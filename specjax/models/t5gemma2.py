@@ -10,10 +10,9 @@ from typing import Any
 
 from specjax.errors import UserError
 from specjax.models.config import Style
-from specjax.models.family import Family, Nested, Renaming, T
+from specjax.models.family import Family, HFFields, Nested, Renaming, T
 from specjax.models.gemma3 import GEMMA3, Gemma3Config
-from specjax.models.hf_fields import HFFields
-from specjax.models.seq2seq_lm import Seq2SeqLM
+from specjax.models.model import Seq2SeqLM
 from specjax.models.t5gemma import (
     T5GEMMA,
     check_encoder,
@@ -55,17 +54,14 @@ class T5Gemma2Config(Gemma3Config):
 
     @property
     def style(self) -> Style:
-        """The style of the decoder."""
         return dataclasses.replace(super().style, eoi_token=self.eoi_token, merged_cross=True)
 
     @property
     def encoder_config(self) -> Gemma3Config:
-        """The sizes of the encoder."""
         return self.encoder
 
     @property
     def encoder_style(self) -> Style:
-        """The style of the encoder."""
         style = self.encoder.style
         window = self.encoder.sliding_window or 1  # None: no layer has a window
         halves = ((window + 1) // 2 - 1, window // 2)
@@ -76,8 +72,9 @@ class T5Gemma2Config(Gemma3Config):
 def _from_hf(fields: HFFields) -> T5Gemma2Config:
     outer = fields.part("encoder", "t5gemma2_encoder")
     inner = fields.part("decoder", "t5gemma2_decoder")
-    encoder: Any = GEMMA3.from_hf(outer.part("text_config", "t5gemma2_text"))
-    decoder: Any = GEMMA3.from_hf(inner)
+    text = outer.read(lambda fields: fields.part("text_config", "t5gemma2_text"))
+    encoder: Any = text.read(GEMMA3.from_hf)
+    decoder: Any = inner.read(GEMMA3.from_hf)
     check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     fields.refuse("tie_word_embeddings", (True,), True)
     return T5Gemma2Config(
@@ -126,7 +123,6 @@ def _to_hf(config: T5Gemma2Config) -> dict[str, Any]:
 
 
 def _size(stack: Any) -> T5Gemma2Config:
-    """A size with an encoder and a decoder of this size."""
     stack = stack.replace(vocab_size=262_144, rope_factor=8.0)
     return T5Gemma2Config(**vars(stack), encoder=stack)
 

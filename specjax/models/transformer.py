@@ -10,10 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Float32, Integer
 
 from specjax.models.attention import (
     MASKED,
@@ -30,8 +30,7 @@ from specjax.models.cache import CacheEntries, CacheLayout, Cross
 from specjax.models.config import ModelConfig, Style
 from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.position_encoding import RelativePositionBias, Rope, rope_angles
-
-Array = jax.Array
+from specjax.models.weights import AnyArray
 
 
 def _norm(config: ModelConfig, style: Style, name: str) -> RMSNorm:
@@ -55,30 +54,20 @@ def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePo
     )
 
 
-def _mask_bias(mask: Array) -> Array:
-    """`[B, P]` bool -> `[B, 1, 1, 1, P]` float32, 0 or `MASKED`."""
+def _mask_bias(mask: Bool[Array, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
     return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if there is an encoder, and a feed-forward block.
-
-    Attributes:
-      config: the sizes.
-      style: how it computes.
-      layout: of the keys and values.
-      in_encoder: whether it belongs to the encoder.
-      cross: whether it attends to an encoder's output.
-    """
+    """Self-attention, cross-attention if there is an encoder, and a feed-forward block."""
 
     config: ModelConfig
     style: Style
     layout: CacheLayout = CacheLayout()
     in_encoder: bool = False
-    cross: bool = False
+    cross: bool = False  # whether it attends to an encoder's output
 
     def setup(self) -> None:
-        """Creates the submodules."""
         config, style = self.config, self.style
         name = "attention" if self.in_encoder else "self_attention"
         self.attention = Attention(config, style, self.layout, name=name)
@@ -88,22 +77,21 @@ class Layer(nn.Module):
             self.encoder_decoder_attention = Attention(config, style, self.layout)
         sizes = (config.mlp_dim, style.activations, config.dtype, config.param_dtype)
         self.mlp = MLP(*sizes, style.dropout_rate)
-        made = functools.partial(_norm, config, style)
-        self.before = [made(f"pre_{p}_layer_norm") for p in parts if style.pre_norms]
-        self.after = [made(f"post_{p}_layer_norm") for p in parts if style.post_norms]
+        norm = functools.partial(_norm, config, style)
+        self.before = [norm(f"pre_{p}_layer_norm") for p in parts if style.pre_norms]
+        self.after = [norm(f"post_{p}_layer_norm") for p in parts if style.post_norms]
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.relative is not None and style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
 
-    def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
-        """`encoded [B, P, E]` -> keys `[B, K, P, D]` and values `[B, K, D, P]`."""
+    def cross_keys_values(self, encoded: Float[Array, "B P E"]) -> tuple[Array, Array]:
         merged = self.style.merged_cross
         attention = self.attention if merged else self.encoder_decoder_attention
         return attention.keys_values(encoded)
 
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "B T E"],
         bias: Array,
         past: LayerMemory | None = None,
         rope: Rope | None = None,
@@ -133,15 +121,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The layers and the last norm, of the decoder or of the encoder.
-
-    Attributes:
-      config: the sizes.
-      style: how it computes.
-      layout: of the keys and values.
-      in_encoder: whether it is the encoder.
-      cross: whether its layers attend to an encoder's output.
-    """
+    """The layers and the last norm, of the decoder or of the encoder."""
 
     config: ModelConfig
     style: Style
@@ -150,7 +130,6 @@ class Stack(nn.Module):
     cross: bool = False
 
     def setup(self) -> None:
-        """Creates the submodules."""
         config, style = self.config, self.style
         if style.relative is not None and not style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
@@ -165,34 +144,24 @@ class Stack(nn.Module):
         elif not config.tie_embeddings:
             self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
 
-    def cross_keys_values(self, encoded: Array, mask: Array) -> Cross:
-        """The keys and values of the encoder's output `[B, P, E]` for each layer."""
+    def cross_keys_values(self, encoded: Float[Array, "B P E"], mask: Bool[Array, "B P"]) -> Cross:
+        """The keys and values of the encoder's output for each layer."""
         pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
         keys, values = zip(*pairs, strict=True)
         return Cross(keys, values, mask)
 
+    # Reads a block that continues the memory, or starts at position 0 of each row. The mask is, in
+    # an encoder, false at padding; in a decoder, true at tokens that all other tokens see, even
+    # earlier ones.
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "B T E"],
         memory: Memory | None = None,
         cross: Cross | None = None,
         *,
-        mask: Array | None = None,
+        mask: Bool[Array, "B T"] | None = None,
         deterministic: bool = True,
-    ) -> tuple[Array, list[Array], list[Array]]:
-        """Reads a block that continues the memory, or starts at position 0 of each row.
-
-        Args:
-          x: `[B, T, E]`, embedded tokens.
-          memory: the cache.
-          cross: the encoder's keys and values.
-          mask: `[B, T]` bool: in an encoder, false at padding; in a decoder, true at tokens that
-            all other tokens see, even earlier ones.
-          deterministic: whether there is no dropout.
-
-        Returns:
-          `[B, T, E]`, after the last norm, and each layer's keys and values (see `attended`).
-        """
+    ) -> tuple[Float[Array, "B T E"], list[Array], list[Array]]:
         length = x.shape[1]
         ropes = self._ropes(x, memory)
         biases = self._block_biases(length, memory, mask)
@@ -216,8 +185,6 @@ class Stack(nn.Module):
         return last(self.norm(x), deterministic=deterministic), keys, values
 
     def _ropes(self, x: Array, memory: Memory | None) -> list[Rope | None]:
-        """The rotary angles of each layer."""
-
         @functools.cache
         def angles(frequencies: tuple[float, ...] | None) -> Rope | None:
             if frequencies is None:
@@ -236,7 +203,6 @@ class Stack(nn.Module):
         relative: Callable[[RelativePositionBias], Array],
         mask: Callable[[Any], Array],
     ) -> list[Array]:
-        """The bias of each layer: its relative positions, if it has any, and its window."""
         mask = functools.cache(mask)
 
         if (positions := self.style.relative) is None:
@@ -249,7 +215,6 @@ class Stack(nn.Module):
         return [both(window) for window in self.style.windows]
 
     def _block_biases(self, length: int, memory: Memory | None, mask: Array | None) -> list[Array]:
-        """The bias of each layer for a block that attends to itself; see `__call__`."""
         if memory is None or memory.tree is None:
             return self._biases(lambda r: r.block(length), lambda w: self._mask(length, w, mask))
         places = memory.places(length)
@@ -258,8 +223,6 @@ class Stack(nn.Module):
         )
 
     def _past_biases(self, length: int, memory: Memory) -> list[Array]:
-        """The bias of each layer for a block that attends to the cache."""
-
         def relative(r: RelativePositionBias) -> Array:
             if memory.tree is None:
                 return r.cached(memory.positions, length, memory.max_length)
@@ -268,7 +231,6 @@ class Stack(nn.Module):
         return self._biases(relative, lambda w: memory.bias(length, w))
 
     def _mask(self, length: int, window: Any, mask: Array | None) -> Array:
-        """The mask of a block that attends to itself; see `__call__`."""
         if self.in_encoder:
             assert mask is not None
             if window is None:
@@ -279,20 +241,13 @@ class Stack(nn.Module):
 
 
 class Network(nn.Module):
-    """The embedding, the decoder, its output projection, and perhaps the encoder.
-
-    Attributes:
-      config: the sizes and styles.
-      layout: of the decoder's keys and values.
-      tokens: the number of tokens that get logits; None: all rows of the embedding.
-    """
+    """The embedding, the decoder, its output projection, and perhaps the encoder."""
 
     config: ModelConfig
     layout: CacheLayout = CacheLayout()
-    tokens: int | None = None
+    tokens: int | None = None  # that get logits; None: all rows of the embedding
 
     def setup(self) -> None:
-        """Creates the submodules."""
         config, style = self.config, self.config.style
         self.token_embedder = _embedder(config, style)
         encoder_style = config.encoder_style
@@ -300,8 +255,9 @@ class Network(nn.Module):
             self.encoder = Stack(config.encoder_config, encoder_style, in_encoder=True)
         self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
 
-    def embed(self, tokens: Array, in_encoder: bool = False) -> Array:
-        """Tokens `[B, T]` -> `[B, T, E]`, for the decoder or the encoder."""
+    def embed(
+        self, tokens: Integer[AnyArray, "B T"], in_encoder: bool = False
+    ) -> Float[Array, "B T E"]:
         style, embedder = self.config.style, self.token_embedder
         if in_encoder:
             assert self.config.encoder_style is not None
@@ -317,8 +273,7 @@ class Network(nn.Module):
             x = jnp.where(special, embedder.eoi_embedding.astype(x.dtype)[None, None], x)
         return x
 
-    def logits(self, hidden: Array) -> Array:
-        """Hidden `[B, T, E]` -> logits `[B, T, V]` float32."""
+    def logits(self, hidden: Float[Array, "B T E"]) -> Float32[Array, "B T V"]:
         style = self.config.style
         if style.hidden_scale != 1.0:
             hidden = hidden * jnp.asarray(style.hidden_scale, hidden.dtype)
@@ -330,26 +285,33 @@ class Network(nn.Module):
         cap = style.final_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def encode(self, tokens: Array, mask: Array, deterministic: bool = True) -> Cross:
-        """Inputs `[B, P]` and `mask [B, P]`, false at padding -> the decoder's `Cross`."""
+    def encode(
+        self,
+        tokens: Integer[AnyArray, "B P"],
+        mask: Bool[Array, "B P"],
+        deterministic: bool = True,
+    ) -> Cross:
+        """The encoder's keys and values for the decoder; the mask is false at padding."""
         x = self.embed(tokens, in_encoder=True)
         encoded, *_ = self.encoder(x, mask=mask, deterministic=deterministic)
         return self.decoder.cross_keys_values(encoded, mask)
 
     def read(
-        self, tokens: Array, cross: Cross | None = None, seen: Array | None = None
+        self,
+        tokens: Integer[AnyArray, "B T"],
+        cross: Cross | None = None,
+        seen: Bool[Array, "B T"] | None = None,
     ) -> CacheEntries:
-        """The cache entries of decoder tokens `[B, T]` that start at position 0.
+        """The cache entries of decoder tokens that start at position 0.
 
-        Args:
-          tokens: `[B, T]`.
-          cross: the encoder's keys and values.
-          seen: `[B, T]` bool, true at tokens that all other tokens see, even earlier ones.
+        All other tokens, even earlier ones, see those in `seen`.
         """
         hidden, keys, values = self.decoder(self.embed(tokens), cross=cross, mask=seen)
         return block_updates(keys, values, hidden)
 
-    def score(self, tokens: Array, memory: Memory) -> tuple[Array, Array, CacheEntries]:
+    def score(
+        self, tokens: Integer[AnyArray, "B T"], memory: Memory
+    ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T E"], CacheEntries]:
         x = self.embed(tokens)
         hidden, keys, values = self.decoder(x, memory, memory.cache.cross)
         updates = block_updates(keys, values, hidden)
@@ -357,11 +319,11 @@ class Network(nn.Module):
 
     def __call__(
         self,
-        tokens: Array,
-        encoder_tokens: Array | None = None,
-        mask: Array | None = None,
+        tokens: Integer[AnyArray, "B T"],
+        encoder_tokens: Integer[AnyArray, "B P"] | None = None,
+        mask: Bool[Array, "B P"] | None = None,
         deterministic: bool = True,
-    ) -> Array:
+    ) -> Float32[Array, "B T V"]:
         cross = None
         if encoder_tokens is not None:
             assert mask is not None

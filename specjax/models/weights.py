@@ -6,18 +6,22 @@ Products of float32 activations are float32 on every device; see `compilation.pr
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
+from jaxtyping import Array, Float, Float32, Integer
 
 from specjax.compilation import product_precision
-from specjax.errors import UserError
 from specjax.platforms import by_platform
 
-Array = jax.Array
+# Outside of programs, arguments may be NumPy's arrays, whose methods are the same.
+AnyArray = Array
+if not TYPE_CHECKING:
+    AnyArray = Array | np.ndarray
 Initializer = Callable[..., Array]
 
 normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -41,7 +45,7 @@ class StoredWeight(abc.ABC):
     def read(self, dtype: Any) -> Array:
         """The matrix as an array of `dtype`."""
 
-    def rows(self, index: Array, dtype: Any) -> Array:
+    def rows(self, index: Integer[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
         """The rows `index` of the matrix, like `jnp.take` with `mode="clip"`."""
         return jnp.take(self.read(dtype), index, axis=0, mode="clip")
 
@@ -88,32 +92,27 @@ def declare(
       init: makes an array of random numbers.
       shape: the matrix's.
       axes: the logical names of its axes.
-
-    Returns:
-      An array, or a `StoredWeight`.
-
-    Raises:
-      ValueError: if a stored weight has another shape; flax raises for arrays.
     """
     if module.has_variable("params", name):
         value: Any = module.get_variable("params", name)
         if isinstance(value, StoredWeight):
-            if tuple(value.shape) != shape:
-                raise UserError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+            assert tuple(value.shape) == shape, f"{name} must have shape {shape}"
             return value
     param_dtype = module.param_dtype
     return param_with_axes(name, init, shape, param_dtype, axes=axes, module=module)
 
 
-def rows(weight: Weight, index: Array, dtype: Any) -> Array:
+def rows(weight: Weight, index: Integer[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
     """Rows of a matrix in `dtype`; an index outside takes the nearest row."""
     if isinstance(weight, StoredWeight):
         return weight.rows(index, dtype)
     return jnp.take(weight, index, axis=0, mode="clip").astype(dtype)
 
 
-def product(dot: Callable[[Array, Array], Array], x: Array, weight: Weight) -> Array:
-    """`dot(x, weight)`, `[n, E]` with a matrix that is read in x's dtype.
+def product(
+    dot: Callable[[Array, Array], Array], x: Float[Array, "n E"], weight: Weight
+) -> Float[Array, "n m"]:
+    """`dot(x, weight)`, with a matrix that is read in x's dtype.
 
     On TPUs a single row gets a second row of zeros: XLA does not use the matrix units for the
     product of a matrix and a vector, which takes four times as long.
@@ -135,8 +134,10 @@ def product(dot: Callable[[Array, Array], Array], x: Array, weight: Weight) -> A
     return by_platform(x, weight, tpu=of_two, default=once)
 
 
-def float32_logits(x: Array, weight: Weight, contract: int) -> Array:
-    """The product of `x [..., E]` and a matrix with E on axis `contract`, summed in float32.
+def float32_logits(
+    x: Float[Array, "*B E"], weight: Weight, contract: int
+) -> Float32[Array, "*B V"]:
+    """The product with a matrix that has E on axis `contract`, summed in float32.
 
     bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
     the largest of a small network, is read as bfloat16.

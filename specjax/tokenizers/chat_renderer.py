@@ -13,15 +13,19 @@ import marshal
 import sys
 from typing import Any
 
-from specjax.errors import UserError
+try:
+    import resource
+except ImportError:  # Windows; the time is still limited
+    resource = None  # type: ignore[assignment]
 
 
 def main() -> None:
-    """Answers requests until standard input ends."""
+    """Answers requests until standard input ends; nothing of specjax can be imported here."""
     settings = marshal.load(sys.stdin.buffer)
     sys.path[:] = settings["path"]
     _compiled("")  # imports Jinja before memory is limited
-    _limit(settings["memory"])
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (settings["memory"], settings["memory"]))
     _answer(number=0, text="")
     while True:
         try:
@@ -40,17 +44,8 @@ def main() -> None:
         _answer(number=request["number"], **answer)
 
 
-def _limit(memory: int) -> None:
-    try:
-        import resource
-    except ImportError:  # Windows; the time is still limited
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-
 @functools.cache
 def _compiled(template: str) -> Any:
-    """The template in the environment of transformers 5."""
     import jinja2
     import jinja2.ext
     from jinja2 import nodes
@@ -88,7 +83,6 @@ def _compiled(template: str) -> Any:
 
 
 def _types() -> dict[str, Any]:
-    """`dict` and `namespace` without what a template must not reach."""
     import jinja2
     import jinja2.utils
 
@@ -105,11 +99,11 @@ def _types() -> dict[str, Any]:
         """Without names that begin with an underscore."""
 
         def __init__(*args: Any, **fields: Any) -> None:  # a field may be named self
-            own, *values = args
+            instance, *values = args
             named = dict(*values, **fields)
             for name in named:
                 _check(name)
-            jinja2.utils.Namespace.__init__(own, named)
+            jinja2.utils.Namespace.__init__(instance, named)
 
         def __setitem__(self, name: str, value: Any) -> None:
             _check(name)
@@ -145,7 +139,7 @@ def _joined(pieces: Any, longest: int) -> str:
     for piece in pieces:
         length += len(piece)
         if length > longest:
-            raise UserError(f"its text has more than {longest:,} characters")
+            raise ValueError(f"its text has more than {longest:,} characters")
         text.append(piece)
     return "".join(text)
 

@@ -45,15 +45,6 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
 
     `chat_template.jinja` (the template `default`) and the files of `additional_chat_templates` have
     priority over the `chat_template` of `tokenizer_config.json`.
-
-    Args:
-      directory: a model's directory.
-
-    Returns:
-      Jinja sources, or None if there is none.
-
-    Raises:
-      ValueError: for an unreadable file.
     """
     files = {"default": directory / CHAT_TEMPLATE} if (directory / CHAT_TEMPLATE).is_file() else {}
     files |= {file.stem: file for file in sorted((directory / MORE_CHAT_TEMPLATES).glob("*.jinja"))}
@@ -67,17 +58,20 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
         return named["default"] if list(named) == ["default"] else named
     config = directory / "tokenizer_config.json"
     template = read_json_if_there(config).get("chat_template")
-    if isinstance(template, list):
-        if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in template):
-            raise UserError(
-                f"{config}: chat_template must be text, or a list of objects with name and "
-                "template; restore the file"
-            )
-        template = {entry["name"]: entry.get("template") for entry in template}
-    texts = list(template.values()) if isinstance(template, dict) else [template]
-    if template is not None and not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{config}: chat_template must be text, or a list of named texts")
-    return template
+    if template is None or isinstance(template, str):
+        return template
+    entries: Any = template
+    if isinstance(template, dict):
+        entries = [{"name": name, "template": text} for name, text in template.items()]
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and all(isinstance(entry.get(k), str) for k in ("name", "template"))
+        for entry in entries
+    ):
+        raise UserError(
+            f"{config}: chat_template must be text, or a list of objects with name and template; "
+            "restore the file"
+        )
+    return {entry["name"]: entry["template"] for entry in entries}
 
 
 def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> str:
@@ -87,12 +81,7 @@ def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> 
       templates: of the tokenizer.
       choice: a name among them or a template; None for `tool_use` if there are tools and it is
         there, otherwise `default`.
-      tools: the tools, or None.
-
-    Raises:
-      TypeError: `choice` is not a text.
-      ValueError: `choice` is neither a name nor Jinja, or none of several templates is named
-        `default`.
+      tools: of the conversation.
     """
     if not isinstance(choice, str | None):
         raise UserError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
@@ -141,13 +130,6 @@ def render_chat(
       continue_final_message: True if the text ends with the content of the last message, which the
         model continues; or another key of this message.
       **variables: other variables of the template, such as `enable_thinking` or `bos_token`.
-
-    Returns:
-      The prompt's text, with special tokens as text.
-
-    Raises:
-      TypeError: an option has a wrong type.
-      ValueError: for a faulty template, or messages that it rejects.
     """
     chat = [
         _with_reasoning({key: value for key, value in message.items() if value is not None})
@@ -163,33 +145,27 @@ def render_chat(
         )
     schema = '{"type": "function", ...} (transformers.utils.get_json_schema describes a function)'
     pages = '{"title": "...", "text": "..."}'
-    given = {
+    values = {
         "messages": chat,
         "tools": None if tools is None else _objects("tools", tools, schema),
         "documents": None if documents is None else _objects("documents", documents, pages),
         "add_generation_prompt": add_generation_prompt,
         **plain("variables of a chat template", variables),
     }
-    answer = _rendered({"template": template, "variables": given})
+    answer = _rendered({"template": template, "variables": values})
     if "text" not in answer:
         raise UserError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
     return answer["text"] if final is None else _up_to(answer["text"], final)
 
 
 def plain(name: str, value: Any) -> Any:
-    """A copy of a value without objects that have methods of their own.
+    """A copy of a value, `name` in messages, without objects that have methods of their own.
 
-    Args:
-      name: its name in messages.
-      value: of JSON's types, or tuples; enumerations, NumPy's numbers, dataclasses and models of
-        pydantic become values of these types.
-
-    Raises:
-      ValueError: there is another object in it.
+    Enumerations, NumPy's numbers, dataclasses and models of pydantic become JSON's types.
     """
     try:
         return _plain(value)
-    except (TypeError, RecursionError) as error:
+    except (UserError, RecursionError) as error:
         raise UserError(f"{name} must be JSON values: {error}") from None
 
 
@@ -217,26 +193,24 @@ def _plain(value: Any) -> Any:
 
 
 def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
-    """Plain copies; raises ValueError unless it is a list of objects."""
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise UserError(f"{name} must be a list of objects, got {values!r}")
-    values = list(values)
-    for value in values:
-        if not isinstance(value, Mapping):
-            raise UserError(f"{name} must be objects, such as {example}, got {value!r}")
+    listed = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
+    if listed:
+        values = list(values)
+    if not listed or not all(isinstance(value, Mapping) for value in values):
+        raise UserError(f"{name} must be a list of objects, such as {example}, got {values!r}")
     return plain(name, values)
 
 
+# With its reasoning under the keys that templates read.
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the keys that templates read."""
     reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+# The text of the last message, which the model continues; marks its end in the message.
 def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> str:
-    """The text of the last message that the model continues; marks its end in the message."""
     key = field if isinstance(field, str) else "content"
     last = chat[-1] if chat else {}
     text: Any = last.get(key)
@@ -258,7 +232,6 @@ def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> 
 
 
 def _up_to(rendered: str, final: str) -> str:
-    """The text up to the mark at the end of the last message."""
     mark = _END.strip()
     if final.strip() not in rendered or mark not in rendered:
         raise UserError(
@@ -290,14 +263,7 @@ class _Renderer:
             raise
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Returns the answer to a request of plain values.
-
-        After any exception the pipe may have an answer that nobody has read: close the renderer.
-
-        Raises:
-          EOFError: the process has ended, or answered another request.
-          TimeoutError: there is no answer after these seconds.
-        """
+        # After any exception the pipe may have an answer that nobody has read: close the renderer.
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         self._number += 1
@@ -313,13 +279,12 @@ class _Renderer:
                 if not (piece := os.read(stdout.fileno(), 1 << 20)):
                     raise EOFError
                 answer += piece
-        found = json.loads(answer.partition(b"\n")[0])
-        if found["number"] != self._number:
+        values = json.loads(answer.partition(b"\n")[0])
+        if values["number"] != self._number:
             raise EOFError
-        return found
+        return values
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -330,7 +295,6 @@ _renderers: dict[int, _Renderer] = {}
 
 
 def _rendered(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a request; the renderer is started if there is none."""
     answer: dict[str, Any] = {"error": "it ends the process that renders it"}
     with _lock:
         for _ in range(2):  # the system may have ended the process since the last request

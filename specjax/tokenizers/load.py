@@ -10,12 +10,9 @@ import json
 import os
 from pathlib import Path
 
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import read_json_if_there, write_json
-from specjax.tokenizers.subword import (
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    is_tiktoken,
-)
+from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, implied_sentinels
 
@@ -24,20 +21,16 @@ HF_FILE = "tokenizer.json"
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Loads a tokenizer.
+    """Loads a tokenizer, with the ids that the files of its directory name.
 
     Args:
       path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
         `sentencepiece.model`) has priority over a `tokenizer.json`, unless it is in tiktoken's
         format; one of these files; or "bytes".
 
-    Returns:
-      The tokenizer, with the ids that the directory's `generation_config.json`, `config.json` and
-      `tokenizer_config.json` name.
-
     Raises:
       FileNotFoundError: for a path that does not exist, or a directory without tokenizer.
-      ValueError: for files that cannot be read.
+      UserError: for files that cannot be read.
     """
     if path == "bytes":
         return ByteTokenizer()
@@ -70,8 +63,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
+# The SentencePiece model that is read; none if it is tiktoken's beside a tokenizer.json.
 def _sentencepiece_file(directory: Path) -> Path | None:
-    """The SentencePiece model that is read; none if it is tiktoken's beside a tokenizer.json."""
     files = (directory / name for name in SENTENCEPIECE_FILES)
     model = next((file for file in files if file.is_file()), None)
     skipped = model is not None and (directory / HF_FILE).is_file() and is_tiktoken(model)
@@ -83,11 +76,8 @@ def keep_sentinels(directory: Path, rows: int) -> None:
 
     For a T5's SentencePiece model: the number of sentinels (`<extra_id_0>`, ...) after its pieces,
     because transformers adds 100 by default, for which the embedding may have no rows. For a single
-    `tokenizer.json`: that it has all tokens. Fields in the file stay.
-
-    Args:
-      directory: has the copied tokenizer files, if there are any.
-      rows: of the embedding; 0 for a SentencePiece model without sentinels.
+    `tokenizer.json`: that it has all tokens. Fields in the file stay. Without sentinels, `rows` of
+    the embedding are 0.
     """
     file = directory / "tokenizer_config.json"
     config = read_json_if_there(file)
@@ -108,16 +98,7 @@ def keep_sentinels(directory: Path, rows: int) -> None:
             texts = {f"{n}_token": tokenizer.token(i) for n, i in ids.items() if i is not None}
             config |= {**texts, **tokenizer.special_tokens}
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    except ValueError:
+    except UserError:
         return  # Damaged before: loading it raises.
     if config != read_json_if_there(file):
         write_json(file, config)
-
-
-__all__ = [
-    "ByteTokenizer",
-    "HuggingFaceTokenizer",
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-]

@@ -31,19 +31,7 @@ TOKENIZER_FILES = (
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Args:
-      path: the file.
-
-    Returns:
-      The object.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      OSError: if it cannot be read.
-      ValueError: if it is not a JSON object.
-    """
+    """Reads a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -108,18 +96,7 @@ class SpecialIds:
 
 
 def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
-    """Reads `eos_token_id` (an id or a list), `pad_token_id`, ... of a JSON object.
-
-    Args:
-      values: of `generation_config.json`, `config.json` or `specjax.json`.
-      source: the file's path, for messages.
-
-    Returns:
-      The ids it names.
-
-    Raises:
-      ValueError: for an id that is not a whole number >= 0.
-    """
+    """Reads `eos_token_id` (an id or a list), `pad_token_id`, ... of a JSON file's object."""
 
     def checked(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
@@ -146,33 +123,16 @@ def special_ids(directory: Path) -> SpecialIds:
 
     `generation_config.json` has priority over `specjax.json`, and that over `config.json`: only the
     first lists every id that ends a chat turn.
-
-    Args:
-      directory: a model's directory.
-
-    Returns:
-      The ids; empty if no file names them.
-
-    Raises:
-      ValueError: for an unreadable file or an invalid id.
     """
-    found = SpecialIds()
+    ids = SpecialIds()
     for name in (GENERATION_FILE, SPECJAX_FILE, "config.json"):
         path = directory / name
-        found = found.or_else(special_ids_from_json(read_json_if_there(path), path))
-    return found
+        ids = ids.or_else(special_ids_from_json(read_json_if_there(path), path))
+    return ids
 
 
 def copy_tokenizer_files(source: Path, destination: Path) -> list[str]:
-    """Copies the tokenizer's files from one model directory to another.
-
-    Args:
-      source: a model's directory.
-      destination: an existing directory; files already there stay.
-
-    Returns:
-      The names copied.
-    """
+    """Copies a tokenizer's files, but no file that is there already; returns the names copied."""
     more = sorted((source / MORE_CHAT_TEMPLATES).glob("*.jinja"))
     copied = []
     for name in (*TOKENIZER_FILES, *(f"{MORE_CHAT_TEMPLATES}/{file.name}" for file in more)):
@@ -185,7 +145,7 @@ def copy_tokenizer_files(source: Path, destination: Path) -> list[str]:
 
 @contextlib.contextmanager
 def no_panic(what: str) -> Iterator[None]:
-    """Raises ValueError for a panic of Rust code, which is no Exception."""
+    """Raises a UserError for a panic of Rust code, which is no Exception."""
     try:
         yield
     except BaseException as error:

@@ -3,13 +3,12 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import no_panic
-from specjax.tokenizers.pieces import pieces_of
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
 from specjax.tokenizers.transformers_classes import (
@@ -48,16 +47,10 @@ class SubwordTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(SubwordTokenizer):
-    """A SentencePiece model, and the tokens its directory adds to it.
+    """A SentencePiece model, and the tokens that the directory of its settings adds to it.
 
-    Args:
-      file: the model, such as `spiece.model`.
-      directory: the directory of its settings; None for only a model file, which then appends eos
-        if it has no bos (T5) and else adds bos at the start (Llama, Gemma).
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is not a SentencePiece model.
+    Without a directory, eos is appended if the model has no bos (T5), and else bos is added at the
+    start (Llama, Gemma).
     """
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:
@@ -104,7 +97,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
     def _around_ids(
         self, settings: TokenizerSettings, name: str, is_t5: bool, file: Path
     ) -> tuple[list[int], list[int]]:
-        """The ids before and after a text."""
         if settings.tokenizer_json:
             processor = settings.tokenizer_json.get("post_processor")
             return around_texts(settings, name, processor, self._ids)
@@ -122,13 +114,12 @@ class SentencePieceTokenizer(SubwordTokenizer):
             reasons.append("transformers 5 reads it without the space before texts; specjax has it")
         # transformers 5 does not read one without bos, except for T5.
         if reasons and settings.directory is not None and self._sp.bos_id() >= 0:
-            _say(file, ". And ".join(reasons))
+            warnings.warn(f"{file}: {'. And '.join(reasons)}", stacklevel=2)
         return before, after
 
     def _tokens_by_name(
         self, settings: TokenizerSettings, is_t5: bool
     ) -> tuple[dict[str, int], set[int]]:
-        """The tokens that a text may contain, by their text, and the ids of special ones."""
         size = self._sp.GetPieceSize()
         added = added_tokens(settings, size, is_t5)
         # SentencePiece does not treat a control piece as text, but as text it means its id.
@@ -203,16 +194,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
 
 class HuggingFaceTokenizer(SubwordTokenizer):
-    """A `tokenizer.json`, by the `tokenizers` package.
-
-    Args:
-      file: the `tokenizer.json`.
-      directory: the directory of its settings.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it cannot be read.
-    """
+    """A `tokenizer.json`, with the settings of a directory, by the `tokenizers` package."""
 
     def __init__(self, file: Path, directory: Path | None = None) -> None:
         import tokenizers
@@ -254,13 +236,12 @@ class HuggingFaceTokenizer(SubwordTokenizer):
         name = class_of(settings)
         self.special_tokens = special_texts(settings, name)
         steps = {part: self._step(part) for part in ("normalizer", "pre_tokenizer")}
-        if told := differences(name, **steps):
-            _say(file, f"{told}; specjax follows the file")
+        if difference := differences(name, **steps):
+            warnings.warn(f"{file}: {difference}; specjax follows the file", stacklevel=2)
         processor = self._step("post_processor")
         self._set_around(*around_texts(settings, name, processor, vocabulary))
 
     def _step(self, name: str) -> Any:
-        """A step of the tokenizer, as JSON."""
         step = getattr(self._tokenizer, name)
         return None if step is None else json.loads(step.__getstate__())
 
@@ -289,11 +270,7 @@ class HuggingFaceTokenizer(SubwordTokenizer):
 
 
 def growth(step: Any) -> float:
-    """How many times as long the replacements of a normalizer or decoder may make a text.
-
-    Args:
-      step: as JSON, or None.
-    """
+    """How many times as long the replacements of a normalizer or decoder may make a text."""
     times = largest = 1.0
     written: set[str] = set()
     for part in _parts(step):
@@ -314,7 +291,6 @@ def growth(step: Any) -> float:
 
 
 def _parts(step: Any) -> Iterator[Mapping[str, Any]]:
-    """The single steps of a sequence, in order."""
     if isinstance(step, Mapping):
         inner = step.get("normalizers") or step.get("decoders")
         yield from (x for one in inner for x in _parts(one)) if inner else [step]
@@ -327,17 +303,12 @@ def is_tiktoken(file: Path) -> bool:
     return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\r?\n?", first) is not None
 
 
-def _say(file: Path, what: str) -> None:
-    warnings.warn(f"{file}: {what}", stacklevel=2)
-
-
 # Fields of a SentencePiece model's normalizer_spec, as protobuf writes them.
 _NO_DUMMY_PREFIX = b"\x18\x00"  # add_dummy_prefix (3) = false
 _KEEP_SPACES = b"\x20\x00"  # remove_extra_whitespaces (4) = false
 
 
 def _with_normalizer(processor: Any, fields: bytes) -> Any:
-    """A SentencePiece processor with changed fields of its normalizer_spec."""
     import sentencepiece
 
     # If a protobuf message has a field twice, the later wins; normalizer_spec is (3).
@@ -346,6 +317,86 @@ def _with_normalizer(processor: Any, fields: bytes) -> Any:
 
 
 def _splitter(texts: Mapping[str, int]) -> re.Pattern[str]:
-    """Splits a text at special tokens, the longest first, and keeps them."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile(f"({'|'.join(re.escape(text) for text in longest_first)})")
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> Pieces:
+    """The text that each token adds, by the field "decoder" of a `tokenizer.json`.
+
+    Tokens that are None are left out of texts.
+    """
+    whole: Any = {"type": "none"} if decoder is None else decoder
+    steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
+    first: list[Any] = list(tokens)
+    later: list[Any] = list(tokens)
+    drops_space = False
+    for place, step in enumerate(steps):
+        kind = step["type"]
+        if kind == "Replace" and "String" in step["pattern"]:
+            change = _replacing(step["pattern"]["String"], step["content"])
+            first, later = _each(first, change), _each(later, change)
+        elif kind == "Metaspace":
+            mark = step["replacement"]
+            later = _each(later, _replacing(mark, " "))
+            # The first token loses all marks.
+            rest = " " if step.get("prepend_scheme") == "never" else ""
+            first = _each(first, _replacing(mark, rest))
+        elif kind == "ByteFallback":
+            first, later = _each(first, _byte), _each(later, _byte)
+        elif kind == "ByteLevel":
+            first, later = _each(first, _byte_level), _each(later, _byte_level)
+        elif (
+            kind == "Strip"
+            and (step["content"], step["stop"]) == (" ", 0)
+            and step["start"] in (0, 1)
+            and any(earlier["type"] == "Fuse" for earlier in steps[:place])  # it reads whole texts
+        ):
+            drops_space |= step["start"] == 1
+        elif kind != "Fuse":
+            raise UserError(
+                f"the tokenizer's decoder ({kind}) does not join the texts of single tokens, so "
+                "texts cannot be read token by token: cut the texts yourself"
+            )
+    begins, goes_on = [_bytes(text) for text in first], [_bytes(text) for text in later]
+    if drops_space:
+        begins = [text.removeprefix(b" ") for text in begins]
+    return Pieces(begins, goes_on)
+
+
+# Changes the texts that are not bytes yet.
+def _each(texts: list[Any], change: Any) -> list[Any]:
+    return [change(text) if isinstance(text, str) else text for text in texts]
+
+
+def _replacing(old: str, new: str) -> Any:
+    return lambda text: text.replace(old, new)
+
+
+def _byte(text: str) -> str | bytes:
+    match = _BYTE_TOKEN.fullmatch(text)
+    return bytes.fromhex(match[1]) if match else text
+
+
+def _byte_level(text: str) -> bytes:
+    if all(character in _BYTES for character in text):
+        return bytes(_BYTES[character] for character in text)
+    return text.encode()
+
+
+def _bytes(text: Any) -> bytes:
+    return text if isinstance(text, bytes) else (text or "").encode()
+
+
+# The characters that stand for bytes in byte-level vocabularies (GPT-2).
+def _byte_characters() -> dict[str, int]:
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    shifted = {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | shifted
+
+
+_BYTES = _byte_characters()

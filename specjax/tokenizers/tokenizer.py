@@ -49,25 +49,16 @@ class Tokenizer(abc.ABC):
         """The text of an entry of the vocabulary, `None` for an unused id."""
 
     @abc.abstractmethod
-    def _encode(self, text: str) -> list[int]:
-        """The ids of a text, without bos and eos."""
+    def _encode(self, text: str) -> list[int]: ...
 
     @abc.abstractmethod
-    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The text of ids that are all in the vocabulary."""
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
         Special tokens in the text (`<extra_id_0>`, `<start_of_turn>`) become their ids, as in
-        transformers.
-
-        Args:
-          text: any text.
-          add_special_tokens: whether to add bos and eos as configured in the tokenizer's files.
-
-        Returns:
-          The ids.
+        transformers. Bos and eos are added as the tokenizer's files say, if at all.
         """
         ids = self._encode(text)
         if not add_special_tokens:
@@ -83,7 +74,6 @@ class Tokenizer(abc.ABC):
         return ids
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """The ids that `encode` adds before and after a text."""
         before = [self.bos_id] if self.add_bos and self.bos_id is not None else []
         after = [self._own_eos] if self.add_eos and self._own_eos is not None else []
         return before, after
@@ -91,17 +81,8 @@ class Tokenizer(abc.ABC):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids.
 
-        Ids past the vocabulary, which a model with a padded embedding can draw, add no text.
-
-        Args:
-          ids: token ids, as Python or NumPy integers.
-          skip_special_tokens: whether to leave out pad, bos, eos and similar tokens.
-
-        Returns:
-          The text; bytes that are not UTF-8 are left out or replaced, depending on the tokenizer.
-
-        Raises:
-          ValueError: for a negative id.
+        Ids past the vocabulary, which a model with a padded embedding can draw, add no text. Bytes
+        that are not UTF-8 are left out or replaced, depending on the tokenizer.
         """
         whole = [int(i) for i in ids]
         if any(i < 0 for i in whole):
@@ -109,14 +90,7 @@ class Tokenizer(abc.ABC):
         return self._decode([i for i in whole if i < self.vocab_size], skip_special_tokens)
 
     def pieces(self) -> "Pieces":
-        """The bytes that each token adds to a text, if they do not depend on the others.
-
-        Returns:
-          The bytes of every id.
-
-        Raises:
-          ValueError: if a text is not the sequence of its tokens' pieces.
-        """
+        """The bytes that each token adds to a text, if they do not depend on the others."""
         raise UserError(
             f"{type(self).__name__} does not define what each token adds to a text: give it a "
             "method pieces()"
@@ -158,13 +132,6 @@ class Tokenizer(abc.ABC):
             - continue_final_message: True, and the model continues the content of the last message;
               or another key of it, such as "reasoning_content".
             - variables of the template, such as `enable_thinking=False`.
-
-        Returns:
-          The text, with special tokens as text.
-
-        Raises:
-          TypeError: an option has a wrong type.
-          ValueError: there is no template, or it rejects the messages.
         """
         if self.chat_template is None and chat_template is None:
             raise UserError(
@@ -212,9 +179,6 @@ class ByteTokenizer(Tokenizer):
         sentinels, special tokens in a text become their ids, and `<pad>`, `</s>` and `<unk>` take
         the spaces around them, as in transformers' ByT5; without, all text is bytes. A text that
         ends in `</s>` gets no second eos.
-
-    Raises:
-      ValueError: if `extra_ids` is negative.
     """
 
     OFFSET = 3
@@ -238,9 +202,9 @@ class ByteTokenizer(Tokenizer):
         return f"<0x{byte:02X}>" if byte < 256 else f"<extra_id_{byte - 256}>"
 
     def pieces(self) -> Pieces:
-        known = [bytes([i]) for i in range(256)]
-        rest = self.vocab_size - self.OFFSET - len(known)
-        texts = [b""] * self.OFFSET + known + [b""] * rest
+        alphabet = [bytes([i]) for i in range(256)]
+        rest = self.vocab_size - self.OFFSET - len(alphabet)
+        texts = [b""] * self.OFFSET + alphabet + [b""] * rest
         return Pieces(texts, texts)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -251,10 +215,10 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
         end = 0
-        for found in _SPECIAL.finditer(text) if self._named else ():
-            if (token_id := self._named.get(found[1] or found[2])) is not None:
-                ids += [*self._bytes(text[end : found.start()]), token_id]
-                end = found.end()
+        for match in _SPECIAL.finditer(text) if self._named else ():
+            if (token_id := self._named.get(match[1] or match[2])) is not None:
+                ids += [*self._bytes(text[end : match.start()]), token_id]
+                end = match.end()
         return [*ids, *self._bytes(text[end:])]
 
     def _bytes(self, text: str) -> list[int]:
@@ -271,18 +235,10 @@ class ByteTokenizer(Tokenizer):
 
 
 def added_text(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    """The text that ids add after a prompt.
+    """The text that ids add after the ids of a prompt.
 
     It may differ from their own decoded text: SentencePiece leaves out the space before the first
     word of a text, even if it indents a line of a program.
-
-    Args:
-      tokenizer: a `Tokenizer`, or an object with its `decode`.
-      prompt: the ids of the prompt.
-      ids: the ids after the prompt.
-
-    Returns:
-      The text without the prompt's text.
     """
     before, after = list(prompt), list(ids)
     whole = tokenizer.decode(before + after)

@@ -62,7 +62,6 @@ _TYPES: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the fields that are used have the right types."""
     wanted = _TYPES.get(name, {})
     if name == "added_tokens.json":
         wanted = dict.fromkeys(values, (_is_id, "an id"))
@@ -74,7 +73,7 @@ def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
 
 
 class TokenizerSettings:
-    """The settings in the files beside a vocabulary."""
+    """The settings of a directory; their types are checked here, once."""
 
     def __init__(self, directory: Path | None) -> None:
         self.files = {
@@ -117,10 +116,10 @@ class TokenizerSettings:
         """
         kind = self.files.get("config.json", {}).get("model_type")
         kind = kind or (self.files.get(SPECJAX_FILE, {}).get("config") or {}).get("family")
-        own = str(self.config.get("tokenizer_class") or "").lower()
+        named = str(self.config.get("tokenizer_class") or "").lower()
         if not kind:
-            return own.startswith(("t5tokenizer", "mt5tokenizer")) if own else None
-        return str(kind).lower() in ("t5", "mt5", "umt5") and not own.startswith("llama")
+            return named.startswith(("t5tokenizer", "mt5tokenizer")) if named else None
+        return str(kind).lower() in ("t5", "mt5", "umt5") and not named.startswith("llama")
 
     def text(self, name: str) -> str | None:
         """A special token's text, under `bos_token` and the like."""
@@ -148,13 +147,11 @@ class TokenizerSettings:
 
     def id_of(self, name: str, vocabulary: Mapping[str, int], default: int) -> int | None:
         """A special token's id: that of the declared text, else the default (negative for none)."""
-        found = vocabulary.get(self.text(name) or "")
-        if found is None and default >= 0:
-            found = default
-        if found is None:
-            named = {"eos_token": self.ids.eos, "bos_token": (self.ids.bos,)}.get(name) or (None,)
-            found = named[0]
-        return found
+        if (token_id := vocabulary.get(self.text(name) or "")) is not None:
+            return token_id
+        if default >= 0:
+            return default
+        return ({"eos_token": self.ids.eos, "bos_token": (self.ids.bos,)}.get(name) or (None,))[0]
 
     def eos_and_pad(
         self, eos: int | None, pad: int | None, file: Path
@@ -178,15 +175,10 @@ class TokenizerSettings:
 def added_tokens(
     settings: TokenizerSettings, size: int, is_t5: bool
 ) -> dict[str, tuple[int, bool | None]]:
-    """Texts that a directory adds to a SentencePiece model.
+    """Texts that a directory adds to a SentencePiece model of `size` pieces.
 
-    Args:
-      settings: the directory's settings.
-      size: the number of the model's pieces.
-      is_t5: whether sentinels follow the pieces if no file lists them.
-
-    Returns:
-      By text, the id and whether the token is special; None if the file has no flag.
+    By text, the id and whether the token is special; None if the file has no flag. In a T5,
+    sentinels follow the pieces if no file lists them.
     """
     added: dict[str, tuple[int, bool | None]] = {}
     # transformers 5 lists them only there.

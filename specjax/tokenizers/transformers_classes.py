@@ -77,8 +77,8 @@ def class_of(settings: TokenizerSettings) -> str:
     """The name of the class with which transformers 5 reads a directory, without "Fast"."""
     config = settings.files.get("config.json", {})
     kind = str(config.get("model_type") or "")
-    own = settings.config.get("tokenizer_class") or config.get("tokenizer_class")
-    named = str(own or "").removesuffix("Fast")
+    stated = settings.config.get("tokenizer_class") or config.get("tokenizer_class")
+    named = str(stated or "").removesuffix("Fast")
     usual = _OF_TYPES.get(kind)
     if not named:
         return usual or PLAIN
@@ -137,24 +137,18 @@ def around_texts(
 
 
 def differences(name: str, normalizer: Any, pre_tokenizer: Any) -> str | None:
-    """How the ids of transformers 5 differ from those of `tokenizer.json` itself, or None.
-
-    Args:
-      name: the class that reads it.
-      normalizer: its normalizer, as JSON.
-      pre_tokenizer: its pre-tokenizer, as JSON.
-    """
+    """How the ids of transformers 5, of this class, differ from `tokenizer.json`'s own, or None."""
     if name == PLAIN:
         return None
     if name not in _STEPS:
         return f"transformers 5 reads it by {name}, which may change its ids"
-    own, split = _STEPS[name]
+    normal, split = _STEPS[name]
     if name == "T5Tokenizer" and (normalizer or {}).get("type") == "Precompiled":
         normalizer = None  # is kept
     parts = [
         what
         for what, ours, theirs in (
-            ("normalizer", normalizer, own),
+            ("normalizer", normalizer, normal),
             ("pre-tokenizer", pre_tokenizer, split),
         )
         if not _covers(ours, theirs)
@@ -164,8 +158,8 @@ def differences(name: str, normalizer: Any, pre_tokenizer: Any) -> str | None:
     return f"transformers 5 reads it by {name}, which replaces its {' and '.join(parts)}"
 
 
+# Whether a step of `tokenizer.json` has all fields of a pattern.
 def _covers(step: Any, pattern: Any) -> bool:
-    """Whether a step of `tokenizer.json` has all fields of a pattern."""
     if isinstance(pattern, Mapping):
         return isinstance(step, Mapping) and all(
             _covers(step.get(k), v) for k, v in pattern.items()

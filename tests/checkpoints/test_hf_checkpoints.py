@@ -450,7 +450,7 @@ def test_another_architecture(copy):
     told("hidden_size=1000", "must be finite", hidden_size=10**400)
     told("rms_norm_eps=-1e-05 must be above 0", rms_norm_eps=-1e-5)
     told("rope_theta=0 must be above 0", rope_theta=0, rope_parameters={"rope_theta": 0})
-    told("num_key_value_heads=3", num_key_value_heads=3)
+    told("num_kv_heads=3", num_key_value_heads=3)
     told("quantization_config is set", quantization_config={"quant_method": "fp8"})
     path.write_text(original)
     edit_json(path, quantization_config=None)

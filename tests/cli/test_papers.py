@@ -12,7 +12,7 @@ import pytest
 
 import specjax
 from specjax import study
-from specjax.checkpoints import sizes
+from specjax.checkpoints import loading
 from specjax.cli import compare, gin_config, infer, train
 from specjax.cli.main import main
 from specjax.data.few_shot import FewShot
@@ -61,7 +61,7 @@ def shaped(size):
 @pytest.fixture
 def by_shape(monkeypatch):
     """Directories are named by sizes, and models have shapes in the place of arrays."""
-    monkeypatch.setattr(sizes, "read_config", lambda path: preset(path.rsplit("/", 1)[-1]))
+    monkeypatch.setattr(loading, "read_config", lambda path: preset(path.rsplit("/", 1)[-1]))
 
     def loaded(paths, *options, **others):
         return {k: shaped(path.rsplit("/", 1)[-1]) for k, path in paths.items()}

@@ -22,8 +22,8 @@ from t5x.examples.scalable_t5 import network as scalable
 
 from specjax import drafting, rules
 from specjax.integrations import t5x as specjax_t5x
+from specjax.integrations.t5x.decoding import partition_spec
 from specjax.integrations.t5x.model_classes import ranked
-from specjax.integrations.t5x.sharding import partition_spec
 from specjax.verification import Token
 from tests.integrations.t5x_networks import (
     BATCH,

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from specjax import Decoder, Pair, TextModel
-from specjax.checkpoints import load_model, save_model, sizes
+from specjax.checkpoints import load_model, loading, save_model
 from specjax.models import PRESETS, config_from_dict, config_to_dict
 from specjax.partitioning import make_mesh
 from specjax.types import Sampling
@@ -197,10 +197,10 @@ def test_a_tied_mt5_says_whether_its_head_scales(tmp_path):
 
 
 def test_a_size_covers_the_encoder(monkeypatch):
-    monkeypatch.setattr(sizes, "read_config", lambda _: PRESETS["t5gemma_9b_2b"])
-    assert sizes.sized("DIR", "t5gemma_9b_2b") == "DIR"
+    monkeypatch.setattr(loading, "read_config", lambda _: PRESETS["t5gemma_9b_2b"])
+    assert loading.sized("DIR", "t5gemma_9b_2b") == "DIR"
     with pytest.raises(ValueError, match=r"encoder's embed_dim 3584 \(not 2304\)"):
-        sizes.sized("DIR", "t5gemma_2b_2b")
+        loading.sized("DIR", "t5gemma_2b_2b")
 
 
 @pytest.mark.parametrize(

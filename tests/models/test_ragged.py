@@ -84,7 +84,7 @@ def test_the_comparison_sees_wrong_lanes(monkeypatch):
     t = _on_tpu("t5_v1_1")
     assert t.model.layout.heads > 1
     every = lambda heads, width: jnp.ones((heads, 1, heads * width), bool)  # noqa: E731
-    monkeypatch.setattr(attention, "_own_lanes", every)
+    monkeypatch.setattr(attention, "_lanes", every)
     assert worst_error(t, quick_jit(lambda *args: t.model.extend(*args)), [MAX_BLOCK]) > 1e-3
 
 

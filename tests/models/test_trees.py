@@ -300,30 +300,3 @@ def test_a_tree_on_a_mesh_is_the_tree_on_one_device(name):
     found = quick_jit(both)(placed, *partitioner.place_rows((*rows, block, nodes)))
     for ours, theirs in zip(found, want, strict=True):
         assert error(ours, theirs) <= 1e-5
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda tree: tree._replace(seen=tree.seen[:, :2]),
-            r"tree.seen must be booleans of shape \[3, 3, 3\], got bool\[3, 2, 3\]",
-        ),
-        (
-            lambda tree: tree._replace(seen=tree.seen.astype(np.int8)),
-            r"tree.seen must be booleans of shape \[3, 3, 3\], got int8\[3, 3, 3\]",
-        ),
-        (
-            lambda tree: tree._replace(depths=tree.depths[:, :2]),
-            r"tree.depths must be integers of shape \[3, 3 or more\], got int32\[3, 2\]",
-        ),
-    ],
-)
-def test_bad_trees_are_named(change, message):
-    model, params = network("llama")
-    filled = jax.eval_shape(lambda: model.prefill(params, Prompts(INPUTS, LENGTHS), MAX_LENGTH))
-    tree = change(shape_of(jnp.zeros((ROWS, 2), jnp.int32)))
-    with pytest.raises(ValueError, match=message):
-        model.score_tree(params, filled.cache, INPUTS[:, :3], filled.positions, tree)
-    with pytest.raises(ValueError, match=r"nodes must be integers of shape \[3, 1 or more\]"):
-        model.keep(filled.cache, filled.positions, np.zeros((ROWS, 2)))

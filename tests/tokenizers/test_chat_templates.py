@@ -172,8 +172,13 @@ REFUSED = {
         {"continue_final_message": True, "add_generation_prompt": True},
         "give one of them",
     ),
-    "text as tools": (CHATML, [USER], {"tools": ["weather"]}, "tools must be objects"),
-    "text as documents": (CHATML, [USER], {"documents": ["page"]}, "documents must be objects"),
+    "text as tools": (CHATML, [USER], {"tools": ["weather"]}, "tools must be a list of objects"),
+    "text as documents": (
+        CHATML,
+        [USER],
+        {"documents": ["page"]},
+        "documents must be a list of objects",
+    ),
 }
 
 
@@ -231,7 +236,7 @@ def test_a_function_is_refused_with_the_way_to_its_schema():
     def weather(city: str) -> str:
         return city
 
-    with pytest.raises(ValueError, match=r"tools must be objects, .*get_json_schema.* got <func"):
+    with pytest.raises(ValueError, match="tools must be a list .*get_json_schema.*<func"):
         render_chat(CHATML, [USER], tools=[weather])
     with pytest.raises(ValueError, match="must be JSON values: got a function; .*get_json_schema"):
         render_chat(CHATML, [{"role": "user", "content": weather}])

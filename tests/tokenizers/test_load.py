@@ -388,9 +388,9 @@ def test_chat_template_sources(t5_dir, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content + '' }}")
     for messages, told in (
         ([{"role": "user", "content": None}], "chat template .*no attribute 'content'"),
-        (["hi"], "chat messages must be objects, .* got 'hi'"),
-        ("hi", "chat messages must be a list of objects, got 'hi'"),
-        (None, "chat messages must be a list of objects, got None"),
+        (["hi"], r"chat messages must be a list of objects, .* got \['hi'\]"),
+        ("hi", "chat messages must be a list of objects, .*, got 'hi'"),
+        (None, "chat messages must be a list of objects, .*, got None"),
         ({"role": "user"}, "must be a list"),
     ):
         with pytest.raises(ValueError, match=told):

@@ -58,17 +58,14 @@ class Call(NamedTuple):
     def by_row(self, rule: Rule) -> Rule:
         """The rule; a strength per prompt becomes `[B * n]`."""
 
-        def spread(strength: Any) -> Any:
-            return (
-                jnp.repeat(jnp.asarray(strength), self.num_decodes)
-                if jnp.ndim(strength)
-                else (jnp.asarray(strength))
-            )
+        def spread(strength: Any) -> Array:
+            array = jnp.asarray(strength)
+            return jnp.repeat(array, self.num_decodes) if array.ndim else array
 
         return jax.tree.map(spread, rule)
 
     def draft_limits(self, rows: int, longest: int) -> Array | None:
-        """`[B]` int32 in 0 .. `longest`, or None; raises ValueError for a known other value."""
+        """`[B]` int32 in 0 .. `longest`, or None."""
         if self.draft_limit is None:
             return None
         limits = checked("draft_limit", self.draft_limit, low=0, high=longest, dtype=np.int32)
@@ -91,30 +88,24 @@ def read_call(
     Args:
       decoder_params: arguments of T5X's `temperature_sample` (see `THEIRS`), and our `rule` and
         `draft_limit`; values per row have B entries.
-      rng: a PRNG key, or None.
+      rng: a PRNG key, or None for T5X's default, key 0.
       defaults: the bindings of gin.
       vocab_size: V.
       eos_id: the end-of-sequence token of the output vocabulary.
       num_decodes: n.
       return_all: whether all n are returned.
-
-    Returns:
-      The call.
-
-    Raises:
-      TypeError: if a number has another type.
-      ValueError: for an unsupported argument, two random keys, or a number that is out of range.
     """
-    given = dict(decoder_params or {})
-    if unknown := sorted(set(given) - {*THEIRS, *OURS}):
+    options = dict(decoder_params or {})
+    if unknown := sorted(set(options) - {*THEIRS, *OURS}):
         raise UserError(
             f"decoder_params supports only {', '.join((*THEIRS, *OURS))}, got "
             f"{', '.join(unknown)}: specjax decodes instead of decode_fn"
         )
-    own = given.get("decode_rng")
-    if rng is not None and own is not None:
+    decode_rng = options.get("decode_rng")
+    if rng is not None and decode_rng is not None:
         raise UserError("rng and decoder_params['decode_rng'] exclude each other: give one")
-    steps, hard = given.get("max_decode_steps"), given.get("max_decode_steps_hard_limit")
+    key = next((x for x in (rng, decode_rng) if x is not None), jax.random.PRNGKey(0))
+    steps, hard = options.get("max_decode_steps"), options.get("max_decode_steps_hard_limit")
     if steps is not None:
         steps = checked("max_decode_steps", steps, low=0, dtype=np.int32)
     if steps is not None and hard is not None and hard > 0:
@@ -122,30 +113,25 @@ def read_call(
     return Call(
         num_decodes=whole_number("num_decodes", num_decodes, low=1),
         return_all=return_all,
-        eos_id=int(given.get("eos_id", eos_id)),
-        seed=_seed(own if rng is None else rng),
-        sampling=_sampling(given, defaults, vocab_size, num_decodes),
+        eos_id=int(options.get("eos_id", eos_id)),
+        seed=jax.random.bits(key, (), jnp.uint32),
+        sampling=_sampling(options, defaults, vocab_size, num_decodes),
         max_steps=None if steps is None else jnp.asarray(steps, jnp.int32),
-        rescaled=bool(given.get("rescale_log_probs", True)),
-        rule=given.get("rule"),
-        draft_limit=given.get("draft_limit"),
+        rescaled=bool(options.get("rescale_log_probs", True)),
+        rule=options.get("rule"),
+        draft_limit=options.get("draft_limit"),
     )
 
 
-def _seed(rng: Array | None) -> Array:
-    """A uint32 from a key of any of JAX's generators, raw or typed; T5X's default is key 0."""
-    return jax.random.bits(jax.random.PRNGKey(0) if rng is None else rng, (), jnp.uint32)
-
-
 def _sampling(
-    given: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
+    options: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
 ) -> Sampling:
-    temperature = given.get("temperature", defaults.temperature)
+    temperature = options.get("temperature", defaults.temperature)
     temperature = jnp.asarray(checked("temperature", temperature, low=0.0, open_high=True))
     # T5X treats smaller temperatures as greedy.
     temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
-    top_k = _filter("topk", given.get("topk", defaults.top_k), vocab_size, np.int32)
-    top_p = _filter("topp", given.get("topp", defaults.top_p), 1.0, np.float32)
+    top_k = _filter("topk", options.get("topk", defaults.top_k), vocab_size, np.int32)
+    top_p = _filter("topp", options.get("topp", defaults.top_p), 1.0, np.float32)
 
     def spread(value: Any) -> Any:
         return jnp.repeat(value, num_decodes) if value is not None and value.ndim else value
@@ -153,8 +139,8 @@ def _sampling(
     return Sampling(spread(temperature), spread(top_k), spread(top_p))
 
 
+# T5X's 0 means no filter: None if this is known, else a value without effect.
 def _filter(name: str, value: Any, off: Any, dtype: Any) -> Any:
-    """T5X's 0 means no filter: None if this is known, else a value without effect."""
     if value is None:
         return None
     value = checked(name, value, low=0, high=1.0 if name == "topp" else np.inf, dtype=dtype)

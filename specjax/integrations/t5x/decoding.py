@@ -4,11 +4,16 @@ Axes: B rows of T5X's batch, n decodes of each, L longest output, P prompt lengt
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core.spmd import get_logical_axis_rules
+from flax.linen.partitioning import logical_to_mesh_axes
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from t5x import partitioning
 
 from specjax.checks import whole_number
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
@@ -18,7 +23,6 @@ from specjax.drafting.neural import catches_up_on
 from specjax.drafting.stopping import check_policy
 from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call
-from specjax.integrations.t5x.sharding import constrain
 from specjax.rules import Lossless
 from specjax.types import (
     DecodeState,
@@ -38,6 +42,8 @@ _NEEDS_DRAFTER = (
 )
 # Options that need a drafter. The gin files bind the defaults, which have no effect without it.
 _OF_DRAFTS = ("verification", "max_draft", "min_draft", "stopping")
+# An axis without a name in T5X is split like another axis.
+_ALIASES = {"kv_heads": "heads"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +62,6 @@ class Decoding:
       temperature: of sampling; 0 is greedy. A call's `decoder_params` may override it.
       top_k: draw only the k most probable tokens, or None for all; may be overridden too.
       top_p: draw only the nucleus of this probability, or None for all; may be overridden too.
-
-    Raises:
-      TypeError: if a part is of a wrong type.
-      ValueError: if a number is out of range, or parts do not fit together.
     """
 
     rule: Rule | None = None
@@ -110,9 +112,6 @@ def run_loop(
 
     Returns:
       The state of B * n rows; rows of the same prompt are adjacent.
-
-    Raises:
-      ValueError: if the parts do not fit together.
     """
     small = None if drafter is None else drafter.model
     method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
@@ -125,8 +124,7 @@ def run_loop(
         _check_draft_limit(method, call.draft_limit)
         proposer_params = decoding.drafter_params
         if drafter is not None:
-            _, numbers = _stopping(decoding)
-            numbers = jax.tree.map(jnp.asarray, numbers)
+            numbers = jax.tree.map(jnp.asarray, _stopping(decoding)[1])
             proposer_params = NeuralDrafterParams(drafter.params, numbers)
         params = MethodParams(verifier.params, proposer_params, call.by_row(rule))
     if call.max_steps is not None:
@@ -154,19 +152,7 @@ def method_of(
     rule: Rule | None = None,
     eos_ids: tuple[int, ...] = (),
 ) -> Method:
-    """The method; its parts are checked.
-
-    Args:
-      decoding: the bindings of gin.
-      verifier: the large model.
-      drafter: the small model; None if there is no drafting network.
-      rule: replaces gin's, or None.
-      eos_ids: tokens that end a row.
-
-    Raises:
-      TypeError: if `rule` is not a rule.
-      ValueError: if the parts do not fit together, or an option needs a drafter.
-    """
+    """The method, without a drafter the verifier alone; a `rule` replaces gin's."""
     rule = rule or decoding.rule
     if drafter is None and decoding.drafter is None:
         if rule is not None:
@@ -180,7 +166,7 @@ def method_of(
     proposer = decoding.drafter
     if proposer is None:
         assert drafter is not None
-        stopping, _ = _stopping(decoding)
+        stopping = _stopping(decoding)[0]
         # A draft of a fixed length continues: so rows do not depend on each other's passes.
         ends = () if stopping.is_fixed else eos_ids
         proposer = NeuralDrafter(
@@ -197,13 +183,12 @@ def method_of(
     return method
 
 
+# The stopping policy, and its numbers.
 def _stopping(decoding: Decoding) -> tuple[Any, Any]:
-    """The stopping policy, and its numbers."""
     return (FixedLength() if decoding.stopping is None else decoding.stopping).bind(None)
 
 
 def _check_draft_limit(method: Speculative, limit: Any) -> None:
-    """Raises ValueError for a limit, like `Speculative.init`, if drafts have a fixed length."""
     if limit is None or not method.verification.has_carry:
         return
     traced = isinstance(limit, jax.core.Tracer)
@@ -213,3 +198,37 @@ def _check_draft_limit(method: Speculative, limit: Any) -> None:
             f"{'a traced value' if traced else np.asarray(limit).tolist()}: "
             f"{type(method.verification).__name__} needs drafts of a fixed length"
         )
+
+
+def constrain(tree: Any, axes: Any) -> Any:
+    """Constrains arrays to the placement of T5X's partitioner for their logical axes; traced.
+
+    A dimension that the devices do not divide evenly stays whole. Without a partitioner around the
+    call there is no constraint.
+    """
+    mesh = partitioning.pxla.thread_resources.env.physical_mesh
+    rules = tuple(get_logical_axis_rules())
+    if mesh.empty or not rules:
+        return tree
+
+    def place(leaf: Any, names: tuple[str | None, ...]) -> Any:
+        spec = partition_spec(leaf.shape, names, mesh, rules)
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+    return jax.tree.map(place, tree, axes)
+
+
+def partition_spec(
+    shape: tuple[int, ...],
+    names: tuple[str | None, ...],
+    mesh: Mesh,
+    rules: tuple[tuple[str, Any], ...],
+) -> PartitionSpec:
+    """The split of an array by T5X's rules, except dimensions that do not divide."""
+    wanted = logical_to_mesh_axes([_ALIASES.get(n, n) if n else None for n in names], rules)
+    spec: list[Any] = []
+    for size, axis in zip(shape, wanted or (), strict=True):
+        parts = axis if isinstance(axis, tuple) else (axis,) if axis else ()
+        whole = not parts or size % math.prod(mesh.shape[part] for part in parts)
+        spec.append(None if whole else axis)
+    return PartitionSpec(*spec)

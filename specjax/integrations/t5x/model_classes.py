@@ -36,7 +36,6 @@ class _PairModel(models.BaseTransformerModel):
     _bidirectional = False
 
     def _pair(self, drafter_module: Any, decoding: Decoding | None) -> None:
-        """Keeps the arguments that T5X's classes lack, and checks that they fit together."""
         self.drafter_module = drafter_module
         self.decoding = Decoding() if decoding is None else decoding
         if not isinstance(self.decoding, Decoding):
@@ -52,22 +51,21 @@ class _PairModel(models.BaseTransformerModel):
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Any = None
     ) -> Any:
-        """The initial variables of both networks, collection by collection."""
-        own = super().get_initial_variables(rng, input_shapes, input_types)
+        # Of both networks, collection by collection.
+        large = super().get_initial_variables(rng, input_shapes, input_types)
         if self.drafter_module is None:
-            return own
-        small = copy.copy(self)
-        small.module, small.drafter_module = self.drafter_module, None
-        other = small.get_initial_variables(rng, input_shapes, input_types)
+            return large
+        alone = copy.copy(self)
+        alone.module, alone.drafter_module = self.drafter_module, None
+        small = alone.get_initial_variables(rng, input_shapes, input_types)
         return flax_core.freeze(
             {
-                kind: {VERIFIER: own.get(kind, {}), DRAFTER: other.get(kind, {})}
-                for kind in {*own, *other}
+                kind: {VERIFIER: large.get(kind, {}), DRAFTER: small.get(kind, {})}
+                for kind in {*large, *small}
             }
         )
 
     def _compute_logits(self, params: Params, *args: Any, **kwargs: Any) -> Any:
-        """See T5X; uses the verifier."""
         return super()._compute_logits(self._verifier_params(params), *args, **kwargs)
 
     def _verifier_params(self, params: Params) -> Params:
@@ -83,7 +81,7 @@ class _PairModel(models.BaseTransformerModel):
         small = read_network(DRAFTER, self.drafter_module, _part(params, DRAFTER), **options)
         return verifier, PairPart(*small)
 
-    def _call(self, decoder_params: Any, rng: Array | None, **given: Any) -> Call:
+    def _call(self, decoder_params: Any, rng: Array | None, **options: Any) -> Call:
         gin = self.decoding
         return read_call(
             decoder_params,
@@ -91,13 +89,12 @@ class _PairModel(models.BaseTransformerModel):
             defaults=Sampling(temperature=gin.temperature, top_k=gin.top_k, top_p=gin.top_p),
             vocab_size=self.module.config.vocab_size,
             eos_id=self.output_vocabulary.eos_id or 1,
-            **given,
+            **options,
         )
 
     def _decode(
         self, params: Params, prompts: PromptBatch, longest: int, call: Call
     ) -> tuple[Array, dict[str, Array]]:
-        """Tokens `[B * n, L]` with any forced prefix first, and the aux values `[B * n]`."""
         state = run_loop(self.decoding, *self._networks(params), prompts, longest, call)
         return state.tokens, _aux(state)
 
@@ -109,16 +106,11 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
       module: the verifier's network.
       input_vocabulary: see T5X.
       output_vocabulary: see T5X.
-      optimizer_def: see T5X; None, because a pair is not trained.
+      optimizer_def: None, because a pair is not trained.
       drafter_module: the drafter's network; None: only the verifier decodes, or with
         `Decoding.drafter`.
       decoding: the settings; `Decoding()` by default.
       **options: T5X's other arguments except `decode_fn`, such as `default_decoder_params`.
-
-    Raises:
-      TypeError: if `decoding` is not a `Decoding`.
-      ValueError: if there are two drafters, a `decode_fn` or an unknown network, or if the networks
-        and `decoding` do not fit together.
     """
 
     def __init__(
@@ -161,10 +153,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         Returns:
           The outputs `[B, L]`, or `[B, n, L]` by increasing score, with a forced prefix and zeros
           past their ends; and a dictionary of `[B]` or `[B, n]`: `scores` (log-probabilities of the
-          drawn tokens, see `_aux`) and statistics of decoding.
-
-        Raises:
-          ValueError: see `read_call` and `read_network`.
+          drawn tokens) and statistics of decoding.
         """
         default = self._default_decoder_params
         call = self._call(
@@ -197,7 +186,6 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
     def _plain_scores(
         self, params: Params, batch: Any, tokens: Array, aux: Any, forced: Any, call: Call
     ) -> Array:
-        """The log-probabilities `[B * n]` of the outputs by the verifier's plain softmax."""
         begin = 0 if forced is None else jnp.repeat(forced[1], call.num_decodes)
         shown = {
             **{k: v for k, v in batch.items() if k == "encoder_input_tokens"},
@@ -209,21 +197,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
 
 
 class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
-    """T5X's `DecoderOnlyModel`, decoding with a drafter and a verifier.
-
-    Args:
-      module: the verifier's network.
-      vocabulary: see T5X.
-      optimizer_def: see T5X; None, because a pair is not trained.
-      drafter_module: the drafter's network; None: only the verifier decodes, or with
-        `Decoding.drafter`.
-      decoding: the settings; `Decoding()` by default.
-      **options: T5X's other arguments except `decode_fn`.
-
-    Raises:
-      TypeError: if `decoding` is not a `Decoding`.
-      ValueError: as `EncoderDecoderModel`.
-    """
+    """T5X's `DecoderOnlyModel`, with a drafter and a verifier; see `EncoderDecoderModel`."""
 
     def __init__(
         self,
@@ -249,22 +223,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         num_decodes: int = 1,
         decoder_params: MutableMapping[str, Any] | None = None,
     ) -> tuple[Array, dict[str, Array]]:
-        """Decodes a batch after its inputs.
-
-        Args:
-          params: the parameters of both networks.
-          batch: from T5X's feature converter.
-          rng: a PRNG key, or None for key 0.
-          return_all_decodes: whether to return all n outputs, or the most probable.
-          num_decodes: n, the number of outputs per input.
-          decoder_params: see `specjax.integrations.t5x.call.read_call`.
-
-        Returns:
-          As `EncoderDecoderModel`, without the inputs.
-
-        Raises:
-          ValueError: see `read_call` and `read_network`; or if the batch has no inputs.
-        """
+        """Decodes a batch after its inputs, which are left out; see `EncoderDecoderModel`."""
         if "decoder_causal_attention" not in batch:
             raise UserError(
                 "batch has no decoder_causal_attention: give `inputs` and `targets` in the task's "
@@ -287,7 +246,6 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
     def _plain_scores(
         self, params: Params, inputs: Array, before: Array, tokens: Array, aux: Any, call: Call
     ) -> Array:
-        """The log-probabilities `[B * n]` of the outputs by the verifier's plain softmax."""
         before, start = (jnp.repeat(x, call.num_decodes, 0) for x in (before, inputs))
         text = after_prefix(tokens, start[:, 1:], before)
         place = jnp.arange(text.shape[1])[None]
@@ -301,7 +259,6 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
 
 
 def _part(params: Params, role: str) -> Params:
-    """A network's parameters; raises ValueError if the parameters are not those of a pair."""
     if role not in params:
         raise UserError(
             f"params must be {{'verifier': ..., 'drafter': ...}}, but {role!r} is missing (they "
@@ -377,13 +334,11 @@ def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dic
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for options that would have no effect."""
     if "decode_fn" in options:
         raise UserError("decode_fn must be left out: bind specjax_t5x.Decoding")
 
 
 def _aux(state: DecodeState) -> dict[str, Array]:
-    """The statistics of each row `[B * n]`."""
     info = state.info
     longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
     return {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checkpoints.arrays import ArraySpec, check_same, common_dtype, flatten, unflatten
-from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, ParamTree
+from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, SIZES, ParamTree
 from specjax.errors import UserError
 from specjax.models import (
     CausalLM,
@@ -28,15 +28,9 @@ from specjax.models import (
 from specjax.types import Params
 
 _KNOWN = "t5x.examples.t5, t5x.examples.scalable_t5 and t5x.examples.decoder_only"
-_SHARED = {
-    "vocab_size": "vocab_size",
-    "emb_dim": "embed_dim",
-    "num_heads": "num_heads",
-    "head_dim": "head_dim",
-    "mlp_dim": "mlp_dim",
-    "logits_via_embedding": "tie_embeddings",
-    "dtype": "dtype",
-}
+# Fields of both networks: T5X's, and ours.
+_SHARED = {name: ours for name, ours in SIZES.items() if not name.endswith("_layers")}
+_SHARED["dtype"] = "dtype"
 # Fields of T5X's configurations that are read below, or do not affect what a network computes.
 _FIELDS = {
     *_SHARED,
@@ -69,7 +63,6 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        """The style of the decoder."""
         return Style(
             activations=self.mlp_activations,
             windows=(None,) * self.num_layers,
@@ -102,9 +95,6 @@ def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -
 
     Returns:
       The model; its parameters are float32, and its layers share one relative position bias.
-
-    Raises:
-      ValueError: if specjax does not support the network; the message names the difference.
     """
     config: Any = getattr(module, "config", None)
     is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
@@ -156,12 +146,6 @@ def read_network(
       module: the flax module of T5X's model class.
       params: its parameters, arrays or tracers; nested as in T5X.
       bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
-
-    Returns:
-      The model and its parameters.
-
-    Raises:
-      ValueError: if specjax does not support the network; the message names the difference.
     """
     model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)

@@ -33,10 +33,6 @@ class PairCheckpointManager:
         the verifier's path has both, as written by `specjax convert --drafter`.
       drafter_transformations: for the drafter's state, like `state_transformation_fns`.
       **options: passed on to T5X's own manager.
-
-    Raises:
-      FileNotFoundError: if there is no such checkpoint.
-      ValueError: if `drafter_path` is given, but the model has no drafter.
     """
 
     def __init__(
@@ -67,24 +63,12 @@ class PairCheckpointManager:
         state_transformation_fns: Sequence[Any] = (),
         lazy_parameters: bool = False,
     ) -> Any:
-        """Restores both checkpoints.
+        """Restores both checkpoints into T5X's train state; `path` is the verifier's.
 
-        Args:
-          step: must be None; T5X passes paths.
-          path: the verifier's checkpoint.
-          fallback_state: values of parameters that a checkpoint lacks.
-          state_transformation_fns: for the verifier's state.
-          lazy_parameters: see T5X.
-
-        Returns:
-          T5X's train state.
-
-        Raises:
-          FileNotFoundError: if a checkpoint is missing.
-          ValueError: if a checkpoint does not fit its network.
+        `fallback_state` has values of parameters that a checkpoint lacks, and
+        `state_transformation_fns` are for the verifier's state.
         """
-        if step is not None or path is None:
-            raise UserError("path must be given, and step must be left out")
+        assert step is None and path is not None, "T5X passes paths"
         role = "pair" if self._is_pair and self._drafter_path is None else "verifier"
         path = checkpoint_at(role, path)
         if self._drafter_path is None:
@@ -115,7 +99,7 @@ class PairCheckpointManager:
         return whole
 
     def restore_from_tf_checkpoint(self, path: str, strict: bool = True) -> Any:
-        """Raises ValueError: a checkpoint of Mesh TensorFlow has only one network."""
+        # A checkpoint of Mesh TensorFlow has only one network.
         raise UserError(
             f"{path} is a TensorFlow checkpoint: convert it with T5X's convert_tf_checkpoint first"
         )
@@ -152,13 +136,13 @@ class PairCheckpointManager:
                 f"({' '.join(str(error).split())[:_LONGEST]}): {_REMEDY}{other}"
             ) from error
         # Orbax returns the checkpoint's shapes, whatever the network's.
-        found = flatten(flax_core.unfreeze(restored.params))
-        wrong = [name for name in sorted(wanted) if found[name].shape != wanted[name].shape]
+        arrays = flatten(flax_core.unfreeze(restored.params))
+        wrong = [name for name in sorted(wanted) if arrays[name].shape != wanted[name].shape]
         if wrong:
             first = wrong[0]
             raise UserError(
                 f"the {role}'s checkpoint {path} does not fit its network: {first} has shape "
-                f"{found[first].shape} in the checkpoint, {wanted[first].shape} in the network "
+                f"{arrays[first].shape} in the checkpoint, {wanted[first].shape} in the network "
                 f"({len(wrong)} of {len(wanted)} arrays differ): {_REMEDY}"
             )
         return restored
@@ -201,11 +185,8 @@ def checkpoint_at(role: str, path: str) -> str:
     Args:
       role: "verifier", "drafter" or "pair", for messages.
       path: a local path, or any path that T5X's file system supports (gs://).
-
-    Raises:
-      FileNotFoundError: if there is no checkpoint; ValueError: if `path` is not a path.
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike):  # T5X also takes lists
         raise UserError(f"the {role}'s checkpoint must be a path, got {path!r}")
     path = os.fspath(path).rstrip("/")
     if not checkpoints.gfile.exists(path):
@@ -233,7 +214,6 @@ def part_of(train_state: Any, role: str) -> Any:
 
 
 def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
-    """The part of a state dict that belongs to a network, with the parts of both."""
     if state is None:
         return None
     return {
@@ -242,7 +222,7 @@ def _part_of_dict(state: Mapping[str, Any] | None, role: str) -> Any:
     }
 
 
+# Frozen if T5X's own tree is.
 def _like(tree: Any, value: dict[str, Any]) -> Any:
-    """`value`, frozen if T5X's own tree is."""
     value = {role: flax_core.unfreeze(part) for role, part in value.items()}
     return flax_core.freeze(value) if isinstance(tree, flax_core.FrozenDict) else value

@@ -1,4 +1,4 @@
-"""The mesh, and the rules that split the named axes of an array over its axes.
+"""A mesh, rules for named axes, and the partitioner that gives every array its sharding.
 
 A mesh has the axes `data` (rows of a batch) and `model` (heads, feed-forward width, vocabulary).
 Rules map logical axes to mesh axes, as in T5X: each dimension takes the first rule of its name
@@ -10,13 +10,17 @@ divides the number of heads.
 The networks do not mention a mesh: the compiler follows the shardings of the arrays.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.checks import check_count
 from specjax.errors import UserError
+from specjax.types import Axes, LanguageModel, Params, row_axes
 
 AxisRules = Sequence[tuple[str, str | None]]
 
@@ -44,40 +48,29 @@ WHOLE_RULES: AxisRules = tuple(
 def make_mesh(
     data: int | None = None, model: int = 1, *, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh of `data * model` devices.
+    """A mesh of `data * model` devices, with the axes `data` and `model`.
 
     Args:
       data: the number of devices that the rows are split over; by default the number of devices
         divided by `model`.
       model: the number of devices that the computation of each row is split over.
       devices: the devices; by default those of all processes.
-
-    Returns:
-      A mesh with the axes `data` and `model`; the compiler places intermediate arrays.
-
-    Raises:
-      TypeError: if a size is not a whole number.
-      ValueError: if the sizes do not agree with the number of devices, there are no devices, or a
-        process has no device in the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = {"model": model} if data is None else {"data": data, "model": model}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise UserError(f"mesh sizes must be whole numbers, got {name}={size!r}")
+        check_count(f"mesh size {name}", size, "give numbers of devices")
     if not devices:
         raise UserError("devices must have at least one device, got []: leave it out for all")
-    if model < 1 or (data is not None and data < 1):
-        raise UserError(f"mesh sizes must be at least 1, got data={data}, model={model}")
     count = len(devices)
     if data is None:
         data = max(1, count // model)
         if data * model < count:
             raise UserError(f"model={model} does not divide {count} devices: give `data` too")
     if data * model > count:
-        given = " times ".join(f"{name}={size}" for name, size in sizes.items())
+        product = " times ".join(f"{name}={size}" for name, size in sizes.items())
         raise UserError(
-            f"{given} needs {data * model} devices, but there {'is' if count == 1 else 'are'} "
+            f"{product} needs {data * model} devices, but there {'is' if count == 1 else 'are'} "
             f"{count}: choose smaller sizes"
         )
     left_out = {d.process_index for d in devices} - {
@@ -107,12 +100,6 @@ def partition_spec(
       mesh: the mesh.
       rules: pairs of a logical axis and a mesh axis, or None for an axis that is not split.
       units: name -> size of a unit that must not be split; 1 by default.
-
-    Returns:
-      A `PartitionSpec`.
-
-    Raises:
-      ValueError: if a logical axis has no rule, or a rule names a mesh axis that does not exist.
     """
     if unknown := {axis for _, axis in rules if axis is not None} - set(mesh.axis_names):
         raise UserError(
@@ -135,3 +122,88 @@ def partition_spec(
             elif shape[i] % (mesh.shape[mesh_axis] * unit) == 0:
                 spec[i], settled[i] = mesh_axis, True
     return PartitionSpec(*spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioner:
+    """Turns logical axis names into shardings on one mesh; static and hashable.
+
+    Attributes:
+      mesh: from `make_mesh`.
+      rules: see `partition_spec`.
+    """
+
+    mesh: Mesh
+    rules: AxisRules = STANDARD_RULES
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh):
+            raise UserError(
+                f"mesh must come from specjax.partitioning.make_mesh, got {self.mesh!r}"
+            )
+        object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))
+
+    @property
+    def row_multiple(self) -> int:
+        """The number of rows must be a multiple of this, so that devices share them evenly."""
+        return self.ways("batch")
+
+    def ways(self, name: str) -> int:
+        """The number of devices that split an axis of this logical name, if its size allows it."""
+        axis = next((axis for logical, axis in self.rules if logical == name), None)
+        return 1 if axis is None else self.mesh.shape[axis]
+
+    def shardings(self, shapes: Any, axes: Axes, units: Mapping[str, int] | None = None) -> Any:
+        """The shardings of a tree of arrays or shapes, by the names of their axes."""
+
+        def sharding(leaf: Any, names: Any) -> NamedSharding:
+            spec = partition_spec(leaf.shape, names, self.mesh, self.rules, units)
+            return NamedSharding(self.mesh, spec)
+
+        return jax.tree.map(sharding, shapes, axes)
+
+    def param_shardings(self, model: LanguageModel, params: Params) -> Any:
+        """The shardings of a model's parameters, which are arrays or shapes."""
+        return self.shardings(params, model.param_axes(params), model.axis_units())
+
+    def place(self, tree: Any, shardings: Any) -> Any:
+        """Places arrays with `shardings`; each process has the whole arrays, and keeps its part."""
+
+        def place(leaf: Any, sharding: Any) -> jax.Array:
+            if isinstance(leaf, jax.Array):
+                return jax.device_put(leaf, sharding)
+            whole = np.asarray(leaf)
+            return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+
+        return jax.tree.map(place, tree, shardings)
+
+    def replicate(self, tree: Any) -> Any:
+        """Places the whole arrays on every device; see `place`."""
+        return self.place(tree, jax.tree.map(lambda _: NamedSharding(self.mesh, jax.P()), tree))
+
+    def place_rows(self, tree: Any) -> Any:
+        """Places arrays whose leading axis is the batch, split over the rows; see `place`."""
+        arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)
+        return self.place(arrays, self.shardings(arrays, row_axes(arrays)))
+
+
+def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of an array that belong to this process; each row belongs to a single process.
+
+    Args:
+      array: `[B, ...]`, split over its leading axis or not split.
+
+    Returns:
+      The increasing indices of the rows, and the rows. With one process: all rows.
+    """
+    if not isinstance(array, jax.Array) or array.is_fully_addressable:
+        whole = np.asarray(array)
+        return np.arange(len(whole)), whole
+    # Of the devices with the same rows, exactly one has replica 0.
+    owned = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    parts = {shard.index[0].start or 0: np.asarray(shard.data) for shard in owned}
+    if not parts:
+        return np.arange(0), np.zeros((0, *array.shape[1:]), array.dtype)
+    starts = sorted(parts)
+    places = [np.arange(start, start + len(parts[start])) for start in starts]
+    return np.concatenate(places), np.concatenate([parts[start] for start in starts])

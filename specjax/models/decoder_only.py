@@ -1,0 +1,269 @@
+"""What decoder-only families share: Llama's style, names and fields, and windows by layer."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.errors import UserError
+from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
+from specjax.models.model import CausalLM
+from specjax.models.position_encoding import rope_frequencies
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryConfig(DecoderOnlyConfig):
+    """A decoder-only network with rotary positions, perhaps with windows.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies.
+      sliding_window: in a layer with a window, a query at position t sees keys at t - window + 1
+        .. t; None: no layer has a window.
+      layer_types: for each layer, "sliding_attention" or "full_attention", as in Hugging Face's
+        files; empty: all layers have the window, or none if `sliding_window` is None.
+    """
+
+    rope_theta: float = 10_000.0
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        types = tuple(self.layer_types)
+        object.__setattr__(self, "layer_types", types)
+        if not all(kind in (SLIDING, FULL) for kind in types):
+            raise UserError(f"layer_types={types} may only name {SLIDING} and {FULL}")
+        if types and len(types) != self.num_layers:
+            raise UserError(f"layer_types has {len(types)} names, but num_layers={self.num_layers}")
+        if SLIDING in types and self.sliding_window is None:
+            raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, None for all positions."""
+        types = self.layer_types or (SLIDING,) * self.num_layers
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in types)
+
+    @property
+    def style(self) -> Style:
+        frequencies = rope_frequencies(self.head_dim, self.rope_theta)
+        return llama_style(self, frequencies, windows=self.windows)
+
+
+def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
+    """Llama's style, with the rotary frequencies `[D // 2]` of all layers, and with changes."""
+    rope = tuple(frequencies.astype(np.float32).tolist())
+    fields: dict[str, Any] = {
+        "activations": ("silu", "linear"),
+        "windows": (None,) * config.num_layers,
+        "ropes": (rope,) * config.num_layers,
+        "query_scale": config.head_dim**-0.5,
+        "embed_stddev": config.embed_dim**-0.5 if config.tie_embeddings else 1.0,
+    }
+    return Style(**(fields | changes))
+
+
+def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
+    """Llama's names, which most decoder-only families have; they differ in their norms.
+
+    The entries include biases and norms of queries and keys, which not all networks have.
+
+    Args:
+      norms: from Hugging Face's name of each norm of a layer to ours. The same name can mean
+        different norms: Llama's post_attention_layernorm precedes the MLP.
+    """
+    hf, layer = "model.layers.{i}", "decoder/layers_{i}"
+    attention, ours = f"{hf}.self_attn", f"{layer}/self_attention"
+    return (
+        Renaming("model.embed_tokens.weight", "token_embedder/embedding"),
+        *(
+            line
+            for a, b in HEADS.items()
+            for line in (
+                Renaming(f"{attention}.{a}_proj.weight", f"{ours}/{b}/kernel", T),
+                Renaming(f"{attention}.{a}_proj.bias", f"{ours}/{b}/bias"),
+                Renaming(f"{attention}.{a}_norm.weight", f"{ours}/{b}_norm/scale"),
+            )
+        ),
+        *(
+            Renaming(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
+            for a, b in MLP.items()
+        ),
+        *(Renaming(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
+        Renaming("model.norm.weight", "decoder/decoder_norm/scale"),
+        Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
+    )
+
+
+LLAMA_NAMES = decoder_only_names(
+    {
+        "input_layernorm": "pre_self_attention_layer_norm",
+        "post_attention_layernorm": "pre_mlp_layer_norm",
+    }
+)
+
+
+def decoder_only_family(name: str, **fields: Any) -> Family:
+    """A family of decoder-only networks; what is not given is as in Llama."""
+    return Family(
+        name=name, **{"model": CausalLM, "names": LLAMA_NAMES, "special_ids": {}, **fields}
+    )
+
+
+# Fields of a family that may have only these values; the first is the default, and is written.
+Constants = Mapping[str, tuple[Any, ...]]
+SILU: Constants = {"hidden_act": ("silu", "swish")}
+UNBIASED: Constants = {**SILU, "attention_bias": (False,)}
+NO_BIASES: Constants = {**UNBIASED, "mlp_bias": (False,)}
+
+
+def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> dict[str, Any]:
+    """The fields of a `DecoderOnlyConfig` under Llama's names.
+
+    Args:
+      fields: of the `config.json`.
+      **defaults: the values of fields that the file may leave out, besides `head_dim`,
+        `num_key_value_heads` and `rms_norm_eps`, by Hugging Face's names.
+    """
+
+    def whole(name: str, *fallback: int) -> int:
+        # null takes the fallback, an absent field the default of transformers.
+        default = defaults.get(name) if name not in fields.values else None
+        return fields.whole(name, *(fallback if default is None else (default,)))
+
+    heads = whole("num_attention_heads")
+    return {
+        "vocab_size": whole("vocab_size"),
+        "embed_dim": whole("hidden_size"),
+        "num_heads": heads,
+        "head_dim": whole("head_dim", whole("hidden_size") // heads),
+        "mlp_dim": whole("intermediate_size"),
+        "num_layers": whole("num_hidden_layers"),
+        "num_kv_heads": whole("num_key_value_heads", heads),
+        "norm_eps": fields.positive("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
+    }
+
+
+def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
+    """Llama's names for the fields of a `DecoderOnlyConfig`, without the family's own.
+
+    Raises:
+      UserError: for sizes that transformers 5 does not read, though 4.x may.
+    """
+    if config.embed_dim % config.num_heads:
+        raise UserError(
+            f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
+            "transformers 5 to read the model; convert it to orbax"
+        )
+    return {
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def rope_from_hf(fields: HFFields, default: float = 10_000.0) -> tuple[float, str, HFFields]:
+    """The rotary base, the kind of scaling (Hugging Face's `rope_type`) and its fields.
+
+    They are in `rope_parameters` (5.x), or in `rope_theta` and `rope_scaling` (4.x). If a file has
+    both, 4.x and 5.x take `rope_scaling`.
+    """
+    newer = fields.objects("rope_parameters")
+    parameters = fields.objects("rope_scaling") or newer
+    if nested := [name for name, value in parameters.items() if isinstance(value, dict)]:
+        raise UserError(
+            f"rope parameters that apply only to {', '.join(nested)} are not supported; all layers "
+            "must share them"
+        )
+    rope = HFFields(parameters)
+    theta = float(rope.positive("rope_theta", fields.positive("rope_theta", default)))
+    other = newer.get("rope_theta")
+    if other is not None and other != theta:
+        raise UserError(
+            f"rope_parameters has rope_theta={other!r}, but rope_scaling, which has priority, has "
+            f"{theta!r}; remove one of the two fields"
+        )
+    for where in (rope, fields):
+        where.refuse("partial_rotary_factor", (1, 1.0), 1.0)
+    return theta, parameters.get("rope_type") or parameters.get("type") or "default", rope
+
+
+def rope_to_hf(theta: float, scaling: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The rotary fields of 4.x and of 5.x; `scaling` is `rope_type` and its fields."""
+    return {
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": theta},
+    }
+
+
+def rotary_from_hf(
+    fields: HFFields,
+    constants: Constants,
+    *,
+    theta: float = 10_000.0,
+    tied: bool = False,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Sizes, rotary base and tied embeddings of a family whose frequencies are not scaled.
+
+    Args:
+      fields: of the `config.json`.
+      constants: the fields that may have only certain values.
+      theta: the rotary base of a file that has none.
+      tied: whether the embeddings of a file that does not say are tied.
+      **defaults: see `decoder_only_from_hf`.
+    """
+    fields.refuse_others(constants)
+    sizes = decoder_only_from_hf(fields, **defaults)
+    base, kind, _ = rope_from_hf(fields, theta)
+    if kind != "default":
+        raise UserError(f"rope_type={kind!r} is not supported, only 'default'")
+    tied = fields.flag("tie_word_embeddings", tied)
+    return {**sizes, "rope_theta": base, "tie_embeddings": tied}
+
+
+def rotary_to_hf(
+    config: Any, constants: Constants, longest: int, scaling: Any = None
+) -> dict[str, Any]:
+    """The inverse of `rotary_from_hf`; `longest` is the usual `max_position_embeddings`."""
+    return {
+        **decoder_only_to_hf(config),
+        **{name: allowed[0] for name, allowed in constants.items()},
+        "max_position_embeddings": longest,
+        **rope_to_hf(config.rope_theta, scaling),
+    }
+
+
+def windows_from_hf(
+    fields: HFFields, window: int | None, types: Sequence[str], count: int
+) -> dict[str, Any]:
+    """`sliding_window` and `layer_types` of a `RotaryConfig`.
+
+    The types of the `count` layers are those that the file lists, else `types`.
+    """
+    if (listed := fields.values.get("layer_types")) is not None:
+        types = listed
+    if not isinstance(types, list | tuple) or not all(x in (SLIDING, FULL) for x in types):
+        raise UserError(f"layer_types={types!r} must be a list of {SLIDING!r} and {FULL!r}")
+    if len(types) != count:
+        raise UserError(f"layer_types has {len(types)} names, but num_hidden_layers={count}")
+    if SLIDING not in types:
+        return {"sliding_window": None, "layer_types": ()}
+    if window is None:
+        raise UserError(f"layer_types names {SLIDING!r}, but no sliding_window")
+    return {"sliding_window": window, "layer_types": tuple(types) if FULL in types else ()}
+
+
+def types_of_layers(config: RotaryConfig) -> list[str]:
+    """The types of all layers, for Hugging Face's files."""
+    return [FULL if window is None else SLIDING for window in config.windows]
