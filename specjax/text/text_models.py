@@ -25,13 +25,7 @@ _MOST_UNREAD = 16
 
 
 class Words(NamedTuple):
-    """The vocabulary of a model.
-
-    Attributes:
-      name: the model's name in messages, such as its path.
-      tokenizer: its tokenizer.
-      size: V, without rows of the embedding beyond the tokenizer's tokens.
-    """
+    """The vocabulary of a model; its size leaves out rows of the embedding that are no tokens."""
 
     name: str
     tokenizer: Tokenizer
@@ -58,11 +52,8 @@ class TextModel:
         unknown.
       settings: of its generation, which no decoder applies by itself, such as repetition_penalty.
 
-    Raises:
-      TypeError: the model, the tokenizer or the head has a wrong type.
-      ValueError: the tokenizer has more ids than the model, or the head is of another model. A
-        model with quantised weights has another fingerprint than the floats that its head was
-        trained for, so only the width is compared.
+    A model with quantised weights has another fingerprint than the floats that its head was trained
+    for, so only the width is compared.
     """
 
     model: LanguageModel
@@ -98,12 +89,11 @@ class TextModel:
         if not isinstance(self.head, Head | None):
             raise UserError(f"head must come from checkpoints.load_head, got {self.head!r}")
         if self.head is not None:
-            found = None if has_stored(self.params) else self.weights_fingerprint
-            self.head.check_drafter(self.name, self.width, found)
+            fingerprint = None if has_stored(self.params) else self.weights_fingerprint
+            self.head.check_drafter(self.name, self.width, fingerprint)
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """The partitioner for its mesh; None without a mesh."""
         return None if self.mesh is None else Partitioner(self.mesh)
 
     @property
@@ -113,7 +103,6 @@ class TextModel:
 
     @property
     def words(self) -> Words:
-        """Its vocabulary."""
         return Words(self.name, self.tokenizer, self.model.vocab_size)
 
     @functools.cached_property
@@ -180,8 +169,7 @@ class Models:
       named: name -> model, in the order given.
 
     Raises:
-      TypeError: a model is not a `TextModel`.
-      ValueError: there is no verifier, or the vocabularies or meshes differ.
+      UserError: there is no verifier, or the vocabularies or meshes differ.
     """
 
     def __init__(self, **named: TextModel) -> None:
@@ -196,8 +184,6 @@ class Models:
         self.named = named
         for name, model in named.items():
             check_vocabularies({name: model.words, "verifier": self.verifier.words})
-        self.named = named
-        for name, model in named.items():
             if model.mesh != self.verifier.mesh:
                 raise UserError(
                     f"{name} and verifier have different meshes: load both with the same mesh"
@@ -222,16 +208,7 @@ class Models:
 
 
 class Pair(Models):
-    """A drafter and a verifier with the same vocabulary.
-
-    Args:
-      drafter: the small model.
-      verifier: the large model; its tokenizer and its end-of-sequence tokens are used.
-
-    Raises:
-      TypeError: a model is not a `TextModel`.
-      ValueError: the vocabularies or meshes differ.
-    """
+    """A drafter and a verifier with the same vocabulary."""
 
     def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
         super().__init__(drafter=drafter, verifier=verifier)
@@ -243,12 +220,11 @@ class Pair(Models):
 
     @property
     def drafter(self) -> TextModel:
-        """The small model."""
         return self.named["drafter"]
 
 
 def check_vocabularies(models: dict[str, Words]) -> None:
-    """Raises ValueError if the vocabularies of two models, given by name, differ."""
+    """Refuses two models, given by name, whose vocabularies differ."""
     ours, theirs = models.values() if len(models) > 1 else 2 * [*models.values()]
     same = ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
     if same and ours.size == theirs.size:
