@@ -21,6 +21,7 @@ from specjax.models import LlamaConfig, T5Config, model_from_config
 from specjax.training import AdamW, Objective
 from specjax.training.step import init_state, make_train_step
 from specjax.training.tasks import TextTask
+from specjax.types import Prompts
 
 HELP = "training, evaluation and prefill with YNNPACK's fusions, its single products, and without"
 
@@ -148,10 +149,10 @@ def _evaluate(task: Any, batch: Any, options: Options) -> Callable[[], Any]:
 def _prefill(config: Any, prompts: Any, options: Options) -> Callable[[], Any]:
     model = model_from_config(config)
     params = model.prepare(model.init(jax.random.key(0)))
-    lengths = np.full(len(prompts), prompts.shape[1], np.int32)
-    jitted = jax.jit(model.prefill, static_argnums=3)
-    compiled = jitted.lower(params, prompts, lengths, 128).compile(options)
-    return functools.partial(compiled, params, prompts, lengths)
+    lengths: Any = np.full(len(prompts), prompts.shape[1], np.int32)
+    jitted = jax.jit(model.prefill, static_argnums=2)
+    compiled = jitted.lower(params, Prompts(prompts, lengths), 128).compile(options)
+    return functools.partial(compiled, params, Prompts(prompts, lengths))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from specjax.compilation import jit, step_options
 from specjax.drafting import LookupDrafter
 from specjax.models import model_from_config, preset
 from specjax.sampling import Sampling
+from specjax.types import Prompts
 
 HELP = "microseconds of a draft copied from the text so far, by the text's length"
 
@@ -101,8 +102,8 @@ def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Call
         text[:, -match:] = text[:, context // 4 : context // 4 + match]
         text[:, -match - 1] = drafter.vocab_size - 1
     lengths = jnp.full((rows,), context, jnp.int32)
-    prefill = jit(drafter.prefill, static_argnums=3)
-    state = prefill((), jnp.asarray(text), lengths, context + drafter.max_draft + 1)
+    prefill = jit(drafter.prefill, static_argnums=2)
+    state = prefill((), Prompts(jnp.asarray(text), lengths), context + drafter.max_draft + 1)
     sampling = Sampling(jnp.zeros((rows,), jnp.float32))
     limits, active = jnp.full((rows,), drafter.max_draft, jnp.int32), jnp.ones((rows,), bool)
 
@@ -132,10 +133,10 @@ def _pass(args: argparse.Namespace) -> Callable[[], Any]:
     model = model_from_config(preset(_PRESET, vocab_size=args.vocab))
     zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
     params = model.prepare(zeros(model.abstract_params()))
-    inputs = jax.ShapeDtypeStruct((1, args.pass_context), np.int32)
-    lengths = jax.ShapeDtypeStruct((1,), np.int32)
+    inputs: Any = jax.ShapeDtypeStruct((1, args.pass_context), np.int32)
+    lengths: Any = jax.ShapeDtypeStruct((1,), np.int32)
     prefill = functools.partial(model.prefill, max_length=128)
-    shapes = jax.eval_shape(prefill, params, inputs, lengths)
+    shapes = jax.eval_shape(prefill, params, Prompts(inputs, lengths))
     cache = zeros(shapes.cache)
     tokens = jnp.ones((1, args.max_draft + 1), jnp.int32)
 

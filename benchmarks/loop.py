@@ -21,7 +21,7 @@ from specjax.cli.bench.report import Report
 from specjax.compilation import jit, step_options
 from specjax.memory import sizes_in_words, told_if_full
 from specjax.study.turns import in_turns
-from specjax.types import Array, Params, Sampling, Stopping
+from specjax.types import Array, Params, Prompts, Sampling, Stopping
 
 HELP = "the time of the speculative loop against the time of its models' passes"
 # No logit is this large, but XLA cannot know that.
@@ -149,7 +149,7 @@ def _passes(model: TextModel, loops: Loops, rows: int, width: int) -> Callable[[
     prompt = int(network.prompt_positions(loops.inputs.shape[1], 0))
     length = prompt + loops.max_new + width
     inputs, lengths = jnp.asarray(loops.inputs[:rows]), jnp.asarray(loops.lengths[:rows])
-    filled = jit(network.prefill, static_argnums=3)(params, inputs, lengths, length)
+    filled = jit(network.prefill, static_argnums=2)(params, Prompts(inputs, lengths), length)
     positions = filled.positions + loops.max_new // 2
 
     @functools.partial(jit, options=step_options, donate_argnums=(1, 2))
@@ -227,7 +227,10 @@ def _prefills(loops: Loops, rows: int, length: int) -> Callable[[], float]:
     @jit
     def prefill(params: tuple[Params, Params], inputs: Array, lengths: Array) -> Any:
         models = (loops.pair.verifier.model, loops.pair.drafter.model)
-        both = [m.prefill(p, inputs, lengths, length) for m, p in zip(models, params, strict=True)]
+        both = [
+            m.prefill(p, Prompts(inputs, lengths), length)
+            for m, p in zip(models, params, strict=True)
+        ]
         # The next prefills depend on these, so that they do not overlap.
         firsts = [jax.tree.leaves(one)[0].ravel()[0].astype(jnp.float32) for one in both]
         return lengths + jnp.isnan(jnp.stack(firsts)).any().astype(jnp.int32), both

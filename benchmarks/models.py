@@ -20,7 +20,7 @@ from specjax.cli.bench.report import Report
 from specjax.compilation import step_options
 from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
 from specjax.tokenizers.model_files import SpecialIds
-from specjax.types import Params
+from specjax.types import Params, Prompts
 
 HELP = "extend by T tokens in a jitted loop, against reading the same bytes and transformers"
 
@@ -91,11 +91,11 @@ def _measure(
     model = Seq2SeqLM(config)
     params = _random_params(model)
     inputs = np.random.default_rng(0).integers(3, config.vocab_size, (args.rows, args.prompt))
-    inputs = inputs.astype(np.int32)
-    lengths = np.full(args.rows, args.prompt, np.int32)
-    prefill = jax.jit(model.prefill, static_argnums=3)
+    lengths = jnp.full(args.rows, args.prompt, jnp.int32)
+    prompts = Prompts(jnp.asarray(inputs, jnp.int32), lengths)
+    prefill = jax.jit(model.prefill, static_argnums=2)
     prepared = model.prepare(params)
-    prefilled = prefill(prepared, inputs, lengths, args.max_length)
+    prefilled = prefill(prepared, prompts, args.max_length)
     bytes_read = _bytes_read(config, params, prefilled.cache)
     calls: dict[Any, Callable[[], Any]] = {
         tokens: _our_loop(model, prepared, prefilled, tokens, args.steps) for tokens in args.tokens

@@ -18,6 +18,7 @@ from specjax.evaluation import METRICS
 from specjax.memory import nbytes
 from specjax.sampling import Sampling
 from specjax.text import Decoder, Pair, TextModel, load_pair
+from specjax.types import Prompts
 
 HELP = "bytes, time, errors of logits, equal texts and quality with matrices in 8 bits"
 
@@ -171,7 +172,7 @@ def _read(
 
     @jit
     def read(params: Any, prompts: Any, lengths: Any, block: Any) -> Any:
-        filled = model.model.prefill(params, prompts, lengths, width + longest + 1)
+        filled = model.model.prefill(params, Prompts(prompts, lengths), width + longest + 1)
         before = jax.numpy.concatenate([filled.tokens[:, None], block[:, :-1]], axis=1)
         return model.model.extend(params, filled.cache, before, filled.positions).logits
 

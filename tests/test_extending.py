@@ -211,13 +211,13 @@ def test_what_is_left_out_of_a_part_is_told():
         def prefill(self, *args):
             return ()
 
-    with pytest.raises(ValueError, match="abstract .*Half.* (bonus|propose)"):
+    with pytest.raises(TypeError, match="abstract .*Half.* (bonus|propose)"):
         Half()
 
     class Lazy(types.Stopping):
         pass
 
-    with pytest.raises(ValueError, match="abstract .*Lazy.* step"):
+    with pytest.raises(TypeError, match="abstract .*Lazy.* step"):
         Lazy()
 
 

@@ -31,7 +31,16 @@ from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
 from specjax.processing import begun, bound
 from specjax.rules import Lossless
-from specjax.types import Array, Axes, DecodeState, Params, Processing, PromptBatch, row_axes
+from specjax.types import (
+    Array,
+    Axes,
+    DecodeState,
+    Params,
+    Processing,
+    PromptBatch,
+    Prompts,
+    row_axes,
+)
 
 # More steps than a loop ever takes.
 _FOREVER = 2**31 - 1
@@ -90,7 +99,7 @@ class Method(abc.ABC):
         """The cache positions of the prompts, in the model where they take most."""
 
     @abc.abstractmethod
-    def prefill(self, params: Params, prompts: PromptBatch, max_length: int) -> Any:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """The step's `inner` after the prompt; traced."""
 
     @abc.abstractmethod
@@ -285,7 +294,7 @@ class Method(abc.ABC):
         Returns:
           The state of B * copies finished rows.
         """
-        inner = self.prefill(params, prompts, max_length)
+        inner = self.prefill(params, prompts.prompts, max_length)
         inner, prompts = _copied(inner, prompts, copies)
         state = self._begun(params, inner, prompts, max_new, ByToken())
         if place is not None:
@@ -401,7 +410,7 @@ def _start(
     beginning: Beginning | None = None,
 ) -> DecodeState:
     with continuing(beginning):
-        inner = method.prefill(params, prompts, max_length)
+        inner = method.prefill(params, prompts.prompts, max_length)
     inner, prompts = _copied(inner, prompts, copies)
     return method._begun(params, inner, prompts, max_new, by_token)
 
@@ -414,7 +423,7 @@ def _jitted_begin(
     method: Method, max_length: int, params: Params, prompts: PromptBatch
 ) -> tuple[Any, ...]:
     with noting() as caches:
-        method.prefill(params, prompts, max_length)
+        method.prefill(params, prompts.prompts, max_length)
     return tuple(caches)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from specjax.compilation import jit_at, placement
 from specjax.decoding.loop import Method
 from specjax.models.beginnings import Beginning, noting
-from specjax.types import Array, Cache, DecodeState, Params, PromptBatch
+from specjax.types import Array, Cache, DecodeState, Params, Prompts
 
 
 class Read(NamedTuple):
@@ -68,11 +68,11 @@ def reads(parts: Any) -> list[Read]:
 @functools.lru_cache(maxsize=64)
 def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int, ...]:
     """The places in `reads` of the caches of a `Beginning`, in its order; () if one is missing."""
-    ones = np.ones(1, np.int32)
-    prompts = PromptBatch(np.zeros((1, 2), np.int32), 2 * ones, ones, ones)
     found: list[int] = []
 
     def trace(params: Params) -> None:
+        prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
+        prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
         with noting() as noted:
             state = method.prefill(params, prompts, method.cache_length(2, 0, 1))
         # The same traced arrays.

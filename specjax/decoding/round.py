@@ -57,6 +57,7 @@ from specjax.types import (
     Drafter,
     LanguageModel,
     Params,
+    Prompts,
     Rule,
     Sampling,
     Verification,
@@ -138,23 +139,13 @@ class Round:
         """Raises if `rule` is not a rule, or reads a confidence that the drafter does not have."""
         check_rule(rule, self.drafter, nested=self.nested)
 
-    def prefill(
-        self,
-        params: MethodParams,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> RoundState:
-        """Reads prompts; arguments as in `LanguageModel.prefill`."""
-        prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
-        longest = self.drafter.max_draft
-        filled = self.verifier.prefill(params.verifier, *prompt)
-        drafter = self.drafter.prefill(params.drafter, *prompt)
-        check_state(self.drafter, drafter, inputs.shape[0])
+    def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
+        rows, longest = prompts.inputs.shape[0], self.drafter.max_draft
+        filled = self.verifier.prefill(params.verifier, prompts, max_length)
+        drafter = self.drafter.prefill(params.drafter, prompts, max_length)
+        check_state(self.drafter, drafter, rows)
         carry = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (inputs.shape[0], *x.shape)),
+            lambda x: jnp.broadcast_to(x, (rows, *x.shape)),
             self.verification.init_carry(longest),
         )
         history = history_lib.begin(filled, max_length, longest) if self.nested else None

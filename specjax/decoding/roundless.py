@@ -33,7 +33,7 @@ from specjax.types import (
     DecodeState,
     LanguageModel,
     Params,
-    PromptBatch,
+    Prompts,
     Sampling,
     row_axes,
 )
@@ -113,13 +113,9 @@ class SequentialMethod(Method):
         each = (x.prompt_positions(input_lengths, prefix_lengths) for x in self.models.values())
         return functools.reduce(np.maximum, each)
 
-    def prefill(
-        self, params: MethodParams, prompts: PromptBatch, max_length: int
-    ) -> SequentialState:
-        prompt = (prompts.inputs, prompts.input_lengths, max_length)
-        forced = (prompts.prefix, prompts.prefix_lengths)
+    def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> SequentialState:
         filled = {
-            name: model.prefill(getattr(params, name), *prompt, *forced)
+            name: model.prefill(getattr(params, name), prompts, max_length)
             for name, model in self.models.items()
         }
         read = {name: HasRead(x.positions, x.cache) for name, x in filled.items()}

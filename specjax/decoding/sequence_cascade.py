@@ -36,7 +36,7 @@ from specjax.types import (
     LanguageModel,
     Params,
     Processing,
-    PromptBatch,
+    Prompts,
 )
 from specjax.types.pytrees import where_rows
 
@@ -82,9 +82,7 @@ class SequenceCascade(PairMethod):
         """Raises TypeError unless `rule` is a rule for whole responses."""
         check_part("rule", rule, ("defers_response",), "rules.SequenceChow(strength=0.3)")
 
-    def prefill(
-        self, params: MethodParams, prompts: PromptBatch, max_length: int
-    ) -> SequentialState:
+    def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> SequentialState:
         state = super().prefill(params, prompts, max_length)
         rows = state.tokens.shape[0]
         return state._replace(

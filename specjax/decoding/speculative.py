@@ -22,7 +22,7 @@ from specjax.types import (
     Drafter,
     LanguageModel,
     Params,
-    PromptBatch,
+    Prompts,
     Rule,
     Verification,
 )
@@ -108,10 +108,8 @@ class Speculative(Method):
         first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in models)
         return np.maximum(first, second)
 
-    def prefill(self, params: MethodParams, prompts: PromptBatch, max_length: int) -> RoundState:
-        forced = prompts.prefix, prompts.prefix_lengths
-        prompt = prompts.inputs, prompts.input_lengths, max_length, *forced
-        return self.round.prefill(params, *prompt)
+    def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
+        return self.round.prefill(params, prompts, max_length)
 
     def committed(self, state: DecodeState) -> RoundState:
         return state.inner

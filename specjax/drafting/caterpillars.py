@@ -27,6 +27,7 @@ from specjax.types import (
     Drafter,
     DraftTraits,
     Params,
+    Prompts,
     Sampling,
 )
 
@@ -123,17 +124,8 @@ class CaterpillarDrafter(Drafter):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.drafter.prompt_positions(input_lengths, prefix_lengths)
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Any:
-        prompt = inputs, input_lengths, max_length, prefix, prefix_lengths
-        return self.drafter.prefill(params, *prompt)
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
+        return self.drafter.prefill(params, prompts, max_length)
 
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
         """The drafter's; siblings fill the row's limit where it drafts anything."""

@@ -6,7 +6,7 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from specjax.types import (
     Drafter,
     DraftTraits,
     Params,
+    Prompts,
     Sampling,
 )
 
@@ -118,21 +119,15 @@ class LookupDrafter(Drafter):
         """Copies are drawn by no model."""
         return ("lookup",)
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> LookupState:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> LookupState:
         # Positions of an encoder-decoder do not count the encoder's input.
-        context = jnp.pad(inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
-        lengths = begins = input_lengths.astype(jnp.int32)
-        if prefix is not None:
+        context = jnp.pad(prompts.inputs.astype(jnp.int32), ((0, 0), (0, max_length)))
+        lengths = begins = prompts.input_lengths.astype(jnp.int32)
+        if (prefix := prompts.prefix) is not None:
             context = put_at(context, prefix.astype(jnp.int32), lengths)
-            forced = prefix.shape[1] if prefix_lengths is None else prefix_lengths
+            forced: Any = prompts.prefix_lengths
+            if forced is None:
+                forced = prefix.shape[1]
             lengths = lengths + jnp.asarray(forced, jnp.int32)
         apart = isinstance(params, NGrams) and params.start >= 0
         return self._state(context, lengths, jnp.where(apart, begins, 0))

@@ -19,6 +19,7 @@ from specjax.types import (
     Drafter,
     DraftTraits,
     Params,
+    Prompts,
     Sampling,
 )
 
@@ -74,17 +75,8 @@ class LookupTreeDrafter(Drafter):
     def describe(self) -> Any:
         return {"lookup": self.lookup.describe(), "copies": self.copies}
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> LookupState:
-        prompt = inputs, input_lengths, max_length, prefix, prefix_lengths
-        return self._matched(self.lookup.prefill(params, *prompt))
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> LookupState:
+        return self._matched(self.lookup.prefill(params, prompts, max_length))
 
     def propose(
         self,

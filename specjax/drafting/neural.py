@@ -39,6 +39,7 @@ from specjax.types import (
     LanguageModel,
     Params,
     Processing,
+    Prompts,
     Sampling,
     Stopping,
     row_axes,
@@ -126,17 +127,9 @@ class ModelDrafter(Drafter):
         return self.model.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(
-        self,
-        params: NeuralDrafterParams,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
+        self, params: NeuralDrafterParams, prompts: Prompts, max_length: int
     ) -> NeuralDrafterState:
-        filled = self.model.prefill(
-            params.model, inputs, input_lengths, max_length, prefix, prefix_lengths
-        )
+        filled = self.model.prefill(params.model, prompts, max_length)
         history = history_lib.begin(filled, max_length, self.max_draft)
         return NeuralDrafterState(filled.cache, filled.positions, history)
 
@@ -227,16 +220,10 @@ class NeuralDrafter(ModelDrafter):
         }
 
     def prefill(
-        self,
-        params: NeuralDrafterParams,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
+        self, params: NeuralDrafterParams, prompts: Prompts, max_length: int
     ) -> NeuralDrafterState:
-        state = super().prefill(params, inputs, input_lengths, max_length, prefix, prefix_lengths)
-        rows = inputs.shape[0]
+        state = super().prefill(params, prompts, max_length)
+        rows = prompts.inputs.shape[0]
         past = first_past(self.stopping, params.stopping, rows, self.max_draft)
         return state._replace(past=past)
 

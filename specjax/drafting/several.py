@@ -13,7 +13,7 @@ import numpy as np
 from specjax.checks import check_part, check_static
 from specjax.decoding.guards import committed
 from specjax.errors import UserError
-from specjax.types import Array, Axes, Drafter, Params, row_axes
+from specjax.types import Array, Axes, Drafter, Params, Prompts, row_axes
 
 
 class SeveralState(NamedTuple):
@@ -112,19 +112,11 @@ class SeveralDrafters(Drafter):
         each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.parts]
         return functools.reduce(np.maximum, each)  # an encoder-decoder returns a single number
 
-    def prefill(
-        self,
-        params: Sequence[Params],
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> SeveralState:
-        prompt = (inputs, input_lengths, max_length, prefix, prefix_lengths)
+    def prefill(self, params: Sequence[Params], prompts: Prompts, max_length: int) -> SeveralState:
         together = zip(self.parts, params, strict=True)
-        states = tuple(drafter.prefill(own, *prompt) for drafter, own in together)
-        return SeveralState(states, self._kept(states), jnp.zeros(inputs.shape[:1], jnp.int32))
+        states = tuple(drafter.prefill(own, prompts, max_length) for drafter, own in together)
+        rows = prompts.inputs.shape[0]
+        return SeveralState(states, self._kept(states), jnp.zeros((rows,), jnp.int32))
 
     def commit(
         self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None

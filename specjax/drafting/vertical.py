@@ -29,6 +29,7 @@ from specjax.types import (
     LanguageModel,
     Params,
     Processing,
+    Prompts,
     Rule,
     Sampling,
     Verification,
@@ -206,18 +207,10 @@ class VerticalCascade(Drafter):
         return np.maximum(first, second)
 
     def prefill(
-        self,
-        params: VerticalCascadeParams,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
+        self, params: VerticalCascadeParams, prompts: Prompts, max_length: int
     ) -> VerticalCascadeState:
         inner = self._round
-        state = inner.prefill(
-            MethodParams(*params), inputs, input_lengths, max_length, prefix, prefix_lengths
-        )
+        state = inner.prefill(MethodParams(*params), prompts, max_length)
         nobody = jnp.zeros(state.positions.shape, bool)
         return VerticalCascadeState(state, inner.mark(state), nobody)
 

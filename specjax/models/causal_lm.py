@@ -12,7 +12,7 @@ from specjax.models.beginnings import begun, next_given, note
 from specjax.models.cache import RaggedCache
 from specjax.models.config import DecoderOnlyConfig
 from specjax.models.model import Model, check_integers, prefix_or_empty, repeat_first
-from specjax.types import Array, Params, Prefilled
+from specjax.types import Array, Params, Prefilled, Prompts
 
 # The tokens that a pass after a common beginning reads: one program serves prompts of any length.
 _PASS = 64
@@ -50,27 +50,11 @@ class CausalLM(Model):
         check_integers("tokens", tokens, (None, None))
         return self._apply(params, tokens)
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         """Reads all tokens of each prompt except its last.
 
         If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
         too; the first extend overwrites its entries.
-
-        Args:
-          params: the parameters.
-          inputs: `[B, P]` int32, padded on the right.
-          input_lengths: `[B]` int32, at least 1.
-          max_length: S, the number of positions of the cache (static).
-          prefix: `[B, F]` int32, forced first tokens of the output, which follow the prompt.
-          prefix_lengths: `[B]` int32.
 
         Returns:
           A `Prefilled` whose tokens are the last tokens of the prompts.
@@ -78,11 +62,12 @@ class CausalLM(Model):
         Raises:
           ValueError: if the shapes or dtypes do not agree.
         """
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
         check_integers("inputs", inputs, (None, None))
         rows = inputs.shape[0]
         check_integers("input_lengths", input_lengths, (rows,))
         lengths = input_lengths.astype(jnp.int32)
-        prefix, prefix_lengths = prefix_or_empty(inputs, prefix, prefix_lengths)
+        prefix, prefix_lengths = prefix_or_empty(prompts)
         # The prefix of each row follows its last input token and overwrites the padding.
         tokens = jnp.pad(repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
         slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]

@@ -20,7 +20,16 @@ from specjax.models.config import ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
 from specjax.models.weights import StoredWeight, is_stored
-from specjax.types import Array, Axes, Extended, LanguageModel, Params, Prefilled, TreeShape
+from specjax.types import (
+    Array,
+    Axes,
+    Extended,
+    LanguageModel,
+    Params,
+    Prefilled,
+    Prompts,
+    TreeShape,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +63,7 @@ class Model(LanguageModel, abc.ABC):
         return Network(self.config, self.layout, self.tokens)
 
     @abc.abstractmethod
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         """See `specjax.types.LanguageModel`."""
 
     @abc.abstractmethod
@@ -363,15 +364,8 @@ def repeat_first(inputs: Array, lengths: Array) -> Array:
     return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
-def prefix_or_empty(
-    inputs: Array, prefix: Array | None, prefix_lengths: Array | None
-) -> tuple[Array, Array]:
+def prefix_or_empty(prompts: Prompts) -> tuple[Array, Array]:
     """The forced first tokens of the output and their number per row; empty by default.
-
-    Args:
-      inputs: `[B, P]`; only its number of rows is used.
-      prefix: `[B, F]` or None.
-      prefix_lengths: `[B]`, or None for F in each row.
 
     Returns:
       prefix `[B, F]` and lengths `[B]`, int32.
@@ -379,7 +373,7 @@ def prefix_or_empty(
     Raises:
       ValueError: if the shapes or dtypes do not agree, or only the lengths are given.
     """
-    rows = inputs.shape[0]
+    rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
     if prefix is None:
         if prefix_lengths is not None:
             raise UserError("prefix_lengths must be None if prefix is None: give both or neither")

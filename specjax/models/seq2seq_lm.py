@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specjax.errors import UserError
 from specjax.models.model import Model, check_integers, prefix_or_empty, repeat_first
-from specjax.types import Array, Params, Prefilled
+from specjax.types import Array, Params, Prefilled, Prompts
 
 
 class Seq2SeqLM(Model):
@@ -72,24 +72,8 @@ class Seq2SeqLM(Model):
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         """Runs the encoder, and the decoder on all tokens of a forced prefix except its last.
-
-        Args:
-          params: the parameters.
-          inputs: `[B, P]` int32, padded on the right.
-          input_lengths: `[B]` int32, at least 1.
-          max_length: S, the number of positions of the decoder's cache (static).
-          prefix: `[B, F]` int32, forced first tokens of the output, after the start token.
-          prefix_lengths: `[B]` int32.
 
         Returns:
           A `Prefilled` whose tokens are the prefixes' last tokens, or the start token at 0.
@@ -97,10 +81,11 @@ class Seq2SeqLM(Model):
         Raises:
           ValueError: if the shapes or dtypes do not agree.
         """
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
         check_integers("inputs", inputs, (None, None))
         rows = inputs.shape[0]
         check_integers("input_lengths", input_lengths, (rows,))
-        prefix, positions = prefix_or_empty(inputs, prefix, prefix_lengths)
+        prefix, positions = prefix_or_empty(prompts)
         lengths = input_lengths.astype(jnp.int32)[:, None]
         mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
         inputs = repeat_first(inputs, input_lengths)

@@ -27,7 +27,7 @@ from specjax.text.teacher_forcing import (
     read,
     rows_at_once,
 )
-from specjax.types import Array, LanguageModel, Params, Sampling
+from specjax.types import Array, LanguageModel, Params, Prompts, Sampling
 
 
 class Law(NamedTuple):
@@ -208,7 +208,7 @@ def _copy(copier: LookupDrafter, table: Params, rows: KnownRows, before: Array) 
     def of_row(prompt: Array, length: Array, text: Array, last: Array) -> _Copied:
         inputs, texts = (jnp.broadcast_to(x, (longest, x.size)) for x in (prompt, text))
         lengths = jnp.broadcast_to(length, (longest,))
-        state = copier.prefill(table, inputs, lengths, longest, texts, step)
+        state = copier.prefill(table, Prompts(inputs, lengths, texts, step), longest)
         many = jnp.full((longest,), copier.max_draft, jnp.int32)
         every, none = jnp.ones((longest,), bool), jnp.zeros((longest, 0), jnp.float32)
         block, _ = copier.propose(

@@ -18,7 +18,7 @@ import numpy as np
 
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.types import Array, LanguageModel, Params
+from specjax.types import Array, LanguageModel, Params, Prompts
 from specjax.verification import Verification, next_token_probs, num_accepted_probs
 
 # (emitted context, tokens drafted since) -> probability of stopping after the last drafted token
@@ -66,7 +66,7 @@ def prefix_distributions(
 @functools.partial(jit, static_argnums=0)
 def _last_logits(model: LanguageModel, params: Params, inputs: Array, lengths: Array) -> Array:
     """The logits `[B, V]` of the token after each row."""
-    cache, tokens, positions = model.prefill(params, inputs, lengths, inputs.shape[1])
+    cache, tokens, positions = model.prefill(params, Prompts(inputs, lengths), inputs.shape[1])
     return model.extend(params, cache, tokens[:, None], positions).logits[:, 0]
 
 

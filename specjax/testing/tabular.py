@@ -19,6 +19,7 @@ from specjax.types import (
     LanguageModel,
     Params,
     Prefilled,
+    Prompts,
     TreeShape,
 )
 
@@ -43,16 +44,9 @@ class TabularModel(LanguageModel):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return input_lengths + prefix_lengths
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
-        if prefix is not None:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        inputs, input_lengths = prompts.inputs, prompts.input_lengths
+        if prompts.prefix is not None:
             raise UserError("TabularModel has no encoder: append the prefix to the inputs")
         rows, width = inputs.shape
         if width > max_length:

@@ -32,6 +32,7 @@ from specjax.types import (
     LanguageModel,
     Params,
     Prefilled,
+    Prompts,
     TreeShape,
 )
 
@@ -74,20 +75,11 @@ class TranslatedModel(LanguageModel):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.model.prompt_positions(input_lengths, prefix_lengths)
 
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         ids = params["ids"]
-        forced = None if prefix is None else ids[prefix]
-        filled = self.model.prefill(
-            params["model"], ids[inputs], input_lengths, max_length, forced, prefix_lengths
-        )
+        prefix = None if prompts.prefix is None else ids[prompts.prefix]
+        prompts = prompts._replace(inputs=ids[prompts.inputs], prefix=prefix)
+        filled = self.model.prefill(params["model"], prompts, max_length)
         # The token with this meaning here.
         tokens = jnp.argmax(ids[None] == filled.tokens[:, None], axis=1).astype(jnp.int32)
         return filled._replace(tokens=tokens)
@@ -269,7 +261,9 @@ def shared_probability(model: TextModel, ids: np.ndarray, texts: Sequence[str]) 
 
     @jit
     def total(params: Params, counts: Array, tokens: Array, length: Array) -> Array:
-        filled = model.model.prefill(params, tokens[:, :1], jnp.ones(1, jnp.int32), longest + 1)
+        filled = model.model.prefill(
+            params, Prompts(tokens[:, :1], jnp.ones(1, jnp.int32)), longest + 1
+        )
         block = jnp.concatenate([filled.tokens[:, None], tokens[:, 1:]], axis=1)
         logits, *_ = model.model.score(params, filled.cache, block, filled.positions)
         shares = jnp.where(counts, jax.nn.softmax(logits[0], axis=-1), 0.0).sum(axis=-1)

@@ -21,7 +21,7 @@ from specjax.sampling import confidence, distribution, log_distribution
 from specjax.text.requests import check_unicode, checked_sampling, encode
 from specjax.text.results import Row, TopTokens
 from specjax.text.text_models import TextModel
-from specjax.types import Cache, LanguageModel, Params, Sampling
+from specjax.types import Cache, LanguageModel, Params, Prompts, Sampling
 
 if TYPE_CHECKING:
     # A Decoder scores texts.
@@ -177,7 +177,7 @@ def begin(model: LanguageModel, params: Params, rows: KnownRows, more: int = 0) 
     `more` is the number of tokens after the outputs for which the cache has room.
     """
     longest = model.prompt_positions(rows.inputs.shape[1], 0) + rows.outputs.shape[1] + more
-    filled = model.prefill(params, rows.inputs, rows.lengths, longest)
+    filled = model.prefill(params, Prompts(rows.inputs, rows.lengths), longest)
     before = jnp.concatenate([filled.tokens[:, None], rows.outputs[:, :-1]], axis=1)
     return Begun(filled.cache, before, filled.positions)
 

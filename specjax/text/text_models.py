@@ -18,7 +18,7 @@ from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, added_text
-from specjax.types import LanguageModel, Params
+from specjax.types import LanguageModel, Params, Prompts
 
 # The most special tokens of a tokenizer that its model may lack.
 _MOST_UNREAD = 16
@@ -128,7 +128,7 @@ class TextModel:
         token: Any = np.ones((1, 1), np.int32)
 
         def read(params: Params) -> Any:
-            filled = self.model.prefill(params, token, token[0], 2)
+            filled = self.model.prefill(params, Prompts(token, token[0]), 2)
             tokens = filled.tokens[:, None]
             return self.model.extend(params, filled.cache, tokens, filled.positions)
 

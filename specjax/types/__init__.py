@@ -26,6 +26,7 @@ from specjax.types.language_model import (
     LanguageModel,
     Params,
     Prefilled,
+    Prompts,
     TreeShape,
     row_axes,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Prefilled",
     "Processor",
     "PromptBatch",
+    "Prompts",
     "Rule",
     "Sampling",
     "Stopping",

@@ -8,7 +8,7 @@ import enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specjax.types.drawing import Sampling
-from specjax.types.language_model import Array, Axes, Params, row_axes
+from specjax.types.language_model import Array, Axes, Params, Prompts, row_axes
 
 
 class ChildLaw(enum.IntEnum):
@@ -184,15 +184,7 @@ class Drafter(Protocol):
         return 0 * input_lengths
 
     @abc.abstractmethod
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Any:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """Reads prompts (see `LanguageModel.prefill`).
 
         Returns:

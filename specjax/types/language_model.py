@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
+from jaxtyping import Int32
 
 from specjax.checks import checked_scores
 from specjax.errors import UserError
@@ -18,6 +19,22 @@ Params = Any  # a pytree of arrays
 Cache = Any  # a pytree of arrays whose leading axis is the batch
 CacheUpdates = Any  # a pytree of arrays: the entries that a block adds to a cache
 Axes = Any  # a pytree with a tuple of logical axis names in place of each array
+
+
+class Prompts(NamedTuple):
+    """The prompts that a model reads.
+
+    Attributes:
+      inputs: padded on the right.
+      input_lengths: the number of real inputs of each row, at least 1.
+      prefix: forced first tokens of the output, if there are any.
+      prefix_lengths: their number in each row; None for F in each row.
+    """
+
+    inputs: Int32[Array, "B P"]
+    input_lengths: Int32[Array, " B"]
+    prefix: Int32[Array, "B F"] | None = None
+    prefix_lengths: Int32[Array, " B"] | None = None
 
 
 class Prefilled(NamedTuple):
@@ -112,28 +129,8 @@ class LanguageModel(Protocol):
         """
 
     @abc.abstractmethod
-    def prefill(
-        self,
-        params: Params,
-        inputs: Array,
-        input_lengths: Array,
-        max_length: int,
-        prefix: Array | None = None,
-        prefix_lengths: Array | None = None,
-    ) -> Prefilled:
-        """Reads prompts.
-
-        Args:
-          params: the model's parameters.
-          inputs: `[B, P]` int32 prompts, padded on the right.
-          input_lengths: `[B]` int32, the number of real inputs of each row (>= 1).
-          max_length: S, the number of positions the cache must hold (static).
-          prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models).
-          prefix_lengths: `[B]` int32.
-
-        Returns:
-          A `Prefilled`.
-        """
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        """Reads prompts into a cache of S = `max_length` (static) positions."""
 
     @abc.abstractmethod
     def score(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.types.drawing import Sampling
-from specjax.types.language_model import Array
+from specjax.types.language_model import Array, Prompts
 
 # Why a row ended: the codes in `DecodeState.ended_by`, and their names.
 RUNNING, EOS, LENGTH, NAN, ABORTED, STOP = range(6)
@@ -40,6 +40,11 @@ class PromptBatch(NamedTuple):
     draft_limits: Any = None  # [B]
     prefix: Any = None  # [B, F]
     prefix_lengths: Any = None  # [B]
+
+    @property
+    def prompts(self) -> Prompts:
+        """The part that models read."""
+        return Prompts(self.inputs, self.input_lengths, self.prefix, self.prefix_lengths)
 
 
 class DecodeInfo(NamedTuple):

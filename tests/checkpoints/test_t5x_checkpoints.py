@@ -27,6 +27,7 @@ from specjax.checkpoints.t5x import steps, write_t5x
 from specjax.checkpoints.t5x_network import gin_text, read_t5_fields
 from specjax.checksums import CHECKSUMS_NAME
 from specjax.models import T5Config, config_to_dict, model_from_config
+from specjax.types import Prompts
 
 V1_0, V1_1 = CONFIGS["t5_v1_0"], CONFIGS["t5_v1_1"]
 
@@ -34,7 +35,7 @@ V1_0, V1_1 = CONFIGS["t5_v1_0"], CONFIGS["t5_v1_1"]
 def _fixture_logits(loaded):
     """Encoder tokens 3..10, decoder inputs 0..7, by prefill and extend: [8, V]."""
     inputs = jnp.arange(3, 11, dtype=jnp.int32)[None]
-    prefilled = loaded.model.prefill(loaded.params, inputs, jnp.array([8], jnp.int32), 16)
+    prefilled = loaded.model.prefill(loaded.params, Prompts(inputs, jnp.array([8], jnp.int32)), 16)
     block = jnp.arange(8, dtype=jnp.int32)[None]
     extended = loaded.model.extend(loaded.params, prefilled.cache, block, jnp.zeros(1, jnp.int32))
     return np.asarray(extended.logits)[0]

@@ -11,6 +11,7 @@ import pytest
 from specjax.checkpoints import load_model, save_model
 from specjax.cli.main import main
 from specjax.models import PRESETS, LlamaConfig, model_from_config
+from specjax.types import Prompts
 from tests import tiny_pair
 from tests.models.tiny import random_params
 
@@ -36,7 +37,7 @@ def test_figures_are_those_of_the_loaded_models(paths, capsys):
         assert summary["parameters"] == sum(x.size for x in leaves)
         assert summary["bytes_in_memory"] == sum(x.nbytes for x in leaves)
         cache = loaded.model.prefill(
-            loaded.params, np.full((1, 2), 5, np.int32), np.array([2], np.int32), 1_000
+            loaded.params, Prompts(np.full((1, 2), 5, np.int32), np.array([2], np.int32)), 1_000
         ).cache
         entries = sum(x.nbytes for x in [*cache.keys, *cache.values])
         assert summary["cache_bytes_per_row_and_1000_tokens"] == entries

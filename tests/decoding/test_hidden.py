@@ -34,8 +34,8 @@ class FromHidden(types.Drafter):
 
     traits = types.DraftTraits(prefix_only=False, fixed_length=True, reads_verifier_hidden=True)
 
-    def prefill(self, params, inputs, input_lengths, max_length, prefix=None, prefix_lengths=None):
-        return jnp.zeros((inputs.shape[0], V))
+    def prefill(self, params, prompts, max_length):
+        return jnp.zeros((prompts.inputs.shape[0], V))
 
     def propose(
         self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, sampling
-from specjax.types import PromptBatch
+from specjax.types import PromptBatch, Prompts
 from tests.decoding import test_exact_law as whole
 from tests.decoding.helpers import pair
 from tests.models.tiny import tiny
@@ -125,7 +125,7 @@ def test_an_overshoot_is_cut_back():
     one = decoding.Round(model, drafting.NeuralDrafter(model, 3), VERIFICATIONS["Block"])
     params = pair(whole.PARAMS[0], whole.PARAMS[0])
     inputs = jnp.asarray(whole.PROMPTS)
-    state = one.prefill(params, inputs, jnp.asarray(whole.LENGTHS), 16)
+    state = one.prefill(params, Prompts(inputs, jnp.asarray(whole.LENGTHS)), 16)
     settings = sampling.Sampling(jnp.zeros(3))
     active, limits = jnp.ones(3, bool), jnp.full(3, 3)
 
@@ -155,7 +155,9 @@ def test_what_a_round_says_of_its_tokens_is_the_target():
     one = decoding.Round(model, drafting.NeuralDrafter(model, 2), VERIFICATIONS["Token"])
     for name in ("Lossless", "OPT"):
         params = pair(*whole.PARAMS, RULES[name])
-        state = one.prefill(params, jnp.asarray(whole.PROMPTS), jnp.asarray(whole.LENGTHS), 16)
+        state = one.prefill(
+            params, Prompts(jnp.asarray(whole.PROMPTS), jnp.asarray(whole.LENGTHS)), 16
+        )
         uniforms = jax.random.uniform(jax.random.key(0), (3, one.num_uniforms))
         settings = sampling.Sampling(jnp.ones(3))
         outcome, _, seen = one(params, settings, state, uniforms, jnp.ones(3, bool), jnp.full(3, 2))
@@ -197,7 +199,7 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
     added = jnp.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1], [1, 1, 0, 1, 0]])
 
     def next_target(one):
-        state = one.prefill(params, inputs, lengths, 24)
+        state = one.prefill(params, Prompts(inputs, lengths), 24)
         outcome, new, _ = one(params, settings, state, uniforms, everyone, jnp.full(3, 2))
         # All that it emitted, and some tokens of somebody else's.
         width = outcome.tokens.shape[1]
@@ -216,7 +218,7 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
         prompt = whole.PROMPTS[row, : whole.LENGTHS[row]]
         text = np.concatenate([prompt, np.asarray(tokens)[row, : counts[row]]])[None]
         cache, last, at = model.prefill(
-            whole.PARAMS[0], jnp.asarray(text), jnp.array([text.size]), 24
+            whole.PARAMS[0], Prompts(jnp.asarray(text), jnp.array([text.size])), 24
         )
         logits = model.extend(whole.PARAMS[0], cache, last[:, None], at).logits[0, 0]
         want = sampling.distribution(logits, sampling.Sampling(1.0))
@@ -274,7 +276,7 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
     t, one = tiny("llama"), jnp.ones((1,), jnp.int32)
     drafter = drafting.NeuralDrafter(t.model, 3, catches_up=catches_up)
     params = drafting.NeuralDrafterParams(t.params)
-    state = drafter.prefill(params, jnp.array([[3, 4, 5]]), jnp.array([3]), 20)
+    state = drafter.prefill(params, Prompts(jnp.array([[3, 4, 5]]), jnp.array([3])), 20)
     for token in (7, 8, 9):  # another part drafted them
         state = drafter.commit(state, jnp.array([[token]], jnp.int32), one)
     last, settings = jnp.array([9], jnp.int32), sampling.Sampling(jnp.ones(1))

@@ -66,7 +66,7 @@ def test_control_of_a_wrong_parent():
 def test_levels_read_after_each_other_are_the_tree_read_at_once():
     tree = shape_of(jnp.array([BUSH] * 2, jnp.int32))
     prompts, lengths = jnp.array([[2, 1, 0, 0], [1, 0, 1, 1]], jnp.int32), jnp.array([2, 4])
-    cache, last, at = MODEL.prefill(P, prompts, lengths, 12)
+    cache, last, at = MODEL.prefill(P, types.Prompts(prompts, lengths), 12)
     block = jnp.concatenate([last[:, None], jnp.array([[1, 0, 2, 1, 2]] * 2)], axis=1)
     whole = MODEL.score_tree(P, cache, block, at, tree)[0]
     for start, end in ((0, 1), (1, 3), (3, 5), (5, 6)):
@@ -83,7 +83,7 @@ def test_nodes_see_their_path_alone_in_any_width():
     assert part_of(tree, 0, 3).seen.shape == (1, 3, 3)
     # A chain is its simplest tree: what is read of it is what is read of a chain.
     prompt = jnp.array([[2, 1, 0, 0]], jnp.int32)
-    cache, _, at = MODEL.prefill(P, prompt, jnp.array([2]), 9)
+    cache, _, at = MODEL.prefill(P, types.Prompts(prompt, jnp.array([2])), 9)
     block = jnp.array([[1, 0, 2, 1]], jnp.int32)
     chain = shape_of(jnp.arange(3, dtype=jnp.int32)[None])
     jax.tree.map(

@@ -57,8 +57,8 @@ class Likeliest(types.Drafter):
     def max_draft(self):
         return len(self.parents)
 
-    def prefill(self, params, inputs, input_lengths, max_length, prefix=None, prefix_lengths=None):
-        return jnp.zeros(inputs.shape[0])
+    def prefill(self, params, prompts, max_length):
+        return jnp.zeros(prompts.inputs.shape[0])
 
     def propose(
         self, params, state, tokens, limits, uniforms, sampling, active, *, with_confidence

@@ -246,7 +246,7 @@ class Law:
             prompts = PromptBatch(inputs, one, ids=one, limits=one * 0 + num_tokens, sampling=drawn)
             room = num_tokens + self.round.drafter.max_draft + 1
             at = begun(prompts, vocab, room, params.processors)
-            first = self.prefill(params, *prompts[:2]), at
+            first = self.prefill(params, prompts.prompts), at
             law = np.zeros((vocab,) * num_tokens)
             # emitted tokens and carry -> chance, and one of the states that come there
             states = {((), ()): (1.0, jax.tree.map(np.asarray, first))}

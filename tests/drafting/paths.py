@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax.decoding.tree import draft_probs
 from specjax.sampling import Sampling
+from specjax.types import Prompts
 from tests.drafting.rounds import cross, in_chunks, numbers, outcomes_of, put, take
 
 
@@ -38,7 +39,7 @@ def law(drafter, params, verification, drawn_from, p, prompt, num_tokens, *, tem
     vocab, longest = drafter.vocab_size, drafter.max_draft
     propose, outcomes, commit = _jitted(drafter, params, verification, temperature)
     start = drafter.prefill(
-        params, jnp.asarray(prompt)[None], jnp.full(1, len(prompt), jnp.int32), 16
+        params, Prompts(jnp.asarray(prompt)[None], jnp.full(1, len(prompt), jnp.int32)), 16
     )
     states = jax.tree.map(lambda x: np.asarray(x)[None], start)
     emitted = np.zeros((1, num_tokens + longest), np.int64)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.sampling import Sampling
+from specjax.types import Prompts
 from specjax.verification import next_token_probs, num_accepted_probs
 
 CHUNK = 512
@@ -50,7 +51,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
     propose, outcomes, commit = _jitted(drafter, verification, temperature, cut)
     place = np.arange(rows)
     start = drafter.prefill(
-        params, jnp.asarray(prompts), jnp.full(rows, prompts.shape[1], jnp.int32), 24
+        params, Prompts(jnp.asarray(prompts), jnp.full(rows, prompts.shape[1], jnp.int32)), 24
     )
     states = jax.tree.map(lambda x: np.asarray(x)[None], start)
     emitted = np.zeros((1, rows, num_tokens + longest), np.int64)

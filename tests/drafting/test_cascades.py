@@ -398,7 +398,9 @@ def test_rules_that_read_a_confidence_need_one_of_every_position():
     own = drafting.VerticalCascadeParams(table(2, 2), low, rules.Chow(0.1))
     given = decoding.MethodParams(table(VERIFIER, 2), own, rules.Lossless())
     state = jax.eval_shape(
-        lambda: one_round.prefill(given, jnp.ones((1, 2), jnp.int32), jnp.array([2]), 9)
+        lambda: one_round.prefill(
+            given, types.Prompts(jnp.ones((1, 2), jnp.int32), jnp.array([2])), 9
+        )
     )
     with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but NoConfidence"):
         jax.eval_shape(
@@ -431,8 +433,10 @@ def test_every_array_of_a_state_has_its_axes():
         [[1, 0, 1], [0, 1, 1], [0, 0, 0]], {f"d{i}": model(2) for i in range(3)}
     )
     params = drafting.cascade_params(drafter, tables(2, 0, 1, 2))
-    shapes = jax.ShapeDtypeStruct((3, 4), jnp.int32), jax.ShapeDtypeStruct((3,), jnp.int32)
-    state = jax.eval_shape(functools.partial(drafter.prefill, max_length=9), params, *shapes)
+    prompts = types.Prompts(
+        jax.ShapeDtypeStruct((3, 4), jnp.int32), jax.ShapeDtypeStruct((3,), jnp.int32)
+    )
+    state = jax.eval_shape(functools.partial(drafter.prefill, max_length=9), params, prompts)
     for leaf, names in zip(
         jax.tree.leaves(state),
         jax.tree.leaves(

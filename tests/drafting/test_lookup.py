@@ -9,6 +9,7 @@ import pytest
 
 from specjax.drafting import LookupDrafter
 from specjax.sampling import Sampling
+from specjax.types import Prompts
 
 ROWS, WIDTH, FORCED, MORE, G = 50, 12, 3, 9, 6
 DRAFTERS = {
@@ -52,7 +53,7 @@ def sampling(rows):
 
 @jax.jit(static_argnums=0)
 def begin(drafter, inputs, lengths, prefix, prefix_lengths):
-    return drafter.prefill((), inputs, lengths, FORCED + MORE, prefix, prefix_lengths)
+    return drafter.prefill((), Prompts(inputs, lengths, prefix, prefix_lengths), FORCED + MORE)
 
 
 @jax.jit(static_argnums=0)

@@ -11,6 +11,7 @@ from specjax.drafting import Bigram, LookupDrafter
 from specjax.drafting.bigram import frequent_contexts, most_frequent_successors
 from specjax.drafting.ngrams import NGrams, follower
 from specjax.sampling import Sampling
+from specjax.types import Prompts
 from tests.drafting.test_lookup import naive
 
 ROWS, WIDTH, FORCED, MORE, G, START = 200, 10, 2, 9, 6, 0
@@ -83,7 +84,7 @@ def test_what_is_left_out_changes_nothing(order, min_count):
 
 @jax.jit(static_argnums=0)
 def begin(drafter, table, inputs, lengths, prefix, prefix_lengths):
-    return drafter.prefill(table, inputs, lengths, FORCED + MORE, prefix, prefix_lengths)
+    return drafter.prefill(table, Prompts(inputs, lengths, prefix, prefix_lengths), FORCED + MORE)
 
 
 @jax.jit(static_argnums=0)
@@ -194,7 +195,7 @@ def test_a_table_of_another_shape_is_told():
     table, _ = make(np.random.default_rng(0), 3, 7)
     drafter = LookupDrafter(7, G)
     rows = jnp.ones((2, 3), jnp.int32)
-    state = drafter.prefill((), rows, jnp.full(2, 3), 9)
+    state = drafter.prefill((), Prompts(rows, jnp.full(2, 3)), 9)
     wrong = jax.tree.map(jnp.asarray, table._replace(followers=table.followers[1:]))
     with pytest.raises(ValueError, match=r"LookupDrafter's parameters.followers must be \[K\] = "):
         one_round(drafter, wrong, state, rows[:, 0], rows, jnp.ones(2, jnp.int32))

@@ -13,7 +13,7 @@ from specjax.acceptance_head.head import Head
 from specjax.acceptance_head.network import HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting.estimates import confidence_log_odds
 from specjax.drafting.policies import Weighing
-from specjax.types import DraftOutcome
+from specjax.types import DraftOutcome, Prompts
 from specjax.types.drafting import Drawn
 
 B, V, G = 5, 6, 4
@@ -374,7 +374,9 @@ def test_bounds_hold_for_any_policy():
     table = jnp.asarray(testing.random_table(0, V, 1))
     drafter = drafting.NeuralDrafter(model, G, drafting.Confidence(1.0), min_draft=3)
     params = drafting.NeuralDrafterParams(table)
-    state = drafter.prefill(params, jnp.zeros((B, 1), jnp.int32), jnp.ones(B, jnp.int32), 9)
+    state = drafter.prefill(
+        params, Prompts(jnp.zeros((B, 1), jnp.int32), jnp.ones(B, jnp.int32)), 9
+    )
     limits = jnp.asarray([0, 1, 2, 3, 4], jnp.int32)
     settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), sampling.Sampling())
     block, _ = drafter.propose(

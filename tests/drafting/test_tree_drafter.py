@@ -171,7 +171,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
     def blocks(children, temperature):
         drafter = drafting.TreeDrafter(MODEL, beam, children)
         params = drafting.NeuralDrafterParams(Q)
-        state = drafter.prefill(params, INPUTS, LENGTHS, 20)
+        state = drafter.prefill(params, types.Prompts(INPUTS, LENGTHS), 20)
         given = (
             jnp.array([2, 2, 1]),
             jnp.full(3, drafter.max_draft),

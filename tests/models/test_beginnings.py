@@ -9,6 +9,7 @@ import pytest
 
 from specjax.models.beginnings import Beginning, continuing, noting
 from specjax.models.cache import CacheLayout
+from specjax.types import Prompts
 from tests.models.tiny import quick_jit, tiny
 
 LENGTHS = np.array([150, 90, 41, 1])
@@ -29,12 +30,12 @@ def test_ragged_prompts_continue_a_beginning(name, layout):
     begun = tokens[:1, :41]
     with noting() as caches:
         # Fewer positions than a prompt has; the last token is not read.
-        model.prefill(params, begun, np.array([41]), 44)
+        model.prefill(params, Prompts(begun, np.array([41])), 44)
 
     @quick_jit
     def prefill(params, beginning):
         with continuing(beginning):
-            return model.prefill(params, jnp.asarray(tokens), jnp.asarray(LENGTHS), SIZE)
+            return model.prefill(params, Prompts(jnp.asarray(tokens), jnp.asarray(LENGTHS)), SIZE)
 
     found = prefill(params, Beginning(tuple(caches), jnp.asarray(TAKEN)))
     whole = prefill(params, None)

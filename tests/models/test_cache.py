@@ -9,6 +9,7 @@ import pytest
 
 from specjax.models import cache as cache_lib
 from specjax.models.cache import CacheEntries, RaggedCache
+from specjax.types import Prompts
 from tests.models.tiny import CONFIGS, QUICK, error, tiny
 from tests.variants import variants
 
@@ -94,7 +95,7 @@ def test_a_nan_in_the_padding_does_not_change_the_prompt(name):
     params = {**t.params, "token_embedder": {**t.params["token_embedder"], "embedding": table}}
     out = []
     for given in (t.params, params):
-        cache, tokens, positions = t.prefill(given, inputs, lengths, 8)
+        cache, tokens, positions = t.prefill(given, Prompts(inputs, lengths), 8)
         logits = t.extend(t.params, cache, tokens[:, None], positions).logits
         out.append(np.asarray(logits))
     assert np.isfinite(out[0]).all()
@@ -109,7 +110,7 @@ def test_a_block_past_the_end_keeps_the_other_entries(name):
     inputs = rng.integers(0, 48, (2, 3)).astype(np.int32)
     lengths = np.array([3, 2], np.int32)
     size = 8
-    cache, first, start = t.prefill(t.params, inputs, lengths, size)
+    cache, first, start = t.prefill(t.params, Prompts(inputs, lengths), size)
     tokens = rng.integers(0, 48, (2, size)).astype(np.int32)
     tokens[:, 0] = first
     full = t.full(inputs, lengths, np.pad(tokens, ((0, 0), (0, 40 - size))))
@@ -137,7 +138,7 @@ def test_a_loop_copies_no_cache(shape):
     rows, length = shape
     t = tiny("t5_v1_1")
     inputs = np.ones((rows, 2), np.int32)
-    cache, _, positions = t.prefill(t.params, inputs, np.full(rows, 2, np.int32), 32)
+    cache, _, positions = t.prefill(t.params, Prompts(inputs, np.full(rows, 2, np.int32)), 32)
     params = t.params
 
     def loop(cache, tokens, positions):
@@ -190,7 +191,9 @@ def test_a_loop_copies_no_cache(shape):
 
 def test_the_cache_names_its_axes():
     t = tiny("t5_v1_1")
-    cache = t.prefill(t.params, np.ones((1, 2), np.int32), np.full(1, 2, np.int32), 32).cache
+    cache = t.prefill(
+        t.params, Prompts(np.ones((1, 2), np.int32), np.full(1, 2, np.int32)), 32
+    ).cache
     axes = cache_lib.logical_axes(cache)
     assert axes.keys[0] == ("batch", "kv_heads", "length", "kv")
     assert axes.values[1] == axes.cross.values[0] == ("batch", "kv_heads", "kv", "length")

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+from specjax.types import Prompts
 from tests.models.tiny import tiny
 
 TOKENS = jnp.ones((3, 2), jnp.int32)
@@ -10,7 +11,7 @@ LENGTHS = jnp.full(3, 2, jnp.int32)
 
 
 def _cache(t):
-    return t.prefill(t.params, TOKENS, LENGTHS, 8).cache
+    return t.prefill(t.params, Prompts(TOKENS, LENGTHS), 8).cache
 
 
 def test_blocks_that_do_not_agree_with_their_cache_are_refused():
@@ -45,7 +46,7 @@ def test_a_block_without_tokens_is_refused(name):
     none = TOKENS[:, :0]
     for call in (
         lambda: t.model.extend(t.params, _cache(t), none, LENGTHS),
-        lambda: t.model.prefill(t.params, none, LENGTHS, 8),
+        lambda: t.model.prefill(t.params, Prompts(none, LENGTHS), 8),
         lambda: t.model.apply(t.params, *[none] * (1 + t.has_encoder)),
     ):
         with pytest.raises(ValueError, match=r"must be .* 1 or more\], got int32\[3, 0\]"):
@@ -55,19 +56,20 @@ def test_a_block_without_tokens_is_refused(name):
 @pytest.mark.parametrize("name", ["t5_v1_1", "llama"])
 def test_prompts_of_wrong_shapes_are_refused(name):
     model, params = tiny(name).model, tiny(name).params
-    for bad, message in (
-        ((TOKENS, LENGTHS[:2], 8), r"input_lengths must be .* \[3\], got int32\[2\]"),
-        ((TOKENS, LENGTHS, 0), "max_length must be at least 1, got 0"),
-        ((TOKENS.tolist(), LENGTHS, 8), "inputs must be integers .*, got a list"),
+    for bad, max_length, message in (
+        ((TOKENS, LENGTHS[:2]), 8, r"input_lengths must be .* \[3\], got int32\[2\]"),
+        ((TOKENS, LENGTHS), 0, "max_length must be at least 1, got 0"),
+        ((TOKENS.tolist(), LENGTHS), 8, "inputs must be integers .*, got a list"),
         (
-            (TOKENS, LENGTHS, 8, TOKENS[:2]),
+            (TOKENS, LENGTHS, TOKENS[:2]),
+            8,
             r"prefix must be .* \[3, 0 or more\], got int32\[2, 2\]",
         ),
-        ((TOKENS, LENGTHS, 8, TOKENS[:, 0]), r"prefix must be .*, got int32\[3\]"),
-        ((TOKENS, LENGTHS, 8, None, LENGTHS), "prefix_lengths must be None if prefix is None"),
+        ((TOKENS, LENGTHS, TOKENS[:, 0]), 8, r"prefix must be .*, got int32\[3\]"),
+        ((TOKENS, LENGTHS, None, LENGTHS), 8, "prefix_lengths must be None if prefix is None"),
     ):
         with pytest.raises(ValueError, match=message):
-            model.prefill(params, *bad)
+            model.prefill(params, Prompts(*bad), max_length)
 
 
 def test_an_encoder_mask_of_another_shape_is_refused():

@@ -12,6 +12,7 @@ from specjax.compilation import product_precision
 from specjax.models import Int8Embedding, Int8Weight, int8, model_from_config, preset
 from specjax.models.int8 import FORMS, abstract_int8, check_form, form_of, int8_form
 from specjax.models.weights import float32_logits, is_stored, product, rows
+from specjax.types import Prompts
 from tests.models.test_ragged import worst_error
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
 from tests.variants import variants
@@ -132,7 +133,7 @@ def loop_text():
     model = model_from_config(config).for_devices("cpu")
     params = in_int8(model.init(jax.random.key(0)))
     inputs, lengths = np.ones((2, 8), np.int32), np.full(2, 8, np.int32)
-    first = quick_jit(model.prefill, static_argnums=3)(params, inputs, lengths, 32)
+    first = quick_jit(model.prefill, static_argnums=2)(params, Prompts(inputs, lengths), 32)
 
     def loop(params, cache, tokens, positions):
         def body(state):

@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from specjax.models import Seq2SeqLM, T5Config, model_from_config
-from specjax.types import LanguageModel
+from specjax.types import LanguageModel, Prompts
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
 from tests.variants import variants
 
@@ -97,9 +97,12 @@ def test_bfloat16(name):
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), half)
     inputs, lengths = np.full((2, 7), 5, np.int32), np.array([7, 3], np.int32)
     t = tiny(name)
-    cache, _, positions = t.prefill(single, inputs, lengths, 40)
+    prompts = Prompts(inputs, lengths)
+    cache, _, positions = t.prefill(single, prompts, 40)
     expected = t.extend(single, cache, inputs[:, :3], positions)
-    cache, _, positions = quick_jit(model.prefill, static_argnums=3)(half, inputs, lengths, 40)
+    cache, _, positions = quick_jit(model.prefill, static_argnums=2)(
+        half, Prompts(inputs, lengths), 40
+    )
     out = quick_jit(model.extend)(half, cache, inputs[:, :3], positions)
     assert {leaf.dtype for leaf in [*out.cache.keys, *out.cache.values]} == {jnp.bfloat16.dtype}
     assert out.hidden.dtype == jnp.bfloat16

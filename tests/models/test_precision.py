@@ -11,6 +11,7 @@ from specjax.compilation import product_precision
 from specjax.decoding.loop import _run
 from specjax.models import model_from_config
 from specjax.training.tasks import TextTask
+from specjax.types import Prompts
 from tests.decoding.helpers import begin, pair
 from tests.models.tiny import CONFIGS
 from tests.variants import variants
@@ -30,7 +31,7 @@ def lowered(family, dtype, platform="tpu"):
     state = begin(loop, given, prompts, lengths, seeds=0, ids=jnp.arange(2),
                   limits=jnp.full((2,), 4), max_new=4, max_length=12)  # fmt: skip
     run = jax.jit(_run, static_argnums=0).trace(loop, given, state, jnp.int32(1), jnp.int32(2))
-    read = jax.jit(model.prefill, static_argnums=3).trace(params, prompts, lengths, 12)
+    read = jax.jit(model.prefill, static_argnums=2).trace(params, Prompts(prompts, lengths), 12)
     return "".join(x.lower(lowering_platforms=(platform,)).as_text() for x in (run, read))
 
 

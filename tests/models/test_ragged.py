@@ -9,7 +9,7 @@ import pytest
 
 from specjax.models import attention
 from specjax.models import cache as cache_lib
-from specjax.types import Extended
+from specjax.types import Extended, Prompts
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
 from tests.variants import variants
 
@@ -24,7 +24,7 @@ def worst_error(t, extend=None, widths=range(1, MAX_BLOCK + 1), seed=5):
     """Plays a random schedule of blocks and rollbacks; returns the largest error of a logit."""
     extend = extend or t.extend
     rng = np.random.default_rng(seed)
-    cache, first, start = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    cache, first, start = t.prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
     histories = [[int(token)] for token in first]  # the last of a history is not in the cache
     worst = 0.0
     for _ in range(ROUNDS):
@@ -61,7 +61,7 @@ def _on_tpu(name):
     assert model.layout.by_position
     return t._replace(
         model=model,
-        prefill=quick_jit(model.prefill, static_argnums=3),
+        prefill=quick_jit(model.prefill, static_argnums=2),
         extend=quick_jit(model.extend),
     )
 
@@ -144,12 +144,12 @@ def test_the_window_matters():
 @pytest.mark.parametrize("name", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_a_row_alone_equals_the_row_in_a_batch(name):
     t = tiny(name)
-    batch = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    batch = t.prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
     block = np.random.default_rng(2).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
     together = t.extend(t.params, batch.cache, block, batch.positions)
     for row in range(3):
         one = slice(row, row + 1)
-        alone = t.prefill(t.params, INPUTS[one], LENGTHS[one], MAX_LENGTH)
+        alone = t.prefill(t.params, Prompts(INPUTS[one], LENGTHS[one]), MAX_LENGTH)
         assert alone.tokens[0] == batch.tokens[row]
         assert alone.positions[0] == batch.positions[row]
         out = t.extend(t.params, alone.cache, block[one], alone.positions)
@@ -163,7 +163,7 @@ def test_padding_changes_nothing(name):
     block = np.random.default_rng(3).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
 
     def logits(inputs, max_length):
-        cache, _, positions = t.prefill(t.params, inputs, LENGTHS, max_length)
+        cache, _, positions = t.prefill(t.params, Prompts(inputs, LENGTHS), max_length)
         return t.extend(t.params, cache, block, positions).logits
 
     plain = logits(INPUTS, MAX_LENGTH)
@@ -183,7 +183,7 @@ def test_padding_changes_nothing(name):
 def test_integers_of_all_dtypes_give_the_same(name):
     """Sums and differences of positions exceed the range of 8-bit and unsigned integers."""
     t = tiny(name)
-    cache, _, start = t.prefill(t.params, INPUTS, LENGTHS, 300)
+    cache, _, start = t.prefill(t.params, Prompts(INPUTS, LENGTHS), 300)
     block = np.random.default_rng(2).integers(0, 48, (3, MAX_BLOCK)).astype(np.int32)
     far = np.array([126, 0, 5], np.int32)  # a block from 126 ends past int8
     for positions in (np.asarray(start), far):
@@ -201,7 +201,7 @@ def test_a_prefill_holds_no_mask(name):
     options = (tokens,) if t.has_encoder else ()  # a prefix as long, for the decoder
 
     def prefill(params, *prefix):
-        return t.model.prefill(params, tokens, lengths, 2000, *prefix)
+        return t.model.prefill(params, Prompts(tokens, lengths, *prefix), 2000)
 
     lowered = jax.jit(prefill).lower(t.params, *options)
     constants = re.findall(
@@ -217,8 +217,8 @@ def test_a_forced_prefix_equals_extending_by_it(name):
     t = tiny(name)
     prefix = np.random.default_rng(4).integers(0, 48, (3, 3)).astype(np.int32)
     sizes = np.array([3, 0, 2], np.int32)
-    forced = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH, prefix, sizes)
-    cache, first, positions = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    forced = t.prefill(t.params, Prompts(INPUTS, LENGTHS, prefix, sizes), MAX_LENGTH)
+    cache, first, positions = t.prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
     np.testing.assert_array_equal(forced.positions, positions + sizes)
     tokens = np.concatenate([np.asarray(first)[:, None], prefix], axis=1)
     np.testing.assert_array_equal(forced.tokens, tokens[np.arange(3), sizes])
@@ -231,8 +231,8 @@ def test_a_forced_prefix_equals_extending_by_it(name):
 def test_t5_prefills_its_start_token():
     t = tiny("t5_v1_1")
     model = type(t.model)(t.model.config.replace(decoder_start_token=3))
-    for prefill, start in ((t.prefill, 0), (quick_jit(model.prefill, static_argnums=3), 3)):
-        out = prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    for prefill, start in ((t.prefill, 0), (quick_jit(model.prefill, static_argnums=2), 3)):
+        out = prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
         assert out.tokens.dtype == out.positions.dtype == jnp.int32
         np.testing.assert_array_equal(out.tokens, start)
         np.testing.assert_array_equal(out.positions, 0)
@@ -244,7 +244,7 @@ def test_stale_nan_is_not_seen(platform):
     table = t.params["token_embedder"]["embedding"].at[11].set(jnp.nan)
     params = {**t.params, "token_embedder": {**t.params["token_embedder"], "embedding": table}}
     model = t.model.for_devices(platform)
-    cache = model.prefill(params, jnp.array([[3, 4, 5]]), jnp.array([3]), 20).cache
+    cache = model.prefill(params, Prompts(jnp.array([[3, 4, 5]]), jnp.array([3])), 20).cache
     for token, at in ((5, 2), (11, 3), (11, 4), (7, 3)):
         logits, _, cache = model.extend(params, cache, jnp.array([[token]]), jnp.array([at]))
         assert np.isnan(logits).all() == (token == 11)
@@ -267,7 +267,7 @@ def test_attention_by_position(heads, length):
 
 def test_what_falls_past_the_end_is_dropped_where_blocks_are_written_first():
     t = _on_tpu("gemma2")
-    cache, _, _ = t.prefill(t.params, INPUTS, LENGTHS, MAX_LENGTH)
+    cache, _, _ = t.prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
     block = np.full((3, 3), 7, np.int32)
     after = t.model.extend(t.params, cache, block, np.full(3, MAX_LENGTH - 1, np.int32)).cache
     for old, new in zip(cache.keys + cache.values, after.keys + after.values, strict=True):

@@ -14,6 +14,7 @@ from specjax.checkpoints.hf import config_to_hf
 from specjax.models import PRESETS, T5Config, model_from_config
 from specjax.models.position_encoding import buckets
 from specjax.tokenizers.model_files import SpecialIds
+from specjax.types import Prompts
 from tests.models.hf_models import HF_CONFIGS, UNTIED, made
 from tests.models.tiny import error, quick_jit
 from tests.variants import variants
@@ -62,8 +63,10 @@ def test_logits_equal_those_of_transformers(pair):
     with torch.no_grad():
         expected = theirs(**batch).logits.numpy()
     assert error(full, expected) <= 2e-5
-    prefill = quick_jit(model.prefill, static_argnums=3)
-    cache, tokens, positions = prefill(params, inputs.astype(np.int32), lengths, PROMPT + NEW)
+    prefill = quick_jit(model.prefill, static_argnums=2)
+    cache, tokens, positions = prefill(
+        params, Prompts(inputs.astype(np.int32), lengths), PROMPT + NEW
+    )
     np.testing.assert_array_equal(tokens, outputs[:, 0])
     cached = quick_jit(model.extend)(params, cache, outputs.astype(np.int32), positions)
     assert error(cached.logits, expected[:, -NEW:]) <= 2e-5

@@ -19,6 +19,7 @@ from specjax.models.qwen2 import Qwen2Config
 from specjax.models.qwen3 import Qwen3Config
 from specjax.models.smollm3 import SmolLM3Config
 from specjax.partitioning import Partitioner, make_mesh
+from specjax.types import Prompts
 from tests.models.test_int8 import in_int8
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params
 from tests.variants import variants
@@ -104,7 +105,7 @@ class Schedule:
         self.wrong = wrong or (lambda tree: tree)
         self.read, self.write = quick_jit(model.score_tree), quick_jit(model.write)
         self.keep = quick_jit(model.keep)
-        self.prefill = quick_jit(model.prefill, static_argnums=3)
+        self.prefill = quick_jit(model.prefill, static_argnums=2)
         self.extend = quick_jit(model.extend)
 
     def alone(self, histories, parents, block):
@@ -116,8 +117,8 @@ class Schedule:
             text = [*histories[row], *way]
             texts[row, node, : len(text)] = text
             last[row, node] = len(text) - 1
-        each = [np.repeat(x, NODES, axis=0) for x in (INPUTS, LENGTHS)]
-        filled = self.prefill(self.params, *each, MAX_LENGTH)
+        each = Prompts(np.repeat(INPUTS, NODES, axis=0), np.repeat(LENGTHS, NODES, axis=0))
+        filled = self.prefill(self.params, each, MAX_LENGTH)
         texts = texts.reshape(ROWS * NODES, -1)
         out = self.extend(self.params, filled.cache, texts, filled.positions)
         found = np.asarray(out.logits)[np.arange(ROWS * NODES), last.reshape(-1)]
@@ -136,7 +137,7 @@ class Schedule:
     def worst(self, rounds=ROUNDS, seed=0):
         """The largest error of a logit, as a fraction of the largest logit."""
         rng, worst = np.random.default_rng(seed), 0.0
-        now, first, start = self.prefill(self.params, INPUTS, LENGTHS, MAX_LENGTH)
+        now, first, start = self.prefill(self.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
         histories = [[int(token)] for token in first]  # the last of a history is not in the cache
         for _ in range(rounds):
             parents = random_parents(rng)
@@ -214,7 +215,9 @@ def test_the_comparison_sees_a_path_that_is_not_kept():
 @pytest.mark.parametrize("name", variants(NAMES, "umt5", "gemma2"))
 def test_a_chain_as_a_tree_is_the_chain(name):
     model, params = network(name)
-    filled = quick_jit(model.prefill, static_argnums=3)(params, INPUTS, LENGTHS, MAX_LENGTH)
+    filled = quick_jit(model.prefill, static_argnums=2)(
+        params, Prompts(INPUTS, LENGTHS), MAX_LENGTH
+    )
     block = np.random.default_rng(2).integers(0, 40, (ROWS, 5)).astype(np.int32)
     tree = shape_of(jnp.tile(jnp.arange(4, dtype=jnp.int32), (ROWS, 1)))
     given = params, filled.cache, block, filled.positions
@@ -232,8 +235,8 @@ def test_nan_stays_in_its_node(platform):
     model, params = network("llama", platform)
     table = params["token_embedder"]["embedding"].at[11].set(jnp.nan)
     params = {**params, "token_embedder": {**params["token_embedder"], "embedding": table}}
-    prompt = jnp.array([[3, 4, 5]]), jnp.array([3]), 9
-    filled = quick_jit(model.prefill, static_argnums=3)(params, *prompt)
+    prompt = Prompts(jnp.array([[3, 4, 5]]), jnp.array([3]))
+    filled = quick_jit(model.prefill, static_argnums=2)(params, prompt, 9)
     given, at = (params, filled.cache), filled.positions
     read = quick_jit(model.score_tree)
     tree = shape_of(jnp.array([[0, 0, 1, 2, 3]], jnp.int32))
@@ -260,7 +263,7 @@ def test_nan_stays_in_its_node(platform):
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_entries_past_the_end_are_dropped(platform):
     model, params = network("t5_v1_1", platform)
-    filled = jax.eval_shape(lambda: model.prefill(params, INPUTS, LENGTHS, 5))
+    filled = jax.eval_shape(lambda: model.prefill(params, Prompts(INPUTS, LENGTHS), 5))
     rng = np.random.default_rng(0)
     full = jax.tree.map(lambda x: rng.random(x.shape).astype(x.dtype), filled.cache)
     layout, nodes = model.layout, np.array([[2, 1, 9]] * ROWS, np.int32)
@@ -284,7 +287,7 @@ def test_a_tree_on_a_mesh_is_the_tree_on_one_device(name):
     nodes = np.array([[2, 4, 5, 0, 0]] * 4, np.int32)
 
     def both(params, inputs, lengths, block, nodes):
-        cache, _, at = model.prefill(params, inputs, lengths, 20)
+        cache, _, at = model.prefill(params, Prompts(inputs, lengths), 20)
         first, _, updates = model.score_tree(params, cache, block[:, :3], at, part_of(tree, 0, 3))
         cache = model.write(cache, updates, at)
         second, _, updates = model.score_tree(params, cache, block[:, 3:], at, part_of(tree, 3, 6))
@@ -318,7 +321,7 @@ def test_a_tree_on_a_mesh_is_the_tree_on_one_device(name):
 )
 def test_bad_trees_are_named(change, message):
     model, params = network("llama")
-    filled = jax.eval_shape(lambda: model.prefill(params, INPUTS, LENGTHS, MAX_LENGTH))
+    filled = jax.eval_shape(lambda: model.prefill(params, Prompts(INPUTS, LENGTHS), MAX_LENGTH))
     tree = change(shape_of(jnp.zeros((ROWS, 2), jnp.int32)))
     with pytest.raises(ValueError, match=message):
         model.score_tree(params, filled.cache, INPUTS[:, :3], filled.positions, tree)

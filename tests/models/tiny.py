@@ -134,7 +134,7 @@ def tiny(name):
         model,
         random_params(model),
         quick_jit(model.apply),
-        quick_jit(model.prefill, static_argnums=3),
+        quick_jit(model.prefill, static_argnums=2),
         quick_jit(model.extend),
     )
 

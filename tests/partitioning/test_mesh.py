@@ -31,6 +31,7 @@ from specjax.partitioning import (
 )
 from specjax.platforms import compiled_for
 from specjax.sampling import draw, num_uniforms
+from specjax.types import Prompts
 from tests.models.tiny import QUICK, error, quick_jit, random_params
 from tests.variants import variants
 
@@ -74,7 +75,9 @@ def alone(request):
     """A model, its parameters, and two extends on one device."""
     model = model_from_config(CONFIGS[request.param])
     params = random_params(model)
-    prefilled = quick_jit(model.prefill, static_argnums=3)(params, INPUTS, LENGTHS, MAX_LENGTH)
+    prefilled = quick_jit(model.prefill, static_argnums=2)(
+        params, Prompts(INPUTS, LENGTHS), MAX_LENGTH
+    )
     extend = quick_jit(model.extend)
     first = extend(params, prefilled.cache, TOKENS, prefilled.positions)
     second = extend(params, first.cache, TOKENS, prefilled.positions + 2)
@@ -93,10 +96,10 @@ def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
     rows = lengths.sharding
     prefill = quick_jit(
         model.prefill,
-        static_argnums=3,
+        static_argnums=2,
         out_shardings=type(expected)(cache_at, rows, rows),
     )
-    cache, _, positions = prefill(params, inputs, lengths, MAX_LENGTH)
+    cache, _, positions = prefill(params, Prompts(inputs, lengths), MAX_LENGTH)
     lowered = jax.jit(model.extend).lower(params, cache, tokens, positions)
     extend = lowered.compile(QUICK)
     first = extend(params, cache, tokens, positions)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specjax import sampling, testing
+from specjax.types import Prompts
 
 V = 3
 
@@ -18,7 +19,7 @@ def test_ragged_extends_and_rollbacks_read_the_right_context(order):
     rng = np.random.default_rng(order)
     inputs, lengths = rng.integers(V, size=(4, 5)).astype(np.int32), np.array([1, 3, 5, 2])
     cache, tokens, positions = model.prefill(
-        jnp.asarray(table), jnp.asarray(inputs), jnp.asarray(lengths), 16
+        jnp.asarray(table), Prompts(jnp.asarray(inputs), jnp.asarray(lengths)), 16
     )
     np.testing.assert_array_equal(positions, lengths - 1)
     texts = [list(inputs[b, : n - 1]) for b, n in enumerate(lengths)]
@@ -77,5 +78,5 @@ def test_tables_that_are_too_short_are_refused():
 def test_a_prompt_that_is_too_long_is_refused():
     with pytest.raises(ValueError, match="is longer than max_length=2"):
         testing.TabularModel(V, 1).prefill(
-            jnp.zeros((V + 1, V)), jnp.zeros((1, 3), jnp.int32), jnp.array([3]), 2
+            jnp.zeros((V + 1, V)), Prompts(jnp.zeros((1, 3), jnp.int32), jnp.array([3])), 2
         )

@@ -17,7 +17,7 @@ from specjax.text.heterogeneous_vocabularies import shared_probability, tables, 
 from specjax.tokenizers import ByteTokenizer, load_tokenizer
 from specjax.tokenizers.tokenizer import Pieces
 from specjax.training.vocabulary import write_vocabulary
-from specjax.types import Sampling
+from specjax.types import Prompts, Sampling
 from tests import tiny_pair
 from tests.decoding.test_padded_vocabulary import distance
 from tests.models.tiny import random_params
@@ -67,7 +67,7 @@ def probs(model, before):
 def test_the_distribution_is_renormalised_over_the_shared_tokens():
     drafter, verifier = tabular(1, OURS), tabular(2, THEIRS)
     other = translate(drafter, verifier)
-    filled = other.model.prefill(other.params, PROMPT[None], np.array([2], np.int32), 4)
+    filled = other.model.prefill(other.params, Prompts(PROMPT[None], np.array([2], np.int32)), 4)
     assert filled.tokens.tolist() == [3]
     logits, *_ = other.model.score(other.params, filled.cache, PROMPT[None, 1:], filled.positions)
     # a, b and c are 4, 5 and 2 there; "x" is not shared, and no padding is drawn.
@@ -80,7 +80,7 @@ def test_trees_are_read_if_the_model_reads_them():
     drafter = tabular(1, OURS)
     other = translate(drafter, tabular(2, THEIRS))
     assert other.model.reads_trees
-    filled = other.model.prefill(other.params, PROMPT[None], np.array([2], np.int32), 5)
+    filled = other.model.prefill(other.params, Prompts(PROMPT[None], np.array([2], np.int32)), 5)
     given = other.params, filled.cache, np.array([[3, 2, 4]], np.int32), filled.positions
     logits, _, updates = other.model.score_tree(*given, shape_of(jnp.array([[0, 0]])))
     chains = [other.model.score(*given[:2], np.array([[3, i]], np.int32), given[3]) for i in (2, 4)]
