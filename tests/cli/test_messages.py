@@ -170,10 +170,6 @@ def _policy(step):
 
 CALLED = [
     (
-        {"num_speculative_tokens": 5},
-        "there is no option num_speculative_tokens: write max_draft=...",
-    ),
-    (
         {"processors": (Regex(r"[^\s\S]"),)},
         r"Regex('[^\\s\\S]'): the tokenizer's tokens can write no text that matches: check the "
         "pattern or schema, and that its characters are in the vocabulary",

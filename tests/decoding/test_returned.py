@@ -257,13 +257,12 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: d(["a"], draft_limits=3), "no option draft_limits: did you mean draft_limit? "),
         (lambda d: d(["a", None]), "prompt 1 must be a text, .* got None$"),
         (lambda d: d.encode(5), "the prompt must be a text, .* got 5 "),
     ],
 )
 def test_what_a_call_does_not_take_is_shown_as_given(pair, call, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+    with pytest.raises(ValueError, match=message):
         call(specjax.Decoder(pair, max_draft=3, **SHAPE))
 
 
