@@ -10,8 +10,7 @@ import pytest
 from specjax import processors
 from specjax.processors import json_schemas, plain_schemas
 from specjax.processors.byte_automata import byte_automaton
-from specjax.processors.json_schemas import schema_pattern
-from specjax.processors.schema_keywords import FORMATS
+from specjax.processors.json_schemas import FORMATS, schema_pattern
 from tests.processors.schema_values import SCHEMAS, fits, sampled
 from tests.variants import variants
 
