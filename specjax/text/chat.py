@@ -112,10 +112,7 @@ class Chat:
     ) -> None:
         """Adds the messages of a turn, and keeps what the models have read."""
         if self._messages != messages[:-1]:
-            raise UserError(
-                "another turn ended during this stream: read a stream to its end before the next "
-                "turn"
-            )
+            raise UserError("another turn ended during this stream: read it to its end before")
         warn_of_nan(row)
         ended = [] if row.eos_id is None else [row.eos_id]
         read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
@@ -129,17 +126,14 @@ def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
     merged = {**options, **checked_template_kwargs(more)}
     if merged.get("continue_final_message"):
         raise UserError(
-            "continue_final_message must be left out of a chat, in which the model answers the "
-            "user's message: give the messages to decoder([messages]) instead"
+            "continue_final_message must be left out of a chat: call decoder([messages])"
         )
     return merged
 
 
 def _message(role: str, text: Any) -> dict[str, str]:
     name = "the message" if role == "user" else role
-    if not isinstance(text, str):
-        raise UserError(f"{name} must be a text, got {shown(text)}")
-    if not text.strip():
-        raise UserError(f"{name} is empty: add text")
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{name} must be a text that is not empty, got {shown(text)}")
     check_unicode(text, name)
     return {"role": role, "content": text}

@@ -633,13 +633,8 @@ class Decoder:
         bound, params = self.sampling.processors, self.params
         if new is not None:
             bound, shared = bind_processors(new, self._assembled.main)
-            if hasattr(params, "processors"):
+            if shared:
                 params = params._replace(processors=shared)
-            elif shared:
-                raise UserError(
-                    f"processors must be left out: {type(params).__name__}, the parameters of "
-                    f"{type(self.method).__name__}, has no field `processors`"
-                )
         check_forbidding(self.method, rule, bound)
         warn_of_excluded(rule, base, self.method.vocab_size)
         return dataclasses.replace(base, processors=bound), params
@@ -845,16 +840,11 @@ def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
     """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds."""
-    try:
-        places = dict(done) if isinstance(done, Mapping) else frozenset(done)
-    except TypeError:
-        raise UserError(f"done must have places of prompts, as in {{0, 3}}, got {done!r}") from None
+    places = dict(done) if isinstance(done, Mapping) else frozenset(done)
     if absent := set(places).difference(range(count)):
         raise UserError(
             f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
         )
-    for place, rounds in places.items() if isinstance(places, Mapping) else ():
-        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
     return places
 
 

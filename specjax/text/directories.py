@@ -12,10 +12,9 @@ import jax
 import numpy as np
 
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
-from specjax.checks import check_flag, check_path
+from specjax.checks import check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.models import PRESETS
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.heterogeneous_vocabularies import SAMPLE, translate
@@ -233,7 +232,6 @@ def load_pair(
         drafter, verifier = directory / "drafter", directory / "verifier"
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     whole = ("drafter",) if replicate_drafter else ()
-    check_flag("translate_drafter", translate_drafter)
     paths = {"verifier": verifier, "drafter": drafter}
     models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
     return Pair(**models)
@@ -272,8 +270,6 @@ def load_models(
         raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
         )
-    if isinstance(replicate, str) or not isinstance(replicate, Collection):
-        raise UserError(f"replicate must be names such as ('drafter',), got {replicate!r}")
     if unknown := [name for name in replicate if name not in paths]:
         raise UserError(
             f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
@@ -353,11 +349,6 @@ def check_model_path(name: str, path: Any) -> None:
     """Raises unless the path, a value of `name`, is there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
-        if path in PRESETS:
-            raise FileNotFoundError(
-                f"{name}={path!r} is a published size, not a directory: download the model, and "
-                "give its directory"
-            )
         raise FileNotFoundError(
             f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
             "models from a hub first"
@@ -365,14 +356,8 @@ def check_model_path(name: str, path: Any) -> None:
 
 
 def _check_mesh(mesh: Any) -> None:
-    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+    if mesh is not None and "model" not in getattr(mesh, "axis_names", ()):
         raise UserError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
-    if mesh is not None and "model" not in mesh.shape:
-        axes = ", ".join(mesh.axis_names)
-        raise UserError(
-            f"mesh must have an axis named model, got {axes}: make it with "
-            "specjax.partitioning.make_mesh"
-        )
 
 
 def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:

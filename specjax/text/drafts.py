@@ -295,9 +295,8 @@ class Tree(DraftPlan):
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
         if self.parents is not None:
-            for name, value in sizes.items():
-                if value is not None:
-                    raise UserError(f"{name} must be left out, because parents gives the shape")
+            if any(value is not None for value in sizes.values()):
+                raise UserError(f"{', '.join(sizes)} must be left out: parents gives the shape")
             object.__setattr__(self, "parents", Topology(self.parents).parents)
         else:
             for name in ("depth", "width"):
@@ -494,8 +493,7 @@ class Cascade(DraftPlan):
         for name, default in (("copies", 1), ("min_match", None), ("max_copy", None)):
             if getattr(last, name) != default:
                 raise UserError(
-                    f"last must not set {name}, because K has the lengths of a single chain, got "
-                    f"{last!r}"
+                    f"last must not set {name}, because K has the lengths, got {last!r}"
                 )
 
     def _check_rules(self) -> None:
@@ -511,13 +509,8 @@ class Cascade(DraftPlan):
                 continue
             name = f"rules[{i}]" if several else "rules"
             check_is_rule(name, rule)
-            if isinstance(rule, Budgeted):
-                raise UserError(
-                    f"{name} must not be Budgeted, got {rule!r}: give the budget to the verifier, "
-                    "with rule=rules.Budgeted(...)"
-                )
-            if any(np.ndim(strength) for strength in jax.tree.leaves(rule)):
-                raise UserError(f"{name} must have scalar strengths, got {rule!r}")
+            if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
+                raise UserError(f"{name} must have scalar strengths and no budget, got {rule!r}")
         if self.lenience != 1.0 and None not in each:
             raise UserError("lenience must be left out: each level has its own rule in `rules`")
 

@@ -114,18 +114,16 @@ class Contexts:
 
 def as_list(prompts: Any) -> list[Prompt]:
     """Returns the prompts of a call as a list."""
-    if isinstance(prompts, str):
-        raise UserError("prompts must be a list of prompts, got a single text: give [text]")
-    unordered = bytes | Mapping | AbstractSet
-    if isinstance(prompts, unordered) or not isinstance(prompts, Iterable):
+    wrong = str | bytes | Mapping | AbstractSet  # a single prompt, or without an order
+    if isinstance(prompts, wrong) or not isinstance(prompts, Iterable):
         raise UserError(
-            f"prompts must be a list of texts, lists of token ids or chats, got "
-            f"{type(prompts).__name__}: {str(prompts)[:60]}"
+            "prompts must be a list of texts, lists of token ids or chats, such as ['A text.'], "
+            f"got {type(prompts).__name__}: {str(prompts)[:60]}"
         )
-    prompts = list(prompts)
-    if not prompts:
+    listed = list(prompts)
+    if not listed:
         raise UserError("prompts is empty: give at least one prompt")
-    return prompts
+    return listed
 
 
 def encode(
@@ -240,8 +238,6 @@ def checked_template_kwargs(options: Any) -> dict[str, Any]:
             "chat_template_kwargs must be options by name, such as {'enable_thinking': False}, got "
             f"{options!r}"
         )
-    if "messages" in options:
-        raise UserError("chat_template_kwargs must not have messages: give them as a prompt")
     return plain("chat_template_kwargs", dict(options))
 
 
@@ -264,8 +260,6 @@ def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
 
 def check_buckets(buckets: Any) -> tuple[int, ...]:
     """Returns the checked lengths of buckets."""
-    if np.shape(buckets) == (0,):
-        raise UserError("buckets is empty: give lengths such as (64, 128)")
     lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
     if not lengths.ndim or np.any(np.diff(lengths) < 1):
         raise UserError(f"buckets must be increasing lengths, such as (64, 128), got {buckets}")
@@ -316,10 +310,7 @@ def check_request(request: Request, tokens: np.ndarray, limits: Limits, name: st
     if request.log_probs is not None:
         check_flag(f"log_probs{of}", request.log_probs)
         if request.log_probs and not limits.log_probs:
-            raise UserError(
-                f"log_probs{of} must be left out, because the engine keeps none: make it with "
-                "log_probs=True"
-            )
+            raise UserError(f"log_probs{of} must be left out: make the engine with log_probs=True")
     ranges: dict[str, tuple[Any, int, int]] = {
         "max_new_tokens": (request.max_new_tokens, 1, limits.max_new_tokens),
         "seed": (request.seed, 0, _WORD),
@@ -417,7 +408,7 @@ def requests_of(
     """Makes a request for each prompt from scalar values or values per prompt."""
     count = len(prompts)
     if ids is not None and not np.ndim(ids):
-        raise UserError(f"ids must be a list of {count} numbers, one per prompt, got {ids}")
+        raise UserError(f"ids must be {count} numbers, one per prompt, got {ids}")
     limits = _each("max_new_tokens", max_new_tokens, count)
     seeds = _each("seed", seed, count)
     numbers = list(range(count)) if ids is None else _each("ids", ids, count)

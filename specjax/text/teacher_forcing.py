@@ -240,12 +240,10 @@ def score(
 ) -> OutputScores:
     """Returns the scores of outputs; see `Decoder.score`."""
     drawn = checked_sampling(sampling)
-    if drawn.processors is not None:
+    if drawn.processors is not None or any(map(np.ndim, jax.tree.leaves(drawn))):
         raise UserError(
-            "sampling must have no processors, because scores have none: leave them out"
+            f"sampling must have no processors and a single value per field, got {drawn}"
         )
-    if any(np.ndim(leaf) for leaf in jax.tree.leaves(drawn)):
-        raise UserError(f"sampling must have a single value per field, got {drawn}")
     check_top(model, top)
     if of_prompts and not model.continues_prompts:
         raise UserError(
@@ -293,14 +291,11 @@ def check_top(model: TextModel, top: Any) -> None:
 
 def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarray]:
     """Returns the tokens of `count` outputs; see `Decoder.score`."""
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence | np.ndarray):
+    several = isinstance(outputs, Sequence | np.ndarray) and not isinstance(outputs, str)
+    if not several or len(outputs) != count:
         raise UserError(
-            f"outputs must be a list of texts, lists of token ids or rows, got {shown(outputs)}"
-        )
-    if len(outputs) != count:
-        raise UserError(
-            f"outputs has {len(outputs)} entries, but there are {count} prompts: give an output "
-            "for each prompt; repeat a prompt for several outputs"
+            f"outputs must be {count} texts, lists of token ids or rows, one for each prompt, got "
+            f"{shown(outputs)}: repeat a prompt for several outputs"
         )
     return [_output_tokens(model, output, f"output {i}") for i, output in enumerate(outputs)]
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specjax.acceptance_head.head import Head
-from specjax.checks import check_part, check_static
+from specjax.checks import check_static
 from specjax.errors import UserError
 from specjax.fingerprints import digest, weights_fingerprint
 from specjax.models.model import Model, platforms_of
@@ -72,11 +72,7 @@ class TextModel:
         if isinstance(self.model, Model):
             ways = 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
             object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
-        methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
-        check_part("model", self.model, methods, "models.model_from_config(config)")
         check_static("model", self.model)
-        reads = ("vocab_size", "eos_ids", "encode", "decode")
-        check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
         words = self.tokenizer.vocab_size
         if isinstance(self.model, Model) and words < self.model.vocab_size:
             # Embeddings are padded to different sizes, with rows that are no tokens.
@@ -86,8 +82,6 @@ class TextModel:
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
                 f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
             )
-        if not isinstance(self.head, Head | None):
-            raise UserError(f"head must come from checkpoints.load_head, got {self.head!r}")
         if self.head is not None:
             fingerprint = None if has_stored(self.params) else self.weights_fingerprint
             self.head.check_drafter(self.name, self.width, fingerprint)

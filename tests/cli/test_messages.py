@@ -123,8 +123,8 @@ TYPED = [
     ),
     (
         ["infer", "--gin.VERIFIER=qwen3_0.6b", "--gin.DRAFTER=qwen3_0.6b", *RUN],
-        "VERIFIER='qwen3_0.6b' is a published size, not a directory: download the model, and give "
-        "its directory",
+        "VERIFIER='qwen3_0.6b': no such file or directory: check the path; download models from a "
+        "hub first",
     ),
 ]
 

@@ -392,7 +392,7 @@ def test_token_ids_and_chats_are_prompts(decoder):
         (["ba"], {"ids": [-1]}, "id of prompt 0 must be a whole number"),
         (["ba"], {"seed": 2**32}, "seed of prompt 0 must be a whole number"),
         (["ba", "ba"], {"seed": [1, -2]}, "seed of prompt 1 must be a whole number .* got -2"),
-        (["ba", "ba"], {"ids": 5}, "ids must be a list of 2 numbers, one per prompt, got 5"),
+        (["ba", "ba"], {"ids": 5}, "ids must be 2 numbers, one per prompt, got 5"),
         # Past int32 it would wrap around to token 3.
         ([[2**32 + 3]], {}, "prompt 0 has token 4294967299"),
         ([[2**63]], {}, "prompt 0 has token 9223372036854775808"),
@@ -414,7 +414,7 @@ def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ("ba", {}, "prompts must be a list of prompts, got a single text"),
+        ("ba", {}, "prompts must be a list of .* got str: ba"),
         (b"ba", {}, "prompts must be a list of .* got bytes"),
         (5, {}, "prompts must be a list of .* got int"),
         (None, {}, "prompts must be a list of .* got NoneType"),
@@ -481,8 +481,6 @@ def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
 def test_places_that_are_not_there_cannot_be_done(decoder):
     with pytest.raises(ValueError, match=r"done must have places in 0 \.\. 3, got 4"):
         decoder.rows(PROMPTS[:4], done={0, 4})
-    with pytest.raises(ValueError, match=r"done must have places of prompts, as in {0, 3}, got 5"):
-        decoder.rows(PROMPTS[:4], done=5)
 
 
 @pytest.mark.parametrize(
@@ -646,8 +644,6 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
     ("replicate", "kind", "message"),
     [
         (("draft",), ValueError, "replicate has 'draft', but the models are verifier, drafter"),
-        ("drafter", ValueError, r"replicate must be names such as \('drafter',\), got 'drafter'"),
-        (True, ValueError, "replicate must be names"),
     ],
 )
 def test_models_to_replicate_are_named(paths, replicate, kind, message):
