@@ -210,33 +210,26 @@ class Decoder:
         Args:
           prompts: n texts, lists of token ids, or chats (lists of `{"role", "content"}`, for
             models with a chat template).
-          seed: a number in 0 .. 2**32 - 1, or one per prompt.
-          ids: n numbers in 0 .. 2**32 - 1. A row's randomness depends only on its seed and its id;
-            by default the id is the prompt's place.
+          seed: in 0 .. 2**32 - 1; a number or n numbers.
+          ids: n numbers in 0 .. 2**32 - 1, the prompts' places by default; with the seed they alone
+            determine the randomness of a row.
           rule: replaces the Decoder's rule; each strength is a number or n numbers.
           sampling: replaces the Decoder's sampling; each field is a value or n values.
           processors: replaces the Decoder's processors; each strength is a number or n numbers.
-          max_new_tokens: a number or n numbers in 1 .. N, the most tokens of each row.
-          draft_limit: a number or n numbers in 0 .. G, the longest draft of each row; a row with 0
-            gets one token per round.
-          num_samples: k, the number of outputs of each prompt, at most the batch size. A prompt is
-            read once, and its cache is copied into k slots. Sample j of a prompt with id i is the
-            row of a call with the id `i * k + j`.
-          best_of: keeps only so many of the samples of each prompt, the most probable first; see
-            `Result.best`.
-          prefix: from `prefix`; each prompt is the rest of a text that begins with it, and only
-            this rest is read. The tokens are those of the joined text. Logits then differ in their
-            last bits.
-          share_prefix: whether to look for the tokens with which most prompts begin, such as the
-            examples of a few-shot prompt, and to read them once (decoder-only models).
-          log_probs: whether to keep the log-probability of each token under the verifier itself: at
-            temperature 1, whatever the sampling (see `Row.log_probs`).
-          top_log_probs: k: the verifier reads the outputs once more, and `Row.top` has the k most
-            probable tokens at each position, under the model itself like `Row.log_probs`.
-          sources: whether to keep where each token came from, for `Row.sources` and `Row.show`. It
+          max_new_tokens: the most tokens of each row, in 1 .. N; a number or n numbers.
+          draft_limit: the longest draft of each row, in 0 .. G; a number or n numbers.
+          num_samples: k outputs of each prompt, which is read once; at most the batch size. Sample
+            j of a prompt with id i is the row of a call with the id `i * k + j`.
+          best_of: keeps so many of the samples of each prompt, the best first; see `Result.best`.
+          prefix: from `prefix`: each prompt is the rest of a text that begins with it, and only
+            this rest is read. Tokens are those of the joined text; logits differ in the last bits.
+          share_prefix: whether to read the beginning of most prompts once, such as the examples of
+            a few-shot prompt (decoder-only models).
+          log_probs: whether to keep each token's log-probability; see `Row.log_probs`.
+          top_log_probs: k: the verifier reads the outputs once more, for `Row.top`.
+          sources: whether to keep where tokens came from, for `Row.sources` and `Row.show`. It
             compiles a program of its own.
-          chat_template_kwargs: more options of the chat template, for all prompts that are chats;
-            to give each its own, encode them by `encode`.
+          chat_template_kwargs: more options of the chat template, for all prompts that are chats.
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
         Returns:

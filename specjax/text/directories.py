@@ -205,16 +205,12 @@ def load_pair(
         captions) or "gsm8k" (Llama models, school mathematics); not used with directories.
       drafter: the small model's directory (see `load_text_model`).
       verifier: the large model's directory.
-      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
-      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
-      tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
-      check_weights: see `specjax.checkpoints.load_model`.
-      head: whether to load the acceptance heads in the directories, if there are any.
+      dtype: see `load_text_model`, also for the next four.
       replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
       weights: "int8" or "int8+embedding" for both models, or for one of them, such as
-        {"verifier": "int8"}; see `specjax.checkpoints.load_model`.
+        {"verifier": "int8"}.
       translate_drafter: whether the drafter may have another tokenizer; see
-        `specjax.text.translation.translate`.
+        `specjax.text.heterogeneous_vocabularies.translate`.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
@@ -251,14 +247,9 @@ def load_models(
     """Loads any number of models with the same vocabulary.
 
     Args:
-      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
-      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
-      tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
-      check_weights: see `specjax.checkpoints.load_model`.
-      head: whether to load the acceptance heads in the directories, if there are any.
+      dtype: see `load_text_model`, also for the next four.
       replicate: the names of models to replicate (see `load_text_model`).
-      weights: "int8" or "int8+embedding" for all models, or a mapping from names of models; see
-        `specjax.checkpoints.load_model`.
+      weights: "int8" or "int8+embedding" for all models, or a mapping from names of models.
       **paths: name -> directory (see `load_text_model`); `verifier` is required.
 
     Raises:
