@@ -200,17 +200,11 @@ def load_pair(
 ) -> Pair:
     """Loads a drafter and a verifier; by default a built-in pair.
 
-    Args:
-      built_in: the name of a built-in pair: "multi30k_ende" (two T5 models, English to German
-        captions) or "gsm8k" (Llama models, school mathematics); not used with directories.
-      drafter: the small model's directory (see `load_text_model`).
-      verifier: the large model's directory.
-      dtype: see `load_text_model`, also for the next four.
-      replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
-      weights: "int8" or "int8+embedding" for both models, or for one of them, such as
-        {"verifier": "int8"}.
-      translate_drafter: whether the drafter may have another tokenizer; see
-        `specjax.text.heterogeneous_vocabularies.translate`.
+    `built_in` names one: "multi30k_ende" (two T5 models, English to German captions) or "gsm8k"
+    (Llama models, school mathematics); or give two directories. The other options are those of
+    `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
+    "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
+    `specjax.text.heterogeneous_vocabularies.translate`.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
@@ -244,13 +238,10 @@ def load_models(
     weights: str | Mapping[str, str | None] | None = None,
     **paths: PathLike,
 ) -> Models:
-    """Loads any number of models with the same vocabulary.
+    """Loads any number of models with the same vocabulary, each from its directory.
 
-    Args:
-      dtype: see `load_text_model`, also for the next four.
-      replicate: the names of models to replicate (see `load_text_model`).
-      weights: "int8" or "int8+embedding" for all models, or a mapping from names of models.
-      **paths: name -> directory (see `load_text_model`); `verifier` is required.
+    The options are those of `load_text_model`; `replicate` has names of models, and `weights` may
+    be a mapping from names. One of the names in `paths` is `verifier`.
 
     Raises:
       FileNotFoundError: a directory or file is missing.
