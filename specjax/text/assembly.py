@@ -342,12 +342,12 @@ def _neural(
     min_draft = min_draft if longest is None else min(min_draft, longest)
     stopping = FixedLength() if parts.policy is None else parts.policy
     check_policy(stopping)
-    own: Any = ()
+    params: Any = ()
     if isinstance(parts.stopping, Own):
-        own = parts.stopping.params
-        check_own_params(stopping, own, small.head)
+        params = parts.stopping.params
+        check_own_params(stopping, params, small.head)
     elif small is not _ANY:
-        stopping, own = stopping.bind(small.head)
+        stopping, params = stopping.bind(small.head)
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     drafter = NeuralDrafter(
@@ -358,7 +358,7 @@ def _neural(
         eos_ids=eos_ids,
         catches_up=catches_up_on(small.platform),
     )
-    return drafter, NeuralDrafterParams(small.prepared, own)
+    return drafter, NeuralDrafterParams(small.prepared, params)
 
 
 _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)

@@ -93,8 +93,8 @@ def log_models(paths: Mapping[str, PathLike]) -> None:
 def built_in_table(model: PathLike) -> Path:
     """Returns the bigram table of a built-in model's pair; for other models the default pair's."""
     parts = Path(model).parts
-    own = [name for name in built_in_pairs() if parts[:-1] == (PAIRS / name).parts]
-    return built_in_pair(own[0] if own else DEFAULT_PAIR) / "bigram"
+    names = [name for name in built_in_pairs() if parts[:-1] == (PAIRS / name).parts]
+    return built_in_pair(names[0] if names else DEFAULT_PAIR) / "bigram"
 
 
 def load_text_model(
@@ -303,11 +303,11 @@ def _loaded(
 
 def _warn_of_special_ids(words: dict[str, Tokenizer]) -> None:
     """Warns if a model ends or pads texts with other tokens than the verifier."""
-    own = words["verifier"]
+    verifier = words["verifier"]
     for name, other in words.items():
         for what, ours, theirs in (
-            ("ends texts", own.eos_ids, other.eos_ids),
-            ("pads prompts", own.pad_id, other.pad_id),
+            ("ends texts", verifier.eos_ids, other.eos_ids),
+            ("pads prompts", verifier.pad_id, other.pad_id),
         ):
             if ours != theirs:
                 warnings.warn(

@@ -137,7 +137,7 @@ class DraftPlan(abc.ABC):
         return max_draft
 
     @abc.abstractmethod
-    def make(self, given: Ingredients) -> Planned:
+    def make(self, ingredients: Ingredients) -> Planned:
         """Makes the drafter."""
 
 
@@ -157,8 +157,8 @@ class ModelDrafts(DraftPlan):
     def needs(self) -> tuple[str, ...]:
         return (self.model,)
 
-    def make(self, given: Ingredients) -> Planned:
-        drafter, params = given.neural(self.model)
+    def make(self, ingredients: Ingredients) -> Planned:
+        drafter, params = ingredients.neural(self.model)
         drafter = dataclasses.replace(drafter, name=self.model)
         return Planned(drafter, params, params.stopping)
 
@@ -174,8 +174,8 @@ class OwnDrafts(DraftPlan):
         why = "the drafter of drafting=Own(...) has its own"
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
-    def make(self, given: Ingredients) -> Planned:
-        return Planned(self.own.part, given.place(self.own.params), self.own.params)
+    def make(self, ingredients: Ingredients) -> Planned:
+        return Planned(self.own.part, ingredients.place(self.own.params), self.own.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,15 +237,15 @@ class Lookup(DraftPlan):
         copied = (self.max_copy or max_draft) * self.copies
         return max(copied, max_draft) if self.needs else copied
 
-    def make(self, given: Ingredients) -> Planned:
-        vocab_size = given.models["verifier"].model.vocab_size
-        lookup = self.copier(vocab_size, self.max_copy or given.max_draft)
-        table = self.table(given)
+    def make(self, ingredients: Ingredients) -> Planned:
+        vocab_size = ingredients.models["verifier"].model.vocab_size
+        lookup = self.copier(vocab_size, self.max_copy or ingredients.max_draft)
+        table = self.table(ingredients)
         if self.copies > 1:
             return Planned(LookupTreeDrafter(lookup, self.copies), table, table)
         if self.min_match is None:
             return Planned(lookup, table, table)
-        neural, params = given.neural("drafter")
+        neural, params = ingredients.neural("drafter")
         both = LookupFirst(lookup, neural, self.min_match)
         return Planned(both, (table, params), (table, params.stopping))
 
@@ -255,18 +255,18 @@ class Lookup(DraftPlan):
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
-    def table(self, given: Ingredients) -> Params:
+    def table(self, ingredients: Ingredients) -> Params:
         """Returns the parameters of `copier`: the bigram table, or ()."""
-        if self.bigram is None or given.is_trial:
+        if self.bigram is None or ingredients.is_trial:
             return ()
-        main = given.models["verifier"]
+        main = ingredients.models["verifier"]
         bigram = self.bigram
         if not isinstance(bigram, Bigram):
             built_in = bigram == "built-in"
             bigram = load_bigram(built_in_table(main.name) if built_in else real_path(bigram))
         start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
         table = bigram.table(main.name, main.tokenizer.fingerprint, main.model.vocab_size, start)
-        return given.place(jax.tree.map(jnp.asarray, table))
+        return ingredients.place(jax.tree.map(jnp.asarray, table))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,8 +355,8 @@ class Tree(DraftPlan):
     def longest(self, max_draft: int) -> int:
         return self.shape.size
 
-    def make(self, given: Ingredients) -> Planned:
-        chain, params = given.neural("drafter", 1)
+    def make(self, ingredients: Ingredients) -> Planned:
+        chain, params = ingredients.neural("drafter", 1)
         drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
 
@@ -407,10 +407,10 @@ class Branches(DraftPlan):
     def longest(self, max_draft: int) -> int:
         return sum(plan.longest(max_draft) for plan in self._plans)
 
-    def make(self, given: Ingredients) -> Planned:
-        made = [plan.make(given) for plan in self._plans]
+    def make(self, ingredients: Ingredients) -> Planned:
+        results = [plan.make(ingredients) for plan in self._plans]
         models: dict[str, TextModel] = {}
-        for i, planned in enumerate(made):
+        for i, planned in enumerate(results):
             for name, model in planned.models.items():
                 if models.setdefault(name, model) is not model:
                     raise UserError(
@@ -418,12 +418,12 @@ class Branches(DraftPlan):
                         "the models with load_models, which names them"
                     )
         # Parts that use one model have one name for it.
-        shared = tuple(set(given.models) | set(models))
+        shared = tuple(set(ingredients.models) | set(models))
         return Planned(
-            BranchesDrafter(tuple(planned.drafter for planned in made), tuple(sorted(shared))),
-            tuple(planned.params for planned in made),
-            own=tuple(planned.own for planned in made),
-            described=", ".join(filter(None, (planned.described for planned in made))),
+            BranchesDrafter(tuple(planned.drafter for planned in results), tuple(sorted(shared))),
+            tuple(planned.params for planned in results),
+            own=tuple(planned.own for planned in results),
+            described=", ".join(filter(None, (planned.described for planned in results))),
             models=models,
         )
 
@@ -522,18 +522,18 @@ class Cascade(DraftPlan):
     def default_verification(self) -> Verification:
         return self.verification if self.width is None else Traversal()
 
-    def make(self, given: Ingredients) -> Planned:
-        levels = self._levels(given)
+    def make(self, ingredients: Ingredients) -> Planned:
+        levels = self._levels(ingredients)
         stopping: dict[str, Params] = {}
 
         def neural(name: str, count: int) -> Any:
-            drafter, params = given.neural(levels[name], count)
+            drafter, params = ingredients.neural(levels[name], count)
             stopping[name] = params.stopping
             return dataclasses.replace(drafter, name=name)
 
-        vocab_size = given.models["verifier"].model.vocab_size
+        vocab_size = ingredients.models["verifier"].model.vocab_size
         last = None if self.last is None else self.last.copier(vocab_size, 1)
-        table = () if self.last is None else self.last.table(given)
+        table = () if self.last is None else self.last.table(ingredients)
         drafter = cascade(
             self.lengths,
             {name: level.model for name, level in levels.items()},
@@ -550,7 +550,7 @@ class Cascade(DraftPlan):
             for name, rule in zip(levels, listed, strict=True)
         }
         reviewers = self._reviewers(drafter, rules)
-        rules = given.place({name: rule for name, rule in rules.items() if name in reviewers})
+        rules = ingredients.place({name: rule for name, rule in rules.items() if name in reviewers})
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
             drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
@@ -561,10 +561,10 @@ class Cascade(DraftPlan):
             models=levels,
         )
 
-    def _levels(self, given: Ingredients) -> dict[str, TextModel]:
+    def _levels(self, ingredients: Ingredients) -> dict[str, TextModel]:
         """The models by name, loaded after all have been checked to be different."""
-        main, named = given.models["verifier"], given.models
-        if given.is_trial:
+        main, named = ingredients.models["verifier"], ingredients.models
+        if ingredients.is_trial:
             if len(set(self.models)) < len(self.models) or "verifier" in self.models:
                 raise UserError(f"models must be different drafters, got {self.models!r}")
             return {

@@ -87,15 +87,15 @@ class TranslatedModel(LanguageModel):
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
-        given = cache, params["ids"][tokens], positions
-        logits, *others = self.model.score(params["model"], *given)
+        ids = params["ids"][tokens]
+        logits, *others = self.model.score(params["model"], cache, ids, positions)
         return _translated(params, logits), *others
 
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        given = cache, params["ids"][tokens], positions, tree
-        logits, *others = self.model.score_tree(params["model"], *given)
+        ids = params["ids"][tokens]
+        logits, *others = self.model.score_tree(params["model"], cache, ids, positions, tree)
         return _translated(params, logits), *others
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
@@ -171,11 +171,11 @@ def translate(
                 file=sys.stderr,
             )
     place = None if drafter.mesh is None else jax.sharding.NamedSharding(drafter.mesh, jax.P())
-    made = jax.device_put({"ids": ids, "shared": shared}, place)
+    placed = jax.device_put({"ids": ids, "shared": shared}, place)
     translated = TranslatedModel(drafter.model, verifier.model.vocab_size)
     return TextModel(
         translated,
-        {"model": drafter.params, **made},
+        {"model": drafter.params, **placed},
         verifier.tokenizer,
         drafter.mesh,
         drafter.name,

@@ -303,12 +303,12 @@ def _of_review(
     longest, vocab_size = widths[-1] - 1, reviewer.model.vocab_size
     drafts: Any = LookupDrafter(vocab_size, longest)
     # Each token has a successor in the table, so that drafts have the full length.
-    own: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
+    drafter_params: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
     if drafter is not None:
         catches_up = catches_up_on(drafter.platform)  # like in a Decoder
         drafts = NeuralDrafter(drafter.model, longest, catches_up=catches_up)
-        own = NeuralDrafterParams(drafter.prepared)
-    params = MethodParams(reviewer.prepared, own, Lossless())
+        drafter_params = NeuralDrafterParams(drafter.prepared)
+    params = MethodParams(reviewer.prepared, drafter_params, Lossless())
     # Without end-of-sequence tokens all rows make all rounds.
     several = Speculative(
         reviewer.model, drafts, widths=tuple(widths), partitioner=reviewer.partitioner

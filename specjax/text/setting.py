@@ -176,8 +176,8 @@ class Setting:
     @property
     def sampling(self) -> Sampling:
         """The sampling of both models."""
-        made = tuple(made_part("processors", text) for text in self.processors)
-        return Sampling(self.temperature, self.top_k, self.top_p, made or None)
+        parts = tuple(made_part("processors", text) for text in self.processors)
+        return Sampling(self.temperature, self.top_k, self.top_p, parts or None)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -344,16 +344,16 @@ def _checked_text(field: str, text: Any) -> str:
     if field == "method" and (alone := known_or_none(text, (VERIFIER_ALONE, DRAFTER_ALONE))):
         return alone
     text = str(Part.parse(text, field))
-    made = made_part(field, text)
+    part = made_part(field, text)
     if field == "drafting":
-        check_is_plan(made)
-    _check_single(field, made, text)
+        check_is_plan(part)
+    _check_single(field, part, text)
     return text
 
 
-def _check_single(field: str, made: Any, text: str) -> None:
+def _check_single(field: str, part: Any, text: str) -> None:
     """Refuses a strength per row: a setting is for any prompts."""
-    if any(map(np.ndim, jax.tree.leaves(made))):
+    if any(map(np.ndim, jax.tree.leaves(part))):
         raise UserError(f"{field} of a setting must have single numbers as strengths, got {text}")
 
 
@@ -377,8 +377,8 @@ def _check_fit(
         "method": method,
     }
     alone = (VERIFIER_ALONE, DRAFTER_ALONE)  # made of no part
-    made = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
-    parts = Parts(**made, max_draft=max_draft, min_draft=min_draft or None)
+    chosen = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
+    parts = Parts(**chosen, max_draft=max_draft, min_draft=min_draft or None)
     try:
         check_fit(parts, [made_part("processors", text) for text in processors])
     except (TypeError, ValueError) as error:
@@ -413,12 +413,12 @@ def _canonical(processors: Any) -> tuple[str, ...]:
         part = Part.parse(text, what)
         part.make(what)  # checks the arguments
         texts.append(str(part.without_defaults()))
-    made = [made_part(what, text) for text in texts]
-    for text, one in zip(texts, made, strict=True):
+    parts = [made_part(what, text) for text in texts]
+    for text, one in zip(texts, parts, strict=True):
         check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
         _check_single(what, one, text)
     # The order in which they are given changes nothing.
-    ordered = sorted(zip(texts, made, strict=True), key=lambda pair: pair[1].order)
+    ordered = sorted(zip(texts, parts, strict=True), key=lambda pair: pair[1].order)
     return tuple(text for text, _ in ordered)
 
 
