@@ -8,6 +8,7 @@ Axes: n prompts, G longest draft, N longest output.
 """
 
 import dataclasses
+import functools
 import sys
 import time
 import warnings
@@ -169,10 +170,18 @@ class Decoder:
         self.params = assembled.params
         self.sampling = dataclasses.replace(sampling, processors=None)
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
-        # What all its engines share.
-        self._stop_table = stop_table(self.stop, main, self.method) if self.stop else None
         self._contexts = Contexts({name: x.context for name, x in assembled.models.items()})
-        self._fitting: set[Any] = set()
+        self._new_engine = functools.partial(
+            Engine,
+            self.method,
+            model=main,
+            max_new_tokens=self.max_new_tokens,
+            stop=self.stop,
+            stop_table=stop_table(self.stop, main, self.method) if self.stop else None,
+            chat_template_kwargs=self.chat_template_kwargs,
+            contexts=self._contexts,
+            fitting=set(),
+        )
 
     def __repr__(self) -> str:
         parts = {
@@ -564,10 +573,9 @@ class Decoder:
         self._warn_of_budget(rows)
         warn_of_ignored(self._assembled.main, self.sampling.processors or ())
         multiple = row_multiple(self.method) * num_samples
-        return self._engine(
-            rule,
-            self.sampling,
-            self.params,
+        return self._new_engine(
+            self.params if rule is None else self.params._replace(rule=rule),
+            sampling=self.sampling,
             rows=rows + -rows % multiple,
             refill=refill + -refill % multiple,
             prompt_length=prompt_length,
@@ -576,42 +584,6 @@ class Decoder:
             sources=sources,
             prefix=self._own_prefix(prefix),
             buckets=self.buckets,
-        )
-
-    def _engine(
-        self,
-        rule: Rule | None,
-        sampling: Sampling,
-        params: Params,
-        *,
-        rows: int,
-        refill: int,
-        prompt_length: int,
-        num_samples: int,
-        log_probs: bool,
-        sources: bool,
-        prefix: Prefix | None,
-        buckets: Sequence[int] = (),
-    ) -> Engine:
-        return Engine(
-            self.method,
-            params if rule is None else params._replace(rule=rule),
-            rows=rows,
-            prompt_length=prompt_length,
-            max_new_tokens=self.max_new_tokens,
-            refill=refill,
-            sampling=sampling,
-            model=self._assembled.main,
-            log_probs=log_probs,
-            sources=sources,
-            stop=self.stop,
-            stop_table=self._stop_table,
-            chat_template_kwargs=self.chat_template_kwargs,
-            num_samples=num_samples,
-            prefix=prefix,
-            buckets=buckets,
-            contexts=self._contexts,
-            fitting=self._fitting,
         )
 
     def _sampled(
@@ -780,10 +752,9 @@ class Decoder:
         sampling = call.requests[group.members[0]].sampling or self.sampling
         drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
         self._warn_of_budget(min(group.rows, len(drafting) * call.num_samples))
-        return self._engine(
-            one_rule,
-            sampling,
-            call.params,
+        return self._new_engine(
+            call.params if one_rule is None else call.params._replace(rule=one_rule),
+            sampling=sampling,
             rows=group.rows,
             refill=group.refill,
             prompt_length=group.length,

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Int32
-from numpy import ndarray
 
 from specjax.decoding import Method
 from specjax.text.requests import Request
@@ -163,7 +163,7 @@ class Entry:
     id: int
     request: Request
     original: Request
-    tokens: Int32[ndarray, " L"]
+    tokens: Int32[np.ndarray, " L"]
     strengths: list[Any] | None = None
     idle_steps: int | None = None
     since: float = 0.0
