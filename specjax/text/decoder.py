@@ -483,10 +483,7 @@ class Decoder:
 
     def _check_prefixes(self, remedy: str) -> None:
         if not self._assembled.main.continues_prompts:
-            raise UserError(
-                f"{remedy}, because an encoder reads whole prompts: only decoder-only models share "
-                "the beginning of prompts"
-            )
+            raise UserError(f"{remedy}, because an encoder reads whole prompts")
         if self.uses_processes:
             raise UserError(f"{remedy}, because the mesh has several processes")
 
@@ -598,8 +595,10 @@ class Decoder:
         bound, params = self.sampling.processors, self.params
         if new is not None:
             bound, shared = bind_processors(new, self._assembled.main)
-            if shared:
+            if hasattr(params, "processors"):
                 params = params._replace(processors=shared)
+            else:
+                assert not shared, f"{type(params).__name__} has no field `processors`"
         check_forbidding(self.method, rule, bound)
         warn_of_excluded(rule, base, self.method.vocab_size)
         return dataclasses.replace(base, processors=bound), params
@@ -657,9 +656,8 @@ class Decoder:
         num_samples = whole_number("num_samples", num_samples, low=1)
         if num_samples > self.batch_size:
             raise UserError(
-                f"num_samples must be at most batch_size={self.batch_size}, because all samples of "
-                f"a prompt are decoded together, got {num_samples}: make the Decoder with "
-                f"batch_size={num_samples}"
+                f"num_samples must be at most batch_size={self.batch_size}, got {num_samples}: make "
+                f"the Decoder with batch_size={num_samples}"
             )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
