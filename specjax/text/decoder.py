@@ -656,8 +656,8 @@ class Decoder:
         num_samples = whole_number("num_samples", num_samples, low=1)
         if num_samples > self.batch_size:
             raise UserError(
-                f"num_samples must be at most batch_size={self.batch_size}, got {num_samples}: make "
-                f"the Decoder with batch_size={num_samples}"
+                f"num_samples must be at most batch_size={self.batch_size}, got {num_samples}: "
+                f"make the Decoder with batch_size={num_samples}"
             )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
