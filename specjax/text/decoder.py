@@ -4,7 +4,7 @@
     decoder = specjax.Decoder(pair, rule=specjax.rules.OPT(strength=0.2), max_draft=5)
     result = decoder(["A man rides a bicycle."], seed=0)
 
-Axes: n prompts, G longest draft, N longest output.
+Axes: n prompts, L tokens of a prompt, G longest draft, N longest output.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tqdm
+from jaxtyping import Int32
 
 from specjax import environment
 from specjax.checks import check_count, check_flag, whole_number
@@ -397,7 +398,7 @@ class Decoder:
         *,
         truncate: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> np.ndarray:
+    ) -> Int32[np.ndarray, " L"]:
         """Returns the tokens of a prompt.
 
         Args:
@@ -407,7 +408,7 @@ class Decoder:
           chat_template_kwargs: more options of the chat template, if it is a chat.
 
         Returns:
-          int32 ids, also a valid prompt of a call.
+          Ids, which are also a valid prompt of a call.
         """
         requests_lib.check_truncate(truncate)
         tokens = self._encoded(prompt, name, chat_template_kwargs)

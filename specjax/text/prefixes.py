@@ -92,7 +92,7 @@ class Prefix:
         return common_length(self.tokens, tokens[:-1])
 
 
-def common_of(prompts: Sequence[np.ndarray]) -> np.ndarray:
+def common_of(prompts: Sequence[np.ndarray]) -> Int32[np.ndarray, " L"]:
     """Returns the longest tokens with which more than half of the prompts begin.
 
     Each of these prompts has at least one more token.

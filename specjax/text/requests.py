@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from specjax.checks import check_flag, checked, shown, whole_number
 from specjax.decoding import Method
@@ -132,8 +133,8 @@ def encode(
     vocab_size: int,
     tokenizer: Tokenizer | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> np.ndarray:
-    """Returns the tokens of a prompt, `[L]` int32.
+) -> Int32[np.ndarray, " L"]:
+    """Returns the tokens of a prompt.
 
     Args:
       prompt: a text, token ids, or the messages of a chat (dicts with `role` and `content`).
