@@ -23,10 +23,10 @@ from specjax.study.drafting_plans import Plan, plans
 from specjax.study.expect import expect, sampling_key
 from specjax.study.turns import in_turns, timed
 from specjax.text import load_text_model
-from specjax.text.groups import BUCKETS
-from specjax.text.known_texts import written
 from specjax.text.passes import PassTimes, measure_times
+from specjax.text.scheduling import BUCKETS
 from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.teacher_forcing import written
 
 HELP = "one drafter, two, and copies from the text with each: standardised and wall-time speed-ups"
 

@@ -29,7 +29,7 @@ from specjax.data.examples import read_aligned
 from specjax.models import model_from_config
 from specjax.text import Decoder, Pair, TextModel
 from specjax.text.directories import built_in_pair
-from specjax.text.known_texts import KnownTexts
+from specjax.text.teacher_forcing import KnownTexts
 from specjax.tokenizers import load_tokenizer
 from specjax.training import AdamW, Objective
 from specjax.training.losses import DIVERGENCES, Total, masked_total

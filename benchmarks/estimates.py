@@ -19,9 +19,9 @@ from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.memory import spare_maps
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.turns import timed
-from specjax.text.known_texts import written
 from specjax.text.parts import Part
 from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
+from specjax.text.teacher_forcing import written
 
 HELP = "estimates of settings against decoding: tokens per call and nats per token"
 

@@ -23,9 +23,9 @@ from specjax.cli.bench.workload import GROWN_HELP
 from specjax.decoding.scoring import powers_of_two
 from specjax.evaluation import Bootstrap, Sums, ratio
 from specjax.study.turns import in_turns
-from specjax.text.known_texts import KnownRows, read
 from specjax.text.passes import check_costs
 from specjax.text.results import RowInfo
+from specjax.text.teacher_forcing import KnownRows, read
 from specjax.types import DecodeState, Params, Stopping
 
 HELP = "stopping policies against fixed draft lengths: verifications, discarded tokens, wall time"

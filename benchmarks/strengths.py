@@ -37,7 +37,7 @@ from specjax.rules.target import kl_divergence
 from specjax.rules.varying import scaled
 from specjax.text import Decoder, Pair, load_pair
 from specjax.text.directories import built_in_pair
-from specjax.text.known_texts import batches, read, written
+from specjax.text.teacher_forcing import batches, read, written
 from specjax.training import AdamW
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say

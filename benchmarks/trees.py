@@ -28,9 +28,9 @@ from specjax.study.tree_walks import tree_rates
 from specjax.study.turns import in_turns, timed
 from specjax.text import TextModel
 from specjax.text.directories import built_in_pair
-from specjax.text.known_texts import KnownTexts, written
 from specjax.text.passes import PassTimes, measure_times
 from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.teacher_forcing import KnownTexts, written
 from specjax.theory import BestTree, best_tree
 
 HELP = (

@@ -132,7 +132,7 @@ def decoding(
     buckets: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Returns the checked options that all decoders share; see `Decoder`."""
-    from specjax.text.options import check_decoding
+    from specjax.text.requests import check_decoding
 
     given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets}
     found = {name: value for name, value in given.items() if value is not None}

@@ -404,7 +404,6 @@ def _check_known(name: str, parameter: str | None = None) -> None:
         ) from None
     if parameter is not None and plain in _registered:
         parameters = dict(inspect.signature(_registered[plain]).parameters)
-        parameters.pop("unknown", None)  # `Decoder` rejects these
         variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if parameter not in parameters and not variadic:
             known = f"its parameters are {', '.join(parameters)}"

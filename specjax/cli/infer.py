@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check_values() -> None:
     """Checks the decoder's values before the models are read, which may take minutes."""
-    from specjax.text.options import CHECKED, DRAWN, check_decoding
+    from specjax.text.requests import CHECKED, DRAWN, check_decoding
     from specjax.types import Sampling
 
     absent = object()

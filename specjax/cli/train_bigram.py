@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from specjax.checks import check_count
     from specjax.drafting import Bigram
     from specjax.drafting.ngrams import frequent_contexts, most_frequent_successors
-    from specjax.text.bigram_files import save_bigram
+    from specjax.text.directories import save_bigram
     from specjax.tokenizers import load_tokenizer
     from specjax.writing import check_free
 

@@ -3,7 +3,7 @@
 Python's `re` reads the expression. An automaton without counters, groups or look-around reads its
 language; so these are refused. Time and memory are limited, whatever the expression.
 
-Axes: S states.
+Axes: S states, E edges.
 """
 
 import functools
@@ -15,10 +15,10 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int, Int32
 
 from specjax.errors import UserError
 from specjax.processors.caches import bounded_cache
-from specjax.processors.state_graphs import FAR, fewest_steps
 
 MOST_STATES = 20_000
 MOST_CHARACTERS = 1 << 21
@@ -29,6 +29,8 @@ _MOST_EDGES = 1_500_000
 _MOST_KEPT = 32_000_000
 _MOST_FOLLOWING = 4_000_000
 _SECONDS = 20.0
+# The number of steps where there is no way: more than any output is long.
+FAR = np.int32(2**30)
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _REFUSED = {
@@ -58,12 +60,12 @@ class ByteAutomaton(NamedTuple):
     """A deterministic automaton; state 0 is the start.
 
     Attributes:
-      steps: `[S, 256]` int32, the state after each byte; -1 if no text of the language goes on so.
-      accepting: `[S]` bool, whether the text so far belongs to the language.
+      steps: the state after each byte; -1 if no text of the language goes on so.
+      accepting: whether the text so far belongs to the language.
     """
 
-    steps: np.ndarray
-    accepting: np.ndarray
+    steps: Int32[np.ndarray, "S 256"]
+    accepting: Bool[np.ndarray, " S"]
 
 
 def byte_automaton(
@@ -77,8 +79,7 @@ def byte_automaton(
       name: what errors call the expression; None: `pattern` and its text.
 
     Raises:
-      TypeError: `pattern` is not a text.
-      ValueError: it is not a supported expression, or takes too many states, too much memory or too
+      UserError: it is not a supported expression, or takes too many states, too much memory or too
         long.
     """
     if not isinstance(pattern, str):
@@ -160,10 +161,10 @@ class _Graph:
 
         `outer` tells whether it begins, and ends, where the text does: there ^ and $ are allowed.
         """
-        given = list(parts)
-        self.budget.spend(1 + len(given))
-        for i, (op, value) in enumerate(given):
-            at = outer[0] and i == 0, outer[1] and i == len(given) - 1
+        parts = list(parts)
+        self.budget.spend(1 + len(parts))
+        for i, (op, value) in enumerate(parts):
+            at = outer[0] and i == 0, outer[1] and i == len(parts) - 1
             start = self._part(op, value, start, at)
         return start
 
@@ -217,15 +218,15 @@ class _Graph:
     def _characters(self, ranges: Ranges, start: int) -> int:
         end = self.node()
         # Nodes from which the same bytes follow are one node.
-        known: dict[tuple[tuple[int, int], ...], int] = {(): end}
+        nodes: dict[tuple[tuple[int, int], ...], int] = {(): end}
         for low, high in ranges:
             for sequence in _utf8(low, high):
                 following = end
                 for i in range(len(sequence) - 1, -1, -1):
                     rest = tuple(sequence[i:])
-                    node = start if i == 0 else known.get(rest, -1)
+                    node = start if i == 0 else nodes.get(rest, -1)
                     if node < 0:
-                        node = known[rest] = self.node()
+                        node = nodes[rest] = self.node()
                     if i == 0 or not self.edges[node]:
                         self.edges[node].append((*sequence[i], following))
                         self.count += 1
@@ -244,15 +245,15 @@ def _ranges(op: Any, value: Any, dot_all: bool, ascii_only: bool) -> Ranges:
         return [(0, _LAST)] if dot_all else _others([(10, 10)])
     if op is not ops.IN:
         raise _RefusedError(f"has {op}, which is not supported: leave it out")
-    found: Ranges = []
+    listed: Ranges = []
     for kind, of in value:
         if kind is ops.RANGE:
-            found.append(of)
+            listed.append(of)
         elif kind is ops.CATEGORY:
-            found += _category(_CATEGORIES[of], ascii_only)
+            listed += _category(_CATEGORIES[of], ascii_only)
         elif kind is ops.LITERAL:
-            found.append((of, of))
-    others = _others(found)
+            listed.append((of, of))
+    others = _others(listed)
     return others if value[0][0] is ops.NEGATE else _others(others)
 
 
@@ -266,12 +267,12 @@ def _category(escape: str, ascii_only: bool) -> Ranges:
 
 def _others(ranges: Ranges) -> Ranges:
     """All code points outside of the ranges."""
-    found, at = [], 0
+    others, at = [], 0
     for low, high in sorted(ranges):
         if low > at:
-            found.append((at, low - 1))
+            others.append((at, low - 1))
         at = max(at, high + 1)
-    return [*found, (at, _LAST)] if at <= _LAST else found
+    return [*others, (at, _LAST)] if at <= _LAST else others
 
 
 def _utf8(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
@@ -381,6 +382,36 @@ class _States:
 
 
 def _trimmed(steps: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
+    """The automaton without steps after which no text of the language follows."""
     sources, _ = np.nonzero(steps >= 0)
     useful = fewest_steps(sources, steps[steps >= 0], accepting) < FAR
     return ByteAutomaton(np.where(np.append(useful, False)[steps], steps, np.int32(-1)), accepting)
+
+
+def fewest_steps(
+    sources: Int[np.ndarray, " E"], targets: Int[np.ndarray, " E"], ends: Bool[np.ndarray, " S"]
+) -> Int32[np.ndarray, " S"]:
+    """Returns the fewest steps from each state to an end, `FAR` if there is no way.
+
+    It searches backwards from the ends, so that each edge is followed once.
+    """
+    order = np.argsort(targets, kind="stable")
+    sources = sources[order]
+    first = np.searchsorted(targets, np.arange(len(ends) + 1), sorter=order)
+    distances = np.where(ends, np.int32(0), FAR)
+    front = np.flatnonzero(ends)
+    while front.size:
+        near = np.unique(sources[members(first, front)[1]])
+        front, distance = near[distances[near] == FAR], distances[front[0]] + 1
+        distances[front] = distance
+    return distances
+
+
+def members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (place in `groups`, member) of all members of some groups.
+
+    The members of group i are first[i] .. first[i + 1] - 1.
+    """
+    counts = first[groups + 1] - first[groups]
+    offsets = np.repeat(first[groups] - np.cumsum(counts) + counts, counts)
+    return np.repeat(np.arange(groups.size), counts), offsets + np.arange(offsets.size)

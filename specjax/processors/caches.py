@@ -15,10 +15,7 @@ def bounded_cache(most_bytes: int) -> Callable[[Callable[P, T]], Callable[P, T]]
     """A decorator that keeps the results used last, as long as they fit into `most_bytes`.
 
     Results whose arguments include an `Identity` of an object that is gone are dropped. The newest
-    result is kept, however large.
-
-    Args:
-      most_bytes: a limit for arguments and results together; arrays and texts count.
+    result is kept, however large. Arrays and texts of arguments and results count.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -32,14 +29,14 @@ def bounded_cache(most_bytes: int) -> Callable[[Callable[P, T]], Callable[P, T]]
                 if key in kept:
                     kept.move_to_end(key)
                     return kept[key][0]
-            made = function(*args, **kwargs)
+            result = function(*args, **kwargs)
             with lock:
                 for old in [old for old in kept if any(map(_gone, old))]:
                     del kept[old]
-                kept[key] = made, _size(made) + _size(key)
+                kept[key] = result, _size(result) + _size(key)
                 while len(kept) > 1 and sum(size for _, size in kept.values()) > most_bytes:
                     kept.popitem(last=False)
-            return made
+            return result
 
         cached.kept = kept  # type: ignore[attr-defined]
         return cached

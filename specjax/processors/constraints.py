@@ -4,26 +4,28 @@ Axes: B rows, V vocabulary, C classes of tokens.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
 from specjax.checks import checked
 from specjax.errors import UserError
-from specjax.processors.byte_automata import byte_automaton
+from specjax.processors.byte_automata import FAR, byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
 from specjax.processors.common import Unbound
 from specjax.processors.json_schemas import schema_pattern, schema_text
-from specjax.processors.state_graphs import FAR
 from specjax.processors.token_automata import TokenTable, padded, token_automaton
-from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
+from specjax.types import Params, Processor, PromptBatch, traced_dataclass
 
 
 class _Progress(NamedTuple):
-    states: Array  # [B] int32
-    left: Array  # [B] int32, tokens that may still follow
+    """The states of the automaton, and the number of tokens that may still follow."""
+
+    states: Int32[Array, " B"]
+    left: Int32[Array, " B"]
 
 
 @traced_dataclass
@@ -49,11 +51,6 @@ class Constraint(Processor):
     def init(
         self, params: TokenTable, prompts: PromptBatch, vocab_size: int, room: int
     ) -> _Progress:
-        """See `types.Processor`.
-
-        Raises:
-          ValueError: if the outputs have a forced beginning.
-        """
         if prompts.prefix is not None:
             raise UserError(
                 "prefix must be None, because a constraint describes the output from its first "
@@ -76,7 +73,6 @@ class Constraint(Processor):
         return _Progress(following, state.left - 1)
 
     def check_limit(self, limit: int) -> None:
-        """Raises ValueError unless a row of `limit` tokens has room for a text."""
         if limit < self.shortest:
             raise UserError(
                 f"max_new_tokens must be at least {self.shortest}, the shortest text that the "
@@ -92,10 +88,6 @@ class Regex(Unbound):
       pattern: an expression in Python's notation, or several; static. Back-references, look-around,
         inner anchors and the flags i, m and L are not supported.
       which: the expression of the row: a number, or `[B]`.
-
-    Raises:
-      TypeError: if a pattern is not a text.
-      ValueError: if a pattern is not supported or too large, or `which` is out of range.
     """
 
     pattern: str | tuple[str, ...] = dataclasses.field(metadata={"static": True})
@@ -111,7 +103,7 @@ class Regex(Unbound):
         object.__setattr__(self, "which", _chosen(self.which, patterns))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        patterns = _several("pattern", self.pattern, "")
+        patterns: Any = self.pattern  # a tuple now
         return _bound(f"Regex({_in_words(patterns)})", patterns, self.which, model)
 
 
@@ -128,11 +120,6 @@ class JsonSchema(Unbound):
       which: the schema of the row: a number, or `[B]`.
       whitespace: a regular expression for what is allowed between the tokens of JSON: spaces, tabs
         and ends of lines; None: at most one space. Static.
-
-    Raises:
-      TypeError: if a schema is neither a dict nor a text, or contains what JSON does not have.
-      ValueError: if a schema is not supported or too large, `whitespace` allows anything else, or
-        `which` is out of range.
     """
 
     schema: Any = dataclasses.field(metadata={"static": True})
@@ -142,12 +129,8 @@ class JsonSchema(Unbound):
     order: ClassVar[int] = Constraint.order
 
     def __post_init__(self) -> None:
-        one = isinstance(self.schema, str | Mapping)
-        given = (self.schema,) if one else self.schema
-        texts = tuple(
-            schema_text(x) for x in (given if isinstance(given, list | tuple) else (given,))
-        )
-        schemas = _several("schema", texts, "{'type': 'integer'}")
+        listed = self.schema if isinstance(self.schema, list | tuple) else (self.schema,)
+        schemas = _several("schema", tuple(map(schema_text, listed)), "{'type': 'integer'}")
         for i, schema in enumerate(schemas):
             name = "schema" if len(schemas) == 1 else f"schema[{i}]"
             schema_pattern(schema, self.whitespace, name)
@@ -161,21 +144,21 @@ class JsonSchema(Unbound):
         return _bound(source, patterns, self.which, model)
 
 
-def _several(name: str, given: Any, example: str) -> tuple[str, ...]:
-    found = (given,) if isinstance(given, str) else given
-    if not isinstance(found, Sequence) or not all(isinstance(x, str) for x in found):
-        raise UserError(f"{name} must be like {example}, or a tuple of such, got {given!r}")
-    if not found:
+def _several(name: str, value: Any, example: str) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(x, str) for x in texts):
+        raise UserError(f"{name} must be like {example}, or a tuple of such, got {value!r}")
+    if not texts:
         raise UserError(f"{name} must have at least one entry: leave the processor out")
-    return tuple(found)
+    return tuple(texts)
 
 
-def _in_words(given: tuple[str, ...]) -> str:
-    return repr(given[0] if len(given) == 1 else given)
+def _in_words(texts: tuple[str, ...]) -> str:
+    return repr(texts[0] if len(texts) == 1 else texts)
 
 
-def _chosen(which: Any, known: Sequence[str]) -> Any:
-    return checked("which", which, low=0, high=len(known) - 1, dtype=jnp.int32)
+def _chosen(which: Any, languages: Sequence[str]) -> Any:
+    return checked("which", which, low=0, high=len(languages) - 1, dtype=jnp.int32)
 
 
 def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processor, Params]:
@@ -202,7 +185,7 @@ def _compiled(
     """The table of some languages, and for each its first state and its shortest text."""
     languages = [byte_automaton(pattern) for pattern in patterns]
     tokenizer = of.of
-    made = token_automaton(
+    automaton = token_automaton(
         languages, tokenizer.all_pieces, vocab_size, tokenizer.eos_ids, goes_on=goes_on
     )
-    return padded(made), made.starts, made.distances[made.starts]
+    return padded(automaton), automaton.starts, automaton.distances[automaton.starts]

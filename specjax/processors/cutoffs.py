@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32
 
 from specjax.processors.common import check_strength, column, without
 from specjax.sampling.filters import descending_bits, in_top_p
-from specjax.types import Array, Params, Processor, traced_dataclass
+from specjax.types import Params, Processor, traced_dataclass
 
 
-def _keep(logits: Array, kept: Array) -> Array:
-    """The logits of the kept and of the most probable tokens, else -inf."""
-    return without(logits, ~(kept | (logits == jnp.max(logits, axis=1, keepdims=True))))
+def _keep(logits: Float32[Array, "B V"], tokens: Bool[Array, "B V"]) -> Float32[Array, "B V"]:
+    """The logits of these and of the most probable tokens, else -inf."""
+    return without(logits, ~(tokens | (logits == jnp.max(logits, axis=1, keepdims=True))))
 
 
 @traced_dataclass
@@ -28,9 +29,6 @@ class MinP(Processor):
 
     Attributes:
       min_p: in [0, 1]; a number, or `[B]`.
-
-    Raises:
-      ValueError: if `min_p` is out of range.
     """
 
     min_p: Array | float
@@ -56,9 +54,6 @@ class TypicalP(Processor):
 
     Attributes:
       typical_p: in (0, 1]; a number, or `[B]`.
-
-    Raises:
-      ValueError: if `typical_p` is out of range.
     """
 
     typical_p: Array | float
@@ -73,8 +68,8 @@ class TypicalP(Processor):
         probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)
         far = jnp.abs(surprise - _entropy(probs, surprise))
         mass = column(self.typical_p, logits)[:, 0]
-        kept = jax.vmap(in_top_p)(probs, descending_bits(-far), mass) & (probs > 0.0)
-        return without(logits, ~kept)
+        inside = jax.vmap(in_top_p)(probs, descending_bits(-far), mass) & (probs > 0.0)
+        return without(logits, ~inside)
 
 
 @traced_dataclass
@@ -85,9 +80,6 @@ class EpsilonCutoff(Processor):
 
     Attributes:
       epsilon: in [0, 1); a number, or `[B]`.
-
-    Raises:
-      ValueError: if `epsilon` is out of range.
     """
 
     epsilon: Array | float
@@ -110,9 +102,6 @@ class EtaCutoff(Processor):
 
     Attributes:
       epsilon: in [0, 1); a number, or `[B]`.
-
-    Raises:
-      ValueError: if `epsilon` is out of range.
     """
 
     epsilon: Array | float
@@ -130,6 +119,6 @@ class EtaCutoff(Processor):
         return _keep(logits, probs >= jnp.minimum(epsilon, lower))
 
 
-def _entropy(probs: Array, surprise: Array) -> Array:
+def _entropy(probs: Float32[Array, "B V"], surprise: Float32[Array, "B V"]) -> Array:
     """`[B, 1]`, in nats."""
     return jnp.sum(jnp.where(probs > 0.0, probs * surprise, 0.0), axis=1, keepdims=True)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Int32
 
 from specjax.processors.common import (
     check_over,
@@ -23,15 +24,17 @@ from specjax.processors.common import (
     prompt_counts,
     without,
 )
-from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
+from specjax.types import Params, Processor, PromptBatch, traced_dataclass
 
 
 class _OverTokens(Processor):
-    """A processor whose state is the count of each token, `[B, V]` int32."""
+    """A processor whose state is the count of each token."""
 
     over: Any
 
-    def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> Array:
+    def init(
+        self, params: Params, prompts: PromptBatch, vocab_size: int, room: int
+    ) -> Int32[Array, "B V"]:
         if self.over == "output":
             return jnp.zeros((prompts.inputs.shape[0], vocab_size), jnp.int32)
         return prompt_counts(prompts, vocab_size)
@@ -50,9 +53,6 @@ class RepetitionPenalty(_OverTokens):
     Attributes:
       penalty: > 0; 1 changes nothing, more weakens repetition. A number, or `[B]`.
       over: "both" (prompt and output), "prompt" or "output".
-
-    Raises:
-      ValueError: if a value is out of range.
     """
 
     penalty: Array | float
@@ -80,9 +80,6 @@ class PresencePenalty(_OverTokens):
     Attributes:
       penalty: a number, or `[B]`; negative values favour repetition.
       over: "output", "both" or "prompt".
-
-    Raises:
-      ValueError: if a value is not finite, or `over` is unknown.
     """
 
     penalty: Array | float
@@ -108,9 +105,6 @@ class FrequencyPenalty(_OverTokens):
     Attributes:
       penalty: a number, or `[B]`; negative values favour repetition.
       over: "output", "both" or "prompt".
-
-    Raises:
-      ValueError: if a value is not finite, or `over` is unknown.
     """
 
     penalty: Array | float
@@ -128,8 +122,8 @@ class FrequencyPenalty(_OverTokens):
 
 
 class _Text(NamedTuple):
-    tokens: Array  # [B, S] int32
-    lengths: Array  # [B] int32
+    tokens: Int32[Array, "B S"]
+    lengths: Int32[Array, " B"]
 
 
 @traced_dataclass
@@ -141,9 +135,6 @@ class NoRepeatNgram(Processor):
     Attributes:
       size: n, at least 1; a whole number, or `[B]`.
       over: "both" (n-grams of prompt and output) or "output".
-
-    Raises:
-      ValueError: if a value is out of range.
     """
 
     size: Array | int

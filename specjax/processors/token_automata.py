@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int32
 
 from specjax.errors import UserError
-from specjax.processors.byte_automata import ByteAutomaton
+from specjax.processors.byte_automata import FAR, ByteAutomaton, fewest_steps, members
 from specjax.processors.common import padded_size
-from specjax.processors.state_graphs import FAR, fewest_steps, members
 from specjax.tokenizers.tokenizer import Pieces
 
 # The largest table, in bytes.
@@ -35,17 +35,17 @@ class TokenAutomaton(NamedTuple):
     """What each token does to a text.
 
     Attributes:
-      table: `[S, C]` int32, the state after a token of each class; -1 if the token must not follow.
-        In state S - 1 the text has ended, and any token may follow.
-      classes: `[V]` int32, the class of each token.
-      distances: `[S]` int32, the fewest tokens to a state in which the text may end.
-      starts: `[K]` int32, the first state of each language.
+      table: the state after a token of each class; -1 if the token must not follow. In state S - 1
+        the text has ended, and any token may follow.
+      classes: the class of each token.
+      distances: the fewest tokens to a state in which the text may end.
+      starts: the first state of each language.
     """
 
-    table: np.ndarray
-    classes: np.ndarray
-    distances: np.ndarray
-    starts: np.ndarray
+    table: Int32[np.ndarray, "S C"]
+    classes: Int32[np.ndarray, " V"]
+    distances: Int32[np.ndarray, " S"]
+    starts: Int32[np.ndarray, " K"]
 
 
 class TokenTable(NamedTuple):
@@ -54,20 +54,21 @@ class TokenTable(NamedTuple):
     No token is of an added class, and no text leads to an added state.
     """
 
-    table: np.ndarray
-    classes: np.ndarray
-    distances: np.ndarray
+    table: Int32[np.ndarray, "S C"]
+    classes: Int32[np.ndarray, " V"]
+    distances: Int32[np.ndarray, " S"]
 
 
-def padded(made: TokenAutomaton) -> TokenTable:
-    """The table of an automaton, in one of few shapes."""
-    states, classes = made.table.shape
-    size, width = map(padded_size, made.table.shape, _LEAST)
+def padded(automaton: TokenAutomaton) -> TokenTable:
+    """Returns the table of an automaton, in one of few shapes."""
+    states, classes = automaton.table.shape
+    size, width = map(padded_size, automaton.table.shape, _LEAST)
     table, distances = np.full((size, width), -1, np.int32), np.full(size, FAR)
-    table[: states - 1, :classes] = np.where(made.table == states - 1, size - 1, made.table)[:-1]
+    moved = np.where(automaton.table == states - 1, size - 1, automaton.table)
+    table[: states - 1, :classes] = moved[:-1]
     table[-1] = size - 1
-    distances[: states - 1], distances[-1] = made.distances[:-1], made.distances[-1]
-    return TokenTable(table, made.classes, distances)
+    distances[: states - 1], distances[-1] = automaton.distances[:-1], automaton.distances[-1]
+    return TokenTable(table, automaton.classes, distances)
 
 
 def token_automaton(
@@ -88,7 +89,7 @@ def token_automaton(
       goes_on: whether texts continue the text of a prompt.
 
     Raises:
-      ValueError: no text of the tokenizer's tokens belongs to a language, or the table is too
+      UserError: no text of the tokenizer's tokens belongs to a language, or the table is too
         large, or takes too long.
     """
     steps, accepting, starts = _joined(languages)
@@ -104,8 +105,8 @@ def token_automaton(
         """(state, token, next state) of all tokens that may follow."""
         offset = 0
         for states, tree in walks:
-            for found in _followed(steps, states, tree):
-                yield found[0] + offset, *found[1:]
+            for place, token, following in _followed(steps, states, tree):
+                yield place + offset, token, following
                 if time.monotonic() > deadline:
                     raise UserError(
                         f"the constraint takes more than {_SECONDS:.0f} s to compile for this "
@@ -139,12 +140,12 @@ class _Alike(NamedTuple):
     """Tokens whose bytes act alike, as letters do in a string; one stands for all.
 
     Attributes:
-      kinds: `[V]`, the kind of each token.
+      kinds: the kind of each token.
       texts: of each kind the bytes at the start of a text, and elsewhere.
       eos_ids: the kinds that end a text.
     """
 
-    kinds: np.ndarray
+    kinds: Int32[np.ndarray, " V"]
     texts: tuple[list[bytes], list[bytes]]
     eos_ids: list[int]
 
@@ -156,8 +157,8 @@ def _alike(steps: np.ndarray, pieces: Pieces, vocab_size: int, eos_ids: Sequence
     kinds, texts = np.zeros(vocab_size, np.int32), ([], [])  # type: ignore[var-annotated]
     for token in range(vocab_size):
         ends = token in eos_ids
-        known = token < len(pieces.later) and not ends
-        first, later = (x[token] if known else b"" for x in (pieces.first, pieces.later))
+        has_text = token < len(pieces.later) and not ends
+        first, later = (x[token] if has_text else b"" for x in (pieces.first, pieces.later))
         key = first.translate(letters), later.translate(letters), ends
         if key not in numbers:
             numbers[key] = len(numbers)
@@ -240,8 +241,8 @@ def _followed(
                 yield place[of] + begin, tree.texts[ends], now[of]
 
 
-def _classes(pairs: Pairs, size: int, vocab_size: int) -> np.ndarray:
-    """`[V]`, equal for tokens with equal columns, by two sums of random 64-bit numbers."""
+def _classes(pairs: Pairs, size: int, vocab_size: int) -> Int32[np.ndarray, " V"]:
+    """Equal numbers for tokens with equal columns, by two sums of random 64-bit numbers."""
     rng = np.random.default_rng(0)
     of_state, of_next = (
         rng.integers(2**64, size=(2, size), dtype=np.uint64) | np.uint64(1) for _ in range(2)
@@ -253,8 +254,8 @@ def _classes(pairs: Pairs, size: int, vocab_size: int) -> np.ndarray:
     return np.unique(sums, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
 
 
-def _table(pairs: Pairs, size: int, classes: np.ndarray) -> np.ndarray:
-    """`[S, C]`, the state after a token of each class, or -1."""
+def _table(pairs: Pairs, size: int, classes: np.ndarray) -> Int32[np.ndarray, "S C"]:
+    """The state after a token of each class, or -1."""
     count = int(classes.max()) + 1
     if size * count * 4 > MOST_BYTES:
         raise UserError(
@@ -274,8 +275,8 @@ def _table(pairs: Pairs, size: int, classes: np.ndarray) -> np.ndarray:
     return table
 
 
-def _distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """`[S]` int32, the fewest tokens to an accepting state, `FAR` if there is no way."""
+def _distances(table: Int32[np.ndarray, "S C"], accepting: np.ndarray) -> Int32[np.ndarray, " S"]:
+    """The fewest tokens to an accepting state, `FAR` if there is no way."""
     size = len(table)
     some = max(1, _ENTRIES // table.shape[1])
     edges = [_edges(table[first : first + some], first, size) for first in range(0, size, some)]
@@ -283,8 +284,8 @@ def _distances(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
     return fewest_steps(sources, targets, np.append(accepting.astype(bool), True))
 
 
-def _edges(rows: np.ndarray, first: int, size: int) -> np.ndarray:
-    """`[2, E]` int32, the sources and targets of the different edges of some rows."""
+def _edges(rows: np.ndarray, first: int, size: int) -> Int32[np.ndarray, "2 E"]:
+    """The sources and targets of the different edges of some rows."""
     places, _ = np.nonzero(rows >= 0)
-    found = np.unique((places + first) * size + rows[rows >= 0])
-    return np.stack(np.divmod(found, size)).astype(np.int32)
+    edges = np.unique((places + first) * size + rows[rows >= 0])
+    return np.stack(np.divmod(edges, size)).astype(np.int32)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
 from specjax.checks import checked
 from specjax.errors import UserError
@@ -24,32 +25,32 @@ from specjax.processors.common import (
     padded_size,
     without,
 )
-from specjax.types import Array, Params, Processor, PromptBatch, traced_dataclass
+from specjax.types import Params, Processor, PromptBatch, traced_dataclass
 
 
 class _OverPositions(Processor):
-    """A processor whose state is the number of output tokens, `[B]` int32."""
+    """A processor whose state is the number of output tokens."""
 
-    def init(self, params: Params, prompts: PromptBatch, vocab_size: int, room: int) -> Array:
+    def init(
+        self, params: Params, prompts: PromptBatch, vocab_size: int, room: int
+    ) -> Int32[Array, " B"]:
         return jnp.zeros(prompts.inputs.shape[:1], jnp.int32)
 
     def advance(self, params: Params, state: Array, tokens: Array) -> Array:
         return state + 1
 
 
-def _pairs(name: str, given: Any, example: str) -> list[tuple[Any, Any]]:
+def _pairs(name: str, value: Any, example: str) -> list[tuple[Any, Any]]:
     """The pairs of a mapping, in the order of their keys."""
     try:
-        found = sorted(
-            ((k, v) for k, v in (given.items() if isinstance(given, Mapping) else given)),
-            key=lambda pair: pair[0],
-        )
+        pairs = [(k, v) for k, v in (value.items() if isinstance(value, Mapping) else value)]
+        pairs.sort(key=lambda pair: pair[0])
     except (TypeError, ValueError):
-        raise UserError(f"{name} must be like {example}, got {given!r}") from None
-    for (key, _), (following, _) in itertools.pairwise(found):
+        raise UserError(f"{name} must be like {example}, got {value!r}") from None
+    for (key, _), (following, _) in itertools.pairwise(pairs):
         if key == following:
             raise UserError(f"{name} must have each key once, got {key!r} twice")
-    return found
+    return pairs
 
 
 @traced_dataclass
@@ -82,10 +83,6 @@ class LogitBias(Unbound):
 
     Attributes:
       bias: token id -> a finite number, or `[B]`; also as pairs.
-
-    Raises:
-      TypeError: if `bias` is not a mapping from token ids.
-      ValueError: if a value is out of range, or the tokenizer lacks an id.
     """
 
     bias: Any
@@ -126,10 +123,6 @@ class SuppressTokens(_OverPositions):
     Attributes:
       ids: the tokens; of the host.
       first: the number of positions, or `[B]`; None: all.
-
-    Raises:
-      TypeError: if `ids` are not token ids.
-      ValueError: if the tokenizer lacks an id, `ids` has every token, or `first` is out of range.
     """
 
     ids: tuple[int, ...] = dataclasses.field(metadata={"host": True})
@@ -167,10 +160,6 @@ class ForcedTokens(_OverPositions):
 
     Attributes:
       tokens: position of the output (0 is the first) -> token id; of the host.
-
-    Raises:
-      TypeError: if `tokens` is not a mapping from positions to token ids.
-      ValueError: if a position is negative, or the tokenizer lacks an id.
     """
 
     tokens: Any = dataclasses.field(metadata={"host": True})
@@ -209,10 +198,6 @@ class MinNewTokens(_OverPositions):
     Attributes:
       tokens: at least 0; a whole number, or `[B]`.
       eos_ids: the tokens that end a row; the verifier's by default. Of the host.
-
-    Raises:
-      TypeError: if `eos_ids` are not token ids.
-      ValueError: if `tokens` is out of range, or the tokenizer lacks an id.
     """
 
     tokens: Array | int
@@ -227,9 +212,9 @@ class MinNewTokens(_OverPositions):
             object.__setattr__(self, "eos_ids", tuple(sorted({*ids})))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
-        found = self.eos_ids or tuple(sorted({*model.tokenizer.eos_ids}))
-        check_known(self, "eos_ids", found, model)
-        return dataclasses.replace(self, eos_ids=found), marked(found, model.model.vocab_size)
+        ids = self.eos_ids or tuple(sorted({*model.tokenizer.eos_ids}))
+        check_known(self, "eos_ids", ids, model)
+        return dataclasses.replace(self, eos_ids=ids), marked(ids, model.model.vocab_size)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         return without(logits, params[None] & (state < self.tokens)[:, None])
@@ -245,9 +230,6 @@ class LinearTemperature(_OverPositions):
       first: > 0, at the first token; a number, or `[B]`.
       last: > 0, from `tokens` on; a number, or `[B]`.
       tokens: at least 1; a whole number, or `[B]`.
-
-    Raises:
-      ValueError: if a value is out of range.
     """
 
     first: Array | float

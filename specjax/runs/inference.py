@@ -55,7 +55,7 @@ from specjax.text import Decoder, TextModel
 from specjax.text.assembly import known_costs
 from specjax.text.directories import shown_path
 from specjax.text.passes import costs_file
-from specjax.text.prompts import check_truncate, checked_chat
+from specjax.text.requests import check_truncate, checked_chat
 from specjax.text.results import NanWarning
 from specjax.text.showing import Shown, has_colours, split
 from specjax.writing import append

@@ -11,7 +11,7 @@ from specjax.data.examples import Example, read_examples
 from specjax.data.few_shot import FewShot
 from specjax.errors import UserError
 from specjax.text import Decoder
-from specjax.text.prompts import checked_chat
+from specjax.text.requests import checked_chat
 
 
 def read_inputs(

@@ -32,7 +32,7 @@ class Likelihood:
         # Imported here, because other scores need no models.
         from specjax.text import TextModel, load_text_model
         from specjax.text.directories import check_model_path, real_path
-        from specjax.text.prompts import checked_chat
+        from specjax.text.requests import checked_chat
 
         self._options = checked_chat("chat", chat)
         for run in runs:
@@ -55,7 +55,7 @@ class Likelihood:
         Raises:
           ValueError: an input has no tokens, or the model gives NaN.
         """
-        from specjax.text.output_scores import checked_outputs, score
+        from specjax.text.teacher_forcing import checked_outputs, score
 
         cut = np.zeros(len(run), bool) if run.counts is None else run.counts.cut
         rows = [row for row in range(len(run)) if row not in run.missing]
@@ -74,12 +74,12 @@ class Likelihood:
         return Sums(sums, _perplexity)
 
     def _prompt(self, run: Predictions, row: int) -> np.ndarray:
-        from specjax.text import prompts
+        from specjax.text.requests import encode
 
         text: Any = run.inputs[row]
         given = text if self._options is None else [{"role": "user", "content": text}]
         name, model = f"{run.path}: the input of row {row}", self.model
-        return prompts.encode(given, name, model.model.vocab_size, model.tokenizer, self._options)
+        return encode(given, name, model.model.vocab_size, model.tokenizer, self._options)
 
 
 def _perplexity(sums: np.ndarray) -> np.ndarray:

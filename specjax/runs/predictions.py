@@ -15,8 +15,7 @@ import numpy as np
 
 from specjax.data.examples import Example
 from specjax.errors import UserError
-from specjax.text.draft_acceptance import DraftAcceptance
-from specjax.text.results import COUNTS, Row, finite
+from specjax.text.results import COUNTS, DraftAcceptance, Row, finite
 from specjax.types.method import past_end
 from specjax.writing import read_regular, write_atomically
 

@@ -31,14 +31,14 @@ from specjax.study.positions import Laws, Positions, draft_lengths, laws_of_mode
 from specjax.study.tree_walks import TreeLaw, TreeWalks, tree_of
 from specjax.study.walking import Walked, follow, walk
 from specjax.text import TextModel
-from specjax.text.known_texts import (
+from specjax.text.passes import PassTimes, measure_times
+from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.teacher_forcing import (
     KnownTexts,
     batches,
     rows_at_once,
     written,
 )
-from specjax.text.passes import PassTimes, measure_times
-from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.types import Stopping
 
 # The number of arrays over the vocabulary that a batch needs.

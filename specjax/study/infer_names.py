@@ -11,7 +11,7 @@ from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
 from specjax.text import Cascade, Lookup, TextModel
 from specjax.text.directories import portable_path
-from specjax.text.prompts import check_truncate, checked_chat
+from specjax.text.requests import check_truncate, checked_chat
 from specjax.text.setting import Setting
 
 _FILE = "runs/infer.gin"

@@ -19,7 +19,7 @@ from specjax.study.clock import VERIFIER
 from specjax.study.drafting_plans import Plan
 from specjax.text import Lookup, TextModel
 from specjax.text.drafts import Ingredients
-from specjax.text.known_texts import (
+from specjax.text.teacher_forcing import (
     KnownRows,
     KnownTexts,
     batches,

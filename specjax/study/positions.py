@@ -14,7 +14,7 @@ import numpy as np
 from specjax.compilation import jit
 from specjax.rules import Deferral, Lossless, accept_probability
 from specjax.sampling import draw, num_uniforms, residual_weights, total
-from specjax.text.known_texts import KnownRows, check_read, read
+from specjax.text.teacher_forcing import KnownRows, check_read, read
 from specjax.text.text_models import TextModel
 from specjax.types import Array, LanguageModel, Params, Rule, Sampling, Stopping
 from specjax.types.drafting import Drawn

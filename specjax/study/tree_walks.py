@@ -31,8 +31,8 @@ from specjax.rules import Lossless
 from specjax.sampling import TINY, num_uniforms, total
 from specjax.study.positions import Laws, coupled, laws_of_models
 from specjax.text import TextModel, Tree
-from specjax.text.known_texts import KnownTexts, batches, rows_at_once
 from specjax.text.setting import Setting
+from specjax.text.teacher_forcing import KnownTexts, batches, rows_at_once
 from specjax.types import Array, Rule, Verification
 from specjax.verification import TopDown, Traversal, Walk
 

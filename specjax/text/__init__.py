@@ -1,18 +1,15 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
-from specjax.text.cascades import Cascade
 from specjax.text.decoder import Decoder
 from specjax.text.directories import load_models, load_pair, load_text_model
-from specjax.text.drafts import Lookup
+from specjax.text.drafts import Branches, Cascade, Lookup, Own, Tree
 from specjax.text.engine import Engine
-from specjax.text.options import Own
 from specjax.text.parts import register_part
 from specjax.text.requests import Request
 from specjax.text.results import Result
 from specjax.text.setting import Setting
 from specjax.text.text_models import Models, Pair, TextModel
-from specjax.text.tree_drafts import Branches, Tree
 
 __all__ = [
     "BiLDCascade",

@@ -1,11 +1,12 @@
-"""Builds a decoding method, with its parameters, from models and parts."""
+"""Builds a decoding method, with its parameters, from models and parts that fit together."""
 
 import contextlib
 import contextvars
 import dataclasses
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,27 +27,28 @@ from specjax.drafting.neural import catches_up_on
 from specjax.drafting.stopping import check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.rules import Budgeted, Lossless, check_rule
-from specjax.text.binding import check_forbidding, check_one_constraint
+from specjax.processors import Constraint, JsonSchema, Regex
+from specjax.rules import Budgeted, Learnt, Lossless, Mixture, check_rule
 from specjax.text.drafts import (
     MOST_NODES,
+    Branches,
     DraftPlan,
     Ingredients,
     ModelDrafts,
+    Own,
     OwnDrafts,
     Planned,
     check_is_plan,
 )
-from specjax.text.options import Own
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel
-from specjax.text.tree_drafts import Branches
 from specjax.types import (
     Drafter,
     LanguageModel,
     Params,
     Processor,
     Rule,
+    Sampling,
     Stopping,
     Verification,
 )
@@ -83,8 +85,8 @@ class Parts:
         """G, unless the drafter has its own."""
         return whole_number("max_draft", 5 if self.max_draft is None else self.max_draft, low=1)
 
-    def check_none(self, why: str, *, but: tuple[str, ...] = ()) -> None:
-        """Raises ValueError if a part was given that is not in `but`."""
+    def check_none(self, why: str, *, but: tuple[str, ...]) -> None:
+        """Refuses parts that are not in `but`."""
         for field in dataclasses.fields(self):
             if field.name not in but and getattr(self, field.name) is not None:
                 raise UserError(f"{field.name} must be left out: {why}")
@@ -125,13 +127,6 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
       parts: the chosen parts.
       rows: the batch size for measuring costs.
       prompt_length: the length of prompts for measuring costs.
-
-    Returns:
-      The method and its parameters.
-
-    Raises:
-      TypeError: `models` or a part has a wrong type.
-      ValueError: the parts cannot be combined.
     """
     if isinstance(models, TextModel):
         named, main = {"verifier": models}, models
@@ -141,13 +136,22 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise UserError(
             f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
         )
+    if isinstance(parts.method, Own):
+        parts.check_none("`method` has its own", but=("method", "rule"))
+        return _own_method(named, main, parts.method, parts.rule)
     if parts.method is not None:
         parts.check_none("`method` has its own", but=("method", "rule"))
-        return _whole(named, main, parts)
+        return _pair_method(named, main, parts.method, parts.rule)
     if parts.drafting is None and len(named) == 1:
         why = "this option needs a drafter: give a Pair, or drafting"
         parts.check_none(why, but=("rule",))
-        return _alone(main, parts.rule)
+        method = Autoregressive(
+            main.model, eos_ids=tuple(main.tokenizer.eos_ids), partitioner=main.partitioner
+        )
+        params = MethodParams(main.prepared)
+        if parts.rule is not None:
+            params = params._replace(rule=checked_rule(method, parts.rule))
+        return Assembled(method, params, {"verifier": main}, main)
     plan = parts.plan
     _check_plan(parts, plan)
     what = "decoding with several models" if parts.drafting is None else f"drafting={plan!r}"
@@ -158,33 +162,20 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
     return dataclasses.replace(_speculative(named, main, parts, plan), costs=costs)
 
 
-def _alone(main: TextModel, rule: Rule | None) -> Assembled:
-    """A single model: one token per pass."""
-    method = Autoregressive(
-        main.model, eos_ids=tuple(main.tokenizer.eos_ids), partitioner=main.partitioner
-    )
-    params: Any = MethodParams(main.prepared)
-    if rule is not None:
-        params = params._replace(rule=checked_rule(method, rule))
-    return Assembled(method, params, {"verifier": main}, main)
-
-
-def _whole(named: Mapping[str, TextModel], main: TextModel, parts: Parts) -> Assembled:
-    """A cascade of the models, or the user's own method."""
-    own = parts.method
-    if isinstance(own, Own):
-        return _own_method(named, main, own, parts.rule)
-    _check_whole(own, parts.rule)
-    assert own is not None
-    _check_names(named, ("verifier", "drafter"), f"method={type(own).__name__}")
+def _pair_method(
+    named: Mapping[str, TextModel], main: TextModel, chosen: PairMethod, rule: Rule | None
+) -> Assembled:
+    """A cascade in which a single model writes at a time."""
+    _check_pair_method(chosen, rule)
+    _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
     small = named["drafter"]
-    method = own.bound(main.model, small.model, tuple(main.tokenizer.eos_ids), main.partitioner)
-    params = MethodParams(main.prepared, small.prepared, parts.rule)
+    eos_ids = tuple(main.tokenizer.eos_ids)
+    method = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
+    params = MethodParams(main.prepared, small.prepared, rule)
     return Assembled(method, params, {"drafter": small, "verifier": main}, main)
 
 
-def _check_whole(method: Any, rule: Any) -> None:
-    """Raises unless it is a cascade of a pair, and the rule is for it."""
+def _check_pair_method(method: Any, rule: Any) -> None:
     check_part("method", method, ("bound",), "specjax.TokenCascade()")
     if rule is None:
         name = type(method).__name__
@@ -203,11 +194,7 @@ def _own_method(
     ]
     check_part("method", method, needed, "decoding.Speculative(...)")
     check_static("method", method)
-    if not hasattr(params, "_replace"):
-        raise UserError(
-            f"the params of method=Own({type(method).__name__}, params) must be a NamedTuple, got "
-            f"{type(params).__name__}"
-        )
+    assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
     if rule is not None:
         params = params._replace(rule=checked_rule(method, rule))
     return Assembled(method, params, named, main, _hash(params))
@@ -223,7 +210,7 @@ def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: st
 
 
 def _check_plan(parts: Parts, plan: DraftPlan) -> None:
-    """Raises unless it is a plan, and the other options can be given with it."""
+    """Refuses what is no plan, and options that cannot be given with it."""
     check_is_plan(plan)
     for part, why in plan.left_out.items():
         if getattr(parts, part) is not None:
@@ -263,7 +250,7 @@ def _joined(
         main.model,
         drafter,
         plan.default_verification if parts.verification is None else parts.verification,
-        _given_widths(parts),
+        _chosen_widths(parts),
         parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
@@ -293,13 +280,13 @@ _ANY: Any = types.SimpleNamespace(
 
 
 def check_fit(parts: Parts, processors: Sequence[Processor] = ()) -> None:
-    """Raises as a `Decoder` does for parts that cannot be combined, whatever its models are.
+    """Refuses parts as a `Decoder` does if they cannot be combined, whatever its models are.
 
     No file is read. A plan of the user's own is checked only as far as it needs no models.
     """
     check_one_constraint(processors)
     if parts.method is not None:
-        _check_whole(parts.method, parts.rule)
+        _check_pair_method(parts.method, parts.rule)
         return
     plan = parts.plan
     _check_plan(parts, plan)
@@ -315,8 +302,6 @@ def _planned(
     named: Mapping[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
 ) -> Planned:
     """The drafter of a plan, with its parameters on the right devices."""
-    where = main.partitioner
-    place = jax.device_put if where is None else where.replicate
 
     def neural(
         model: str | TextModel, longest: int | None = None
@@ -324,10 +309,13 @@ def _planned(
         small = named[model] if isinstance(model, str) else model
         drafter, params = _neural(small, main, parts, longest)
         # Placed now, so that the calls of the loop do not transfer them.
-        return drafter, params._replace(stopping=place(params.stopping))
+        return drafter, params._replace(stopping=_place(main, params.stopping))
 
-    given = Ingredients({**named, "verifier": main}, parts.longest, neural, place, main is _ANY)
-    planned = plan.make(given)
+    def place(params: Params) -> Params:
+        return _place(main, params)
+
+    models = {**named, "verifier": main}
+    planned = plan.make(Ingredients(models, parts.longest, neural, place, main is _ANY))
     if isinstance(plan, OwnDrafts):  # checked with the method
         return planned
     size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
@@ -339,6 +327,12 @@ def _planned(
     return planned
 
 
+def _place(model: TextModel, params: Params) -> Params:
+    """Puts parameters on the devices of a model."""
+    where = model.partitioner
+    return jax.device_put(params) if where is None else where.replicate(params)
+
+
 def _neural(
     small: TextModel, main: TextModel, parts: Parts, longest: int | None
 ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
@@ -348,12 +342,12 @@ def _neural(
     min_draft = min_draft if longest is None else min(min_draft, longest)
     stopping = FixedLength() if parts.policy is None else parts.policy
     check_policy(stopping)
-    own: Any = ()
+    params: Any = ()
     if isinstance(parts.stopping, Own):
-        own = parts.stopping.params
-        check_own_params(stopping, own, small.head)
+        params = parts.stopping.params
+        check_own_params(stopping, params, small.head)
     elif small is not _ANY:
-        stopping, own = stopping.bind(small.head)
+        stopping, params = stopping.bind(small.head)
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     drafter = NeuralDrafter(
@@ -364,7 +358,7 @@ def _neural(
         eos_ids=eos_ids,
         catches_up=catches_up_on(small.platform),
     )
-    return drafter, NeuralDrafterParams(small.prepared, own)
+    return drafter, NeuralDrafterParams(small.prepared, params)
 
 
 _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)
@@ -390,7 +384,9 @@ def _with_costs(
     main = pair.verifier
     multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
     rows += -rows % multiple
-    widths = _widths(parts)
+    longest = parts.plan.longest(parts.longest) + 1
+    widths = _chosen_widths(parts) or powers_of_two(longest)
+    check_widths(widths, longest)
     costs = None
     if policy.costs is None:
         costs = _known_costs.get()
@@ -406,15 +402,7 @@ def _with_costs(
     return dataclasses.replace(parts, stopping=policy), costs
 
 
-def _widths(parts: Parts) -> tuple[int, ...]:
-    """The numbers of tokens in the verifier's passes."""
-    longest = parts.plan.longest(parts.longest) + 1
-    widths = _given_widths(parts) or powers_of_two(longest)
-    check_widths(widths, longest)
-    return widths
-
-
-def _given_widths(parts: Parts) -> tuple[int, ...] | None:
+def _chosen_widths(parts: Parts) -> tuple[int, ...] | None:
     if parts.widths is None:
         return None
     return tuple(checked("widths", parts.widths, low=1, dtype=np.int32).reshape(-1).tolist())
@@ -432,3 +420,111 @@ def checked_rule(method: Method, rule: Any) -> Rule:
     if not type(inner).__module__.startswith("specjax.rules"):
         check_rule(inner)
     return rule
+
+
+def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> None:
+    """Warns if a mixture of the models would emit tokens that the sampling excludes."""
+    rule = rule.rule if isinstance(rule, Learnt) else rule
+    if not isinstance(rule, Mixture) or np.all(np.asarray(rule.weight) == 1.0):
+        return
+    excluding = ["temperature=0"] if np.any(np.asarray(sampling.temperature) == 0.0) else []
+    for name, most in (("top_k", vocab_size), ("top_p", 1.0)):
+        value = getattr(sampling, name)
+        if value is not None and np.any(np.asarray(value) < most):
+            excluding.append(name)
+    if excluding:
+        warnings.warn(
+            f"rule={rule!r} emits tokens that the verifier does not with "
+            f"{' and '.join(excluding)}, where the drafter can draw them: use a rule that does "
+            "not, such as KLPrice",
+            stacklevel=4,
+        )
+
+
+class BoundProcessors(NamedTuple):
+    """Processors in the order in which they run, and for each the arrays that rows share."""
+
+    processors: tuple[Processor, ...] | None = None
+    shared: tuple[Params, ...] = ()
+
+
+def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
+    """Binds processors, some of them `Own(processor, params)`, to the verifier."""
+    if processors is None:
+        return BoundProcessors()
+    if isinstance(processors, str) or not isinstance(processors, Sequence):
+        raise UserError(
+            "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
+            f"(@MinP(),), got {processors!r}"
+        )
+    pairs = [(bound, _place(model, shared)) for bound, shared in _bound(processors, model)]
+    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return BoundProcessors(tuple(bound) or None, tuple(shared))
+
+
+def bind_request(sampling: Sampling, model: TextModel) -> Sampling:
+    """The sampling of a request with bound processors; the engine has their arrays already."""
+    bound = tuple(processor for processor, _ in _bound(sampling.processors or (), model))
+    return dataclasses.replace(sampling, processors=bound or None)
+
+
+def _bound(processors: Any, model: TextModel) -> list[tuple[Processor, Params]]:
+    pairs: list[tuple[Processor, Params]] = []
+    for i, entry in enumerate(processors):
+        part = entry.part if isinstance(entry, Own) else entry
+        needed = ("bind", "init", "process", "advance", "check_limit", "order", "forbids")
+        check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
+        leaves, structure = jax.tree.flatten(part)
+        assert not any(leaf is part for leaf in leaves), (
+            f"{type(part).__name__} is no pytree: decorate it with @types.traced_dataclass"
+        )
+        check_static(f"processors[{i}]", structure)
+        bound, shared = (part, entry.params) if isinstance(entry, Own) else part.bind(model)
+        pairs.append((bound, shared))
+    check_one_constraint([x for x, _ in pairs])
+    return sorted(pairs, key=lambda pair: pair[0].order)
+
+
+def check_one_constraint(processors: Sequence[Processor]) -> None:
+    """Refuses several constraints: their automata cannot be joined."""
+    several = [x for x in processors if isinstance(x, Constraint | Regex | JsonSchema)]
+    if len(several) > 1:
+        shown = ", ".join(getattr(x, "source", None) or type(x).__name__ for x in several)
+        raise UserError(
+            f"processors must have at most one Regex or JsonSchema, got {shown}: write a single "
+            "pattern, or a pattern for each row with `which`"
+        )
+
+
+def check_forbidding(
+    method: Method, rule: Rule | None, processors: tuple[Processor, ...] | None
+) -> None:
+    """Refuses a rule that could emit a token that a processor forbids."""
+    forbidding = [type(one).__name__ for one in processors or () if one.forbids]
+    if not forbidding or not isinstance(method, Speculative) or not getattr(rule, "reads_draft", 0):
+        return
+    drafter = method.drafter
+    if method.process_drafts and drafter.traits.processes:
+        return
+    why = (
+        f"{type(drafter).__name__} ignores processors"
+        if method.process_drafts
+        else "process_drafts is False"
+    )
+    raise UserError(
+        f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
+        f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "
+        "or a drafter that is a model"
+    )
+
+
+def warn_of_ignored(model: TextModel, processors: Sequence[Processor]) -> None:
+    """Warns of settings of the model's generation that these processors do not apply."""
+    if not model.settings:
+        return
+    # Imported here to keep `import specjax` fast: importing Orbax takes long.
+    from specjax.checkpoints.ignored import warn_of_settings
+
+    names = {type(one).__name__ for one in processors}
+    has_encoder = not model.continues_prompts
+    warn_of_settings(model.name, model.settings, has_encoder=has_encoder, processors=names)

@@ -9,7 +9,7 @@ from specjax.checks import check_count, shown
 from specjax.errors import UserError
 from specjax.text.engine import Engine
 from specjax.text.prefixes import Prefix
-from specjax.text.prompts import check_unicode, checked_template_kwargs
+from specjax.text.requests import check_unicode, checked_template_kwargs
 from specjax.text.results import Row, warn_of_nan
 from specjax.text.streaming import Added
 
@@ -28,11 +28,6 @@ class Chat:
       decoder: the decoder.
       system: the text of a first message with the role `system`; None for none.
       chat_template_kwargs: options of the chat template, besides those of the decoder.
-
-    Raises:
-      TypeError: `system` is not a text, or the options are not a mapping.
-      ValueError: an option is invalid, the tokenizer has no chat template, or the mesh has several
-        processes.
     """
 
     def __init__(
@@ -70,11 +65,6 @@ class Chat:
 
         Returns:
           The reply. If an error is raised, the conversation stays as it was.
-
-        Raises:
-          TypeError: the message is not a text, or as in a call of the Decoder.
-          ValueError: the message is empty, the conversation is longer than the last bucket, or as
-            in a call of the Decoder.
         """
         *_, last = self._turn(text, None, options)
         assert last.row is not None
@@ -89,15 +79,13 @@ class Chat:
         Args:
           text: the message.
           every: the most rounds between two texts.
-          **options: as in a call.
+          **options: as in a call, checked now.
 
         Yields:
           Texts that are not empty.
 
         Raises:
-          TypeError: as in a call, immediately.
-          ValueError: likewise; or `every` is not a whole number of at least 1.
-          RuntimeError: another turn ended while this stream was read.
+          UserError: another turn ended while this stream was read.
         """
         check_count("every", every, "give the number of rounds between two texts")
         turn = self._turn(text, every, options)
@@ -124,35 +112,28 @@ class Chat:
     ) -> None:
         """Adds the messages of a turn, and keeps what the models have read."""
         if self._messages != messages[:-1]:
-            raise UserError(
-                "another turn ended during this stream: read a stream to its end before the next "
-                "turn"
-            )
+            raise UserError("another turn ended during this stream: read it to its end before")
         warn_of_nan(row)
         ended = [] if row.eos_id is None else [row.eos_id]
         read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
         self._messages = [*messages, {"role": "assistant", "content": row.text}]
-        kept = self._decoder.can_share_prefix and row.error is None
-        self._prefix = engine.prefix_of(read) if kept else None
+        can_share = self._decoder.can_share_prefix and row.error is None
+        self._prefix = engine.prefix_of(read) if can_share else None
 
 
 def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
-    """All options of the chat template; raises ValueError if a turn would answer nothing."""
-    found = {**options, **checked_template_kwargs(more)}
-    if found.get("continue_final_message"):
+    """All options of the chat template."""
+    merged = {**options, **checked_template_kwargs(more)}
+    if merged.get("continue_final_message"):
         raise UserError(
-            "continue_final_message must be left out of a chat, in which the model answers the "
-            "user's message: give the messages to decoder([messages]) instead"
+            "continue_final_message must be left out of a chat: call decoder([messages])"
         )
-    return found
+    return merged
 
 
 def _message(role: str, text: Any) -> dict[str, str]:
-    """A message; raises TypeError or ValueError unless its text is a text."""
     name = "the message" if role == "user" else role
-    if not isinstance(text, str):
-        raise UserError(f"{name} must be a text, got {shown(text)}")
-    if not text.strip():
-        raise UserError(f"{name} is empty: add text")
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{name} must be a text that is not empty, got {shown(text)}")
     check_unicode(text, name)
     return {"role": role, "content": text}

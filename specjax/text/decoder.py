@@ -4,10 +4,11 @@
     decoder = specjax.Decoder(pair, rule=specjax.rules.OPT(strength=0.2), max_draft=5)
     result = decoder(["A man rides a bicycle."], seed=0)
 
-Axes: n prompts, B rows of a batch, G longest draft, N longest output.
+Axes: n prompts, L tokens of a prompt, G longest draft, N longest output.
 """
 
 import dataclasses
+import functools
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import tqdm
+from jaxtyping import Int32
 
 from specjax import environment
 from specjax.checks import check_count, check_flag, whole_number
@@ -25,50 +27,35 @@ from specjax.decoding.roundless import PairMethod
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.memory import told_if_full
-from specjax.text import prompts as prompts_lib
-from specjax.text.assembly import Parts, assemble, checked_rule
-from specjax.text.binding import (
+from specjax.text import requests as requests_lib
+from specjax.text import teacher_forcing
+from specjax.text.assembly import (
+    Parts,
+    assemble,
     bind_processors,
     check_forbidding,
+    checked_rule,
     warn_of_excluded,
     warn_of_ignored,
 )
 from specjax.text.chat import Chat
-from specjax.text.drafts import DraftPlan
+from specjax.text.drafts import DraftPlan, Own
 from specjax.text.engine import Engine
-from specjax.text.groups import (
+from specjax.text.prefixes import Prefix, common_of
+from specjax.text.requests import DRAWN, Contexts, Limits, Prompt, Request
+from specjax.text.results import Result, Row, split_time, warn_of_nan
+from specjax.text.scheduling import (
     BUCKETS,
     Group,
     are_independent,
     buckets_to,
-    check_buckets,
     groups_of,
     row_multiple,
     split,
 )
-from specjax.text.options import Own, check_options
-from specjax.text.output_scores import (
-    OutputScores,
-    check_top,
-    checked_outputs,
-    score,
-    with_tops,
-)
-from specjax.text.prefixes import Prefix, common_of
-from specjax.text.prompts import Prompt
-from specjax.text.requests import (
-    DRAWN,
-    Border,
-    Contexts,
-    Request,
-    check_length,
-    check_request,
-    checked_sampling,
-    requests_of,
-)
-from specjax.text.results import Result, Row, apart, warn_of_nan
 from specjax.text.stops import check_stops, stop_table
 from specjax.text.streaming import Added
+from specjax.text.teacher_forcing import OutputScores
 from specjax.text.text_models import Models, TextModel, any_float32
 from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verification
 
@@ -132,8 +119,7 @@ class Decoder:
       chat_template_kwargs: the options of the chat template.
 
     Raises:
-      TypeError: a value has a wrong type, or an option is unknown.
-      ValueError: a value is out of range, or the parts cannot be combined.
+      UserError: a value is out of range, or the parts cannot be combined.
     """
 
     def __init__(
@@ -156,15 +142,15 @@ class Decoder:
         batch_size: int = 16,
         buckets: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **unknown: Any,
     ) -> None:
-        check_options(unknown, tuple(Decoder.__init__.__kwdefaults__ or ()))
         self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
         self.batch_size = whole_number("batch_size", batch_size, low=1)
-        lengths = None if buckets is None else check_buckets(buckets)
-        sampling = checked_sampling(sampling)
+        lengths = None if buckets is None else requests_lib.check_buckets(buckets)
+        sampling = requests_lib.checked_sampling(sampling)
         self.stop = check_stops(stop)
-        self.chat_template_kwargs = prompts_lib.checked_template_kwargs(chat_template_kwargs)
+        self.chat_template_kwargs = requests_lib.checked_template_kwargs(chat_template_kwargs)
+        if process_drafts is not None:
+            check_flag("process_drafts", process_drafts)
         parts = Parts(
             rule=rule,
             verification=verification,
@@ -176,22 +162,27 @@ class Decoder:
             widths=widths,
             process_drafts=process_drafts,
         )
-        if process_drafts is not None:
-            check_flag("process_drafts", process_drafts)
-        made = assemble(models, parts, self.batch_size, (lengths or BUCKETS)[0])
-        self.buckets = buckets_to(made.main.context) if lengths is None else lengths
-        self.models, self._made, self.tokenizer = models, made, made.main.tokenizer
-        self.method, self.costs = made.method, made.costs
-        self.rule: Rule | None = getattr(made.params, "rule", None)
-        self.sampling, self.params = dataclasses.replace(sampling, processors=None), made.params
+        assembled = assemble(models, parts, self.batch_size, (lengths or BUCKETS)[0])
+        main = assembled.main
+        self.buckets = buckets_to(main.context) if lengths is None else lengths
+        self.models, self._assembled, self.tokenizer = models, assembled, main.tokenizer
+        self.method, self.costs = assembled.method, assembled.costs
+        self.rule: Rule | None = getattr(assembled.params, "rule", None)
+        self.params = assembled.params
+        self.sampling = dataclasses.replace(sampling, processors=None)
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
-        table = stop_table(self.stop, made.main, self.method) if self.stop else None
-        contexts = Contexts({name: model.context for name, model in made.models.items()})
-        self._of_engines: dict[str, Any] = {"stop_table": table, "fitting": set()}
-        self._of_engines |= {
-            "contexts": contexts,
-            "chat_template_kwargs": self.chat_template_kwargs,
-        }
+        self._contexts = Contexts({name: x.context for name, x in assembled.models.items()})
+        self._new_engine = functools.partial(
+            Engine,
+            self.method,
+            model=main,
+            max_new_tokens=self.max_new_tokens,
+            stop=self.stop,
+            stop_table=stop_table(self.stop, main, self.method) if self.stop else None,
+            chat_template_kwargs=self.chat_template_kwargs,
+            contexts=self._contexts,
+            fitting=set(),
+        )
 
     def __repr__(self) -> str:
         parts = {
@@ -207,88 +198,100 @@ class Decoder:
         self,
         prompts: Iterable[Prompt],
         *,
-        progress: bool | None = None,
+        seed: Any = 0,
+        ids: Any = None,
+        rule: Rule | None = None,
+        sampling: Sampling | None = None,
+        processors: Sequence[Processor | Own] | None = None,
+        max_new_tokens: Any = None,
+        draft_limit: Any = None,
+        num_samples: int = 1,
         best_of: int | None = None,
+        prefix: Prefix | None = None,
+        share_prefix: bool = False,
+        log_probs: bool = False,
         top_log_probs: int | None = None,
-        **options: Any,
+        sources: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
     ) -> Result:
         """Decodes all prompts.
 
         Args:
           prompts: n texts, lists of token ids, or chats (lists of `{"role", "content"}`, for
             models with a chat template).
+          seed: in 0 .. 2**32 - 1; a number or n numbers.
+          ids: n numbers in 0 .. 2**32 - 1, the prompts' places by default; with the seed they alone
+            determine the randomness of a row.
+          rule: replaces the Decoder's rule; each strength is a number or n numbers.
+          sampling: replaces the Decoder's sampling; each field is a value or n values.
+          processors: replaces the Decoder's processors; each strength is a number or n numbers.
+          max_new_tokens: the most tokens of each row, in 1 .. N; a number or n numbers.
+          draft_limit: the longest draft of each row, in 0 .. G; a number or n numbers.
+          num_samples: k outputs of each prompt, which is read once; at most the batch size. Sample
+            j of a prompt with id i is the row of a call with the id `i * k + j`.
+          best_of: keeps so many of the samples of each prompt, the best first; see `Result.best`.
+          prefix: from `prefix`: each prompt is the rest of a text that begins with it, and only
+            this rest is read. Tokens are those of the joined text; logits differ in the last bits.
+          share_prefix: whether to read the beginning of most prompts once, such as the examples of
+            a few-shot prompt (decoder-only models).
+          log_probs: whether to keep each token's log-probability; see `Row.log_probs`.
+          top_log_probs: k: the verifier reads the outputs once more, for `Row.top`.
+          sources: whether to keep where tokens came from, for `Row.sources` and `Row.show`. It
+            compiles a program of its own.
+          chat_template_kwargs: more options of the chat template, for all prompts that are chats.
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
-          best_of: k: keeps the k most probable samples of each prompt, the best first; see
-            `Result.best`.
-          top_log_probs: k: the verifier reads the outputs once more, and `Row.top` has the k most
-            probable tokens at each position, under the model itself like `Row.log_probs`.
-          **options: any of
-
-            - seed: a number in 0 .. 2**32 - 1, or one per prompt; 0 by default.
-            - ids: n numbers in 0 .. 2**32 - 1. A row's randomness depends only on its seed and its
-              id; by default the id is the prompt's place.
-            - rule: replaces the Decoder's rule; each strength is a number or n numbers.
-            - sampling: replaces the Decoder's sampling; each field is a value or n values.
-            - processors: replaces the Decoder's processors; each strength is a number or n numbers.
-            - max_new_tokens: a number or n numbers in 1 .. N, the most tokens of each row.
-            - draft_limit: a number or n numbers in 0 .. G, the longest draft of each row; a row
-              with 0 gets one token per round.
-            - num_samples: n, the number of outputs of each prompt; 1 by default. A prompt is read
-              once, and its cache is copied into n slots, so n is at most the batch size. Sample j
-              of a prompt with id i is the row of a call with the id `i * n + j`.
-            - prefix: from `prefix`; each prompt is the rest of a text that begins with it, and
-              only this rest is read. The tokens are those of the joined text. Logits then differ in
-              their last bits.
-            - share_prefix: True finds the tokens with which most prompts begin, such as the
-              examples of a few-shot prompt, and reads them once (decoder-only models).
-            - log_probs: True keeps the log-probability of each token under the verifier itself:
-              at temperature 1, whatever the sampling (see `Row.log_probs`).
-            - sources: True keeps where each token came from, for `Row.sources` and `Row.show`. It
-              compiles a program of its own.
-            - chat_template_kwargs: more options of the chat template, for all prompts that are
-              chats; to give each its own, encode them by `encode`.
 
         Returns:
           A `Result`, in the order of the prompts. With several processes each gets its own rows.
 
         Raises:
-          ValueError: a prompt is empty or too long, or a value is out of range.
-          TypeError: `prompts` is a single prompt or unordered, a value is not a number, or an
-            option is unknown.
+          UserError: a prompt is empty or too long, or a value is out of range.
         """
         start, compiled = time.perf_counter(), compile_seconds()
-        call = self._call(prompts, **options)
+        call = self._call(
+            prompts,
+            seed=seed,
+            ids=ids,
+            rule=rule,
+            sampling=sampling,
+            processors=processors,
+            max_new_tokens=max_new_tokens,
+            draft_limit=draft_limit,
+            num_samples=num_samples,
+            prefix=prefix,
+            share_prefix=share_prefix,
+            log_probs=log_probs,
+            sources=sources,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         if best_of is not None and whole_number("best_of", best_of, low=1) > call.num_samples:
             raise UserError(
                 f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
                 "larger num_samples"
             )
-        self._check_top(top_log_probs)
+        main = self._assembled.main
+        teacher_forcing.check_top(main, top_log_probs)
+        if top_log_probs is not None and self.uses_processes:
+            raise UserError(
+                "top_log_probs must be left out, because the mesh has several processes: score the "
+                "outputs with a decoder of one process"
+            )
         rows = self._rows(call, frozenset(), progress, eager=False)
-        found = Result(tuple(sorted(rows, key=lambda row: (row.index, row.sample))))
+        result = Result(tuple(sorted(rows, key=lambda row: (row.index, row.sample))))
         if best_of is not None:
-            found = found.best(best_of)
+            result = result.best(best_of)
         if top_log_probs is not None:
-            prompts_of = [call.tokens[row.index] for row in found]
-            found = Result(with_tops(self._made.main, prompts_of, found.rows, top_log_probs))
-        times = apart(time.perf_counter() - start, compile_seconds() - compiled)
-        return Result(found.rows, **times)
+            tokens = [call.tokens[row.index] for row in result]
+            scored = teacher_forcing.rows_with_top(main, tokens, result.rows, top_log_probs)
+            result = Result(scored)
+        times = split_time(time.perf_counter() - start, compile_seconds() - compiled)
+        return Result(result.rows, **times)
 
     def stream(self, prompts: Iterable[Prompt], **options: Any) -> Iterator[tuple[int, str]]:
         """Decodes all prompts, and yields rows when they finish: (place of the prompt, text).
 
-        Each row is yielded once, with its complete text.
-
-        Args:
-          prompts: as in a call.
-          **options: as in a call.
-
-        Yields:
-          (index, text), every index once, or `num_samples` times.
-
-        Raises:
-          ValueError: as in a call, immediately.
-          TypeError: likewise.
+        Each row is yielded once, with its complete text. Options are those of `rows`.
         """
         return ((row.index, row.text) for row in self.rows(prompts, **options))
 
@@ -305,21 +308,18 @@ class Decoder:
           prompts: as in a call.
           every: the most rounds between two texts of a row, at most 64. After them the text
             returns to the host, which takes time: a larger number is faster.
-          **options: as in a call.
+          **options: as in a call, but not `best_of`, `top_log_probs` and `progress`. They are
+            checked now.
 
         Yields:
           The place of the row, `index * num_samples + sample`, and a text that is not empty.
-
-        Raises:
-          ValueError: as in a call, immediately; or `every` is not a whole number of at least 1.
-          TypeError: likewise.
         """
         call = self._call(prompts, **options)
         check_count("every", every, "give the number of rounds between two texts")
-        found = self._added(call, frozenset(), every=every)
+        all_added = self._added(call, frozenset(), every=every)
 
         def texts() -> Iterator[tuple[int, str]]:
-            for added in found:
+            for added in all_added:
                 if added.row is not None:
                     warn_of_nan(added.row)
                 if added.text:
@@ -346,15 +346,7 @@ class Decoder:
             decoded. Otherwise each group (prompts that share slots) with a missing row is decoded
             from its start.
           progress: as in a call.
-          **options: as in a call.
-
-        Returns:
-          An iterator over `Row`s.
-
-        Raises:
-          ValueError: as in a call, immediately; also if `done` has a place without a prompt, or a
-            number of rounds that is not a whole number of at least 1.
-          TypeError: likewise.
+          **options: as in a call, but not `best_of` and `top_log_probs`. They are checked now.
         """
         call = self._call(prompts, **options)
         count = len(call.requests) * call.num_samples
@@ -387,22 +379,17 @@ class Decoder:
 
         Returns:
           The scores, in the order of the prompts.
-
-        Raises:
-          TypeError: a prompt, an output or an option has a wrong type.
-          ValueError: there are not as many outputs as prompts; a prompt or an output has no
-            tokens; or the verifier gives NaN.
         """
         check_flag("prompt_log_probs", prompt_log_probs)
-        named = enumerate(prompts_lib.as_list(prompts))
+        named = enumerate(requests_lib.as_list(prompts))
         tokens = [self._encoded(prompt, f"prompt {i}") for i, prompt in named]
-        model = self._made.main
-        found = checked_outputs(model, outputs, len(tokens))
-        return score(model, tokens, found, sampling, prompt_log_probs, top_log_probs)
+        model = self._assembled.main
+        ids = teacher_forcing.checked_outputs(model, outputs, len(tokens))
+        return teacher_forcing.score(model, tokens, ids, sampling, prompt_log_probs, top_log_probs)
 
     def text_after(self, prompt: np.ndarray) -> Callable[[Sequence[int]], str]:
         """Returns the function that decodes the tokens of an output, from its prompt's tokens."""
-        return self._made.main.text_after(prompt)
+        return self._assembled.main.text_after(prompt)
 
     def encode(
         self,
@@ -411,7 +398,7 @@ class Decoder:
         *,
         truncate: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> np.ndarray:
+    ) -> Int32[np.ndarray, " L"]:
         """Returns the tokens of a prompt.
 
         Args:
@@ -421,17 +408,13 @@ class Decoder:
           chat_template_kwargs: more options of the chat template, if it is a chat.
 
         Returns:
-          `[n]` int32, also a valid prompt of a call.
-
-        Raises:
-          ValueError: the prompt is empty or too long, or `truncate` has another value.
-          TypeError: it is not a prompt.
+          Ids, which are also a valid prompt of a call.
         """
-        prompts_lib.check_truncate(truncate)
+        requests_lib.check_truncate(truncate)
         tokens = self._encoded(prompt, name, chat_template_kwargs)
         if truncate is not None:
-            tokens = prompts_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)
-        check_length(tokens, self.buckets[-1], name)
+            tokens = requests_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)
+        requests_lib.check_length(tokens, self.buckets[-1], name)
         return tokens
 
     def parts(
@@ -465,16 +448,14 @@ class Decoder:
           caches stay on the device as long as it exists.
 
         Raises:
-          ValueError: the models are encoder-decoders, the mesh has several processes, or the prompt
+          UserError: the models are encoder-decoders, the mesh has several processes, or the prompt
             is empty or too long.
-          TypeError: it is not a prompt.
         """
         self._check_prefixes("give whole prompts instead of a prefix")
-        tokens = self.encode(prompt, "the prefix")
-        found = Prefix(tokens, prompt, self.method, self.params)
-        with told_if_full(f"a prefix of {len(found)} tokens", "give a shorter prefix"):
-            found.beginning  # noqa: B018  reads it
-        return found
+        prefix = Prefix(self.encode(prompt, "the prefix"), prompt, self.method, self.params)
+        with told_if_full(f"a prefix of {len(prefix)} tokens", "give a shorter prefix"):
+            prefix.beginning  # noqa: B018  reads it
+        return prefix
 
     def chat(
         self, system: str | None = None, *, chat_template_kwargs: Mapping[str, Any] | None = None
@@ -487,53 +468,39 @@ class Decoder:
 
         Returns:
           A `Chat`: `chat("Hello")` returns the reply's `Row`.
-
-        Raises:
-          TypeError: `system` is not a text.
-          ValueError: the tokenizer has no chat template, or the mesh has several processes.
         """
         return Chat(self, system, chat_template_kwargs)
 
     @property
     def can_share_prefix(self) -> bool:
         """Whether models can read a common beginning of prompts once."""
-        return self._made.main.continues_prompts and not self.uses_processes
+        return self._assembled.main.continues_prompts and not self.uses_processes
 
     @property
     def uses_processes(self) -> bool:
         """Whether its mesh has devices of several processes."""
-        mesh = self._made.main.mesh
+        mesh = self._assembled.main.mesh
         return mesh is not None and mesh.is_multi_process
 
-    def _check_top(self, top: Any) -> None:
-        check_top(self._made.main, top)
-        if top is not None and self.uses_processes:
-            raise UserError(
-                "top_log_probs must be left out, because the mesh has several processes: score the "
-                "outputs with a decoder of one process"
-            )
-
     def _check_prefixes(self, remedy: str) -> None:
-        if not self._made.main.continues_prompts:
-            raise UserError(
-                f"{remedy}, because an encoder reads whole prompts: only decoder-only models share "
-                "the beginning of prompts"
-            )
+        if not self._assembled.main.continues_prompts:
+            raise UserError(f"{remedy}, because an encoder reads whole prompts")
         if self.uses_processes:
             raise UserError(f"{remedy}, because the mesh has several processes")
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
 
-        Returns:
-          Fingerprints of the models, the method and its settings, the versions, and the device.
+        They are fingerprints of the models, the method and its settings, the versions, and the
+        device.
         """
-        made = self._made
-        return {
-            "models": {name: model.fingerprint for name, model in made.models.items()},
+        assembled = self._assembled
+        mesh = assembled.main.mesh
+        values = {
+            "models": {name: model.fingerprint for name, model in assembled.models.items()},
             **self.method.describe(),
-            "own_params": made.own_params,
-            "stopping": made.stopping,
+            "own_params": assembled.own_params,
+            "stopping": assembled.stopping,
             "rule": None if self.rule is None else repr(self.rule),
             # All numbers: the text of a rule abbreviates them.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
@@ -542,15 +509,14 @@ class Decoder:
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
-            **({"stop": list(self.stop)} if self.stop else {}),
-            **(
-                {"chat_template_kwargs": self.chat_template_kwargs}
-                if self.chat_template_kwargs
-                else {}
-            ),
-            "mesh": None if made.main.mesh is None else dict(made.main.mesh.shape),
-            "environment": environment.environment(float32=any_float32(made.models.values())),
         }
+        if self.stop:
+            values["stop"] = list(self.stop)
+        if self.chat_template_kwargs:
+            values["chat_template_kwargs"] = self.chat_template_kwargs
+        values["mesh"] = None if mesh is None else dict(mesh.shape)
+        float32 = any_float32(assembled.models.values())
+        return {**values, "environment": environment.environment(float32=float32)}
 
     def engine(
         self,
@@ -579,9 +545,6 @@ class Decoder:
 
         Returns:
           An `Engine`, whose requests may have texts.
-
-        Raises:
-          ValueError: see `Engine`; or a strength or a sampling field has several values.
         """
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         if any(np.ndim(value) for value in jax.tree.leaves((rule, self.sampling))):
@@ -589,58 +552,57 @@ class Decoder:
                 "the rule and the sampling of an engine must have scalar values: give different "
                 "values per row in its requests"
             )
+        check_flag("log_probs", log_probs)
+        check_flag("sources", sources)
+        check_count("prompt_length", prompt_length, "give a whole number")
         rows = self.batch_size if rows is None else rows
         check_count("rows", rows, "give a whole number")
-        most = self._made.most_rows
+        refill = max(1, rows // 4) if refill is None else refill
+        check_count("refill", refill, "give a whole number")
+        check_count("num_samples", num_samples, "give the number of samples of each request")
+        most = self._assembled.most_rows
         if most is not None and rows > most:
             raise UserError(
                 f"rows must be at most {most}, the largest batch with measured costs for "
                 f"CostAware, got {rows}: make the Decoder with batch_size={rows}"
             )
+        if refill > rows:
+            raise UserError(f"refill must be at most rows={rows}, got {refill}")
         self._warn_of_budget(rows)
-        warn_of_ignored(self._made.main, self.sampling.processors or ())
-        refill = max(1, rows // 4) if refill is None else refill
-        check_count("refill", refill, "give a whole number")
-        check_count("num_samples", num_samples, "give the number of samples of each request")
+        warn_of_ignored(self._assembled.main, self.sampling.processors or ())
         multiple = row_multiple(self.method) * num_samples
-        rows, refill = rows + -rows % multiple, refill + -refill % multiple
-        sizes: dict[str, Any] = {"rows": rows, "refill": refill}
-        sizes |= {"prompt_length": prompt_length, "log_probs": log_probs}
-        sizes |= {"num_samples": num_samples, "sources": sources, "buckets": self.buckets}
-        return self._engine(
-            rule, self.sampling, self.params, prefix=self._own_prefix(prefix), **sizes
+        return self._new_engine(
+            self.params if rule is None else self.params._replace(rule=rule),
+            sampling=self.sampling,
+            rows=rows + -rows % multiple,
+            refill=refill + -refill % multiple,
+            prompt_length=prompt_length,
+            num_samples=num_samples,
+            log_probs=log_probs,
+            sources=sources,
+            prefix=self._own_prefix(prefix),
+            buckets=self.buckets,
         )
-
-    def _engine(
-        self, rule: Rule | None, sampling: Sampling, params: Params, **sizes: Any
-    ) -> Engine:
-        params = params if rule is None else params._replace(rule=rule)
-        sizes |= {"max_new_tokens": self.max_new_tokens, "sampling": sampling, "stop": self.stop}
-        return Engine(self.method, params, model=self._made.main, **self._of_engines, **sizes)
 
     def _sampled(
         self, sampling: Sampling | None, processors: Any, rule: Rule | None
     ) -> tuple[Sampling, Params]:
         """The sampling with bound processors, and the method's parameters with their arrays."""
-        base = self.sampling if sampling is None else checked_sampling(sampling)
-        given = None if sampling is None else base.processors
-        if processors is not None:
-            if given is not None:
-                raise UserError("processors must be given once: here or in sampling")
-            given = processors
-        found, params = self.sampling.processors, self.params
-        if given is not None:
-            found, shared = bind_processors(given, self._made.main)
+        base = self.sampling if sampling is None else requests_lib.checked_sampling(sampling)
+        in_sampling = None if sampling is None else base.processors
+        if processors is not None and in_sampling is not None:
+            raise UserError("processors must be given once: here or in sampling")
+        new = in_sampling if processors is None else processors
+        bound, params = self.sampling.processors, self.params
+        if new is not None:
+            bound, shared = bind_processors(new, self._assembled.main)
             if hasattr(params, "processors"):
                 params = params._replace(processors=shared)
-            elif shared:
-                raise UserError(
-                    f"processors must be left out: {type(params).__name__}, the parameters of "
-                    f"{type(self.method).__name__}, has no field `processors`"
-                )
-        check_forbidding(self.method, rule, found)
+            else:
+                assert not shared, f"{type(params).__name__} has no field `processors`"
+        check_forbidding(self.method, rule, bound)
         warn_of_excluded(rule, base, self.method.vocab_size)
-        return dataclasses.replace(base, processors=found), params
+        return dataclasses.replace(base, processors=bound), params
 
     def _described_processors(self) -> dict[str, Any]:
         if self.sampling.processors is None:
@@ -655,7 +617,7 @@ class Decoder:
         }
 
     def _warn_of_budget(self, rows: int) -> None:
-        tokens = self._made.budget
+        tokens = self._assembled.budget
         if tokens is not None and rows >= tokens:
             what = (
                 f"stopping=Budget(tokens={tokens}) drafts nothing while {rows} rows may draft, "
@@ -667,12 +629,8 @@ class Decoder:
     def _encoded(
         self, prompt: Prompt, name: str, more: Mapping[str, Any] | None = None
     ) -> np.ndarray:
-        options = {**self.chat_template_kwargs, **prompts_lib.checked_template_kwargs(more)}
-        return prompts_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer, options)
-
-    def _border(self, sampling: Sampling, rule: Rule | None, num_samples: int = 1) -> Border:
-        sizes = self.buckets[-1], self.max_new_tokens
-        return Border(self.method, *sizes, sampling, rule, num_samples)
+        options = {**self.chat_template_kwargs, **requests_lib.checked_template_kwargs(more)}
+        return requests_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer, options)
 
     def _groups(self, requests: Sequence[Request], num_samples: int = 1) -> list[Group]:
         return groups_of(self.method, requests, self.buckets, self.batch_size, num_samples)
@@ -688,34 +646,34 @@ class Decoder:
         processors: Sequence[Processor | Own] | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
-        log_probs: bool = False,
-        sources: bool = False,
         num_samples: int = 1,
         prefix: Prefix | None = None,
         share_prefix: bool = False,
+        log_probs: bool = False,
+        sources: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **unknown: Any,
     ) -> "_Call":
-        check_options(unknown, tuple(Decoder._call.__kwdefaults__ or ()))
+        """Checks a call, and makes its requests; see `__call__`."""
         num_samples = whole_number("num_samples", num_samples, low=1)
         if num_samples > self.batch_size:
             raise UserError(
-                f"num_samples must be at most batch_size={self.batch_size}, because all samples of "
-                f"a prompt are decoded together, got {num_samples}: make the Decoder with "
-                f"batch_size={num_samples}"
+                f"num_samples must be at most batch_size={self.batch_size}, got {num_samples}: "
+                f"make the Decoder with batch_size={num_samples}"
             )
         rule = self.rule if rule is None else checked_rule(self.method, rule)
         sampling, params = self._sampled(sampling, processors, rule)
-        warn_of_ignored(self._made.main, sampling.processors or ())
+        warn_of_ignored(self._assembled.main, sampling.processors or ())
         check_flag("share_prefix", share_prefix)
+        check_flag("log_probs", log_probs)
+        check_flag("sources", sources)
         prefix = self._own_prefix(prefix)
         if share_prefix and prefix is not None:
             raise UserError("give either prefix or share_prefix=True, not both")
-        named = [(f"prompt {i}", x) for i, x in enumerate(prompts_lib.as_list(prompts))]
+        named = [(f"prompt {i}", x) for i, x in enumerate(requests_lib.as_list(prompts))]
         if prefix is not None:
             named = [(name, prefix.join(prompt, name)) for name, prompt in named]
         tokens = [self._encoded(prompt, name, chat_template_kwargs) for name, prompt in named]
-        requests = requests_of(
+        requests = requests_lib.requests_of(
             tokens,
             seed=seed,
             ids=ids,
@@ -724,16 +682,17 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             draft_limit=draft_limit,
         )
-        border = self._border(sampling, rule, num_samples)
+        longest = self.buckets[-1]
+        limits = Limits(self.method, longest, self.max_new_tokens, sampling, rule, num_samples)
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
-            check_request(request, prompt, border, name)
-        self._of_engines["contexts"].check(max(map(len, tokens)))
-        by_token = {"log_probs": log_probs, "sources": sources}
-        prefix = self._whole_prefix(common_of(tokens)) if share_prefix else prefix
-        return _Call(requests, tokens, rule, params, by_token, num_samples, prefix)
+            requests_lib.check_request(request, prompt, limits, name)
+        self._contexts.check(max(map(len, tokens)))
+        if share_prefix:
+            prefix = self._whole_prefix(common_of(tokens))
+        return _Call(requests, tokens, rule, params, log_probs, sources, num_samples, prefix)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
-        """The prefix; raises an error unless this Decoder has made it."""
+        """The prefix, which this Decoder must have made."""
         if not isinstance(prefix, Prefix | None):
             raise UserError(f"prefix must come from decoder.prefix(text), got {prefix!r:.60}")
         if prefix is not None and prefix.params is not self.params:
@@ -751,8 +710,8 @@ class Decoder:
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
         """The rows that are not done."""
-        found = self._added(call, done, eager=eager)
-        rows = (added.row for added in found if added.row is not None)
+        all_added = self._added(call, done, eager=eager)
+        rows = (added.row for added in all_added if added.row is not None)
         return _watched(rows, len(call.requests) * call.num_samples, len(done), progress)
 
     def _added(
@@ -766,6 +725,7 @@ class Decoder:
         wanted = [group for group in groups if not missing.isdisjoint(group.members)]
         shapes = {group[1:]: group for group in reversed(wanted)}
         engines = {shape: self._engine_of(call, group) for shape, group in shapes.items()}
+        # Of rows with known results, which only occupy their slots.
         rounds: Mapping[int, int] = {}
         if isinstance(done, Mapping) and are_independent(self.method, call.requests):
             rounds = done
@@ -774,8 +734,8 @@ class Decoder:
             for group in wanted:
                 engine = engines.pop(group[1:], None) or self._engine_of(call, group)
                 for place in group.members:
-                    known = [rounds.get(place * samples + j) for j in range(samples)]
-                    engine.put(call.requests[place], call.tokens[place], known)
+                    idle_steps = [rounds.get(place * samples + j) for j in range(samples)]
+                    engine.put(call.requests[place], call.tokens[place], idle_steps)
                 for added in engine.added(every, until_empty=not eager):
                     place, row = group.members[added.index], added.row
                     if place * samples + added.sample in rest:
@@ -791,10 +751,17 @@ class Decoder:
         sampling = call.requests[group.members[0]].sampling or self.sampling
         drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
         self._warn_of_budget(min(group.rows, len(drafting) * call.num_samples))
-        sizes: dict[str, Any] = {"rows": group.rows, "refill": group.refill}
-        sizes |= {"prompt_length": group.length, "num_samples": call.num_samples}
-        sizes |= {**call.by_token, "prefix": call.prefix}
-        return self._engine(one_rule, sampling, call.params, **sizes)
+        return self._new_engine(
+            call.params if one_rule is None else call.params._replace(rule=one_rule),
+            sampling=sampling,
+            rows=group.rows,
+            refill=group.refill,
+            prompt_length=group.length,
+            num_samples=call.num_samples,
+            log_probs=call.log_probs,
+            sources=call.sources,
+            prefix=call.prefix,
+        )
 
     def _engine_of_turn(
         self, tokens: np.ndarray, prefix: Prefix | None, options: Mapping[str, Any]
@@ -811,13 +778,14 @@ class Decoder:
 
 
 class _Call(NamedTuple):
-    """A call: requests, their tokens, rule, parameters; options of all rows."""
+    """A checked call: its requests, and the options of all rows."""
 
     requests: list[Request]
     tokens: list[np.ndarray]
     rule: Rule | None
     params: Params
-    by_token: dict[str, bool]
+    log_probs: bool
+    sources: bool
     num_samples: int
     prefix: Prefix | None
 
@@ -835,17 +803,12 @@ def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
     """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds."""
-    try:
-        found = dict(done) if isinstance(done, Mapping) else frozenset(done)
-    except TypeError:
-        raise UserError(f"done must have places of prompts, as in {{0, 3}}, got {done!r}") from None
-    if absent := set(found).difference(range(count)):
+    places = dict(done) if isinstance(done, Mapping) else frozenset(done)
+    if absent := set(places).difference(range(count)):
         raise UserError(
             f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
         )
-    for place, rounds in found.items() if isinstance(found, Mapping) else ():
-        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
-    return found
+    return places
 
 
 def _as_written(value: Any) -> Any:

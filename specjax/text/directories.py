@@ -1,4 +1,4 @@
-"""Loads models from directories, and built-in pairs: "built-in:gsm8k/drafter"."""
+"""Models, bigram tables and built-in pairs ("built-in:gsm8k/drafter") in directories."""
 
 import dataclasses
 import logging
@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from specjax.checks import check_flag, check_path
+from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
+from specjax.checks import check_path
+from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.models import PRESETS
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
+from specjax.text.heterogeneous_vocabularies import SAMPLE, translate
 from specjax.text.text_models import Models, Pair, TextModel, Words, check_vocabularies
-from specjax.text.translation import SAMPLE, translate
 from specjax.tokenizers import Tokenizer, load_tokenizer
 
 PAIRS = Path(__file__).parents[1] / "pairs"
@@ -25,6 +27,8 @@ PREFIX = "built-in:"
 PathLike = str | os.PathLike[str]
 # What the built-in pairs write.
 _ABOUT = {"multi30k_ende": "built in: English to German captions", "gsm8k": "built in: school math"}
+# The arrays of a bigram table by the version: the second has longer contexts.
+_TABLES = {1: ("successors",), 2: ("successors", "contexts", "followers")}
 _LOGGER = logging.getLogger(__name__)  # the commands print its lines
 
 
@@ -34,15 +38,7 @@ def built_in_pairs() -> tuple[str, ...]:
 
 
 def built_in_pair(name: str) -> Path:
-    """Returns the directory of a built-in pair.
-
-    Args:
-      name: the name of the pair.
-
-    Raises:
-      FileNotFoundError: this installation has no built-in pairs.
-      ValueError: the pair does not exist.
-    """
+    """Returns the directory of a built-in pair."""
     names = built_in_pairs()
     if not names:
         raise FileNotFoundError(
@@ -59,20 +55,12 @@ def built_in_pair(name: str) -> Path:
 
 
 def real_path(path: PathLike) -> PathLike:
-    """Returns the directory of "built-in:PAIR/PART", and any other path unchanged.
-
-    Args:
-      path: the path of a model or a table.
-
-    Raises:
-      FileNotFoundError: this installation has no built-in pairs.
-      ValueError: the pair or its part does not exist.
-    """
+    """Returns the directory of "built-in:PAIR/PART", and any other path unchanged."""
     if not isinstance(path, str) or not path.startswith(PREFIX):
         return path
     name, _, part = path.removeprefix(PREFIX).partition("/")
     pair = built_in_pair(name)
-    parts = sorted(found.name for found in pair.iterdir() if found.is_dir())
+    parts = sorted(each.name for each in pair.iterdir() if each.is_dir())
     if part not in parts:
         raise UserError(f"{path}: no such part of {name}: choose from {', '.join(parts)}")
     return pair / part
@@ -103,14 +91,10 @@ def log_models(paths: Mapping[str, PathLike]) -> None:
 
 
 def built_in_table(model: PathLike) -> Path:
-    """Returns the bigram table of a built-in model's pair; for other models the default pair's.
-
-    Args:
-      model: the model's directory.
-    """
+    """Returns the bigram table of a built-in model's pair; for other models the default pair's."""
     parts = Path(model).parts
-    known = [name for name in built_in_pairs() if parts[:-1] == (PAIRS / name).parts]
-    return built_in_pair(known[0] if known else DEFAULT_PAIR) / "bigram"
+    names = [name for name in built_in_pairs() if parts[:-1] == (PAIRS / name).parts]
+    return built_in_pair(names[0] if names else DEFAULT_PAIR) / "bigram"
 
 
 def load_text_model(
@@ -138,19 +122,25 @@ def load_text_model(
         collectives; if not, the mesh's axis `model` splits it.
       weights: "int8" or "int8+embedding"; see `specjax.checkpoints.load_model`.
 
-    Returns:
-      The model.
-
     Raises:
       FileNotFoundError: a directory or file is missing.
-      TypeError: `path` is not a path or `mesh` is not a mesh.
-      ValueError: the directory is unreadable; the model does not match its tokenizer or its head;
-        or the mesh does not divide the model's heads.
+      UserError: the directory is unreadable, or the model does not fit its tokenizer, its head or
+        the mesh.
     """
-    check_model_path("path", real_path(path))
+    place = real_path(path)
+    check_model_path("path", place)
+    _check_mesh(mesh)
     log_models({"": path})
-    options = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "weights": weights}
-    return _load(path, tokenizer, head=head, replicate=replicate, **options)
+    return _load(
+        place,
+        tokenizer,
+        dtype=dtype,
+        mesh=mesh,
+        check_weights=check_weights,
+        head=head,
+        replicate=replicate,
+        weights=weights,
+    )
 
 
 def _load(
@@ -169,9 +159,6 @@ def _load(
     from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.ignored import check_adapter, ignored_settings
 
-    path = real_path(path)
-    check_model_path("path", path)
-    _check_mesh(mesh)
     check_adapter(Path(path))
     words = _tokenizer(path, tokenizer)
     if mesh is not None and not replicate:
@@ -185,15 +172,21 @@ def _load(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
             "correct generation_config.json"
         )
-    found = load_head(path, check_weights=check_weights) if head and has_head(path) else None
-    model, name = dataclasses.replace(loaded.model, split=not replicate), os.fspath(path)
-    known = longest_context(loaded.path), ignored_settings(Path(path))
-    return TextModel(model, loaded.params, words, mesh, name, found, *known)
+    return TextModel(
+        dataclasses.replace(loaded.model, split=not replicate),
+        loaded.params,
+        words,
+        mesh,
+        os.fspath(path),
+        load_head(path, check_weights=check_weights) if head and has_head(path) else None,
+        longest_context(loaded.path),
+        ignored_settings(Path(path)),
+    )
 
 
 def load_pair(
     built_in: str = DEFAULT_PAIR,
-    *more: Any,
+    *,
     drafter: PathLike | None = None,
     verifier: PathLike | None = None,
     dtype: Any = None,
@@ -207,37 +200,17 @@ def load_pair(
 ) -> Pair:
     """Loads a drafter and a verifier; by default a built-in pair.
 
-    Args:
-      built_in: the name of a built-in pair: "multi30k_ende" (two T5 models, English to German
-        captions) or "gsm8k" (Llama models, school mathematics); not used with directories.
-      *more: must be empty.
-      drafter: the small model's directory (see `load_text_model`).
-      verifier: the large model's directory.
-      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
-      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
-      tokenizer: a tokenizer or its path, for both models if their directories have none (T5X).
-      check_weights: see `specjax.checkpoints.load_model`.
-      head: whether to load the acceptance heads in the directories, if there are any.
-      replicate_drafter: see `replicate` of `load_text_model`; for small drafters.
-      weights: "int8" or "int8+embedding" for both models, or for one of them, such as
-        {"verifier": "int8"}; see `specjax.checkpoints.load_model`.
-      translate_drafter: whether the drafter may have another tokenizer; see
-        `specjax.text.translation.translate`.
-
-    Returns:
-      The pair.
+    `built_in` names one: "multi30k_ende" (two T5 models, English to German captions) or "gsm8k"
+    (Llama models, school mathematics); or give two directories. The other options are those of
+    `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
+    "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
+    `specjax.text.heterogeneous_vocabularies.translate`.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
-      TypeError: a path is not a path, `mesh` is not a mesh, or a directory has no argument name.
-      ValueError: only one path is given, the built-in pair does not exist, a directory is
+      UserError: only one path is given, the built-in pair does not exist, a directory is
         unreadable, or the vocabularies differ.
     """
-    if more:
-        raise UserError(
-            "load_pair takes only one name of a built-in pair: give directories by name: "
-            "load_pair(drafter=..., verifier=...)"
-        )
     if (drafter is None) != (verifier is None):
         missing = "drafter" if drafter is None else "verifier"
         raise UserError(
@@ -245,11 +218,10 @@ def load_pair(
             "pair"
         )
     if drafter is None or verifier is None:
-        found = built_in_pair(built_in)
-        drafter, verifier = found / "drafter", found / "verifier"
+        directory = built_in_pair(built_in)
+        drafter, verifier = directory / "drafter", directory / "verifier"
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     whole = ("drafter",) if replicate_drafter else ()
-    check_flag("translate_drafter", translate_drafter)
     paths = {"verifier": verifier, "drafter": drafter}
     models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
     return Pair(**models)
@@ -266,34 +238,20 @@ def load_models(
     weights: str | Mapping[str, str | None] | None = None,
     **paths: PathLike,
 ) -> Models:
-    """Loads any number of models with the same vocabulary.
+    """Loads any number of models with the same vocabulary, each from its directory.
 
-    Args:
-      dtype: the dtype of parameters, activations and caches; by default that of each checkpoint.
-      mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
-      tokenizer: a tokenizer or its path, for all models if their directories have none (T5X).
-      check_weights: see `specjax.checkpoints.load_model`.
-      head: whether to load the acceptance heads in the directories, if there are any.
-      replicate: the names of models to replicate (see `load_text_model`).
-      weights: "int8" or "int8+embedding" for all models, or a mapping from names of models; see
-        `specjax.checkpoints.load_model`.
-      **paths: name -> directory (see `load_text_model`); `verifier` is required.
-
-    Returns:
-      The models, each under its name.
+    The options are those of `load_text_model`; `replicate` has names of models, and `weights` may
+    be a mapping from names. One of the names in `paths` is `verifier`.
 
     Raises:
       FileNotFoundError: a directory or file is missing.
-      TypeError: a path is not a path, `mesh` is not a mesh or `replicate` has a wrong type.
-      ValueError: there is no verifier, `replicate` has another name, a directory is unreadable, or
+      UserError: there is no verifier, `replicate` has another name, a directory is unreadable, or
         the vocabularies differ.
     """
     if "verifier" not in paths:
         raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
         )
-    if isinstance(replicate, str) or not isinstance(replicate, Collection):
-        raise UserError(f"replicate must be names such as ('drafter',), got {replicate!r}")
     if unknown := [name for name in replicate if name not in paths]:
         raise UserError(
             f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
@@ -314,7 +272,11 @@ def _loaded(
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
 
-    forms = _forms(weights, paths)
+    if isinstance(weights, Mapping) and (unknown := [x for x in weights if x not in paths]):
+        raise UserError(
+            f"weights has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
+        )
+    forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
         check_model_path(name, path)
@@ -329,41 +291,23 @@ def _loaded(
     if same or not translate_drafter:
         for name, size in sizes.items():
             check_vocabularies({name: size, "verifier": sizes["verifier"]})
-        _tell_special_ids(words)
-    found = {
-        name: _load(
-            path,
-            words[name],
-            replicate=name in replicate,
-            weights=forms[name],
-            **options,
-        )
+        _warn_of_special_ids(words)
+    models = {
+        name: _load(path, words[name], replicate=name in replicate, weights=forms[name], **options)
         for name, path in paths.items()
     }
     if translate_drafter and not same:
-        found["drafter"] = translate(found["drafter"], found["verifier"], SAMPLE)
-    return found
+        models["drafter"] = translate(models["drafter"], models["verifier"], SAMPLE)
+    return models
 
 
-def _forms(weights: Any, names: Collection[str]) -> dict[str, str | None]:
-    """The form of each model's matrices."""
-    unknown = (
-        [name for name in weights if name not in names] if isinstance(weights, Mapping) else []
-    )
-    if unknown:
-        raise UserError(
-            f"weights has {unknown[0]!r}, but the models are {', '.join(names)}: correct the name"
-        )
-    return {name: form_of(weights, name) for name in names}
-
-
-def _tell_special_ids(words: dict[str, Tokenizer]) -> None:
+def _warn_of_special_ids(words: dict[str, Tokenizer]) -> None:
     """Warns if a model ends or pads texts with other tokens than the verifier."""
-    own = words["verifier"]
+    verifier = words["verifier"]
     for name, other in words.items():
         for what, ours, theirs in (
-            ("ends texts", own.eos_ids, other.eos_ids),
-            ("pads prompts", own.pad_id, other.pad_id),
+            ("ends texts", verifier.eos_ids, other.eos_ids),
+            ("pads prompts", verifier.pad_id, other.pad_id),
         ):
             if ours != theirs:
                 warnings.warn(
@@ -384,14 +328,9 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
 
 
 def check_model_path(name: str, path: Any) -> None:
-    """Raises TypeError or FileNotFoundError unless the path, a value of `name`, is there."""
+    """Raises unless the path, a value of `name`, is there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
-        if path in PRESETS:
-            raise FileNotFoundError(
-                f"{name}={path!r} is a published size, not a directory: download the model, and "
-                "give its directory"
-            )
         raise FileNotFoundError(
             f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
             "models from a hub first"
@@ -399,14 +338,8 @@ def check_model_path(name: str, path: Any) -> None:
 
 
 def _check_mesh(mesh: Any) -> None:
-    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+    if mesh is not None and "model" not in getattr(mesh, "axis_names", ()):
         raise UserError(f"mesh must come from specjax.partitioning.make_mesh, got {mesh!r}")
-    if mesh is not None and "model" not in mesh.shape:
-        axes = ", ".join(mesh.axis_names)
-        raise UserError(
-            f"mesh must have an axis named model, got {axes}: make it with "
-            "specjax.partitioning.make_mesh"
-        )
 
 
 def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
@@ -418,3 +351,58 @@ def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
             f"choose MESH_MODEL from {', '.join(map(str, fitting))}, or replicate a small drafter "
             "(REPLICATE_DRAFTER)"
         )
+
+
+def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
+    """Writes `bigram.json` and `bigram.safetensors` into a new or empty directory.
+
+    Ids below 2**16 - 1 take two bytes each. A table without longer contexts is written in version 1
+    of the format.
+    """
+    size = bigram.successors.size
+    kind = np.uint16 if size < 2**16 else np.uint32
+    version = 1 if bigram.order == 2 else 2
+    arrays = {name: getattr(bigram, name) for name in _TABLES[version]}
+    # The number of ids stands for "none".
+    stored = {name: np.where(ids < 0, size, ids).astype(kind) for name, ids in arrays.items()}
+    values = {
+        "version": version,
+        "ids": size,
+        "tokenizer_fingerprint": bigram.tokenizer_fingerprint,
+        "notes": dict(bigram.notes),
+    }
+    write_attachment(Path(directory), BIGRAM, values, stored)
+
+
+def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Bigram:
+    """Reads a table of `save_bigram`; `Bigram.table` checks that it belongs to a model.
+
+    Args:
+      directory: written by `save_bigram`.
+      check_weights: whether to compare the files with their checksums.
+
+    Raises:
+      FileNotFoundError: there is no table, or a file is missing.
+      UserError: a file is damaged.
+    """
+    place = Path(directory)
+    if not (place / f"{BIGRAM}.json").is_file():
+        raise FileNotFoundError(
+            f"{place}: no bigram table found: make a table with `specjax train bigram`"
+        )
+    values, arrays = read_attachment(place, BIGRAM, tuple(_TABLES), check_weights)
+    try:
+        stored = {name: arrays[name] for name in _TABLES[values["version"]]}
+        size = stored["successors"].size
+        for name, ids in stored.items():
+            if ids.dtype not in (np.uint16, np.uint32):
+                raise UserError(f"{name} must be uint16 or uint32, got {ids.dtype}")
+        return Bigram(
+            tokenizer_fingerprint=values["tokenizer_fingerprint"],
+            notes=values["notes"],
+            **{n: np.where(ids >= size, -1, ids.astype(np.int32)) for n, ids in stored.items()},
+        )
+    except KeyError as error:
+        raise UserError(f"{place} lacks {error}: {AGAIN[BIGRAM]}") from None
+    except ValueError as error:
+        raise UserError(f"{place}: {error}: {AGAIN[BIGRAM]}") from None

@@ -1,4 +1,7 @@
-"""Makes drafters from the models of a decoder: `Decoder(drafting=...)`.
+"""Plans of drafts, which make a drafter from a decoder's models: `Decoder(drafting=...)`.
+
+`Lookup` copies earlier text, `Tree` and `Branches` draft trees, and `Cascade` drafts with several
+models, of which the larger review the smaller.
 
 Axes: V vocabulary.
 """
@@ -6,32 +9,65 @@ Axes: V vocabulary.
 import abc
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.checks import check_count, check_part, check_path
+from specjax.decoding.guards import check_rule
 from specjax.drafting import (
+    Beam,
     Bigram,
+    BranchesDrafter,
+    CaterpillarDrafter,
+    HorizontalCascade,
     LookupDrafter,
     LookupFirst,
     LookupTreeDrafter,
     NeuralDrafter,
     NeuralDrafterParams,
+    Topology,
+    TreeDrafter,
+    VerticalCascade,
+    cascade,
+    cascade_params,
+    k_ary,
+    lenience,
 )
+from specjax.drafting.hierarchy import check_lengths
+from specjax.drafting.trees import CHILDREN
 from specjax.errors import UserError
-from specjax.text.bigram_files import load_bigram
-from specjax.text.directories import built_in_table, real_path
-from specjax.text.options import Own
-from specjax.text.text_models import TextModel
-from specjax.types import Drafter, Params, Verification
+from specjax.models.int8 import form_of
+from specjax.rules import Budgeted
+from specjax.rules.target import check_is_rule
+from specjax.text.directories import built_in_table, load_bigram, load_text_model, real_path
+from specjax.text.text_models import Models, TextModel
+from specjax.types import Drafter, Params, Rule, Verification
 from specjax.verification import Block, Traversal
 
 # The most nodes of a tree: each is a token that the verifier reads, and a slot of its cache.
 MOST_NODES = 512
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Own:
+    """A user's own part with its parameters, for a `Decoder`.
+
+        Decoder(verifier, drafting=Own(MyDrafter(), params))
+        Decoder(pair, stopping=Own(MyPolicy(), params))
+        Decoder(verifier, method=Own(MyMethod(), params))
+
+    Attributes:
+      part: a drafter, a stopping policy, a processor or a method; see `specjax.types`.
+      params: a pytree of arrays; for a method a NamedTuple.
+    """
+
+    part: Any
+    params: Params = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,19 +110,16 @@ class Planned(NamedTuple):
 
 
 class DraftPlan(abc.ABC):
-    """Makes a drafter from the decoder's models.
-
-    Attributes:
-      needs: the names of the decoder's models that draft; empty by default.
-      left_out: option of the decoder that must not be given -> why.
-    """
+    """Makes a drafter from the decoder's models."""
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """The names of the decoder's models that draft."""
         return ()
 
     @property
     def left_out(self) -> Mapping[str, str]:
+        """Option of the decoder that must not be given -> why."""
         return {}
 
     @property
@@ -104,30 +137,29 @@ class DraftPlan(abc.ABC):
         return max_draft
 
     @abc.abstractmethod
-    def make(self, given: Ingredients) -> Planned:
-        """Makes the drafter.
-
-        Raises:
-          ValueError: the drafter cannot be made.
-        """
+    def make(self, ingredients: Ingredients) -> Planned:
+        """Makes the drafter."""
 
 
 def check_is_plan(plan: Any) -> None:
-    """Raises TypeError unless it is like a `DraftPlan`."""
+    """Refuses what is not like a `DraftPlan`."""
     needed = ("needs", "left_out", "weighs_costs", "longest", "make")
     check_part("drafting", plan, needed, "specjax.Lookup()")
 
 
+@dataclasses.dataclass(frozen=True)
 class ModelDrafts(DraftPlan):
-    """The model named drafter drafts, token by token: the default of `Decoder`."""
+    """A model of the decoder drafts, token by token: the default of `Decoder`."""
+
+    model: str = "drafter"
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The drafter."""
-        return ("drafter",)
+        return (self.model,)
 
-    def make(self, given: Ingredients) -> Planned:
-        drafter, params = given.neural("drafter")
+    def make(self, ingredients: Ingredients) -> Planned:
+        drafter, params = ingredients.neural(self.model)
+        drafter = dataclasses.replace(drafter, name=self.model)
         return Planned(drafter, params, params.stopping)
 
 
@@ -139,12 +171,11 @@ class OwnDrafts(DraftPlan):
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """The options that the drafter replaces."""
         why = "the drafter of drafting=Own(...) has its own"
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
-    def make(self, given: Ingredients) -> Planned:
-        return Planned(self.own.part, given.place(self.own.params), self.own.params)
+    def make(self, ingredients: Ingredients) -> Planned:
+        return Planned(self.own.part, ingredients.place(self.own.params), self.own.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,20 +186,13 @@ class Lookup(DraftPlan):
     otherwise the pair's drafter drafts; see `drafting.LookupFirst`.
 
     Attributes:
-      max_ngram: see `drafting.LookupDrafter`.
-      min_ngram: likewise.
-      latest: likewise.
-      overlap: likewise.
+      max_ngram: see `drafting.LookupDrafter`, also for the next three.
       bigram: a table of successors that drafts if nothing can be copied: a `Bigram`, a directory of
         `specjax train bigram`, "built-in" for the built-in pair's table, or None.
       min_match: at least 1; None: no model drafts.
       max_copy: the longest copied block; `max_draft` by default.
       copies: the number of earlier occurrences that are copied. With several, drafts are trees; see
         `drafting.LookupTreeDrafter`.
-
-    Raises:
-      TypeError: `bigram` has a wrong type.
-      ValueError: a number is out of range, or several copies are given with `min_match`.
     """
 
     max_ngram: int | None = None
@@ -196,12 +220,10 @@ class Lookup(DraftPlan):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The drafter, with `min_match`."""
         return () if self.min_match is None else ("drafter",)
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """The options of models, without `min_match`."""
         if self.needs:
             return {}
         why = f"drafting={self!r} has no drafter model"
@@ -209,46 +231,413 @@ class Lookup(DraftPlan):
 
     @property
     def default_verification(self) -> Verification:
-        """Traversal verification of several copies."""
         return Block() if self.copies == 1 else Traversal()
 
     def longest(self, max_draft: int) -> int:
         copied = (self.max_copy or max_draft) * self.copies
         return max(copied, max_draft) if self.needs else copied
 
-    def make(self, given: Ingredients) -> Planned:
-        vocab_size = given.models["verifier"].model.vocab_size
-        lookup = self.copier(vocab_size, self.max_copy or given.max_draft)
-        table = self.table(given)
+    def make(self, ingredients: Ingredients) -> Planned:
+        vocab_size = ingredients.models["verifier"].model.vocab_size
+        lookup = self.copier(vocab_size, self.max_copy or ingredients.max_draft)
+        table = self.table(ingredients)
         if self.copies > 1:
             return Planned(LookupTreeDrafter(lookup, self.copies), table, table)
         if self.min_match is None:
             return Planned(lookup, table, table)
-        neural, params = given.neural("drafter")
+        neural, params = ingredients.neural("drafter")
         both = LookupFirst(lookup, neural, self.min_match)
         return Planned(both, (table, params), (table, params.stopping))
 
     def copier(self, vocab_size: int, max_draft: int) -> LookupDrafter:
-        """Returns the drafter that copies, for blocks of `max_draft` tokens."""
+        """Returns the drafter that copies."""
         return LookupDrafter(
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
-    def table(self, given: Ingredients) -> Params:
-        """Returns the parameters of `copier`: the bigram table, or ().
-
-        Raises:
-          ValueError: the table has another vocabulary.
-        """
-        if self.bigram is None or given.is_trial:
+    def table(self, ingredients: Ingredients) -> Params:
+        """Returns the parameters of `copier`: the bigram table, or ()."""
+        if self.bigram is None or ingredients.is_trial:
             return ()
-        main = given.models["verifier"]
-        bigram = self.bigram if isinstance(self.bigram, Bigram) else _load(self.bigram, main.name)
-        words, vocab_size = main.tokenizer.fingerprint, main.model.vocab_size
+        main = ingredients.models["verifier"]
+        bigram = self.bigram
+        if not isinstance(bigram, Bigram):
+            built_in = bigram == "built-in"
+            bigram = load_bigram(built_in_table(main.name) if built_in else real_path(bigram))
         start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
-        table = bigram.table(main.name, words, vocab_size, start)
-        return given.place(jax.tree.map(jnp.asarray, table))
+        table = bigram.table(main.name, main.tokenizer.fingerprint, main.model.vocab_size, start)
+        return ingredients.place(jax.tree.map(jnp.asarray, table))
 
 
-def _load(path: str | os.PathLike[str], model: str) -> Bigram:
-    return load_bigram(built_in_table(model) if path == "built-in" else real_path(path))
+@dataclasses.dataclass(frozen=True)
+class Tree(DraftPlan):
+    """The drafter drafts several next tokens at each place; see `drafting.TreeDrafter`.
+
+    Attributes:
+      depth: the length of the longest path.
+      width: the number of children of a node.
+      children: how they are chosen; see `drafting.TreeDrafter`.
+      beam: only this number of nodes of a level have children, those with the most probable paths;
+        None: all.
+      keep: the verifier reads only this number of nodes, with `beam` and children="top"; see
+        `drafting.Beam`.
+      parents: the parent of each node, for a shape of its own (see `drafting.Topology`); the
+        other sizes must then be left out.
+    """
+
+    depth: int | None = None
+    width: int | None = None
+    children: str = "top+1"
+    beam: int | None = None
+    keep: int | None = None
+    parents: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
+        if self.parents is not None:
+            if any(value is not None for value in sizes.values()):
+                raise UserError(f"{', '.join(sizes)} must be left out: parents gives the shape")
+            object.__setattr__(self, "parents", Topology(self.parents).parents)
+        else:
+            for name in ("depth", "width"):
+                check_count(name, sizes[name], "such as Tree(depth=3, width=2)")
+            if self.beam is not None:
+                check_count("beam", self.beam, "give the number of nodes, or None")
+            if self.keep is not None and (self.beam is None or self.children != "top"):
+                raise UserError(
+                    f"keep={self.keep!r} needs beam and children='top': leaving out drawn tokens "
+                    "by their values would change the distribution of the output"
+                )
+            depth, width = self.depth or 0, self.width or 0
+            # Each level has a node; counted before the tree is built, which would take long.
+            least = max(depth, width, 0 if self.beam else min(width, 2) ** min(depth, 12))
+            if least > MOST_NODES:
+                self._refuse("more than 512")
+        if self.children not in CHILDREN:
+            names = ", ".join(map(repr, CHILDREN))
+            raise UserError(f"children must be one of {names}, got {self.children!r}")
+        if self.shape.size > MOST_NODES:
+            self._refuse(str(self.shape.size))
+
+    def _refuse(self, size: str) -> None:
+        which, remedy = f"{self!r} has", "give a smaller depth, width or beam"
+        if self.parents is not None:
+            which, remedy = "a tree has len(parents) =", "leave out some"
+        raise UserError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
+
+    @property
+    def shape(self) -> Topology | Beam:
+        """The shape of the trees."""
+        if self.parents is not None:
+            return Topology(self.parents)
+        assert self.depth is not None and self.width is not None
+        if self.beam is not None:
+            return Beam(self.depth, self.width, self.beam, self.keep)
+        return k_ary(self.depth, self.width)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("drafter",)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        why = f"drafting={self!r} drafts trees of a fixed size"
+        return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
+
+    @property
+    def weighs_costs(self) -> bool:
+        return False
+
+    @property
+    def default_verification(self) -> Verification:
+        return Traversal()
+
+    def longest(self, max_draft: int) -> int:
+        return self.shape.size
+
+    def make(self, ingredients: Ingredients) -> Planned:
+        chain, params = ingredients.neural("drafter", 1)
+        drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
+        return Planned(drafter, NeuralDrafterParams(params.model), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Branches(DraftPlan):
+    """Several drafters, each with its own branches of a tree; see `drafting.BranchesDrafter`.
+
+    Attributes:
+      parts: at least two: plans such as `Tree(...)`, `Lookup(copies=3)` and `Cascade(...)`, or
+        names of the decoder's models, which draft chains of `max_draft` tokens. Copies belong to
+        the end.
+    """
+
+    parts: tuple[str | DraftPlan, ...]
+
+    def __post_init__(self) -> None:
+        parts: Any = self.parts
+        several = isinstance(parts, tuple | list) and len(parts) > 1
+        if not several or not all(isinstance(part, str | DraftPlan) for part in parts):
+            raise UserError(
+                "parts must be a tuple of at least two drafters, plans or names of models, such as "
+                f'("drafter", Lookup()), got {parts!r}'
+            )
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def _plans(self) -> list[DraftPlan]:
+        return [ModelDrafts(part) if isinstance(part, str) else part for part in self.parts]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for plan in self._plans for name in plan.needs))
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        first, *others = (plan.left_out for plan in self._plans)
+        return {name: why for name, why in first.items() if all(name in x for x in others)}
+
+    @property
+    def weighs_costs(self) -> bool:
+        return False
+
+    @property
+    def default_verification(self) -> Verification:
+        return Traversal()
+
+    def longest(self, max_draft: int) -> int:
+        return sum(plan.longest(max_draft) for plan in self._plans)
+
+    def make(self, ingredients: Ingredients) -> Planned:
+        results = [plan.make(ingredients) for plan in self._plans]
+        models: dict[str, TextModel] = {}
+        for i, planned in enumerate(results):
+            for name, model in planned.models.items():
+                if models.setdefault(name, model) is not model:
+                    raise UserError(
+                        f"parts[{i}] has a model that is named {name!r}, like another one: load "
+                        "the models with load_models, which names them"
+                    )
+        # Parts that use one model have one name for it.
+        shared = tuple(set(ingredients.models) | set(models))
+        return Planned(
+            BranchesDrafter(tuple(planned.drafter for planned in results), tuple(sorted(shared))),
+            tuple(planned.params for planned in results),
+            own=tuple(planned.own for planned in results),
+            described=", ".join(filter(None, (planned.described for planned in results))),
+            models=models,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cascade(DraftPlan):
+    """Drafts with several models; the larger models review the drafts of the smaller models.
+
+    Row r of K has the number of tokens of each drafter in the blocks that the reviewer of drafter r
+    reviews: the verifier in the first row, drafter r - 1 in the others; see `drafting.cascade`. The
+    decoder's `stopping` and `min_draft` apply to every model that drafts token by token.
+
+    Attributes:
+      lengths: K, `[n, n]` whole numbers, upper triangular; n counts `models` and `last`.
+      models: the drafters, largest first: each a name of the decoder's models, a directory (see
+        `load_text_model`) or a `TextModel`. Models without a name are named level_1, level_2, ...
+        by their places.
+      last: a `Lookup` as the last drafter, or None.
+      lenience: l >= 1; levels without their own rule accept a token with probability
+        min(1, l p / q). It has no effect at temperature 0; see `drafting.lenience`.
+      rules: the rules for reviews: one for all models, or one for each of `models`, with None for
+        the lenience rule and for a model that reviews nothing.
+      verification: the verification of all inner rounds.
+      cumulative: the meaning of the counts in a row; see `drafting.HorizontalCascade`.
+      width: the number of tokens that the verifier reads at each place for which a model drafts:
+        the cascade's own, then the model's most probable others, without tokens after them. Drafts
+        are then trees; see `drafting.CaterpillarDrafter`. None: only the cascade's own.
+      dtype: the dtype of models loaded from directories; by default that of each checkpoint.
+      weights: the `weights` of models loaded from directories; see `load_text_model`. Of a mapping
+        such as `load_pair` takes, they have the entry "drafter".
+    """
+
+    lengths: Any
+    models: Any = ("drafter",)
+    last: Lookup | None = None
+    lenience: float = 1.0
+    rules: Any = None
+    verification: Verification = Block()  # noqa: RUF009  immutable
+    cumulative: bool = False
+    width: int | None = None
+    dtype: Any = None
+    weights: str | Mapping[str, str | None] | None = None
+
+    def __post_init__(self) -> None:
+        models, kinds = self.models, str | os.PathLike | TextModel
+        several = isinstance(models, tuple | list) and len(models) > 0
+        if not several or not all(isinstance(model, kinds) for model in models):
+            raise UserError(
+                "models must be a tuple of names, directories or TextModels, the largest first, "
+                f"got {models!r}"
+            )
+        if self.last is not None:
+            self._check_last(self.last)
+        lenience(self.lenience)  # its checks
+        form_of(self.weights, "drafter")
+        if self.width is not None:
+            check_count("width", self.width, "or None for no siblings", low=2)
+        names = [_model_name(model) for model in models]
+        matrix = check_lengths(self.lengths, [*names, *(["last"] if self.last else [])])
+        object.__setattr__(self, "lengths", tuple(map(tuple, matrix)))
+        object.__setattr__(self, "models", tuple(models))
+        self._check_rules()
+
+    def _check_last(self, last: Any) -> None:
+        if not isinstance(last, Lookup):
+            raise UserError(f"last must be Lookup(...) or None, got {last!r}")
+        for name, default in (("copies", 1), ("min_match", None), ("max_copy", None)):
+            if getattr(last, name) != default:
+                raise UserError(
+                    f"last must not set {name}, because K has the lengths, got {last!r}"
+                )
+
+    def _check_rules(self) -> None:
+        several = isinstance(self.rules, tuple | list)
+        if several and len(self.rules) != len(self.models):
+            raise UserError(
+                f"rules must have {len(self.models)} entries, a rule or None for each model, got "
+                f"{len(self.rules)}"
+            )
+        each = self.rules if several else (self.rules,)
+        for i, rule in enumerate(each):
+            if rule is None:
+                continue
+            name = f"rules[{i}]" if several else "rules"
+            check_is_rule(name, rule)
+            if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
+                raise UserError(f"{name} must have scalar strengths and no budget, got {rule!r}")
+        if self.lenience != 1.0 and None not in each:
+            raise UserError("lenience must be left out: each level has its own rule in `rules`")
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        return {"max_draft": "K has the lengths of a cascade's drafts"}
+
+    @property
+    def default_verification(self) -> Verification:
+        return self.verification if self.width is None else Traversal()
+
+    def make(self, ingredients: Ingredients) -> Planned:
+        levels = self._levels(ingredients)
+        stopping: dict[str, Params] = {}
+
+        def neural(name: str, count: int) -> Any:
+            drafter, params = ingredients.neural(levels[name], count)
+            stopping[name] = params.stopping
+            return dataclasses.replace(drafter, name=name)
+
+        vocab_size = ingredients.models["verifier"].model.vocab_size
+        last = None if self.last is None else self.last.copier(vocab_size, 1)
+        table = () if self.last is None else self.last.table(ingredients)
+        drafter = cascade(
+            self.lengths,
+            {name: level.model for name, level in levels.items()},
+            last,
+            verification=self.verification,
+            cumulative=self.cumulative,
+            neural=neural,
+        )
+        several = isinstance(self.rules, tuple | list)
+        listed = self.rules if several else [self.rules] * len(self.models)
+        lenient = lenience(self.lenience)
+        rules: dict[str, Rule] = {
+            name: lenient if rule is None else rule
+            for name, rule in zip(levels, listed, strict=True)
+        }
+        reviewers = self._reviewers(drafter, rules)
+        rules = ingredients.place({name: rule for name, rule in rules.items() if name in reviewers})
+        prepared = {name: level.prepared for name, level in levels.items()}
+        return Planned(
+            drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
+            cascade_params(drafter, prepared, table, rules, stopping),
+            own=(table, stopping, rules),
+            # A rule without strengths has no parameters to hash.
+            described=", ".join(f"{name}: {type(rule).__name__}" for name, rule in rules.items()),
+            models=levels,
+        )
+
+    def _levels(self, ingredients: Ingredients) -> dict[str, TextModel]:
+        """The models by name, loaded after all have been checked to be different."""
+        main, named = ingredients.models["verifier"], ingredients.models
+        if ingredients.is_trial:
+            if len(set(self.models)) < len(self.models) or "verifier" in self.models:
+                raise UserError(f"models must be different drafters, got {self.models!r}")
+            return {
+                str(model) if isinstance(model, str) else f"level_{i + 1}": main
+                for i, model in enumerate(self.models)
+            }
+        places = {_place(main): "the verifier"}
+        sources: dict[str, str | os.PathLike[str] | TextModel] = {}
+        for i, model in enumerate(self.models):
+            name, source = f"level_{i + 1}", model
+            if isinstance(model, str) and model in named:
+                name, source = model, named[model]
+            if not isinstance(source, TextModel) and not os.path.isdir(real_path(source)):
+                raise UserError(
+                    f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
+                    f"({', '.join(named)}) nor a directory: check the name or the path"
+                )
+            place = _place(source)
+            if place in places:
+                raise UserError(
+                    f"models[{i}]={_model_name(model)!r} is the same as {places[place]}: give "
+                    "different models; K may use a model several times"
+                )
+            places[place] = f"models[{i}]"
+            sources[name] = source
+        levels: dict[str, TextModel] = {}
+        for name, source in sources.items():
+            if not isinstance(source, TextModel):
+                form = form_of(self.weights, "drafter")
+                source = load_text_model(source, dtype=self.dtype, mesh=main.mesh, weights=form)
+            Models(**{name: source, "verifier": main})  # checks the vocabulary and the mesh
+            levels[name] = source
+        return levels
+
+    def _reviewers(self, drafter: Drafter, rules: Mapping[str, Rule]) -> set[str]:
+        """The names of the models that review; checks that all models have tokens in K."""
+        parts = list(_parts(drafter))
+        used = {name: name in drafter.model_names for name in rules}
+        if self.last is not None:
+            used["last"] = any(isinstance(part, LookupDrafter) for part in parts)
+        for name, has_tokens in used.items():
+            if not has_tokens:
+                raise UserError(
+                    f"K={[list(row) for row in self.lengths]} has no tokens for {name} in any row "
+                    "that is used: leave out this drafter, or give it tokens"
+                )
+        reviewers = [part for part in parts if isinstance(part, VerticalCascade)]
+        for reviewer in reviewers:
+            check_rule(rules[reviewer.name], reviewer.drafter)
+        several = isinstance(self.rules, tuple | list)
+        if not reviewers and (self.lenience != 1.0 or (self.rules is not None and not several)):
+            name = "rules" if self.rules is not None else "lenience"
+            raise UserError(f"{name} must be left out: no level of K reviews another level")
+        return {reviewer.name for reviewer in reviewers}
+
+
+def _parts(drafter: Drafter) -> Iterator[Drafter]:
+    """A drafter and all drafters in it."""
+    yield drafter
+    below: tuple[Drafter, ...] = ()
+    if isinstance(drafter, HorizontalCascade):
+        below = drafter.drafters
+    elif isinstance(drafter, VerticalCascade):
+        below = (drafter.drafter,)
+    for part in below:
+        yield from _parts(part)
+
+
+def _model_name(model: Any) -> str:
+    return model.name if isinstance(model, TextModel) else os.fspath(model)
+
+
+def _place(model: str | os.PathLike[str] | TextModel) -> Any:
+    """A key that is equal for equal models."""
+    path = model.name if isinstance(model, TextModel) else model
+    return os.path.realpath(path) if os.path.exists(path) else id(model)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import check_count, check_flag
+from specjax.checks import check_count
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
 from specjax.decoding.loop import beginning_of, first_state
@@ -23,23 +23,21 @@ from specjax.errors import UserError
 from specjax.memory import check_state_fits, sizes_in_words, told_if_full
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
-from specjax.text import prompts
-from specjax.text.binding import bind_request
-from specjax.text.groups import row_multiple
+from specjax.text.assembly import bind_request
 from specjax.text.prefixes import Prefix
 from specjax.text.requests import (
     DRAWN,
-    Border,
     Contexts,
+    Limits,
     Request,
     check_request,
     checked_samples,
     checked_sampling,
+    encode,
 )
-from specjax.text.results import Row, RowInfo, apart
-from specjax.text.slots import Entry, Slots
-from specjax.text.stop_blocks import StopBlocks
-from specjax.text.stops import check_stops, cut
+from specjax.text.results import Row, RowInfo, split_time
+from specjax.text.scheduling import Entry, Slots, row_multiple
+from specjax.text.stops import StopBlocks, check_stops, cut
 from specjax.text.streaming import Added, StreamedText
 from specjax.text.text_models import TextModel
 from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
@@ -96,8 +94,7 @@ class Engine:
         parameters share it, because the check takes as long as some tokens.
 
     Raises:
-      ValueError: a size is not a whole number of at least 1, the mesh does not divide the slots, or
-        they cannot fit into memory.
+      UserError: the slots cannot fit into memory.
     """
 
     def __init__(
@@ -122,26 +119,9 @@ class Engine:
         contexts: Contexts | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
-        check_flag("log_probs", log_probs)
-        check_flag("sources", sources)
-        check_count("rows", rows, "give a whole number")
-        check_count("num_samples", num_samples, "give the number of samples of each request")
         multiple = row_multiple(method) * num_samples
         refill = max(1, rows // 4) if refill is None else refill
-        sizes = {"refill": refill, "prompt_length": prompt_length, "max_new_tokens": max_new_tokens}
-        for name, size in sizes.items():
-            check_count(name, size, "give a whole number")
-        if refill > rows:
-            raise UserError(f"refill must be at most rows={rows}, got {refill}")
-        why = "the mesh splits the rows"
-        if num_samples > 1:
-            why = f"each request takes num_samples={num_samples} slots"
-            why += " on each part of the mesh" if multiple > num_samples else ""
-        for name, size in (("rows", rows), ("refill", refill)):
-            if size % multiple:
-                raise UserError(
-                    f"{name} must be a multiple of {multiple}, because {why}, got {size}"
-                )
+        assert 1 <= refill <= rows and rows % multiple == refill % multiple == 0, (rows, refill)
         self._method, self._params, self._model = method, params, model
         self._rows, self._stop = rows, tuple(stop)
         self._chat_template_kwargs = chat_template_kwargs
@@ -149,8 +129,8 @@ class Engine:
         self._stop_table = stop_table
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
-        limits = method, prompt_length, max_new_tokens
-        self._border = Border(*limits, drawn, rule, num_samples, log_probs)
+        sizes = prompt_length, max_new_tokens
+        self._limits = Limits(method, *sizes, drawn, rule, num_samples, log_probs)
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._prefix, self._contexts = prefix, contexts or Contexts({})
@@ -218,60 +198,59 @@ class Engine:
           The index of its `Row`s: 0, 1, 2, ... in the order of the calls.
 
         Raises:
-          TypeError: it is not a `Request`, or a field has a wrong type.
-          ValueError: it does not fit the engine, or `rounds` is not a whole number of at least 1.
-            The engine can still be used.
-          RuntimeError: an interrupt or an error has ended the engine.
+          UserError: the request does not fit the engine, which can still be used; or an interrupt
+            or an error has ended the engine.
         """
         self._check_alive()
         if not isinstance(request, Request):
             raise UserError(
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
-        words = None if self._model is None else self._model.tokenizer
-        samples = checked_samples(request, self._border)
+        model = self._model
+        samples = checked_samples(request, self._limits)
         next_id = -(-self._next_row // samples)
         if request.id is None:
             request = dataclasses.replace(request, id=next_id)
         if request.stop is not None:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
-        given, request = request, self._bound(request)
+        original, drawn = request, request.sampling
+        if model is not None and isinstance(drawn, Sampling) and drawn.processors is not None:
+            request = dataclasses.replace(request, sampling=bind_request(drawn, model))
         name, vocab_size = "the prompt", self._method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
-        tokens = prompts.encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
-        check_request(request, tokens, self._border)
+        words = None if model is None else model.tokenizer
+        tokens = encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
+        check_request(request, tokens, self._limits)
         if rounds is not None:
             check_count("rounds", rounds, "leave it out to decode the row")
         if request.stop is not None:
             self._watch(self._stops_of(request))
         self._contexts.check(len(tokens))
         self._next_row = (next_id + 1) * samples
-        return self.put(request, tokens, [rounds] * samples, given)
-
-    def _bound(self, request: Request) -> Request:
-        """The request with bound processors."""
-        sampling, model = request.sampling, self._model
-        if model is None or not isinstance(sampling, Sampling) or sampling.processors is None:
-            return request
-        return dataclasses.replace(request, sampling=bind_request(sampling, model))
+        return self.put(request, tokens, [rounds] * samples, original)
 
     def put(
         self,
         request: Request,
         tokens: np.ndarray,
-        rounds: Sequence[int | None],
-        given: Request | None = None,
+        idle_steps: Sequence[int | None],
+        original: Request | None = None,
     ) -> int:
-        """Like `add`, for a checked request, the tokens of its prompt, and rounds per sample."""
-        strengths = None if request.rule is None else jax.tree.leaves(request.rule)
-        index = self._next_index
+        """Like `add`, for a checked request, the tokens of its prompt, and steps per sample."""
         assert request.id is not None
-        copies = self._border.num_samples
-        prefills = len(rounds) // copies
-        for sample, known in enumerate(rounds):
-            own_id = request.id * prefills + sample // copies
-            parts = request, given or request, tokens, strengths, known
-            entry = Entry(index, sample, own_id, *parts)
+        copies, index = self._limits.num_samples, self._next_index
+        prefills = len(idle_steps) // copies
+        for sample, steps in enumerate(idle_steps):
+            entry = Entry(
+                index=index,
+                sample=sample,
+                id=request.id * prefills + sample // copies,
+                request=request,
+                original=original or request,
+                tokens=tokens,
+                strengths=None if request.rule is None else jax.tree.leaves(request.rule),
+                idle_steps=steps,
+            )
             self._slots.waiting.append(entry)
         self._next_index += 1
         return index
@@ -298,10 +277,7 @@ class Engine:
         self._blocks = blocks
 
     def abort(self, index: int) -> bool:
-        """Drops a waiting or running request; its rows are not returned.
-
-        Args:
-          index: the index from `add`.
+        """Drops a waiting or running request by the index from `add`; its rows are not returned.
 
         Returns:
           Whether the request was there.
@@ -323,10 +299,6 @@ class Engine:
 
         Returns:
           The finished rows; with several processes each returns its own.
-
-        Raises:
-          ValueError: out of memory.
-          RuntimeError: an interrupt or an error has ended the engine.
         """
         with self._whole_step():
             return self._step(until_empty)
@@ -343,10 +315,6 @@ class Engine:
         Returns:
           The texts that became certain: without incomplete characters, and without the beginning
           of a possible stop string. Finished rows have the rest of their text, which may be empty.
-
-        Raises:
-          ValueError: out of memory; or `every` is not a whole number of at least 1.
-          RuntimeError: as in `step`.
         """
         check_count("every", every, "give the number of rounds between two texts")
         added: list[Added] = []
@@ -355,14 +323,9 @@ class Engine:
         return added
 
     def added(self, every: int | None = None, *, until_empty: bool = False) -> Iterator[Added]:
-        """Decodes until no request is unfinished.
+        """Decodes until no request is unfinished, and yields finished rows.
 
-        Args:
-          every: also returns the texts that rows get, after so many rounds; see `stream_step`.
-          until_empty: see `step`.
-
-        Yields:
-          Finished rows, and with `every` the texts that rows got.
+        With `every` it also yields the texts that rows got after so many rounds; see `stream_step`.
         """
         while self.unfinished:
             if every is not None:
@@ -375,20 +338,20 @@ class Engine:
         self, until_empty: bool, every: int = STOP_AFTER, added: list[Added] | None = None
     ) -> list[Row]:
         self._fill()
-        free, known = self._slots.free, self._slots.known()
+        free, idle = self._slots.free, self._slots.idle_steps()
         if free == self._rows:
             return []
-        wanted = self._rows if until_empty else free + 1
-        wanted = max(self._slots.refill, free + 1) if self._slots.waiting else wanted
-        if free + len(known) == self._rows:
-            # All rows are known: skip their steps.
-            self._slots.pass_steps(known[wanted - free - 1])
+        finished = self._rows if until_empty else free + 1
+        finished = max(self._slots.refill, free + 1) if self._slots.waiting else finished
+        if free + len(idle) == self._rows:
+            # No row is decoded: skip the steps.
+            self._slots.pass_steps(idle[finished - free - 1])
             return []
         assert self._state is not None
-        # The state has known rows as finished.
-        wanted = min(wanted + len(known), self._rows)
-        stop_after = min([STOP_AFTER, every, *known])
-        args = self._params_now(), self._state, stop_after, wanted
+        # The state has idle rows as finished.
+        finished = min(finished + len(idle), self._rows)
+        stop_after = min([STOP_AFTER, every, *idle])
+        args = self._params_now(), self._state, stop_after, finished
         self._state = self._method.run(*args, **self._stops)
         return self._drain(added)
 
@@ -397,7 +360,7 @@ class Engine:
         while (group := self._slots.next_group())[0]:
             places, entries = group
             since, compiled = time.perf_counter(), compile_seconds()
-            if any(entry.known is None for entry in entries):
+            if any(entry.idle_steps is None for entry in entries):
                 self._insert(places, entries)
             self._slots.occupy(places, since, compiled)
 
@@ -407,26 +370,26 @@ class Engine:
         if self._state is None and len(places) == self._rows:
             self._state = new
             return
-        # If all the first rows were known, there is no state yet.
+        # If all the first rows were idle, there is no state yet.
         state = self._init([], self._rows) if self._state is None else self._state
         self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
     def _init(self, entries: Sequence[Entry], rows: int) -> DecodeState:
-        copies = self._border.num_samples
-        # A prompt is read once; a known prompt is not decoded.
+        copies = self._limits.num_samples
+        # A prompt is read once, for a sample that is decoded.
         groups = [entries[i : i + copies] for i in range(0, len(entries), copies)]
-        first = [min(group, key=lambda entry: entry.known is not None) for group in groups]
+        first = [min(group, key=lambda entry: entry.idle_steps is not None) for group in groups]
         state = self._method.init(
             self._params,
             self._batch(first, rows // copies, self._width(entries)),
-            max_new=self._border.max_new_tokens,
+            max_new=self._limits.max_new_tokens,
             max_length=self._max_length,
             **self._by_token,
             copies=copies,
             beginning=self._beginning(first, rows // copies),
         )
         for row, entry in enumerate(entries):
-            if entry.known is not None and first[row // copies].known is None:
+            if entry.idle_steps is not None and first[row // copies].idle_steps is None:
                 state = end_row(state, row, ABORTED)
         if not self._stops:
             return state
@@ -443,11 +406,11 @@ class Engine:
 
     def _shapes(self, length: int) -> Any:
         """The shapes of the state after prompts of this length."""
-        copies = self._border.num_samples
+        copies = self._limits.num_samples
         batch = self._batch([], self._rows // copies, 1)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), batch)
         shape = jax.ShapeDtypeStruct((self._rows // copies, length), np.int32)
-        static = self._border.max_new_tokens, self._max_length, ByToken(*self._by_token.values())
+        static = self._limits.max_new_tokens, self._max_length, ByToken(*self._by_token.values())
         state, _ = first_state(
             self._method, (*static, copies), self._params, batch._replace(inputs=shape)
         )
@@ -455,44 +418,42 @@ class Engine:
 
     def _beginning(self, entries: Sequence[Entry], rows: int) -> Beginning | None:
         """The prefix with the number of its tokens that each entry takes."""
-        found = None if self._prefix is None else self._prefix.beginning
         for entry in entries:
             entry.prefilled = len(entry.tokens)
-        if found is None or self._prefix is None:
+        if self._prefix is None or self._prefix.beginning is None:
             return None
         taken = [self._prefix.common(entry.tokens) for entry in entries]
         for entry, length in zip(entries, taken, strict=True):
             entry.prefilled -= length
-        return Beginning(found.caches, _column(rows, taken, np.int32))
+        return Beginning(self._prefix.beginning.caches, _column(rows, taken, np.int32))
 
     def prefix_of(self, tokens: np.ndarray) -> Prefix | None:
         """Returns the caches of the last row of slot 0, which has finished, as a `Prefix`.
 
-        Args:
-          tokens: the tokens of its prompt and its output.
+        `tokens` are those of its prompt and its output.
         """
         assert self._state is not None
-        found = beginning_of(self._method, self._params, self._state, 0)
-        if found is None:
+        read = beginning_of(self._method, self._params, self._state, 0)
+        if read is None:
             return None
-        return Prefix(tokens[: int(found.lengths)], None, self._method, self._params, found)
+        return Prefix(tokens[: int(read.lengths)], None, self._method, self._params, read)
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""
         requests = [entry.request for entry in entries]
-        longest, most = self._method.max_draft, self._border.max_new_tokens
+        longest, most = self._method.max_draft, self._limits.max_new_tokens
         pad = 0 if self._model is None else self._model.tokenizer.pad_id
         inputs = np.full((rows, length), pad, np.int32)
         lengths = np.ones(rows, np.int32)
         for row, entry in enumerate(entries):
             lengths[row] = len(entry.tokens)
             inputs[row, : lengths[row]] = entry.tokens
-        # A known row is in the prefill, but makes no step.
-        limits = [0 if entry.known else entry.request.max_new_tokens for entry in entries]
+        # An idle row is in the prefill, but makes no step.
+        limits = [0 if entry.idle_steps else entry.request.max_new_tokens for entry in entries]
         drawn: dict[str, Any] = {name: self._drawn(name, requests, rows) for name in DRAWN}
-        own = self._border.sampling.processors
-        of = [r.sampling and r.sampling.processors for r in requests]
-        drawn["processors"] = _columns(own, [x and jax.tree.leaves(x) for x in of], rows)
+        chosen = [r.sampling and r.sampling.processors for r in requests]
+        leaves = [x and jax.tree.leaves(x) for x in chosen]
+        drawn["processors"] = _columns(self._limits.sampling.processors, leaves, rows)
         return PromptBatch(
             inputs=inputs,
             input_lengths=lengths,
@@ -509,23 +470,23 @@ class Engine:
         )
 
     def _drawn(self, name: str, requests: Sequence[Request], rows: int) -> np.ndarray | None:
-        """`[rows]`, a field of `Sampling`; None if it is not compiled."""
-        own = getattr(self._border.sampling, name)
-        if own is None:
+        """A field of `Sampling` of each row; None if it is not compiled."""
+        default = getattr(self._limits.sampling, name)
+        if default is None:
             return None
         # The values that disable a compiled filter.
         off = {"top_k": self._method.vocab_size, "top_p": 1.0}.get(name)
-        values = [own if r.sampling is None else getattr(r.sampling, name) for r in requests]
-        column = np.full(rows, own)
+        values = [default if r.sampling is None else getattr(r.sampling, name) for r in requests]
+        column = np.full(rows, default)
         column[: len(values)] = [off if value is None else value for value in values]
         return column
 
     def _params_now(self) -> Params:
         """The parameters with the strengths of the requests in the slots."""
-        if self._border.rule is None:
+        if self._limits.rule is None:
             return self._params
         strengths = [None if entry is None else entry.strengths for entry in self._slots.held]
-        rule = _columns(self._border.rule, strengths, self._rows)
+        rule = _columns(self._limits.rule, strengths, self._rows)
         if self._method.partitioner is not None:
             rule = self._method.partitioner.place_rows(rule)
         return self._params._replace(rule=rule)
@@ -534,19 +495,19 @@ class Engine:
         """Removes the finished rows from their slots and returns them; adds texts to `added`."""
         assert self._state is not None
         ended_by, steps, places, rows = _read(self._state)
-        own = {int(place): i for i, place in enumerate(places)}
+        local = {int(place): i for i, place in enumerate(places)}
         done, ended = [], []
         now, compiled, passed = time.perf_counter(), compile_seconds(), 0
         for place, entry in enumerate(self._slots.held):
-            if entry is None or entry.known is not None:
+            if entry is None or entry.idle_steps is not None:
                 continue
             passed = max(passed, int(steps[place]) - entry.steps)
             entry.steps = int(steps[place])
-            row, i = None, own.get(place)
+            row, i = None, local.get(place)
             if ended_by[place]:
                 ended.append(place)
                 if i is not None:
-                    times = apart(now - entry.since, compiled - entry.compiled)
+                    times = split_time(now - entry.since, compiled - entry.compiled)
                     row = self._row(entry, i, int(ended_by[place]), rows, times)
                     done.append(row)
             if added is not None and i is not None:
@@ -603,12 +564,12 @@ class Engine:
         )
 
     def _in_words(self) -> str:
-        longest, most = self._border.prompt_length, self._border.max_new_tokens
+        longest, most = self._limits.prompt_length, self._limits.max_new_tokens
         return sizes_in_words(self._rows, longest, self._method.max_draft, most)
 
     def _check_fits(self, fitting: set[Any]) -> None:
-        """Raises ValueError if the slots certainly cannot fit into the memory."""
-        _, length, most, *kinds = self._border[:5]
+        """Refuses slots that certainly cannot fit into the memory."""
+        _, length, most, *kinds = self._limits[:5]
         tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
         by_token = tuple(self._by_token.values())
         beside = 0 if self._prefix is None else self._prefix.nbytes
@@ -633,17 +594,17 @@ class Engine:
 
 
 def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
-    """`[rows]`, first the values, then `rest`."""
-    given = list(values)
-    filled = np.full(rows, rest, dtype)
-    filled[: len(given)] = given
-    return filled
+    """First the values, then `rest`."""
+    first = list(values)
+    column = np.full(rows, rest, dtype)
+    column[: len(first)] = first
+    return column
 
 
-def _columns(own: Any, given: Sequence[Any], rows: int) -> Any:
-    """A tree whose leaves are `[rows]`; `own`'s where a row's list of leaves is None or missing."""
-    leaves, structure = jax.tree.flatten(own)
-    of = [*given, *[None] * (rows - len(given))]
+def _columns(default: Any, of_rows: Sequence[Any], rows: int) -> Any:
+    """A tree with leaves per row: the default's where a row's list of leaves is None or missing."""
+    leaves, structure = jax.tree.flatten(default)
+    of = [*of_rows, *[None] * (rows - len(of_rows))]
     return jax.tree.unflatten(
         structure,
         [
@@ -655,20 +616,20 @@ def _columns(own: Any, given: Sequence[Any], rows: int) -> Any:
 
 def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
     """Reads all rows' `ended_by` and `steps`, and this process's rows, in a single transfer."""
-    known = (state.ended_by, state.steps)
-    wanted = (state.tokens, state.lengths, state.steps, state.info)
+    ends = (state.ended_by, state.steps)
+    outputs = (state.tokens, state.lengths, state.steps, state.info)
     if state.ended_by.is_fully_addressable:
         (device, *_) = state.ended_by.devices()
         # On a CPU `np.asarray` copies nothing, and is four times as fast as `device_get`.
         get = functools.partial(jax.tree.map, np.asarray)
         (ended_by, steps), rows = (get if device.platform == "cpu" else jax.device_get)(
-            (known, wanted)
+            (ends, outputs)
         )
         return ended_by, steps, np.arange(len(ended_by)), rows
     everywhere = jax.NamedSharding(state.ended_by.sharding.mesh, jax.P())  # type: ignore[attr-defined]
-    ended_by, steps = map(np.asarray, _copy_to(everywhere)(known))
+    ended_by, steps = map(np.asarray, _copy_to(everywhere)(ends))
     places, _ = local_rows(state.ended_by)
-    return ended_by, steps, places, jax.tree.map(lambda x: local_rows(x)[1], wanted)
+    return ended_by, steps, places, jax.tree.map(lambda x: local_rows(x)[1], outputs)
 
 
 @functools.cache

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from specjax import drafting, processors, rules, verification
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.errors import UserError
-from specjax.text.cascades import Cascade
-from specjax.text.drafts import Lookup
-from specjax.text.tree_drafts import Branches, Tree
+from specjax.text.drafts import Branches, Cascade, Lookup, Tree
 
 PLACE = "{}"
 _EXAMPLE = "write a text such as 'OPT(0.2)'"
@@ -48,11 +46,7 @@ _Class = TypeVar("_Class", bound=type)
 def register_part(kind: _Class) -> _Class:
     """Lets texts name a class of your own, in this process: `register_part(Mine)`, then `Mine(3)`.
 
-    It is also a decorator. A class replaces an earlier one of its name.
-
-    Raises:
-      TypeError: it is not a class.
-      ValueError: a part of specjax has its name.
+    It is also a decorator. A class replaces an earlier one of its name, but no part of specjax.
     """
     if not isinstance(kind, type):
         raise UserError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
@@ -92,10 +86,6 @@ class Part(NamedTuple):
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
           what: its name in messages.
           fields: fields of `Setting` whose parts it may be; by default `what`, if it is one.
-
-        Raises:
-          TypeError: `text` is not a text.
-          ValueError: the text is not a call of a part with literals and parts.
         """
         if not isinstance(text, str):
             raise UserError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
@@ -112,9 +102,9 @@ class Part(NamedTuple):
         return cls(*reader.part(node, _DEEPEST, names_of(*(fields or (what,)))))
 
     def __str__(self) -> str:
-        given = [_written(value) for value in self.arguments]
-        given += [f"{name}={_written(value)}" for name, value in self.named]
-        return f"{self.name}({', '.join(given)})" if given else self.name
+        arguments = [_written(value) for value in self.arguments]
+        arguments += [f"{name}={_written(value)}" for name, value in self.named]
+        return f"{self.name}({', '.join(arguments)})" if arguments else self.name
 
     @property
     def number(self) -> float | None:
@@ -130,12 +120,7 @@ class Part(NamedTuple):
         return str(_cut(self)[0])
 
     def make(self, what: str = "the part") -> Any:
-        """Calls the class.
-
-        Raises:
-          TypeError: the class does not take these arguments.
-          ValueError: an argument is out of range.
-        """
+        """Calls the class, which checks its arguments."""
         kind = PARTS[self.name]
         arguments = [_made(value, what) for value in self.arguments]
         named = {name: _made(value, what) for name, value in self.named}
@@ -150,9 +135,6 @@ class Part(NamedTuple):
 
         Arguments with a default are given by name: `f(1, "both")` is `f(1)` if "both" is the
         default, and `f(1, "prompt")` is `f(1, over="prompt")`.
-
-        Raises:
-          TypeError: the class does not take these arguments.
         """
         bound = inspect.signature(PARTS[self.name]).bind(*self.arguments, **dict(self.named))
         parameters, positions, named = bound.signature.parameters, [], []
@@ -169,12 +151,12 @@ class Part(NamedTuple):
     def bindings(self, scope: str = "") -> dict[str, str]:
         """Returns the gin bindings with which a reference to the class, in a scope, is the part."""
         names = list(inspect.signature(PARTS[self.name]).parameters)
-        found: dict[str, str] = {}
+        bindings: dict[str, str] = {}
         for name, value in [*zip(names, self.arguments, strict=False), *self.named]:
             text, below = _in_gin(value, f"{scope}{name}/")
-            found[f"{scope}{self.name}.{name}"] = text
-            found |= below
-        return found
+            bindings[f"{scope}{self.name}.{name}"] = text
+            bindings |= below
+        return bindings
 
 
 @functools.lru_cache(maxsize=4096)  # grids ask for the same few
@@ -183,30 +165,25 @@ def made_part(field: str, text: str | None) -> Any:
     return None if text is None else Part.parse(text, field).make(field)
 
 
-def known_name(what: str, given: str, known: Iterable[str]) -> str:
-    """Finds a name among others, ignoring case and underscores.
-
-    Raises:
-      TypeError: the name is not a text.
-      ValueError: the name is not among them.
-    """
-    names = list(known)
-    if not isinstance(given, str):
-        raise UserError(f"{what} must be a name such as {names[0]!r}, got {given!r}")
-    found = _find(given, names)
-    if found is None:
-        if meant := _meant(given, names):
-            raise UserError(f"{what}={given!r}: there is no such name{meant}")
-        raise UserError(f"{what} must be one of {', '.join(names)}, got {given!r}")
-    return found
+def known_name(what: str, name: str, names: Iterable[str]) -> str:
+    """Looks a name up among others, ignoring case and underscores."""
+    names = list(names)
+    if not isinstance(name, str):
+        raise UserError(f"{what} must be a name such as {names[0]!r}, got {name!r}")
+    standard = _find(name, names)
+    if standard is None:
+        if meant := _meant(name, names):
+            raise UserError(f"{what}={name!r}: there is no such name{meant}")
+        raise UserError(f"{what} must be one of {', '.join(names)}, got {name!r}")
+    return standard
 
 
-def _find(name: str, known: Iterable[str]) -> str | None:
-    return {_plain(one): one for one in known}.get(_plain(name))
+def _find(name: str, names: Iterable[str]) -> str | None:
+    return {_plain(one): one for one in names}.get(_plain(name))
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    plain = {_plain(one): one for one in known}
+def _meant(name: str, names: Iterable[str]) -> str:
+    plain = {_plain(one): one for one in names}
     near = difflib.get_close_matches(_plain(name), plain, n=1)
     return f"; did you mean {plain[near[0]]}?" if near else ""
 
@@ -227,21 +204,16 @@ def names_of(*fields: str) -> list[str]:
 
 
 class _TextReader(NamedTuple):
-    """Reads the syntax tree of a text.
-
-    Attributes:
-      shown: the text, for messages.
-      what: its name in messages.
-    """
+    """Reads the syntax tree of a text, which is `shown` in messages under the name `what`."""
 
     shown: str
     what: str
 
-    def refused(self, why: str) -> ValueError:
-        return ValueError(f"{self.shown} {why}: {_EXAMPLE}")
+    def refused(self, why: str) -> UserError:
+        return UserError(f"{self.shown} {why}: {_EXAMPLE}")
 
-    def part(self, node: ast.expr, depth: int, known: Iterable[str] | None = None) -> Part:
-        """A part; `known` are the names that are allowed, by default all."""
+    def part(self, node: ast.expr, depth: int, names: Iterable[str] | None = None) -> Part:
+        """A part; `names` are those that are allowed, by default all."""
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
         if isinstance(call.func, ast.Attribute):
             raise UserError(
@@ -250,8 +222,8 @@ class _TextReader(NamedTuple):
             )
         if not isinstance(call.func, ast.Name):
             raise self.refused("is not a class with arguments")
-        if known is not None:
-            name = known_name(self.what, call.func.id, known)
+        if names is not None:
+            name = known_name(self.what, call.func.id, names)
         elif (name := _find(call.func.id, PARTS) or "") == "":
             hint = _meant(call.func.id, PARTS) or ": give your own class to specjax.register_part"
             raise UserError(f"{self.shown}: there is no part {call.func.id}{hint}")
@@ -271,7 +243,7 @@ class _TextReader(NamedTuple):
     def value(self, node: ast.expr | None, depth: int) -> Any:
         """A literal, a tuple or a dict of values, or a part."""
         if depth <= 0:
-            raise self._too_deep()
+            raise self.refused(f"is nested deeper than {_DEEPEST} levels")
         if isinstance(node, ast.Name | ast.Attribute | ast.Call):
             return self.part(node, depth)
         if isinstance(node, ast.Tuple | ast.List):
@@ -281,28 +253,25 @@ class _TextReader(NamedTuple):
     def literal(self, node: ast.expr | None, depth: int) -> Any:
         """A number, a text, True, False, None, or a dict of literals and of lists of them."""
         if depth <= 0:
-            raise self._too_deep()
+            raise self.refused(f"is nested deeper than {_DEEPEST} levels")
         if isinstance(node, ast.Dict):
             keys = [self.literal(key, 1) for key in node.keys]
             values = [self.literal(each, depth - 1) for each in node.values]
             return dict(zip(keys, values, strict=True))
         if isinstance(node, ast.List):
             return [self.literal(each, depth - 1) for each in node.elts]
-        sign = 1
+        sign, signed = 1, isinstance(node, ast.UnaryOp)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             sign = -1 if isinstance(node.op, ast.USub) else 1
             node = node.operand
-            if not (isinstance(node, ast.Constant) and _is_number(node.value)):
-                raise self.refused("has an argument that is not a literal")
         value: Any = node.value if isinstance(node, ast.Constant) else ...
-        if type(value) not in (bool, int, float, str, type(None)):
+        if type(value) not in (bool, int, float, str, type(None)) or (
+            signed and not _is_number(value)
+        ):
             raise self.refused("has an argument that is not a literal")
         if type(value) is int and abs(value) >= _LARGEST:
             raise self.refused("has a number that is too large")
         return sign * value if _is_number(value) else value
-
-    def _too_deep(self) -> ValueError:
-        return self.refused(f"is nested deeper than {_DEEPEST} levels")
 
 
 def _written(value: Any) -> str:
@@ -335,23 +304,23 @@ def _cut(value: Any) -> tuple[Any, float | None]:
         return value, None
     named = value.named if isinstance(value, Part) else ()
     inner = value.arguments if isinstance(value, Part) else value
-    given = [*inner, *(each for _, each in named)]
+    values = [*inner, *(each for _, each in named)]
 
     # From the last by position; numbers by name come after these, and those of parts last.
     def order(i: int) -> tuple[bool, bool, int]:
-        return _is_number(given[i]), i < len(inner), i
+        return _is_number(values[i]), i < len(inner), i
 
-    for i in sorted(range(len(given)), key=order, reverse=True):
-        given[i], number = _cut(given[i])
+    for i in sorted(range(len(values)), key=order, reverse=True):
+        values[i], number = _cut(values[i])
         if number is not None:
             break
     else:
         return value, None
-    arguments = tuple(given[: len(inner)])
+    arguments = tuple(values[: len(inner)])
     if not isinstance(value, Part):
         return arguments, number
     names = [name for name, _ in named]
-    cut = tuple(zip(names, given[len(inner) :], strict=True))
+    cut = tuple(zip(names, values[len(inner) :], strict=True))
     return value._replace(arguments=arguments, named=cut), number
 
 
@@ -362,12 +331,12 @@ def _in_gin(value: Any, scope: str) -> tuple[str, dict[str, str]]:
     if not isinstance(value, tuple):
         return _written(value), {}
     texts: list[str] = []
-    found: dict[str, str] = {}
+    bindings: dict[str, str] = {}
     for i, each in enumerate(value):
         text, below = _in_gin(each, f"{scope[:-1]}_{i}/")
         texts.append(text)
-        found |= below
-    return f"({', '.join(texts)}{',' * (len(texts) == 1)})", found
+        bindings |= below
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})", bindings
 
 
 def _is_number(value: Any) -> bool:

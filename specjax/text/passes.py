@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from specjax.checks import check_count
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.drafting import (
     Costs,
@@ -81,18 +80,13 @@ class Fit(NamedTuple):
     r_squared: float
 
     def seconds(self, run: Run) -> float:
-        """Returns the predicted time of a run."""
         return self.call + self.draft * run.draft + self.verifier[run.width] * run.verifier
 
 
 def fit(runs: Sequence[Run]) -> Fit:
     """Fits nonnegative times by least squares: of the drafter, of each width, and of a call.
 
-    Args:
-      runs: at least two, with different numbers of passes.
-
-    Returns:
-      The times.
+    There are at least two runs, with different numbers of passes.
     """
     # Imported here because it takes long.
     from scipy.optimize import nnls
@@ -101,10 +95,10 @@ def fit(runs: Sequence[Run]) -> Fit:
     of_width = [[run.verifier * (run.width == width) for width in widths] for run in runs]
     design = np.array([[run.draft, *counts, 1] for run, counts in zip(runs, of_width, strict=True)])
     seconds = np.array([run.seconds for run in runs])
-    found = nnls(design.astype(np.float64), seconds)[0]
-    residual = np.sum((design @ found - seconds) ** 2)
+    times = nnls(design.astype(np.float64), seconds)[0]
+    residual = np.sum((design @ times - seconds) ** 2)
     spread = np.sum((seconds - seconds.mean()) ** 2)
-    draft, *verifier, call = found.tolist()
+    draft, *verifier, call = times.tolist()
     r_squared = float(1 - residual / spread) if spread > 0 else 1.0
     return Fit(draft, dict(zip(widths, verifier, strict=True)), call, r_squared)
 
@@ -112,13 +106,9 @@ def fit(runs: Sequence[Run]) -> Fit:
 def count_passes(
     method: Method, params: Params, state: DecodeState, rounds: int | None = None
 ) -> list[dict[str, int]]:
-    """Counts the passes of a batch; each pass serves all rows.
+    """Counts the passes of a batch; each pass serves all rows. The state is donated.
 
-    Args:
-      method: the method.
-      params: its parameters.
-      state: the rows; donated.
-      rounds: the most rounds; None: until all rows are finished.
+    `rounds` is the most rounds; None: until all rows are finished.
 
     Returns:
       For each round: a model's name -> its passes up to the end of that round.
@@ -140,11 +130,8 @@ def count_passes(
 class LoopCase(NamedTuple):
     """A way to run the loop in which all passes of the verifier have the same width.
 
-    Attributes:
-      method: the method.
-      params: its parameters.
-      width: the width of the passes; `WIDE` in a program with a single width.
-      limit: the length of all drafts; None without drafts.
+    The width is `WIDE` in a program with a single width. `limit` is the length of all drafts; None
+    without drafts.
     """
 
     method: Method
@@ -172,7 +159,6 @@ class PassTimes:
     tables: Mapping[tuple[str, str | None], Costs]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values."""
         tables = [
             {"reviewer": reviewer, "drafter": drafter, **costs.to_dict()}
             for (reviewer, drafter), costs in self.tables.items()
@@ -203,24 +189,17 @@ def measure_costs(
         three times. If noise makes the time of a pass 0, it is measured up to twice more, longer.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
-    Returns:
-      The costs.
-
     Raises:
-      ValueError: a size is wrong; the time of a pass is 0 because of noise; or several processes
-        decode together, which must share their costs.
+      UserError: the time of a pass is 0 because of noise; or several processes decode together,
+        which must share their costs.
     """
-    check_count("prompt_length", prompt_length, "give the usual length of the prompts")
-    for size in rows:
-        check_count("rows", size, "give batch sizes")
     if jax.process_count() > 1:
         raise UserError(
             "several processes must share the same costs: measure them in a single process with "
             "specjax bench cost --output FILE, and read that file"
         )
     widths = tuple(widths)
-    if not widths or widths[-1] < 2:
-        raise UserError(f"widths must end with G + 1 (at least 2), got {widths}: increase G")
+    assert widths[-1] >= 2, widths
     cases = _of_review(pair.verifier, pair.drafter, widths)
     with _progress(len(rows) * len(cases), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar)[0] for batch in rows]
@@ -252,12 +231,6 @@ def measure_times(
         time of a drafter for its prompts is taken to be proportional.
       seconds: see `measure_costs`, for each table and each model.
       progress: likewise.
-
-    Returns:
-      The times.
-
-    Raises:
-      ValueError: see `measure_costs`.
     """
     groups: dict[Any, list[LoopCase]] = {
         (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
@@ -265,19 +238,19 @@ def measure_times(
     }
     groups |= {name: _of_steps(model) for name, model in models.items()}
     with _progress(sum(map(len, groups.values())), progress) as bar:
-        found = {
+        fits = {
             key: _steady_fit(cases, rows, prompt_length, seconds, bar)
             for key, cases in groups.items()
         }
     for name, model in models.items():
-        _check_took_time(found[name][0], (1,), rows, f"a step of {model.name}")
-    steps = {name: found[name][0].verifier[1] for name in models}
+        _check_took_time(fits[name][0], (1,), rows, f"a step of {model.name}")
+    steps = {name: fits[name][0].verifier[1] for name in models}
     return PassTimes(
         rows=rows,
         steps=steps,
-        prompts={name: read * found[name][1] for name in models},
+        prompts={name: read * fits[name][1] for name in models},
         call=max(_least_seconds(call) - steps["verifier"], 0.0),
-        tables={key: as_costs([found[key][0]], (rows,), tuple(widths), "") for key in tables},
+        tables={key: as_costs([fits[key][0]], (rows,), tuple(widths), "") for key in tables},
     )
 
 
@@ -290,28 +263,18 @@ def draft_lengths(widths: Sequence[int]) -> list[int]:
 def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pair: str) -> Costs:
     """Returns the costs of several batch sizes for stopping policies, without the cost of a call.
 
-    Args:
-      fits: the costs of passes for each batch size.
-      rows: the batch sizes.
-      widths: the widths of the verifier's passes.
-      pair: see `Pair.fingerprint`.
-
-    Returns:
-      The costs. They may be 0 for the drafter, because of noise. A pass does not cost more than a
-      wider pass.
-
-    Raises:
-      ValueError: the time of a verifier's pass is 0.
+    Costs may be 0 for the drafter, because of noise. A pass does not cost more than a wider pass.
+    `pair` is `Pair.fingerprint`.
     """
     verifier = []
-    for batch, found in zip(rows, fits, strict=True):
-        _check_took_time(found, widths, batch, "the verifier's pass")
-        times = [found.verifier[width] for width in widths]
+    for batch, costs in zip(rows, fits, strict=True):
+        _check_took_time(costs, widths, batch, "the verifier's pass")
+        times = [costs.verifier[width] for width in widths]
         verifier.append(tuple(np.minimum.accumulate(times[::-1])[::-1].tolist()))
     return Costs(
         rows=tuple(rows),
         widths=tuple(widths),
-        draft=tuple(found.draft for found in fits),
+        draft=tuple(costs.draft for costs in fits),
         verifier=tuple(verifier),
         machine=machine(),
         pair=pair,
@@ -319,19 +282,14 @@ def as_costs(fits: Sequence[Fit], rows: Sequence[int], widths: Sequence[int], pa
 
 
 def costs_file(costs: Costs, **more: Any) -> bytes:
-    """Returns the content of a file for `drafting.read_costs`.
-
-    Args:
-      costs: the costs.
-      **more: additional JSON values.
-    """
+    """Returns the content of a file for `drafting.read_costs`, with `more` JSON values."""
     values = {**more, "environment": environment(), **costs.to_dict()}
     return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _check_took_time(found: Fit, widths: Sequence[int], rows: int, what: str) -> None:
+def _check_took_time(costs: Fit, widths: Sequence[int], rows: int, what: str) -> None:
     for width in widths:
-        if found.verifier[width] <= 0:
+        if costs.verifier[width] <= 0:
             raise UserError(
                 f"the measured time of {what} of {width} tokens and {rows} rows is 0: other work "
                 "disturbed the measurement; repeat it on a machine without other work"
@@ -345,12 +303,12 @@ def _of_review(
     longest, vocab_size = widths[-1] - 1, reviewer.model.vocab_size
     drafts: Any = LookupDrafter(vocab_size, longest)
     # Each token has a successor in the table, so that drafts have the full length.
-    own: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
+    drafter_params: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
     if drafter is not None:
         catches_up = catches_up_on(drafter.platform)  # like in a Decoder
         drafts = NeuralDrafter(drafter.model, longest, catches_up=catches_up)
-        own = NeuralDrafterParams(drafter.prepared)
-    params = MethodParams(reviewer.prepared, own, Lossless())
+        drafter_params = NeuralDrafterParams(drafter.prepared)
+    params = MethodParams(reviewer.prepared, drafter_params, Lossless())
     # Without end-of-sequence tokens all rows make all rounds.
     several = Speculative(
         reviewer.model, drafts, widths=tuple(widths), partitioner=reviewer.partitioner
@@ -400,11 +358,11 @@ def _steady_fit(
     """The costs of passes, and the seconds for reading prompts."""
     for attempt in range(_ATTEMPTS):
         runs, start = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
-        found = fit(runs)
-        drafts = [found.draft] * any(run.draft for run in runs)
-        if min([*drafts, *found.verifier.values()]) > 0:
+        costs = fit(runs)
+        drafts = [costs.draft] * any(run.draft for run in runs)
+        if min([*drafts, *costs.verifier.values()]) > 0:
             break
-    return found, start
+    return costs, start
 
 
 def _runs(
@@ -458,32 +416,21 @@ def _least_seconds(call: Callable[[], Any]) -> float:
 
 
 def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
-    """Checks that costs belong to a pair and to the sizes; warns of another machine.
-
-    Args:
-      costs: the costs.
-      pair: the models.
-      rows: the batch size.
-      max_draft: the longest draft; warns if the costs are for shorter drafts.
-
-    Raises:
-      ValueError: the costs are of another pair, or only of smaller or larger batches.
-    """
+    """Checks that costs belong to a pair and to the sizes; warns of another machine."""
     how = "measure them with `specjax bench cost --output FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
         raise UserError(
             f"CostAware: the costs belong to another pair ({costs.pair}, not {pair.fingerprint}): "
             f"{how} for this pair"
         )
-    if rows > costs.rows[-1]:
+    if not costs.rows[0] <= rows <= costs.rows[-1]:
+        bound, limit = "least", costs.rows[0]
+        if rows > costs.rows[-1]:
+            bound, limit = "most", costs.rows[-1]
+        sizes = " ".join(map(str, sorted((*costs.rows, rows))))
         raise UserError(
-            f"CostAware: the costs were measured with at most {costs.rows[-1]} rows, but the batch "
-            f"has {rows}: {how} and --rows {' '.join(map(str, (*costs.rows, rows)))}"
-        )
-    if rows < costs.rows[0]:
-        raise UserError(
-            f"CostAware: the costs were measured with at least {costs.rows[0]} rows, but the batch "
-            f"has {rows}: {how} and --rows {' '.join(map(str, (rows, *costs.rows)))}"
+            f"CostAware: the costs were measured with at {bound} {limit} rows, but the batch has "
+            f"{rows}: {how} and --rows {sizes}"
         )
     if costs.widths[-1] <= max_draft:
         warnings.warn(

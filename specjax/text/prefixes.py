@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from specjax.checks import shown
 from specjax.decoding import Method
 from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning
-from specjax.text.prompts import Prompt
+from specjax.text.requests import Prompt
 from specjax.types import Params
 
 
@@ -25,14 +26,13 @@ class Prefix:
     """A common beginning of prompts with the caches of the models; from `Decoder.prefix`.
 
     Attributes:
-      tokens: `[L]` int32, its tokens.
       prompt: the text, token ids or chat messages that prompts continue; None if they are whole.
       method: the method of its Decoder.
       params: the parameters of the method.
       taken: the caches if a row has left them; None reads the tokens when they are first needed.
     """
 
-    tokens: np.ndarray  # [L]
+    tokens: Int32[np.ndarray, " L"]
     prompt: Prompt | None = dataclasses.field(repr=False)
     method: Method = dataclasses.field(repr=False)
     params: Params = dataclasses.field(repr=False)
@@ -52,8 +52,8 @@ class Prefix:
         """The caches of the models; None without tokens, or if no model continues a prompt."""
         if not len(self):
             return None
-        found = self.taken or self.method.begin(self.params, self.tokens)
-        return found if found.caches else None
+        read = self.taken or self.method.begin(self.params, self.tokens)
+        return read if read.caches else None
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -61,34 +61,27 @@ class Prefix:
         if not len(self):
             return 0
         begin = self.method.begin
-        found = self.taken or jax.eval_shape(lambda now: begin(now, self.tokens), self.params)
+        read = self.taken or jax.eval_shape(lambda now: begin(now, self.tokens), self.params)
         where = self.method.partitioner
-        return nbytes(found.caches) // (1 if where is None else where.mesh.size)
+        return nbytes(read.caches) // (1 if where is None else where.mesh.size)
 
     def join(self, prompt: Any, name: str) -> Prompt:
-        """Returns the whole prompt.
+        """Returns the whole prompt from its rest, which is of the prefix's kind.
 
-        Args:
-          prompt: its rest, unless prompts are whole: a text after a text, and so for token ids and
-            messages.
-          name: its name in messages.
-
-        Raises:
-          TypeError: it is not of the prefix's kind.
+        If prompts are whole, it is `prompt` itself. `name` is its name in messages.
         """
         if self.prompt is None:
             return prompt
-        if isinstance(self.prompt, str):
-            if not isinstance(prompt, str):
-                raise UserError(
-                    f"{name} must be a text, because the prefix is a text, got {shown(prompt)}"
-                )
+        if isinstance(self.prompt, str) and isinstance(prompt, str):
             return self.prompt + prompt
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence | np.ndarray):
-            kind = "token ids" if isinstance(self.prompt[0], int | np.integer) else "messages"
+        texts = isinstance(self.prompt, str), isinstance(prompt, str)
+        if any(texts) or not isinstance(prompt, Sequence | np.ndarray):
+            kind = "a text"
+            if not isinstance(self.prompt, str):
+                ids = isinstance(self.prompt[0], int | np.integer)
+                kind = "a list of token ids" if ids else "a list of messages"
             raise UserError(
-                f"{name} must be a list of {kind}, because the prefix is a list of {kind}, got "
-                f"{shown(prompt)}"
+                f"{name} must be {kind}, because the prefix is {kind}, got {shown(prompt)}"
             )
         if isinstance(prompt, np.ndarray):
             return np.concatenate([self.prompt, prompt])
@@ -99,8 +92,8 @@ class Prefix:
         return common_length(self.tokens, tokens[:-1])
 
 
-def common_of(prompts: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the longest tokens `[L]` with which more than half of the prompts begin.
+def common_of(prompts: Sequence[np.ndarray]) -> Int32[np.ndarray, " L"]:
+    """Returns the longest tokens with which more than half of the prompts begin.
 
     Each of these prompts has at least one more token.
     """

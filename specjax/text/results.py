@@ -1,19 +1,23 @@
-"""The results of decoding: texts, tokens and counts."""
+"""The results of decoding: texts, tokens, counts, and the acceptance of drafts.
+
+Axes: n rows, m tokens of an output (with its end-of-sequence token), k candidates, G longest draft.
+"""
 
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float32, Int32
 
-from specjax.checks import whole_number
+from specjax.checks import require, whole_number
 from specjax.errors import UserError
-from specjax.text.draft_acceptance import DraftAcceptance, ratio
 from specjax.text.showing import Shown, Sourced, split
 from specjax.types.method import discarded, past_end
 
@@ -28,30 +32,32 @@ COUNTS = (
     "deferrals",
     "rollbacks",
 )
+# More numbers over the bars of a figure would overlap.
+_MOST_LABELS = 11
 
 
 class RowInfo(NamedTuple):
     """The counts of a row, or of all rows with a leading axis.
 
     Attributes:
-      emitted: int32, emitted tokens, an end-of-sequence token included.
-      rounds: int32, steps of the method.
-      calls: model's name -> int32, its passes while the row was unfinished. A pass serves the whole
-        batch. If a single model decodes, its passes count as the verifier's.
-      drafted_lengths: `[G + 1]` int32, the numbers of rounds with 0 .. G drafted tokens.
-      accepted_lengths: `[G + 1]` int32, the numbers of rounds with 0 .. G accepted tokens.
-      token_sum: float32, expected accepted tokens of token verification on these drafts.
-      block_sum: float32, the same of block verification.
-      log_prob: float32, log-probability of the output under the verifier itself, in nats; see
+      emitted: emitted tokens, an end-of-sequence token included.
+      rounds: steps of the method.
+      calls: model's name -> its passes while the row was unfinished. A pass serves the whole batch.
+        If a single model decodes, its passes count as the verifier's.
+      drafted_lengths: `[G + 1]`, the numbers of rounds with 0 .. G drafted tokens.
+      accepted_lengths: `[G + 1]`, the numbers of rounds with 0 .. G accepted tokens.
+      token_sum: expected accepted tokens of token verification on these drafts.
+      block_sum: the same of block verification.
+      log_prob: log-probability of the output under the verifier itself, in nats; see
         `Row.log_probs`. NaN without `log_probs=True`, or if the verifier has not read all of it;
         0.0 if a user's own method does not write it.
-      log_prob_processed: float32, the same after temperature, top-k, top-p and processors.
-      log_prob_target: float32, log-probability under the distributions that the tokens were drawn
-        from: the rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
-      deferrals: int32, see `specjax.types.DecodeInfo`.
-      rollbacks: int32, likewise.
-      nodes: `[2, G]` int32, the numbers of rounds in which each node of a tree was drafted and
-        accepted, nodes in the order of drafting; None of chains.
+      log_prob_processed: the same after temperature, top-k, top-p and processors.
+      log_prob_target: log-probability under the distributions that the tokens were drawn from: the
+        rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
+      deferrals: see `specjax.types.DecodeInfo`.
+      rollbacks: likewise.
+      nodes: `[2, G]`, the numbers of rounds in which each node of a tree was drafted and accepted,
+        nodes in the order of drafting; None of chains.
     """
 
     emitted: np.ndarray
@@ -89,18 +95,15 @@ class RowInfo(NamedTuple):
 
     @property
     def verifier_calls(self) -> np.ndarray:
-        """Passes of the verifier."""
         return self.calls.get("verifier", np.zeros_like(self.emitted))
 
     @property
     def drafter_calls(self) -> np.ndarray:
-        """Passes of all other models."""
         others = [calls for name, calls in self.calls.items() if name != "verifier"]
         return np.asarray(sum(others, np.zeros_like(self.emitted)))
 
     @property
     def drafted(self) -> np.ndarray:
-        """Drafted tokens."""
         return _total(self.drafted_lengths)
 
     @property
@@ -117,8 +120,8 @@ class RowInfo(NamedTuple):
         """Returns the counts of a row as JSON values, under the same names."""
         names = (*COUNTS, "drafted_lengths", "accepted_lengths", "token_sum", "block_sum")
         calls = {name: value.tolist() for name, value in self.calls.items()}
-        made = {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
-        return made if self.nodes is None else {**made, "nodes": self.nodes.tolist()}
+        values = {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
+        return values if self.nodes is None else {**values, "nodes": self.nodes.tolist()}
 
 
 def _total(lengths: np.ndarray) -> np.ndarray:
@@ -128,13 +131,11 @@ def _total(lengths: np.ndarray) -> np.ndarray:
 class TopTokens(NamedTuple):
     """The most probable tokens at each position of an output, the most probable first.
 
-    Attributes:
-      tokens: `[m, k]` int32.
-      log_probs: `[m, k]` float32, -inf for impossible tokens.
+    The log-probability of an impossible token is -inf.
     """
 
-    tokens: np.ndarray  # [m, k]
-    log_probs: np.ndarray  # [m, k]
+    tokens: Int32[np.ndarray, "m k"]
+    log_probs: Float32[np.ndarray, "m k"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,21 +147,21 @@ class Row:
       sample: the number of the sample in 0 .. num_samples - 1.
       text: the output; for a decoder-only network the text added to its prompt. Empty for an
         `Engine` without a tokenizer.
-      tokens: `[n]` int32, the output without its end-of-sequence token; after a stop string up to
-        the token that completed it, although `text` is cut before the string.
+      tokens: the output without its end-of-sequence token; after a stop string up to the token that
+        completed it, although `text` is cut before the string.
       ended_by: "eos"; "stop": a stop string; "length": its limit; "nan": a model gave NaN, see
         `error`.
       info: its counts.
       seconds: from entering the batch until the host saw its end, without compilation.
       compile_seconds: the time of compiling, or reading programs from the cache, meanwhile.
-      log_probs: `[m]` float32, natural logarithms of the probabilities of its tokens (with the
-        end-of-sequence token) under the verifier itself: at temperature 1, without filters and
-        processors, however they were drawn. NaN where the verifier has not read a token, or if a
-        user's own method does not write them. None without `log_probs=True`.
-      log_probs_processed: `[m]` float32, the same after temperature, top-k, top-p and processors;
-        at temperature 0 they are 0.0, or -inf for a token that the verifier would not take.
-      log_probs_target: `[m]` float32, the same under the distributions that the tokens were drawn
-        from (see `RowInfo.log_prob_target`), or None.
+      log_probs: natural logarithms of the probabilities of its tokens (with the end-of-sequence
+        token) under the verifier itself: at temperature 1, without filters and processors, however
+        they were drawn. NaN where the verifier has not read a token, or if a user's own method
+        does not write them. None without `log_probs=True`.
+      log_probs_processed: the same after temperature, top-k, top-p and processors; at temperature 0
+        they are 0.0, or -inf for a token that the verifier would not take.
+      log_probs_target: the same under the distributions that the tokens were drawn from (see
+        `RowInfo.log_prob_target`), or None.
       error: the model that gave NaN and the step, or None.
       eos_id: the end-of-sequence token that ended it, or None.
       sources: for each of its tokens the name of where it came from: the drafter that drafted it;
@@ -170,20 +171,22 @@ class Row:
       text_of: the function that decodes its first tokens, for `show`; or None.
       prefilled: the number of tokens of its prompt that the models read for it. The others come
         from a prefix, or from the prompt's first sample.
-      top: the most probable tokens at each of its `[m]` positions, under the verifier itself at
+      top: the most probable tokens at each of its positions, under the verifier itself at
         temperature 1. None without `top_log_probs=k`, or with an `error`.
     """
 
     index: int
     text: str
-    tokens: np.ndarray  # [n]
+    tokens: np.ndarray
     ended_by: str
     info: RowInfo = dataclasses.field(repr=False)
     seconds: float = 0.0
     compile_seconds: float = 0.0
-    log_probs: np.ndarray | None = dataclasses.field(default=None, repr=False)
-    log_probs_processed: np.ndarray | None = dataclasses.field(default=None, repr=False)
-    log_probs_target: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    log_probs: Float32[np.ndarray, " m"] | None = dataclasses.field(default=None, repr=False)
+    log_probs_processed: Float32[np.ndarray, " m"] | None = dataclasses.field(
+        default=None, repr=False
+    )
+    log_probs_target: Float32[np.ndarray, " m"] | None = dataclasses.field(default=None, repr=False)
     error: str | None = None
     eos_id: int | None = None
     sample: int = 0
@@ -198,11 +201,7 @@ class Row:
         return self.ended_by == "eos"
 
     def show(self) -> Shown:
-        """Returns the text, coloured by the sources of its tokens.
-
-        Raises:
-          ValueError: the row was decoded without `sources=True`.
-        """
+        """Returns the text, coloured by the sources of its tokens; it needs `sources=True`."""
         return Shown((self._sourced(self.sample > 0),))
 
     def _sourced(self, with_sample: bool) -> tuple[str, Sourced]:
@@ -214,7 +213,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as JSON values; a log-probability of minus infinity or NaN is None."""
-        made: dict[str, Any] = {
+        values: dict[str, Any] = {
             "index": self.index,
             "sample": self.sample,
             "text": self.text,
@@ -230,16 +229,16 @@ class Row:
         }
         for name in ("log_probs", "log_probs_processed", "log_probs_target"):
             if getattr(self, name) is not None:
-                made[name] = [finite(x) for x in getattr(self, name)]
+                values[name] = [finite(x) for x in getattr(self, name)]
         if self.top is not None:
-            made["top_tokens"] = self.top.tokens.tolist()
-            made["top_log_probs"] = [[finite(x) for x in each] for each in self.top.log_probs]
+            values["top_tokens"] = self.top.tokens.tolist()
+            values["top_log_probs"] = [[finite(x) for x in each] for each in self.top.log_probs]
         if self.sources is not None:
-            made["sources"] = list(self.sources)
-        return made if self.error is None else {**made, "error": self.error}
+            values["sources"] = list(self.sources)
+        return values if self.error is None else {**values, "error": self.error}
 
 
-def apart(seconds: float, compiling: float) -> dict[str, float]:
+def split_time(seconds: float, compiling: float) -> dict[str, float]:
     """Returns the time without compilation and the time of compilation, for `Row` and `Result`."""
     return {"seconds": max(0.0, seconds - compiling), "compile_seconds": compiling}
 
@@ -261,12 +260,13 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RunInfo:
     """The counts of decoding, in total and per row.
 
-    Attributes:
+    Args:
       per_row: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
+
+    Attributes:
       rows: the number of rows.
       emitted: emitted tokens, end-of-sequence tokens included. This and the following are totals.
       rounds: steps of the method.
@@ -279,26 +279,18 @@ class RunInfo:
       rollbacks: likewise.
     """
 
-    per_row: RowInfo
-    rows: int = dataclasses.field(init=False)
-    emitted: int = dataclasses.field(init=False)
-    rounds: int = dataclasses.field(init=False)
-    verifier_calls: int = dataclasses.field(init=False)
-    drafter_calls: int = dataclasses.field(init=False)
-    drafted: int = dataclasses.field(init=False)
-    accepted: int = dataclasses.field(init=False)
-    accepted_past_end: int = dataclasses.field(init=False)
-    deferrals: int = dataclasses.field(init=False)
-    rollbacks: int = dataclasses.field(init=False)
+    def __init__(self, per_row: RowInfo) -> None:
+        def total(counts: np.ndarray) -> int:
+            return int(np.sum(counts))
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", len(self.per_row.emitted))
-        for name in COUNTS:
-            object.__setattr__(self, name, int(np.sum(getattr(self.per_row, name))))
-        rows = self.per_row
-        past = int(np.sum(past_end(rows.accepted, rows.rounds, rows.emitted)))
-        object.__setattr__(self, "accepted_past_end", past)
-        object.__setattr__(self, "accepted", self.accepted - past)
+        past = past_end(per_row.accepted, per_row.rounds, per_row.emitted)
+        self.per_row, self.rows = per_row, len(per_row.emitted)
+        self.emitted, self.rounds = total(per_row.emitted), total(per_row.rounds)
+        self.verifier_calls = total(per_row.verifier_calls)
+        self.drafter_calls = total(per_row.drafter_calls)
+        self.drafted, self.accepted_past_end = total(per_row.drafted), total(past)
+        self.accepted = total(per_row.accepted) - self.accepted_past_end
+        self.deferrals, self.rollbacks = total(per_row.deferrals), total(per_row.rollbacks)
 
     def __repr__(self) -> str:
         return f"RunInfo({', '.join(f'{k}={v}' for k, v in self.summary().items())})"
@@ -325,7 +317,7 @@ class RunInfo:
 
     @property
     def acceptance_by_position(self) -> np.ndarray:
-        """`[G]` float64: the share of blocks with a token i whose tokens up to i were accepted.
+        """For each position i, the share of blocks with a token i that was accepted.
 
         vLLM's rate counts shorter blocks too: see `DraftAcceptance.per_position_acceptance_rate`.
         """
@@ -344,9 +336,163 @@ class RunInfo:
 
 
 def _reached(lengths: np.ndarray) -> np.ndarray:
-    """`[G]` float64, the number of blocks with a token at position i; `lengths` is `[n, G + 1]`."""
+    """The number of blocks with a token at each position, from lengths `[n, G + 1]`."""
     counts = lengths.sum(axis=0, dtype=np.float64)
     return np.cumsum(counts[::-1])[-2::-1]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class DraftAcceptance:
+    """The acceptance of drafts. The rates have the names and definitions of vLLM's metrics.
+
+    A draft is a round with at least one drafted token. A rate without drafts is NaN.
+
+    Attributes:
+      drafted_lengths: the number of drafts with 1 .. G drafted tokens.
+      accepted_lengths: the number of drafts with 0 .. G accepted tokens. Tokens past a row's end
+        count too.
+      drafted_nodes: of trees, the number of drafts with each node, in the order of drafting; else
+        empty.
+      accepted_nodes: of trees, the number of drafts in which each node was accepted.
+    """
+
+    drafted_lengths: tuple[int, ...]
+    accepted_lengths: tuple[int, ...]
+    drafted_nodes: tuple[int, ...] = ()
+    accepted_nodes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, infos: Sequence[Mapping[str, Any]]) -> "DraftAcceptance":
+        """Sums the counts of several rows, which have the names of `RowInfo`."""
+
+        def total(name: str) -> np.ndarray:
+            return np.array([info[name] for info in infos] or [[0]], np.int64).sum(axis=0)
+
+        drafted, accepted = total("drafted_lengths"), total("accepted_lengths")
+        # Rounds that draft nothing accept nothing.
+        accepted[0] -= drafted[0]
+        lengths = tuple(drafted[1:].tolist()), tuple(accepted.tolist())
+        if not infos or any(info.get("nodes") is None for info in infos):
+            return cls(*lengths)
+        return cls(*lengths, *map(tuple, total("nodes").tolist()))
+
+    @property
+    def drafts(self) -> int:
+        return sum(self.drafted_lengths)
+
+    @property
+    def draft_tokens(self) -> int:
+        return sum(i * count for i, count in enumerate(self.drafted_lengths, 1))
+
+    @property
+    def accepted_tokens(self) -> int:
+        """The number of accepted tokens: `accepted` plus `accepted_past_end` of `RunInfo`."""
+        return sum(i * count for i, count in enumerate(self.accepted_lengths))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens per draft: each draft also yields a token of the verifier."""
+        return 1 + ratio(self.accepted_tokens, self.drafts)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted tokens per drafted token."""
+        return ratio(self.accepted_tokens, self.draft_tokens)
+
+    @property
+    def per_position_acceptance_rate(self) -> tuple[float, ...]:
+        """For each position i, the share of all drafts whose first i tokens were accepted.
+
+        A draft that is too short counts as not accepted there. `RunInfo.acceptance_by_position`
+        leaves it out: it is the share of the drafts with a token i. Both are equal if all drafts
+        have the same length.
+        """
+        reached = np.cumsum(self.accepted_lengths[::-1])[-2::-1]
+        return tuple(ratio(int(count), self.drafts) for count in reached)
+
+    @property
+    def per_node_acceptance_rate(self) -> tuple[float, ...]:
+        """For each node of a tree, the share of the drafts with it that accepted it."""
+        return tuple(map(ratio, self.accepted_nodes, self.drafted_nodes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns counts and rates as JSON values; an undefined rate is None."""
+        by_position = list(self.per_position_acceptance_rate)
+        return {
+            "drafts": self.drafts,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "mean_acceptance_length": finite(self.mean_acceptance_length),
+            "draft_acceptance_rate": finite(self.draft_acceptance_rate),
+            "per_position_acceptance_rate": by_position if self.drafts else None,
+            "accepted_lengths": list(self.accepted_lengths),
+        }
+
+    def __str__(self) -> str:
+        if not self.drafts:
+            return "no drafts"
+        rates = ", ".join(f"{rate:.3f}" for rate in self.per_position_acceptance_rate)
+        return (
+            f"mean acceptance length {self.mean_acceptance_length:.2f}, draft acceptance rate "
+            f"{self.draft_acceptance_rate:.3f} ({self.drafts} drafts)\n"
+            f"acceptance rate by position {rates}"
+        )
+
+    def __repr__(self) -> str:
+        return f"DraftAcceptance({str(self).replace(chr(10), ', ')})"
+
+    def plot(self) -> Any:
+        """Draws the acceptance by position, and how often how many tokens were accepted.
+
+        Of trees, the acceptance of each node that was ever drafted. The result is a matplotlib
+        `Figure`, which a notebook shows.
+        """
+        if not self.drafts:
+            raise UserError("there are no drafts to plot: decode with a drafter")
+        figure = _figure_class()(figsize=(8, 3), layout="constrained")
+        rates, lengths = figure.subplots(1, 2)
+        of_nodes = [rate for rate in self.per_node_acceptance_rate if rate == rate]
+        shares = [count / self.drafts for count in self.accepted_lengths]
+        style = {"color": "0.75", "edgecolor": "black"}
+        for axis, heights, first in (
+            (rates, of_nodes or self.per_position_acceptance_rate, 1),
+            (lengths, shares, 0),
+        ):
+            places = range(first, first + len(heights))
+            bars = axis.bar(places, heights, **style)
+            if len(heights) <= _MOST_LABELS:
+                size = "small" if len(heights) < 8 else "x-small"
+                axis.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=size)
+                axis.set_xticks(places)
+            else:  # at 0 or 1, then at multiples of 5
+                axis.set_xticks([first, *range(5, places[-1] + 1, -(-len(heights) // 50) * 5)])
+        place = "node of the tree, as drafted" if of_nodes else "position in the draft"
+        rates.set(xlabel=place, ylabel="acceptance rate", ylim=(0, 1.1))
+        lengths.set(xlabel="accepted tokens of a draft", ylabel="share of drafts")
+        rates.set_title(f"draft acceptance rate {self.draft_acceptance_rate:.2f}", size="medium")
+        mean = f"mean acceptance length {self.mean_acceptance_length:.2f}"
+        lengths.set_title(mean, size="medium")
+        lengths.margins(y=0.12)
+        return figure
+
+
+@functools.cache
+def _figure_class() -> Any:
+    """Matplotlib's `Figure`, which a notebook also shows if nothing has imported pyplot."""
+    figures: Any = require("matplotlib.figure", "eval")
+
+    class Figure(figures.Figure):
+        def _repr_png_(self) -> bytes:
+            written = io.BytesIO()
+            self.savefig(written, format="png")
+            return written.getvalue()
+
+    return Figure
+
+
+def ratio(numerator: int, denominator: int) -> float:
+    """Returns the quotient; NaN if the denominator is 0."""
+    return numerator / denominator if denominator else float("nan")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -368,8 +514,9 @@ class Result(Sequence[Row]):
         return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        found = self.rows[place]
-        return dataclasses.replace(self, rows=found) if isinstance(place, slice) else found
+        if isinstance(place, slice):
+            return dataclasses.replace(self, rows=self.rows[place])
+        return self.rows[place]
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -382,12 +529,10 @@ class Result(Sequence[Row]):
 
     @property
     def texts(self) -> list[str]:
-        """The text of each row."""
         return [row.text for row in self.rows]
 
     @property
     def tokens(self) -> list[np.ndarray]:
-        """Int32 arrays without the end-of-sequence token."""
         return [row.tokens for row in self.rows]
 
     @property
@@ -401,7 +546,7 @@ class Result(Sequence[Row]):
 
     @property
     def ended(self) -> np.ndarray:
-        """`[n]` bool, whether the model ended the row with an end-of-sequence token."""
+        """Whether the model ended each row with an end-of-sequence token."""
         return np.array([row.ended for row in self.rows])
 
     @property
@@ -418,14 +563,7 @@ class Result(Sequence[Row]):
 
         The measure is `row.info.log_prob_target`: the sum of the log-probabilities of the row's
         tokens under the rule's target distribution. NaN is last; of equal rows the first sample is
-        first.
-
-        Args:
-          count: at least 1; a prompt with fewer rows keeps all of them.
-
-        Raises:
-          TypeError: `count` is not a number.
-          ValueError: it is not a whole number of at least 1.
+        first. A prompt with fewer rows keeps all of them.
         """
         count = whole_number("count", count, low=1)
 
@@ -443,16 +581,12 @@ class Result(Sequence[Row]):
 
     @functools.cached_property
     def acceptance(self) -> DraftAcceptance:
-        """The acceptance of drafts, by position and by draft."""
         return DraftAcceptance.of([row.info._asdict() for row in self.rows])
 
     def show(self, count: int = 3) -> Shown:
         """Returns the first `count` texts, coloured by the sources of their tokens.
 
-        Raises:
-          TypeError: `count` is not a number.
-          ValueError: it is not a whole number of at least 0, or the rows were decoded without
-            `sources=True`.
+        It needs `sources=True`.
         """
         several = any(row.sample for row in self.rows)
         shown = self.rows[: whole_number("count", count, low=0)]
@@ -463,5 +597,4 @@ class Result(Sequence[Row]):
         return self.acceptance.plot()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Returns a dict of JSON values per row."""
         return [row.to_dict() for row in self.rows]

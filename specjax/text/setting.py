@@ -5,7 +5,7 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -104,8 +104,7 @@ class Setting:
 
     Raises:
       MisfitError: a `Decoder` refuses these parts together, whatever its models are.
-      TypeError: a value has a wrong type.
-      ValueError: a name is unknown, or a value is out of range.
+      UserError: a name is unknown, or a value is out of range.
     """
 
     rule: str = "Lossless"
@@ -128,13 +127,25 @@ class Setting:
         for name in _FIELDS:
             if name == "rule" or getattr(self, name) is not None:
                 put(name, _checked_text(name, getattr(self, name)))
+        # Equivalent settings are equal: what is not used has its default.
         if self.method is not None:
             for name in ("verification", "max_draft", "stopping", "drafting"):
                 put(name, None)
+            put("min_draft", 0)
         if self.is_alone:
             put("rule", "Lossless")
-        self._leave_out(put)
-        self._fill_in(put)
+        if "drafter" not in self._named_drafters():
+            put("drafter", "drafter")
+        plan = self._plan()
+        for name in ("max_draft", "stopping"):
+            if name in plan.left_out:
+                put(name, None)
+        if "min_draft" in plan.left_out:
+            put("min_draft", 0)
+        if self.method is None and self.verification is None:
+            put("verification", str(Part(type(plan.default_verification).__name__)))
+        if self.method is None and self.max_draft is None and "max_draft" not in plan.left_out:
+            put("max_draft", Setting.__dataclass_fields__["max_draft"].default)
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
@@ -155,32 +166,6 @@ class Setting:
             put("top_k", int(self.top_k))
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
-        self._check_fit()
-
-    def _fill_in(self, put: Callable[[str, Any], None]) -> None:
-        """Sets fields that are None although the setting needs them to their defaults."""
-        if self.method is not None:
-            return
-        plan = self._plan()
-        if self.verification is None:
-            put("verification", str(Part(type(plan.default_verification).__name__)))
-        if self.max_draft is None and "max_draft" not in plan.left_out:
-            put("max_draft", Setting.__dataclass_fields__["max_draft"].default)
-
-    def _leave_out(self, put: Callable[[str, Any], None]) -> None:
-        """Sets unused fields to their defaults, so that equivalent settings are equal."""
-        if self.method is not None:
-            put("min_draft", 0)
-        if "drafter" not in self._named_drafters():
-            put("drafter", "drafter")
-        for name in ("max_draft", "stopping"):
-            if name in self._plan_leaves_out():
-                put(name, None)
-        if "min_draft" in self._plan_leaves_out():
-            put("min_draft", 0)
-
-    def _check_fit(self) -> None:
-        """Raises as a `Decoder` does, for parts that cannot be combined."""
         fields = (*_FIELDS, "max_draft", "min_draft", "processors")
         _check_fit(own_parts(), *(getattr(self, name) for name in fields))
 
@@ -188,14 +173,11 @@ class Setting:
         plan = self.made("drafting")
         return ModelDrafts() if plan is None else plan
 
-    def _plan_leaves_out(self) -> Collection[str]:
-        return self._plan().left_out
-
     @property
     def sampling(self) -> Sampling:
         """The sampling of both models."""
-        made = tuple(made_part("processors", text) for text in self.processors)
-        return Sampling(self.temperature, self.top_k, self.top_p, made or None)
+        parts = tuple(made_part("processors", text) for text in self.processors)
+        return Sampling(self.temperature, self.top_k, self.top_p, parts or None)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -255,9 +237,6 @@ class Setting:
         Returns:
           A `Decoder`. Settings that differ only in a strength, a threshold or the temperature share
           their programs.
-
-        Raises:
-          ValueError: a model is missing, or the parts cannot be combined.
         """
         options = {"sampling": self.sampling} | options
         needed = [self.drafter] * ("drafter" in self._named_drafters())
@@ -283,27 +262,27 @@ class Setting:
         alone = {VERIFIER_ALONE: "verifier", DRAFTER_ALONE: "drafter"}
         if self.is_alone:
             name = alone[str(self.method)]
-            found = {"Decoder.models": "@load_alone()", "load_alone.name": repr(name)}
-            found |= dict.fromkeys(("Decoder.rule", "MAX_DRAFT", "VERIFICATION"), "None")
+            values = {"Decoder.models": "@load_alone()", "load_alone.name": repr(name)}
+            values |= dict.fromkeys(("Decoder.rule", "MAX_DRAFT", "VERIFICATION"), "None")
         else:
-            found = {"Decoder.models": "@load_pair()", **self._in_gin("rule", "Decoder.rule")}
-            found |= self._in_gin("method", "Decoder.method")
-            found |= self._in_gin("drafting", "Decoder.drafting")
-            found |= self._in_gin("verification", "VERIFICATION", always=True)
-            found["MAX_DRAFT"] = repr(self.max_draft)
-        found |= self._in_gin("stopping", "STOPPING", always=True)
+            values = {"Decoder.models": "@load_pair()", **self._in_gin("rule", "Decoder.rule")}
+            values |= self._in_gin("method", "Decoder.method")
+            values |= self._in_gin("drafting", "Decoder.drafting")
+            values |= self._in_gin("verification", "VERIFICATION", always=True)
+            values["MAX_DRAFT"] = repr(self.max_draft)
+        values |= self._in_gin("stopping", "STOPPING", always=True)
         for name in ("temperature", "top_k", "top_p"):
-            found[name.upper()] = repr(getattr(self, name))
+            values[name.upper()] = repr(getattr(self, name))
         if self.processors:
             parts = [Part.parse(text) for text in self.processors]
             references = []
             for i, part in enumerate(parts):
                 references.append(f"@processors_{i}/{part.name}()")
-                found |= part.bindings(f"processors_{i}/")
-            found["PROCESSORS"] = f"({', '.join(references)},)"
-        has_none = self.method is not None or "min_draft" in self._plan_leaves_out()
-        found["MIN_DRAFT"] = repr(None if has_none else self.min_draft)
-        return found
+                values |= part.bindings(f"processors_{i}/")
+            values["PROCESSORS"] = f"({', '.join(references)},)"
+        has_none = self.method is not None or "min_draft" in self._plan().left_out
+        values["MIN_DRAFT"] = repr(None if has_none else self.min_draft)
+        return values
 
     def _in_gin(self, field: str, name: str, *, always: bool = False) -> dict[str, str]:
         text = getattr(self, field)
@@ -320,19 +299,14 @@ class Setting:
         return ("drafter",) if plan is None else getattr(plan, "models", plan.needs)
 
     def described(self, *, without: Collection[str] = ()) -> str:
-        """Returns a short text for a table or a legend.
-
-        Args:
-          without: fields to leave out, such as those that all settings of a table share, or
-            "strength".
-        """
-        given = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
-        if "strength" in without and "rule" in given:
+        """Returns a short text for a table or a legend, without some fields or "strength"."""
+        values = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
+        if "strength" in without and "rule" in values:
             template = Part.parse(self.rule).template
             for written, left in ((f"({PLACE})", ""), (f", {PLACE}", ""), (f"({PLACE}, ", "(")):
                 template = template.replace(written, left)
-            given["rule"] = template
-        parts = [given.get("rule", "")] if not self.is_alone else []
+            values["rule"] = template
+        parts = [values.get("rule", "")] if not self.is_alone else []
         if self.method is not None:
             parts.insert(
                 0,
@@ -340,10 +314,11 @@ class Setting:
                     self.method, self.method
                 ),
             )
-        parts += [given[name] for name in ("drafting", "stopping", "verification") if name in given]
-        if given.get("drafter", "drafter") != "drafter":
+        names = ("drafting", "stopping", "verification")
+        parts += [values[name] for name in names if name in values]
+        if values.get("drafter", "drafter") != "drafter":
             parts.append(self.drafter)
-        parts += given.get("processors", ())
+        parts += values.get("processors", ())
         shown = {
             "max_draft": "G",
             "min_draft": "least",
@@ -352,8 +327,8 @@ class Setting:
             "top_p": "p",
         }
         for name, short in shown.items():
-            if given.get(name) is not None and not (name == "min_draft" and not self.min_draft):
-                parts.append(f"{short}={given[name]:g}")
+            if values.get(name) is not None and not (name == "min_draft" and not self.min_draft):
+                parts.append(f"{short}={values[name]:g}")
         return ", ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
@@ -369,16 +344,16 @@ def _checked_text(field: str, text: Any) -> str:
     if field == "method" and (alone := known_or_none(text, (VERIFIER_ALONE, DRAFTER_ALONE))):
         return alone
     text = str(Part.parse(text, field))
-    made = made_part(field, text)
+    part = made_part(field, text)
     if field == "drafting":
-        check_is_plan(made)
-    _check_single(field, made, text)
+        check_is_plan(part)
+    _check_single(field, part, text)
     return text
 
 
-def _check_single(field: str, made: Any, text: str) -> None:
-    """Raises ValueError for a strength per row: a setting is for any prompts."""
-    if any(map(np.ndim, jax.tree.leaves(made))):
+def _check_single(field: str, part: Any, text: str) -> None:
+    """Refuses a strength per row: a setting is for any prompts."""
+    if any(map(np.ndim, jax.tree.leaves(part))):
         raise UserError(f"{field} of a setting must have single numbers as strengths, got {text}")
 
 
@@ -402,13 +377,13 @@ def _check_fit(
         "method": method,
     }
     alone = (VERIFIER_ALONE, DRAFTER_ALONE)  # made of no part
-    made = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
-    parts = Parts(**made, max_draft=max_draft, min_draft=min_draft or None)
+    chosen = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
+    parts = Parts(**chosen, max_draft=max_draft, min_draft=min_draft or None)
     try:
         check_fit(parts, [made_part("processors", text) for text in processors])
     except (TypeError, ValueError) as error:
-        given = {**texts, "processors": processors, "min_draft": min_draft}
-        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+        values = {**texts, "processors": processors, "min_draft": min_draft}
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if value)
         raise MisfitError(f"{shown} cannot be combined: {error}") from None
 
 
@@ -427,8 +402,8 @@ def _keeps_all(rule: Any) -> bool:
 
 def _canonical(processors: Any) -> tuple[str, ...]:
     """The processors' texts with standard names."""
-    given = processors if isinstance(processors, list | tuple) else [None]
-    if not all(isinstance(text, str) for text in given):
+    several = isinstance(processors, list | tuple)
+    if not several or not all(isinstance(text, str) for text in processors):
         raise UserError(
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
@@ -438,12 +413,12 @@ def _canonical(processors: Any) -> tuple[str, ...]:
         part = Part.parse(text, what)
         part.make(what)  # checks the arguments
         texts.append(str(part.without_defaults()))
-    made = [made_part(what, text) for text in texts]
-    for text, one in zip(texts, made, strict=True):
+    parts = [made_part(what, text) for text in texts]
+    for text, one in zip(texts, parts, strict=True):
         check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
         _check_single(what, one, text)
     # The order in which they are given changes nothing.
-    ordered = sorted(zip(texts, made, strict=True), key=lambda pair: pair[1].order)
+    ordered = sorted(zip(texts, parts, strict=True), key=lambda pair: pair[1].order)
     return tuple(text for text, _ in ordered)
 
 
@@ -457,13 +432,9 @@ def named_method(name: str, strength: float | None = None) -> Named:
       name: a method's name, such as `opt` or `token_cascade`, or a text such as `Lossy(0.3)` or
         `TokenCascade(rule=Chow({}), limit=4)`.
       strength: replaces `{}`, or is the only argument of a rule's name.
-
-    Raises:
-      TypeError: a value has a wrong type.
-      ValueError: the method is unknown, its strength is missing, or it takes no strength.
     """
-    if known := known_or_none(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
-        name = METHODS.get(known, known)
+    if standard := known_or_none(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
+        name = METHODS.get(standard, standard)
     text = _filled("methods", name, strength, "rule")
     if text in (VERIFIER_ALONE, DRAFTER_ALONE):
         return Named("Lossless", text)
@@ -479,16 +450,16 @@ def named_stopping(name: str | None, threshold: float | None = None) -> str | No
     """Returns the policy of a name or a text, with its threshold; see `named_method`."""
     if name is None:
         return None
-    known = known_or_none(name, STOPPING)
-    text = STOPPING[known] if known else name
+    standard = known_or_none(name, STOPPING)
+    text = STOPPING[standard] if standard else name
     return _filled("stopping", text, threshold, "stopping")
 
 
-def known_or_none(name: str, known: Iterable[str]) -> str | None:
+def known_or_none(name: str, names: Iterable[str]) -> str | None:
     """Like `known_name`, but returns None for an unknown name."""
     try:
-        return known_name("", name, known)
-    except (TypeError, ValueError):
+        return known_name("", name, names)
+    except ValueError:
         return None
 
 

@@ -43,18 +43,10 @@ Sourced = list[tuple[str, str]]  # (text, source) of each token
 def split(
     text: str, tokens: Sequence[int], text_of: Callable[[Sequence[int]], str] | None
 ) -> list[str]:
-    """Splits a text into the parts that its tokens add.
+    """Splits a text into the parts that its tokens add, which together are the text.
 
-    A character belongs to the token that completes it.
-
-    Args:
-      text: the text, which may be cut before its last tokens.
-      tokens: its tokens.
-      text_of: returns the text of the first tokens; None without a tokenizer: each token's text is
-        its id.
-
-    Returns:
-      A part per token; together they are the text.
+    A character belongs to the token that completes it. The text may be cut before its last tokens.
+    `text_of` returns the text of the first tokens; None: each token's text is its id.
     """
     if text_of is None:
         return [f"{token} " for token in tokens]
@@ -100,7 +92,6 @@ class Shown:
         return "\n".join([f"{name}: {line}" for name, line in self._lines(marked)])
 
     def _repr_html_(self) -> str:
-        """The same as HTML."""
 
         def marked(text: str, style: _Style) -> str:
             look = f"color:#000;{style.css}" if style.css else ""
@@ -141,7 +132,7 @@ def _runs(row: Sourced) -> Sourced:
 
 def _visible(text: str) -> str:
     """The text with its control characters as escapes; tabs and new lines stay."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def has_colours(stream: Any) -> bool:

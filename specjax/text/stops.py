@@ -8,11 +8,12 @@ Axes: S states, V vocabulary.
 
 import collections
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int, Int32
 
 from specjax.decoding import Method
 from specjax.errors import UserError
@@ -21,15 +22,12 @@ from specjax.tokenizers import Tokenizer
 from specjax.types import Array
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# The fewest states of the table of an engine. More are a power of two, so few shapes are compiled.
+_FEWEST = 32
 
 
 def check_stops(stop: Any) -> tuple[str, ...]:
-    """Returns the checked stop strings.
-
-    Raises:
-      TypeError: `stop` is neither a text nor a tuple of texts.
-      ValueError: a string is empty, or has replacement characters or half a surrogate pair.
-    """
+    """Returns the checked stop strings."""
     strings = (stop,) if isinstance(stop, str) else stop
     if strings is None:
         return ()
@@ -38,7 +36,7 @@ def check_stops(stop: Any) -> tuple[str, ...]:
     for string in strings:
         if not string:
             raise UserError("stop has an empty text: leave it out")
-        if _REPLACEMENT in string or not _is_unicode(string):
+        if _REPLACEMENT in string or any("\ud800" <= char <= "\udfff" for char in string):
             raise UserError(
                 f"stop has {string!r}, with a replacement character or half a surrogate pair: "
                 "leave it out"
@@ -50,57 +48,130 @@ def cut(text: str, strings: Sequence[str]) -> str:
     """Cuts a text before the stop string that is completed first; of several before the longest.
 
     So the result does not depend on the tokens of the text.
-
-    Args:
-      text: a text.
-      strings: the stop strings.
-
-    Returns:
-      The beginning of `text`, or all of it without a stop string.
     """
     places = [(text.find(string), string) for string in strings]
     ends = [(start + len(string), start) for start, string in places if start >= 0]
     return text[: min(ends)[1]] if ends else text
 
 
+def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:
+    """Returns `token_table` for a model's outputs, on the method's devices."""
+    return _placed(_model_table(strings, model, method), method)
+
+
+class StopBlocks:
+    """A table for rows with different stop strings: each set's automaton is a block of its states.
+
+    Args:
+      model: the model that writes the texts.
+      method: the method, on whose devices the table is.
+      strings: the strings of rows without their own; their automaton begins at state 0.
+
+    Attributes:
+      starts: the strings of a row -> its state before the first token.
+    """
+
+    def __init__(self, model: TextModel, method: Method, strings: tuple[str, ...]) -> None:
+        self._model, self._method = model, method
+        self._blocks = {strings: self._block(strings)}
+        self.starts, self._size = {strings: 0}, _FEWEST
+        self._table: Array | None = None
+
+    @property
+    def table(self) -> Array:
+        """`[S, V]`, for `Method.run`; another array after new strings."""
+        if self._table is None:
+            final = self._size - 1
+            table = np.full((self._size, self._method.vocab_size), final, np.int32)
+            for strings, start in self.starts.items():
+                block = self._blocks[strings]
+                table[start : start + len(block)] = np.where(block < 0, final, block + start)
+            self._table = _placed(table.astype(_integers(self._size)), self._method)
+        return self._table
+
+    def add(self, strings: tuple[str, ...], used: Collection[tuple[str, ...]]) -> None:
+        """Adds the strings of a row.
+
+        Args:
+          strings: the strings; none for a row that no string ends.
+          used: the strings of all rows; the states of others may be used again.
+        """
+        if strings in self.starts:
+            return
+        block, (_, *others) = self._block(strings), self.starts
+        for old in others:
+            if old not in used:
+                del self.starts[old], self._blocks[old]
+        place = 0
+        for other, start in sorted(self.starts.items(), key=lambda item: item[1]):
+            if start - place >= len(block):
+                break
+            place = start + len(self._blocks[other])
+        while place + len(block) >= self._size:
+            self._size *= 2
+        self._blocks[strings], self.starts[strings], self._table = block, place, None
+
+    def _block(self, strings: tuple[str, ...]) -> Int32[np.ndarray, "S V"]:
+        """The automaton without its final state, which is -1."""
+        if not strings:
+            return np.zeros((1, self._method.vocab_size), np.int32)
+        table = _model_table(strings, self._model, self._method)
+        return np.where(table == len(table) - 1, -1, table)[:-1].astype(np.int32)
+
+
+def _model_table(
+    strings: Sequence[str], model: TextModel, method: Method
+) -> Int[np.ndarray, "S V"]:
+    goes_on = model.continues_prompts
+    return token_table(strings, model.tokenizer, method.vocab_size, goes_on=goes_on)
+
+
+def _placed(table: np.ndarray, method: Method) -> Array:
+    where = method.partitioner
+    return jax.device_put(table) if where is None else where.replicate(table)
+
+
+def _integers(states: int) -> type:
+    return np.int16 if states <= 2**15 else np.int32
+
+
 def token_table(
     strings: Sequence[str], tokenizer: Tokenizer, vocab_size: int, *, goes_on: bool = False
-) -> np.ndarray:
+) -> Int[np.ndarray, "S V"]:
     """Returns the automaton's next state for each state and token.
 
     State 0 is the state before the first token; S - 1 is final: a stop string is complete. A
     special token adds no text, but completes a stop string that is its own text.
 
     Args:
-      strings: the stop strings, at least one.
-      tokenizer: the tokenizer of the texts.
-      vocab_size: V; ids that the tokenizer does not know add no text.
+      strings: at least one.
+      tokenizer: the tokenizer of the texts; ids that it does not know add no text.
+      vocab_size: V.
       goes_on: whether the texts continue the text of a prompt.
 
     Returns:
-      `[S, V]` int16, or int32 if there are too many states.
+      int16, or int32 if there are too many states.
 
     Raises:
-      ValueError: the text of a token depends on other tokens.
+      UserError: the text of a token depends on other tokens.
     """
     pieces = tokenizer.all_pieces
     special = _special_tokens(strings, tokenizer, pieces.later[:vocab_size])
     steps = automaton([string.encode() for string in strings])
-    found = len(steps) - 1
-    size = np.int16 if found + 1 < 2**15 else np.int32
+    final = len(steps) - 1
     later = _over_tokens(steps, len(steps), pieces.later, vocab_size)
-    later[:, special] = found
+    later[:, special] = final
     if goes_on:
-        return later.astype(size)
+        return later.astype(_integers(final + 2))
     # After a token without text the text is still empty.
     empty = np.ones(vocab_size, bool)
-    known = [not piece for piece in pieces.later[:vocab_size]]
-    empty[: len(known)] = known
+    without_text = [not piece for piece in pieces.later[:vocab_size]]
+    empty[: len(without_text)] = without_text
     (first,) = _over_tokens(steps, 1, pieces.first, vocab_size) + 1
     first[empty] = 0
-    first[special] = found + 1
+    first[special] = final + 1
     table = np.concatenate([first[None], later + 1])
-    return table.astype(size)
+    return table.astype(_integers(final + 2))
 
 
 def _special_tokens(
@@ -117,27 +188,15 @@ def _special_tokens(
                 f"stop has {string!r}, but the special token {special!r} adds no text, so only its "
                 f"text in other tokens counts: give {special!r} alone, which ends a row at this "
                 "token",
-                stacklevel=5,
+                stacklevel=6,
             )
     return [ids[string] for string in strings if string in ids]
 
 
-def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:
-    """Returns `token_table` for a model's outputs, on the method's devices."""
-    goes_on = model.continues_prompts
-    table = token_table(strings, model.tokenizer, method.vocab_size, goes_on=goes_on)
-    where = method.partitioner
-    return jax.device_put(table) if where is None else where.replicate(table)
-
-
-def automaton(strings: Sequence[bytes]) -> np.ndarray:
+def automaton(strings: Sequence[bytes]) -> Int32[np.ndarray, "S 256"]:
     """Returns the next states of Aho and Corasick's automaton for each byte.
 
-    Args:
-      strings: the strings to find, none of them empty.
-
-    Returns:
-      `[S, 256]` int32; 0 is the start, S - 1 is final: a string has been found.
+    State 0 is the start; S - 1 is final: one of the strings, none of them empty, has been found.
     """
     children: list[dict[int, int]] = [{}]
     complete = [False]
@@ -165,17 +224,17 @@ def automaton(strings: Sequence[bytes]) -> np.ndarray:
     going = [node for node, ends in enumerate(complete) if not ends]
     numbers = np.full(len(children), len(going), np.int32)
     numbers[going] = np.arange(len(going))
-    kept = np.full((1, 256), len(going), np.int32)
-    return np.concatenate([numbers[steps[going]], kept])
+    last = np.full((1, 256), len(going), np.int32)
+    return np.concatenate([numbers[steps[going]], last])
 
 
 def _over_tokens(
     steps: np.ndarray, count: int, pieces: Sequence[bytes], vocab_size: int
 ) -> np.ndarray:
     """`[count, V]`, the state after the bytes of each piece, from each of the first states."""
-    known = pieces[:vocab_size]
-    lengths = np.array([len(piece) for piece in known], np.int64)
-    joined, begins = np.frombuffer(b"".join(known), np.uint8), np.cumsum(lengths) - lengths
+    pieces = pieces[:vocab_size]
+    lengths = np.array([len(piece) for piece in pieces], np.int64)
+    joined, begins = np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths
     order = np.argsort(-lengths, kind="stable")
     states = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, vocab_size))
     for place in range(int(lengths.max(initial=0))):
@@ -184,11 +243,3 @@ def _over_tokens(
         bytes_there = joined[begins[longer] + place]
         states[:, longer] = steps[states[:, longer], bytes_there[None]]
     return states
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

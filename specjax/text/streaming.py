@@ -39,7 +39,7 @@ class StreamedText:
 
     Args:
       model: the model that writes the row; None: there is no text.
-      prompt: `[n]` int32, the tokens of its prompt.
+      prompt: the tokens of its prompt.
       stop: the stop strings.
     """
 
@@ -50,16 +50,12 @@ class StreamedText:
         self._stop, self._read, self._text, self._sent = stop, 0, "", 0
 
     def more(self, tokens: np.ndarray) -> str:
-        """Returns the text that became certain.
-
-        Args:
-          tokens: `[m]` int32, all tokens of the unfinished row.
-        """
+        """Returns the text that became certain, from all tokens of the unfinished row."""
         if self._words is None:
             return ""
-        known, breaks = _breaking(self._words)
+        by_token, breaks = _breaking(self._words)
         new = tokens[self._read :].tolist()
-        if not known or not new:
+        if not by_token or not new:
             return ""
         text = certain = added_text(self._words, self._before, new)
         if breaks is not None:
@@ -70,9 +66,11 @@ class StreamedText:
         if certain and certain == text:
             # The next tokens are read after these alone: reading all again would take longer.
             self._text, self._before, self._read = whole, new, len(tokens)
-        kept = cut(whole, self._stop)
+        until_stop = cut(whole, self._stop)
         # A stop string across bytes that are left out of the text does not end the row.
-        end = len(kept) if kept != whole else len(whole) - _pending(whole, self._stop)
+        end = len(until_stop)
+        if until_stop == whole:
+            end -= _pending(whole, self._stop)
         added, self._sent = whole[self._sent : end], max(self._sent, end)
         return added
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specjax.acceptance_head import Head
-from specjax.checks import check_part, check_static
+from specjax.checks import check_static
 from specjax.errors import UserError
 from specjax.fingerprints import digest, weights_fingerprint
 from specjax.models.model import Model, platforms_of
@@ -25,13 +25,7 @@ _MOST_UNREAD = 16
 
 
 class Words(NamedTuple):
-    """The vocabulary of a model.
-
-    Attributes:
-      name: the model's name in messages, such as its path.
-      tokenizer: its tokenizer.
-      size: V, without rows of the embedding beyond the tokenizer's tokens.
-    """
+    """The vocabulary of a model; its size leaves out rows of the embedding that are no tokens."""
 
     name: str
     tokenizer: Tokenizer
@@ -58,11 +52,8 @@ class TextModel:
         unknown.
       settings: of its generation, which no decoder applies by itself, such as repetition_penalty.
 
-    Raises:
-      TypeError: the model, the tokenizer or the head has a wrong type.
-      ValueError: the tokenizer has more ids than the model, or the head is of another model. A
-        model with quantised weights has another fingerprint than the floats that its head was
-        trained for, so only the width is compared.
+    A model with quantised weights has another fingerprint than the floats that its head was trained
+    for, so only the width is compared.
     """
 
     model: LanguageModel
@@ -81,11 +72,7 @@ class TextModel:
         if isinstance(self.model, Model):
             ways = 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
             object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
-        methods = ("vocab_size", "prompt_positions", "prefill", "score", "write")
-        check_part("model", self.model, methods, "models.model_from_config(config)")
         check_static("model", self.model)
-        reads = ("vocab_size", "eos_ids", "encode", "decode")
-        check_part("tokenizer", self.tokenizer, reads, "tokenizers.load_tokenizer(DIRECTORY)")
         words = self.tokenizer.vocab_size
         if isinstance(self.model, Model) and words < self.model.vocab_size:
             # Embeddings are padded to different sizes, with rows that are no tokens.
@@ -95,15 +82,12 @@ class TextModel:
                 f"{self.name}: the tokenizer has {self.tokenizer.vocab_size} ids, but the model's "
                 f"vocabulary has {self.model.vocab_size}: give the model's own tokenizer"
             )
-        if not isinstance(self.head, Head | None):
-            raise UserError(f"head must come from checkpoints.load_head, got {self.head!r}")
         if self.head is not None:
-            found = None if has_stored(self.params) else self.weights_fingerprint
-            self.head.check_drafter(self.name, self.width, found)
+            fingerprint = None if has_stored(self.params) else self.weights_fingerprint
+            self.head.check_drafter(self.name, self.width, fingerprint)
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """The partitioner for its mesh; None without a mesh."""
         return None if self.mesh is None else Partitioner(self.mesh)
 
     @property
@@ -113,7 +97,6 @@ class TextModel:
 
     @property
     def words(self) -> Words:
-        """Its vocabulary."""
         return Words(self.name, self.tokenizer, self.model.vocab_size)
 
     @functools.cached_property
@@ -180,8 +163,7 @@ class Models:
       named: name -> model, in the order given.
 
     Raises:
-      TypeError: a model is not a `TextModel`.
-      ValueError: there is no verifier, or the vocabularies or meshes differ.
+      UserError: there is no verifier, or the vocabularies or meshes differ.
     """
 
     def __init__(self, **named: TextModel) -> None:
@@ -196,8 +178,6 @@ class Models:
         self.named = named
         for name, model in named.items():
             check_vocabularies({name: model.words, "verifier": self.verifier.words})
-        self.named = named
-        for name, model in named.items():
             if model.mesh != self.verifier.mesh:
                 raise UserError(
                     f"{name} and verifier have different meshes: load both with the same mesh"
@@ -222,16 +202,7 @@ class Models:
 
 
 class Pair(Models):
-    """A drafter and a verifier with the same vocabulary.
-
-    Args:
-      drafter: the small model.
-      verifier: the large model; its tokenizer and its end-of-sequence tokens are used.
-
-    Raises:
-      TypeError: a model is not a `TextModel`.
-      ValueError: the vocabularies or meshes differ.
-    """
+    """A drafter and a verifier with the same vocabulary."""
 
     def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
         super().__init__(drafter=drafter, verifier=verifier)
@@ -243,12 +214,11 @@ class Pair(Models):
 
     @property
     def drafter(self) -> TextModel:
-        """The small model."""
         return self.named["drafter"]
 
 
 def check_vocabularies(models: dict[str, Words]) -> None:
-    """Raises ValueError if the vocabularies of two models, given by name, differ."""
+    """Refuses two models, given by name, whose vocabularies differ."""
     ours, theirs = models.values() if len(models) > 1 else 2 * [*models.values()]
     same = ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
     if same and ours.size == theirs.size:

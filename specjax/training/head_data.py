@@ -23,8 +23,8 @@ from specjax.runs.inputs import tokens_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.store import Store
 from specjax.text import Decoder, Pair
-from specjax.text.known_texts import written
-from specjax.text.prompts import checked_chat
+from specjax.text.requests import checked_chat
+from specjax.text.teacher_forcing import written
 from specjax.training.head_labels import DraftedTokens, label
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say

@@ -19,7 +19,7 @@ from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling import draw, num_uniforms
 from specjax.text import Pair
-from specjax.text.known_texts import Begun, KnownRows, KnownTexts, batches, begin, read_on
+from specjax.text.teacher_forcing import Begun, KnownRows, KnownTexts, batches, begin, read_on
 from specjax.training.step import root_key
 from specjax.types import Cache, LanguageModel, Params, Sampling
 

@@ -21,7 +21,7 @@ from specjax.fingerprints import digest
 from specjax.models import ModelConfig, model_from_config
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import TextModel
-from specjax.text.known_texts import KnownRows, KnownTexts, batches, read, rows_at_once
+from specjax.text.teacher_forcing import KnownRows, KnownTexts, batches, read, rows_at_once
 from specjax.training.losses import Total, total_variation
 from specjax.training.progress import say
 from specjax.training.record import describe

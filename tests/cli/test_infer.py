@@ -465,7 +465,9 @@ def test_a_rule_is_held_to_a_budget(paths):
     assert type(rule.rule) is rules.Lossy
     with pytest.raises(ValueError, match="rule must have a strength to lower, got Lossless"):
         cascading(paths, files, "RULE=@Lossless()")
-    with pytest.raises(ValueError, match=r"rules\[0\] must not be Budgeted, got Budgeted"):
+    with pytest.raises(
+        ValueError, match=r"rules\[0\] must have scalar strengths and no budget, got Budgeted"
+    ):
         cascading(paths, [*files, "methods/cascade.gin"], "RULES=(@Budgeted(),)")
 
 

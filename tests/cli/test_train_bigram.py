@@ -15,7 +15,7 @@ from specjax.checksums import write_checksums
 from specjax.cli.main import main
 from specjax.drafting import Bigram
 from specjax.drafting.ngrams import frequent_contexts, most_frequent_successors
-from specjax.text.bigram_files import load_bigram, save_bigram
+from specjax.text.directories import load_bigram, save_bigram
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 

@@ -180,14 +180,6 @@ def test_parts_that_cannot_be_hashed_are_refused(pair):
         specjax.Decoder(pair, stopping=Loose())
 
 
-def test_a_text_model_takes_a_model_and_a_tokenizer(pair):
-    model, params, words = pair.verifier.model, pair.verifier.params, pair.verifier.tokenizer
-    with pytest.raises(ValueError, match="tokenizer must be like .*, got None"):
-        specjax.TextModel(model, params, None)
-    with pytest.raises(ValueError, match="model must be like .*, got 'x'"):
-        specjax.TextModel("x", params, words)
-
-
 def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     class Silent(type(specjax.Decoder(pair.verifier).method)):
         def step(self, params, state):
@@ -208,16 +200,15 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: d(["a"], draft_limits=3), "no option draft_limits: did you mean draft_limit? "),
         (lambda d: d(["a", None]), "prompt 1 must be a text, .* got None$"),
         (lambda d: d.encode(5), "the prompt must be a text, .* got 5 "),
     ],
 )
 def test_what_a_call_does_not_take_is_shown_as_given(pair, call, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+    with pytest.raises(ValueError, match=message):
         call(specjax.Decoder(pair, max_draft=3, **SHAPE))
 
 
 def test_empty_buckets_are_told(pair):
-    with pytest.raises(ValueError, match=r"^buckets is empty: give lengths such as \(64, 128\)$"):
+    with pytest.raises(ValueError, match="^buckets must be"):
         specjax.Decoder(pair, buckets=())

@@ -7,7 +7,7 @@ import uuid
 
 import numpy as np
 
-from specjax.processors.state_graphs import FAR, fewest_steps
+from specjax.processors.byte_automata import FAR, fewest_steps
 
 SCHEMAS = {
     "nested": {

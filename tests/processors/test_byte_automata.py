@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from specjax.processors import byte_automata
-from specjax.processors.byte_automata import byte_automaton
-from specjax.processors.state_graphs import FAR, fewest_steps
+from specjax.processors.byte_automata import FAR, byte_automaton, fewest_steps
 from tests.variants import variants
 
 # With letters that make their texts.

@@ -8,10 +8,9 @@ import outlines_core
 import pytest
 
 from specjax import processors
-from specjax.processors import json_schemas, plain_schemas
+from specjax.processors import json_schemas
 from specjax.processors.byte_automata import byte_automaton
-from specjax.processors.json_schemas import schema_pattern
-from specjax.processors.schema_keywords import FORMATS
+from specjax.processors.json_schemas import FORMATS, schema_pattern
 from tests.processors.schema_values import SCHEMAS, fits, sampled
 from tests.variants import variants
 
@@ -132,8 +131,8 @@ def test_optional_properties_and_their_order():
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("space", ["", "[ ]?", "(?:[ \n]{0,2}|\t)"])
 def test_an_expression_has_at_most_the_size_that_is_predicted(name, space):
-    reader = plain_schemas._SchemaReader(ALL[name], len(space))
-    plain = reader.read(ALL[name], plain_schemas._Path("", 0, ("#",)))
+    reader = json_schemas._SchemaReader(ALL[name], len(space))
+    plain = reader.read(ALL[name], json_schemas._Path("", 0, ("#",)))
     build = outlines_core.json_schema.build_regex_from_schema
     size = len(build(json.dumps(plain.schema), space))
     assert size <= plain.size <= 3 * size + 150
@@ -154,7 +153,7 @@ def holder(inner):
 
 
 def test_as_many_levels_as_are_allowed():
-    most = json.dumps(nested(plain_schemas.MOST_LEVELS, holder))
+    most = json.dumps(nested(json_schemas.MOST_LEVELS, holder))
     assert re.match(schema_pattern(most), "{}")
     with pytest.raises(ValueError, match="is 49 levels deep, and 48 are allowed"):
         schema_pattern(json.dumps(holder(json.loads(most))))

@@ -11,7 +11,7 @@ import specjax
 from specjax import rules
 from specjax.study.positions import laws_of_models
 from specjax.text.directories import built_in_pair
-from specjax.text.known_texts import batches, written
+from specjax.text.teacher_forcing import batches, written
 from specjax.types import Sampling
 from tests.rules.exact import apply, divergence, tuned_at
 from tests.tables import RULES

@@ -11,8 +11,8 @@ from specjax.runs import merging, processes
 from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import GIN_NAME, fingerprint_of
-from specjax.text.groups import group, split
 from specjax.text.results import COUNTS
+from specjax.text.scheduling import group, split
 
 ROWS = 6
 INPUTS = [(f"in {i}", None) for i in range(ROWS)]

@@ -15,9 +15,9 @@ from specjax.study.drafting_plans import plans
 from specjax.study.expect import Expected, cannot_estimate, estimate, expect, sampling_key
 from specjax.study.positions import positions
 from specjax.text import TextModel
-from specjax.text.known_texts import KnownTexts, written
 from specjax.text.passes import PassTimes
 from specjax.text.setting import Setting
+from specjax.text.teacher_forcing import KnownTexts, written
 from specjax.tokenizers import ByteTokenizer
 from tests.study.chains import all_texts, expected_rounds
 

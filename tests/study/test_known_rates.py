@@ -9,7 +9,7 @@ from specjax.drafting import Bigram
 from specjax.study.drafting_plans import Plan
 from specjax.study.known_rates import Law, judgements, known_rates
 from specjax.text import Lookup, TextModel
-from specjax.text.known_texts import KnownTexts
+from specjax.text.teacher_forcing import KnownTexts
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import Sampling
 
@@ -154,7 +154,7 @@ def test_a_table_goes_on_where_nothing_is_copied(models, rows):
 
 
 def test_rows_that_are_read_apart_give_the_same(models, rows, sampled, monkeypatch):
-    monkeypatch.setattr("specjax.text.known_texts._ENTRIES", 1)
+    monkeypatch.setattr("specjax.text.teacher_forcing._ENTRIES", 1)
     apart = known_rates(models, KnownTexts(*rows), Sampling(0.8), PLANS)
     assert apart.rates.keys() == sampled.rates.keys()
     for key, rate in sampled.rates.items():

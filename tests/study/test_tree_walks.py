@@ -9,8 +9,8 @@ import pytest
 import specjax
 from specjax.study import tree_walks
 from specjax.study.expect import expect, sampling_key
-from specjax.text.known_texts import written
 from specjax.text.setting import Setting
+from specjax.text.teacher_forcing import written
 from tests.study.test_expect import FIRST_ID, PROMPT, TOKENS, P, Q, models, texts  # noqa: F401
 from tests.study.tree_rounds import outcomes, rates_of
 from tests.variants import variants

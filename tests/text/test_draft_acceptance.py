@@ -11,7 +11,7 @@ import pytest
 import specjax
 from specjax import rules
 from specjax.runs import predictions
-from specjax.text.draft_acceptance import DraftAcceptance
+from specjax.text.results import DraftAcceptance
 from specjax.types import Sampling
 from tests import tiny_pair
 

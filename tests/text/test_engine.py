@@ -293,7 +293,9 @@ def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(
     again, given = decoder.engine(prompt_length=16, rows=2, refill=1), engine.unfinished_requests
     assert given.keys() | {i for i, _ in rows} == set(range(5)) and engine.unfinished
     for use in (step, lambda: engine.add(specjax.Request("a"))):
-        with pytest.raises(RuntimeError, match="^this engine was ended by .* during a step: make"):
+        with pytest.raises(
+            specjax.UserError, match="^this engine was ended by .* during a step: make"
+        ):
             use()
     places = [(again.add(request), i) for i, request in given.items()]
     assert engine.abort(places[-1][1]) and "ended by" in repr(engine)

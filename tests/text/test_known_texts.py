@@ -9,7 +9,7 @@ import pytest
 from specjax import Decoder, TextModel
 from specjax.models import model_from_config
 from specjax.partitioning import Partitioner, make_mesh
-from specjax.text.known_texts import (
+from specjax.text.teacher_forcing import (
     KnownTexts,
     batches,
     begin,
@@ -100,7 +100,7 @@ def test_chunks_and_batches_read_the_same():
 def test_rows_that_fit_into_memory(monkeypatch):
     texts = KnownTexts([np.ones(3)] * 6, [np.ones(40)] * 6)
     assert rows_at_once(texts, 100, 2) == 4
-    monkeypatch.setattr("specjax.text.known_texts._ENTRIES", 2 * 100 * 64 * 2)
+    monkeypatch.setattr("specjax.text.teacher_forcing._ENTRIES", 2 * 100 * 64 * 2)
     assert rows_at_once(texts, 100, 2) == 2
     assert rows_at_once(texts, 1000, 2) == 1
 

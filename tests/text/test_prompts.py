@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.text import prompts as prompts_lib
-from specjax.text.groups import TURNS, group
+from specjax.text import requests as prompts_lib
+from specjax.text.scheduling import TURNS, group
 from tests import tiny_pair
 
 

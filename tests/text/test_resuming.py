@@ -7,8 +7,8 @@ import pytest
 import specjax
 from specjax import rules, verification
 from specjax.decoding import loop
-from specjax.text import groups
-from specjax.text.slots import Slots
+from specjax.text import scheduling
+from specjax.text.scheduling import Slots
 from tests import tiny_pair
 from tests.decoding import policies
 
@@ -121,14 +121,14 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     decoder = specjax.Decoder(pair, **METHODS["block"], stopping=stopping, **SHAPE)
     options = {"draft_limit": [2, 1] * 15} if reason == "draft limits" else {}
     turns = []
-    group = groups.group
-    monkeypatch.setattr(groups, "group", lambda *args: turns.append(args[-1]) or group(*args))
+    group = scheduling.group
+    monkeypatch.setattr(scheduling, "group", lambda *args: turns.append(args[-1]) or group(*args))
     whole, everything = decode(decoder, seen, {}, **options)
     rounds = {place: int(row.info.rounds) for place, row in whole.items() if place != 3}
     rest, happened = decode(decoder, seen, rounds, **options)
     assert list(rest) == [3] and bits(rest[3]) == bits(whole[3])
     assert happened == everything
-    assert turns == [groups.TURNS_AGAIN] * 2 and groups.TURNS_AGAIN < groups.TURNS
+    assert turns == [scheduling.TURNS_AGAIN] * 2 and scheduling.TURNS_AGAIN < scheduling.TURNS
 
 
 def test_rounds_are_whole_numbers(pair):

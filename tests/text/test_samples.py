@@ -164,7 +164,7 @@ def test_an_engine_copies_a_request(pair):
 
 def test_wrong_numbers_are_refused(pair):
     decoder = specjax.Decoder(pair, max_draft=2, **SHAPE)
-    with pytest.raises(ValueError, match=r"num_samples must be at most batch_size=7, .*got 8"):
+    with pytest.raises(ValueError, match=r"num_samples must be at most batch_size=7, got 8"):
         decoder(PROMPTS, num_samples=8)
     for wrong in (0, 2.5, -1):
         with pytest.raises(ValueError, match="num_samples must be .*got"):

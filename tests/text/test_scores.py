@@ -114,11 +114,9 @@ def test_wrong_values_are_refused(decoder):
             given = (PROMPTS[:1], ["a"]) if ask == decoder.score else (PROMPTS[:1],)
             with pytest.raises(ValueError, match="top_log_probs must be .*got"):
                 ask(*given, top_log_probs=wrong)
-    with pytest.raises(ValueError, match=r"no option top_log_probs: write decoder\(prompts, top_l"):
-        decoder.rows(PROMPTS, top_log_probs=2)
-    with pytest.raises(ValueError, match="outputs has 2 entries, but there are 3 prompts: give"):
+    with pytest.raises(ValueError, match="outputs must be 3 texts, .* one for each prompt, got "):
         decoder.score(PROMPTS, ["a", "b"])
-    with pytest.raises(ValueError, match="outputs must be a list of texts, .* got 'text'"):
+    with pytest.raises(ValueError, match="outputs must be 3 texts, .* got 'text'"):
         decoder.score(PROMPTS, "text")
     with pytest.raises(ValueError, match="output 1 must be a text, .* or a row of a result"):
         decoder.score(PROMPTS, ["a", None, "b"])
@@ -128,7 +126,7 @@ def test_wrong_values_are_refused(decoder):
         decoder.score(PROMPTS[:1], [[9999999]])
     with pytest.raises(ValueError, match="output 0 has half a surrogate pair at character 2"):
         decoder.score(PROMPTS[:1], ["a\ud800"])
-    with pytest.raises(ValueError, match="sampling must have a single value per field"):
+    with pytest.raises(ValueError, match="sampling must have .* a single value per field"):
         decoder.score(PROMPTS[:1], ["a"], sampling=Sampling(np.array([1.0])))
     with pytest.raises(ValueError, match="sampling must have no processors"):
         decoder.score(PROMPTS[:1], ["a"], sampling=Sampling(processors=(processors.MinP(0.1),)))

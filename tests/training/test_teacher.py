@@ -8,7 +8,7 @@ import pytest
 from specjax import TextModel
 from specjax.data.batching import JoinedLayout, PairLayout
 from specjax.models import LlamaConfig, model_from_config
-from specjax.text.known_texts import KnownTexts
+from specjax.text.teacher_forcing import KnownTexts
 from specjax.training import Teacher
 from specjax.training.samples import draw_pairs
 from specjax.training.tasks import TextTask

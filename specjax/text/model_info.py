@@ -44,7 +44,6 @@ class Inspected:
 
     @property
     def params(self) -> int:
-        """The number of parameters."""
         return self.model.num_params()
 
     @property
@@ -107,21 +106,18 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
         `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
       dtype: of parameters and activations when it is loaded; by default bfloat16.
 
-    Returns:
-      An `Inspected`.
-
     Raises:
       FileNotFoundError: there is no such checkpoint.
-      ValueError: the checkpoint is unreadable or of an unknown family.
+      UserError: the checkpoint is unreadable or of an unknown family.
     """
     name = os.fspath(path)
-    made = jnp.dtype("bfloat16" if dtype is None else dtype)
+    dtype = jnp.dtype("bfloat16" if dtype is None else dtype)
 
     def model(config: ModelConfig) -> Model:
-        return model_from_config(config.replace(dtype=made, param_dtype=made))
+        return model_from_config(config.replace(dtype=dtype, param_dtype=dtype))
 
     if name in PRESETS and not os.path.exists(name):
-        return Inspected(name, model(PRESETS[name]), made)
+        return Inspected(name, model(PRESETS[name]), dtype)
     place = real_path(name)
     if not os.path.exists(place) and (near := _near_preset(name)):
         raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
@@ -130,24 +126,21 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
         words = load_tokenizer(place)
     except FileNotFoundError:
         words = None
-    return Inspected(name, model(opened.config), made, opened, words)
+    return Inspected(name, model(opened.config), dtype, opened, words)
 
 
 def _near_preset(name: str) -> str | None:
     """A published size with a similar name, such as qwen3_0.6b for Qwen/Qwen3-0.6B."""
     plain = {re.sub(r"[^a-z0-9]", "", size): size for size in PRESETS}
-    given = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
-    near = difflib.get_close_matches(given, plain, n=1)
+    wanted = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
+    near = difflib.get_close_matches(wanted, plain, n=1)
     return plain[near[0]] if near else None
 
 
 def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None) -> dict[str, Any]:
     """Whether two models are a pair, what a draft costs, and what fits a device.
 
-    Args:
-      drafter: the smaller model.
-      verifier: the larger model.
-      memory: the bytes of a device; None leaves out `batches`.
+    `memory` is that of a device in bytes; None leaves out `batches`.
 
     Returns:
       JSON values: `pair` (True, the reason why not, or None for published sizes), `c` (the bytes
@@ -155,15 +148,17 @@ def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None
       the limit) and `batches` (the largest batch by the length of prompt and output together, in
       tokens; 0: none).
     """
-    known = drafter.opened is not None and verifier.opened is not None
-    found: dict[str, Any] = {"pair": (_why_not(drafter, verifier) or True) if known else None}
-    found["c"] = drafter.read_params / verifier.read_params
+    opened = drafter.opened is not None and verifier.opened is not None
+    values: dict[str, Any] = {
+        "pair": (_why_not(drafter, verifier) or True) if opened else None,
+        "c": drafter.read_params / verifier.read_params,
+    }
     if memory is not None:
         both = (drafter, verifier)
         left = _USABLE * memory - sum(each.params * each.dtype.itemsize for each in both)
         row = sum(each.cache_bytes for each in both)
-        found["batches"] = {n: max(0, int(left // (row * n))) for n in CONTEXTS}
-    return found
+        values["batches"] = {n: max(0, int(left // (row * n))) for n in CONTEXTS}
+    return values
 
 
 def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
@@ -184,7 +179,7 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     disk = ", ".join(f"{in_words(n)} {kind}" for kind, n in summary["bytes_on_disk"].items())
     eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
     tokens = summary["tokens"]
-    found = [
+    table = [
         ("family", f"{summary['family']} ({summary['format']})"),
         ("parameters", f"{summary['parameters']:,}"),
         ("on disk", disk),
@@ -199,4 +194,4 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("chat template", "yes" if summary["chat_template"] else "no"),
     ]  # fmt: skip
     files = {"on disk", "ends texts with", "context", "chat template"}
-    return [line for line in found if disk or line[0] not in files]
+    return [line for line in table if disk or line[0] not in files]

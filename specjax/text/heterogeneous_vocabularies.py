@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int32
 
 from specjax.compilation import jit
 from specjax.errors import UserError
@@ -86,15 +87,15 @@ class TranslatedModel(LanguageModel):
     def score(
         self, params: Params, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, CacheUpdates]:
-        given = cache, params["ids"][tokens], positions
-        logits, *others = self.model.score(params["model"], *given)
+        ids = params["ids"][tokens]
+        logits, *others = self.model.score(params["model"], cache, ids, positions)
         return _translated(params, logits), *others
 
     def score_tree(
         self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
     ) -> tuple[Array, Array, CacheUpdates]:
-        given = cache, params["ids"][tokens], positions, tree
-        logits, *others = self.model.score_tree(params["model"], *given)
+        ids = params["ids"][tokens]
+        logits, *others = self.model.score_tree(params["model"], cache, ids, positions, tree)
         return _translated(params, logits), *others
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
@@ -122,8 +123,8 @@ class TranslatedModel(LanguageModel):
 
 def _translated(params: Params, logits: Array) -> Array:
     """Logits `[B, T, W]` of the model as logits `[B, T, V]` of the other vocabulary."""
-    found = jnp.take(logits, params["ids"], axis=-1, mode="clip")
-    return jnp.where(params["shared"], found, -jnp.inf)
+    taken = jnp.take(logits, params["ids"], axis=-1, mode="clip")
+    return jnp.where(params["shared"], taken, -jnp.inf)
 
 
 def translate(
@@ -142,12 +143,8 @@ def translate(
       The drafter with the verifier's tokenizer; it shares the parameters.
 
     Raises:
-      TypeError: a model is not a `TextModel`.
-      ValueError: the vocabularies share no token but special tokens.
+      UserError: the vocabularies share no token but special tokens.
     """
-    for name, model in (("drafter", drafter), ("verifier", verifier)):
-        if not isinstance(model, TextModel):
-            raise UserError(f"{name} must be a TextModel, got {type(model).__name__}")
     ids, shared = tables(drafter.tokenizer, verifier.tokenizer, verifier.model.vocab_size)
     start = [getattr(x.model, "config", None) for x in (drafter, verifier)]
     ours, theirs = (getattr(config, "decoder_start_token", None) for config in start)
@@ -165,32 +162,38 @@ def translate(
         )
     # An encoder-decoder writes answers to these texts, not their continuations.
     if texts and drafter.continues_prompts:
-        _tell_share(drafter, ids[shared], texts, least, int(shared.sum()), verifier)
+        share = shared_probability(drafter, ids[shared], texts)
+        if share < least:
+            print(
+                f"specjax: {drafter.name} and {verifier.name} share {int(shared.sum()):,} tokens, "
+                f"with {share:.0%} of the drafter's probability: expect at most that share of the "
+                "acceptance that a drafter with the verifier's tokenizer has",
+                file=sys.stderr,
+            )
     place = None if drafter.mesh is None else jax.sharding.NamedSharding(drafter.mesh, jax.P())
-    made = jax.device_put({"ids": ids, "shared": shared}, place)
+    placed = jax.device_put({"ids": ids, "shared": shared}, place)
     translated = TranslatedModel(drafter.model, verifier.model.vocab_size)
     return TextModel(
         translated,
-        {"model": drafter.params, **made},
+        {"model": drafter.params, **placed},
         verifier.tokenizer,
         drafter.mesh,
         drafter.name,
     )
 
 
-def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tables of a `TranslatedModel`.
+def tables(
+    ours: Tokenizer, theirs: Tokenizer, size: int
+) -> tuple[Int32[np.ndarray, " V"], Bool[np.ndarray, " V"]]:
+    """The tables of a `TranslatedModel`, for a vocabulary of V = `size` entries.
 
     Args:
       ours: the tokenizer of the model, over W tokens.
       theirs: the other tokenizer.
       size: V, at least the ids of `theirs`.
 
-    Returns:
-      `ids [size]` int32 and `shared [size]` bool.
-
     Raises:
-      ValueError: the texts of a tokenizer's tokens depend on their neighbours.
+      UserError: the texts of a tokenizer's tokens depend on their neighbours.
     """
     kinds = {}
     for whose, words, count in (("drafter", ours, ours.vocab_size), ("verifier", theirs, size)):
@@ -202,7 +205,7 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
                 f"neighbours ({error}): choose another {whose}"
             ) from None
     ids, shared = np.full(size, ours.pad_id, np.int32), np.zeros(size, bool)
-    known = {kind: {text: i for i, text in reversed(own)} for kind, own in kinds["drafter"].items()}
+    ids_of = {kind: {text: i for i, text in reversed(x)} for kind, x in kinds["drafter"].items()}
     taken: set[int] = set()
 
     def share(i: int, j: int) -> None:
@@ -213,9 +216,9 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
     for kind, some in kinds["verifier"].items():  # plain texts before single bytes
         for i, text in some:
             other = {_PLAIN: _BYTE, _BYTE: _PLAIN}.get(kind, kind)
-            found = known[kind].get(text, known[other].get(text))
-            if found is not None:
-                share(i, found)
+            same = ids_of[kind].get(text, ids_of[other].get(text))
+            if same is not None:
+                share(i, same)
             elif kind != _SPECIAL:
                 cut = ours.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
                 ids[i] = cut[0] if cut else ours.pad_id
@@ -232,14 +235,14 @@ def tables(ours: Tokenizer, theirs: Tokenizer, size: int) -> tuple[np.ndarray, n
 
 def _by_kind(words: Tokenizer, size: int) -> dict[str, list[tuple[int, bytes]]]:
     """The ids and texts of plain tokens, of single bytes, and of special tokens by their names."""
-    found: dict[str, list[tuple[int, bytes]]] = {_PLAIN: [], _BYTE: [], _SPECIAL: []}
+    kinds: dict[str, list[tuple[int, bytes]]] = {_PLAIN: [], _BYTE: [], _SPECIAL: []}
     for i, text in enumerate(words.all_pieces.later[:size]):
         name = words.token(i)
         if name is not None:
             kind = _PLAIN if text else _SPECIAL
             kind = _BYTE if _IS_BYTE.fullmatch(name) else kind
-            found[kind].append((i, text or name.encode()))
-    return found
+            kinds[kind].append((i, text or name.encode()))
+    return kinds
 
 
 def _ends_turns(words: Tokenizer, token: int) -> bool:
@@ -247,42 +250,14 @@ def _ends_turns(words: Tokenizer, token: int) -> bool:
     return bool(_TURN.search(words.token(token) or ""))
 
 
-def _tell_share(
-    drafter: TextModel,
-    known: np.ndarray,
-    texts: Sequence[str],
-    least: float,
-    count: int,
-    verifier: TextModel,
-) -> None:
-    """Writes a line if the drafter's probability of the tokens `known` is below `least`."""
-    share = shared_probability(drafter, known, texts)
-    if share < least:
-        print(
-            f"specjax: {drafter.name} and {verifier.name} share {count:,} tokens, with {share:.0%} "
-            "of the drafter's probability: expect at most that share of the acceptance that a "
-            "drafter with the verifier's tokenizer has",
-            file=sys.stderr,
-        )
-
-
-def shared_probability(model: TextModel, known: np.ndarray, texts: Sequence[str]) -> float:
-    """The mean probability of some tokens after each prefix of texts, in its own tokens.
-
-    Args:
-      model: the model.
-      known: int, ids of the model.
-      texts: the texts.
-
-    Returns:
-      The mean over all positions of all texts.
-    """
+def shared_probability(model: TextModel, ids: np.ndarray, texts: Sequence[str]) -> float:
+    """The mean probability of the tokens `ids` after each prefix of texts, in its own tokens."""
     rows = [tokens for text in texts if len(tokens := model.tokenizer.encode(text)) > 1]
     if not rows:
         return 1.0
     longest = max(map(len, rows))  # a single shape, so a single program
     counts = np.zeros(model.model.vocab_size, bool)
-    counts[known] = True
+    counts[ids] = True
 
     @jit
     def total(params: Params, counts: Array, tokens: Array, length: Array) -> Array:
@@ -294,9 +269,9 @@ def shared_probability(model: TextModel, known: np.ndarray, texts: Sequence[str]
         shares = jnp.where(counts, jax.nn.softmax(logits[0], axis=-1), 0.0).sum(axis=-1)
         return jnp.where(jnp.arange(longest) < length, shares, 0.0).sum()
 
-    found = 0.0
+    mass = 0.0
     for tokens in rows:
         padded = np.zeros((1, longest), np.int32)
         padded[0, : len(tokens)] = tokens
-        found += float(total(model.params, counts, padded, np.int32(len(tokens))))
-    return found / sum(map(len, rows))
+        mass += float(total(model.params, counts, padded, np.int32(len(tokens))))
+    return mass / sum(map(len, rows))
