@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from specjax.acceptance_head.network import confidence_features, top_confidences
 from specjax.errors import UserError
 from specjax.rules.accept_functions import Mixture
 from specjax.rules.lossy import Lossy, LossyTuned
@@ -74,6 +73,9 @@ class Learnt(Spans, TargetRule):
 
     def share(self, q_conf: Array) -> Array:
         """The share of the largest strength, `[V]` -> a scalar in [0, 1]."""
+        # Imported here: the other rules do not need flax.
+        from specjax.acceptance_head.network import confidence_features, top_confidences
+
         features = confidence_features(*top_confidences(q_conf))
         weights = (self.top, self.entropy, self.second)
         return jax.nn.sigmoid(

@@ -5,14 +5,16 @@ its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else 
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.errors import UserError
-from specjax.models import LlamaConfig, T5Config
 from specjax.types import Array, Params
+
+if TYPE_CHECKING:
+    from specjax.models import LlamaConfig, T5Config
 
 # T5 v1.1 base, except its vocabulary.
 T5_BASE = {
@@ -49,10 +51,12 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
       A larger model and its parameters. Their logits equal the small model's up to float rounding.
 
     Raises:
-      TypeError: if the model is of neither family.
-      ValueError: if a size is unknown or smaller than the model's, or the groups of a Llama's
-        queries would change.
+      ValueError: the model is of neither family, a size is unknown or smaller than the model's, or
+        the groups of a Llama's queries would change.
     """
+    # Imported here: an audit of another library's verifier does not need flax.
+    from specjax.models import LlamaConfig, T5Config
+
     small: Any = getattr(model, "config", None)
     if not isinstance(small, T5Config | LlamaConfig):
         raise UserError(f"model must be a T5 or a Llama to grow, got {model!r}")
@@ -99,7 +103,7 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
 
 
 def _split_heads(
-    names: list[str], shape: tuple[int, ...], config: T5Config | LlamaConfig
+    names: list[str], shape: tuple[int, ...], config: "T5Config | LlamaConfig"
 ) -> tuple[int, ...]:
     """The shape with heads as an axis: zeros follow each head, and the last head."""
     if names[-1] != "kernel":

@@ -1,7 +1,9 @@
 """The pairs of distributions on which wrong verifiers differ most from right ones.
 
-A case is a drafter and a verifier over all prefixes of a block, as tables by depth. Axes: V
-vocabulary, L drafted tokens, G >= L the padded block, B rows, d = L + 1 tokens of a round.
+A case is a drafter and a verifier over all prefixes of a block, as tables by depth.
+
+Axes: B rows, D drafts, G >= L padded block, L drafted tokens, N = G + 1 positions, V vocabulary,
+d = L + 1 tokens of a round.
 """
 
 import dataclasses
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64, Int32
 
 # A vocabulary from which top-k cuts tokens.
 MANY_TOKENS = 100
@@ -20,12 +23,12 @@ LARGE_VOCAB = 32_768
 class VerifyArguments(NamedTuple):
     """What a verifier gets; `specjax.testing.audit` describes the fields."""
 
-    tokens: np.ndarray  # [B, G] int32
-    draft_probs: np.ndarray  # [B, G, V]
-    target_probs: np.ndarray  # [B, G + 1, V]
-    uniforms: np.ndarray  # [B, G]
-    uniform_next: np.ndarray  # [B]
-    lengths: np.ndarray  # [B] int32
+    tokens: Int32[np.ndarray, "B G"]
+    draft_probs: Float64[np.ndarray, "B G V"]
+    target_probs: Float64[np.ndarray, "B N V"]
+    uniforms: Float64[np.ndarray, "B G"]
+    uniform_next: Float64[np.ndarray, " B"]
+    lengths: Int32[np.ndarray, " B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +56,14 @@ class HardCase:
 
     @property
     def length(self) -> int:
-        """L, the number of drafted tokens."""
         return len(self.draft)
 
     @property
     def vocab(self) -> int:
-        """V."""
         return self.target[0].shape[-1]
 
     @property
     def is_padded(self) -> bool:
-        """Whether the block is longer than the draft."""
         return self.max_draft > self.length
 
     def drafted_as(self, drafts: str) -> "HardCase":
@@ -72,8 +72,8 @@ class HardCase:
             return self
         return dataclasses.replace(self, draft=tuple(_most_probable(q) for q in self.draft))
 
-    def blocks(self, drafts: str = "drawn") -> tuple[np.ndarray, np.ndarray]:
-        """All drafts `[D, L]` that can happen, and their probabilities `[D]`."""
+    def blocks(self, drafts: str) -> tuple[Int32[np.ndarray, "D L"], Float64[np.ndarray, " D"]]:
+        """All drafts that can happen, and their probabilities."""
         tokens, weights = np.zeros((1, 0), np.int32), np.ones(1)
         for table in self.draft:
             drawn_from = table if drafts == "drawn" else _most_probable(table)
@@ -83,16 +83,10 @@ class HardCase:
             weights = weights[at] * q[at, token]
         return tokens, weights
 
-    def rows(self, tokens: np.ndarray, coordinates: np.ndarray) -> VerifyArguments:
-        """The arguments for given drafts.
-
-        Args:
-          tokens: `[B, L]`.
-          coordinates: `[B, L + 1]`, the uniforms of the drafted tokens and of the next token.
-
-        Returns:
-          The arguments for B rows.
-        """
+    def rows(
+        self, tokens: Int32[np.ndarray, "B L"], coordinates: Float64[np.ndarray, "B d"]
+    ) -> VerifyArguments:
+        """The arguments for drafts; coordinates are the uniforms of tests and of the next token."""
         count, length, longest = len(tokens), self.length, self.max_draft
         sure = np.full(self.vocab, 0.5 / max(self.vocab - 1, 1))
         sure[self.pad] = 0.5
