@@ -5,17 +5,17 @@ axis are found by bisection, and the cells of the grid that they make are evalua
 centres. 512 points drawn at random must agree with their cells: then what the grid missed has a
 volume below ln(1 / delta) / 512 with probability 1 - delta.
 
-Axes: R evaluations, D drafts, K cells, L drafted tokens, d = L + 1 coordinates.
+Axes: R evaluations, L drafted tokens, d = L + 1 coordinates.
 """
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from specjax.testing.auditing.calling import LAST_UNIFORM, BadOutcomeError, Calling
 from specjax.testing.auditing.criterion import Outcomes, outcomes_of
@@ -109,11 +109,11 @@ def injected_law(
     """The law of a verifier that gets its uniforms.
 
     Raises:
-      BadOutcomeError: the function raises, its result cannot be read, or it is not deterministic.
+      BadOutcomeError: the function raises, or its result cannot be read.
       OutOfTimeError: the time is spent.
     """
     blocks, weights = case.blocks(drafts)
-    dimensions = case.length + 1
+    count, dimensions = len(blocks), case.length + 1
     most = max(1, min(8192, _MOST_ENTRIES // (case.vocab * (case.max_draft + 1))))
 
     def evaluate(draft: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
@@ -128,19 +128,41 @@ def injected_law(
     if not case.law:
         return _impossible_only(evaluate, case, blocks, weights)
     resolution = _RESOLUTIONS[calling.dtype]
-    cells = partition(evaluate, weights, dimensions, rng, resolution)
-    drafted, points = _faces(len(blocks), dimensions, rng)
+    breaks = _breakpoints(evaluate, count, dimensions, rng, resolution)
+    drafted, points = _faces(count, dimensions, rng)
     codes = evaluate(drafted, points)
     edges = outcomes_of(case, blocks, drafted, codes, np.ones(len(codes)))
-    if cells.mismatches:
+
+    # The cells of the grid that the breakpoints make.
+    axes = [
+        [_axis(breaks.get((draft, axis), []), resolution) for axis in range(dimensions)]
+        for draft in range(count)
+    ]
+    sizes = [math.prod(len(axis) - 1 for axis in each) for each in axes]
+    agrees = max(sizes) <= _MOST_CELLS
+    if agrees:
+        middles, widths = (
+            [list(itertools.product(*(of(axis) for axis in each))) for each in axes]
+            for of in (lambda axis: 0.5 * (axis[1:] + axis[:-1]), np.diff)
+        )
+        index = np.repeat(np.arange(count), sizes)
+        codes = evaluate(index, np.concatenate(middles).reshape(-1, dimensions))
+        # The check: random points of random drafts against the cells that they lie in.
+        drafted = rng.choice(count, size=CHECKED, p=weights / weights.sum())
+        points = rng.random((CHECKED, dimensions))
+        starts = np.cumsum([0, *sizes])
+        cells = [starts[d] + _cell(axes[d], x) for d, x in zip(drafted, points, strict=True)]
+        agrees = bool((codes[cells] == evaluate(drafted, points)).all())
+    if not agrees:
         # Its acceptance is no product of intervals: shares of random points stand for volumes.
-        draft = rng.choice(len(blocks), size=_POINTS, p=weights / weights.sum())
+        draft = rng.choice(count, size=_POINTS, p=weights / weights.sum())
         codes = evaluate(draft, rng.random((_POINTS, dimensions)))
         outcomes = outcomes_of(case, blocks, draft, codes, np.full(_POINTS, 1.0 / _POINTS))
         return CaseLaw(outcomes, edges, _POINTS)
-    probability = weights[cells.drafts] * cells.volumes
-    outcomes = outcomes_of(case, blocks, cells.drafts, cells.codes, probability)
-    single = calling.dtype == "float64" and is_single(cells.breaks, resolution)
+    volumes = np.prod(np.concatenate(widths).reshape(-1, dimensions), axis=1)
+    outcomes = outcomes_of(case, blocks, index, codes, weights[index] * volumes)
+    every = np.array([x for values in breaks.values() for x in values])
+    single = calling.dtype == "float64" and is_single(every, resolution)
     return CaseLaw(outcomes, edges, None, single)
 
 
@@ -158,67 +180,6 @@ def _impossible_only(
     codes = evaluate(draft, coordinates)
     outcomes = outcomes_of(case, blocks, draft, codes, weights[draft] / count)
     return CaseLaw(outcomes, samples=count)
-
-
-class Partition(NamedTuple):
-    """A verifier's outcomes over its uniforms.
-
-    Attributes:
-      drafts: the draft of each cell.
-      codes: its outcome.
-      volumes: its share of the cube.
-      mismatches: how many of the random points disagree with their cell.
-      breaks: all breakpoints.
-    """
-
-    drafts: Int[np.ndarray, " K"]
-    codes: Int[np.ndarray, " K"]
-    volumes: Float[np.ndarray, " K"]
-    mismatches: int
-    breaks: np.ndarray
-
-
-def partition(
-    evaluate: Evaluate,
-    weights: np.ndarray,
-    dimensions: int,
-    rng: np.random.Generator,
-    resolution: float,
-) -> Partition:
-    """Finds the cells of each draft's outcome.
-
-    Args:
-      evaluate: the verifier.
-      weights: `[D]`, the probability of each draft; the random points have drafts drawn by it.
-      dimensions: d.
-      rng: the source of the lines along which breakpoints are looked for.
-      resolution: the width to which a breakpoint is found.
-    """
-    num_drafts = len(weights)
-    breaks = _breakpoints(evaluate, num_drafts, dimensions, rng, resolution)
-    edges = [
-        [_edges(breaks.get((draft, axis), []), resolution) for axis in range(dimensions)]
-        for draft in range(num_drafts)
-    ]
-    drafts, centres, volumes = [], [], []
-    for draft, axes in enumerate(edges):
-        if np.prod([len(e) - 1 for e in axes], dtype=float) > _MOST_CELLS:
-            return Partition(*(np.zeros(0, int),) * 2, np.zeros(0), CHECKED, np.zeros(0))
-        middle = [0.5 * (e[1:] + e[:-1]) for e in axes]
-        width = [np.diff(e) for e in axes]
-        centres.append(np.array(list(itertools.product(*middle))).reshape(-1, dimensions))
-        volumes.append(np.prod(list(itertools.product(*width)), axis=1).reshape(-1))
-        drafts.append(np.full(len(centres[-1]), draft))
-    index = np.concatenate(drafts)
-    codes = evaluate(index, np.concatenate(centres))
-    # The check: random points of random drafts against the cells that they lie in.
-    chosen = rng.choice(num_drafts, size=CHECKED, p=weights / weights.sum())
-    points = rng.random((CHECKED, dimensions))
-    starts = np.concatenate([[0], np.cumsum([len(d) for d in drafts])])
-    cell = [starts[d] + _cell(edges[d], point) for d, point in zip(chosen, points, strict=True)]
-    mismatches = int((codes[cell] != evaluate(chosen, points)).sum())
-    every = np.array([x for values in breaks.values() for x in values])
-    return Partition(index, codes, np.concatenate(volumes), mismatches, every)
 
 
 def _faces(num_drafts: int, dimensions: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -312,7 +273,7 @@ def _first_two(keys: np.ndarray) -> np.ndarray:
     return order[rank < 2]
 
 
-def _edges(values: list[float], resolution: float) -> np.ndarray:
+def _axis(values: list[float], resolution: float) -> np.ndarray:
     """Sorted edges from 0 to 1, without repetitions."""
     inside = np.sort(values)
     if inside.size:
@@ -320,9 +281,10 @@ def _edges(values: list[float], resolution: float) -> np.ndarray:
     return np.concatenate([[0.0], inside, [1.0]])
 
 
-def _cell(edges: list[np.ndarray], point: np.ndarray) -> int:
+def _cell(axes: list[np.ndarray], point: np.ndarray) -> int:
+    """The number of the cell that a point lies in."""
     number = 0
-    for axis, x in zip(edges, point, strict=True):
+    for axis, x in zip(axes, point, strict=True):
         place = min(int(np.searchsorted(axis, x, side="right")) - 1, len(axis) - 2)
         number = number * (len(axis) - 1) + place
     return number
