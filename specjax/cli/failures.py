@@ -10,7 +10,6 @@ import traceback
 
 from specjax.checks import one_line
 from specjax.errors import UserError
-from specjax.runs import native_output
 from specjax.runs.processes import LostProcessError
 
 BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as in a shell
@@ -44,7 +43,7 @@ def tell(command: str, error: Exception) -> int:
         _give_up_stdout()
         return BAD_INPUT
     if isinstance(error, LostProcessError):  # another process failed; a restart may succeed
-        native_output.tell_lost(f"{program}: {one_line(error)}")
+        print(f"{program}: {one_line(error)}", file=sys.stderr)
         return UNEXPECTED
     if is_refusal(error):
         print(f"{program}: {one_line(error)}", file=sys.stderr)

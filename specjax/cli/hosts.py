@@ -7,7 +7,7 @@ SPECJAX_PROCESS_INDEX for `--process_index`.
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from specjax.checks import whole_number
 from specjax.errors import UserError
@@ -88,7 +88,7 @@ def start(args: argparse.Namespace) -> "Process | None":
                 f"this TPU has several hosts, but specjax {args.command} cannot run as one program "
                 "of several processes: use launch/tpu.sh run --replicas"
             )
-        return _join(args) if detected or several else None
+        return processes.join() if detected or several else None
     process = processes.Process(index, count)
     if count == 1:
         return None
@@ -96,14 +96,7 @@ def start(args: argparse.Namespace) -> "Process | None":
         return process
     _check_address(address)
     rendezvous.meet(address, count, index)
-    return _join(args, address, count, index)
-
-
-def _join(args: argparse.Namespace, *place: Any) -> "Process | None":
-    from specjax.runs import native_output, processes
-
-    native_output.filter_native_output(f"specjax {args.command}")
-    return processes.join(*place)
+    return processes.join(address, count, index)
 
 
 def check_joined(args: argparse.Namespace) -> None:
