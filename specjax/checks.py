@@ -96,11 +96,7 @@ def check_static(name: str, value: Any) -> None:
 
 
 def require(module: str, extra: str) -> Any:
-    """Imports a library that one of specjax's extras installs.
-
-    Raises:
-      MissingLibraryError: the library cannot be imported.
-    """
+    """Imports a library that one of specjax's extras installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -131,14 +127,6 @@ def checked(
       open_low: whether `low` itself is excluded.
       open_high: whether `high` itself is excluded.
       dtype: the dtype of the result.
-
-    Returns:
-      `value` as an array of `dtype`.
-
-    Raises:
-      TypeError: `value` is not numeric.
-      ValueError: an entry is NaN, out of range or too large for the dtype, or `value` has more than
-        one axis.
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
@@ -189,12 +177,7 @@ def _checked(
 
 
 def whole_number(name: str, value: Any, *, low: int) -> int:
-    """Checks a single whole number of at least `low`, see `checked`; 1e3 is valid.
-
-    Raises:
-      TypeError: `value` is not a single number.
-      ValueError: `value` is not whole, below `low`, or too large for int32.
-    """
+    """Checks a single whole number of at least `low`, see `checked`; 1e3 is valid."""
     array = checked(name, value, low=low, dtype=np.int32)
     if array.ndim:
         raise UserError(f"{name} must be a single whole number, got {shown(value)}")
@@ -202,12 +185,7 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
 
 
 def one_number(name: str, value: Any, **span: Any) -> float:
-    """Checks a single number; `span` has the range, see `checked`.
-
-    Raises:
-      TypeError: `value` is not a single number.
-      ValueError: `value` is out of range.
-    """
+    """Checks a single number; `span` has the range, see `checked`."""
     array = checked(name, value, **span)
     if array.ndim:
         raise UserError(f"{name} must be a single number, got {shown(value)}")
@@ -259,9 +237,6 @@ def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
       where: the method, such as "Lookup.propose".
       value: the returned value.
       names: the names of the tuple's items.
-
-    Raises:
-      TypeError: `value` is not a tuple of that length.
     """
     if not isinstance(value, tuple) or len(value) != len(names):
         raise UserError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
@@ -301,11 +276,7 @@ def check_like(what: str, new: Any, old: Any) -> None:
 
 
 def checked_scores(model: Any, returned: Any, tokens: Any) -> Any:
-    """Checks the result of `LanguageModel.score` for `tokens [B, T]`, and returns it.
-
-    Raises:
-      TypeError: (at trace time) it is not a triple with logits `[B, T, V]` of a float dtype.
-    """
+    """Checks the result of `LanguageModel.score` for `tokens [B, T]`, and returns it."""
     where = f"{type(model).__name__}.score"
     logits, hidden, updates = unpacked(where, returned, ("logits", "hidden", "updates"))
     dtype = getattr(logits, "dtype", np.dtype(bool))

@@ -27,9 +27,6 @@ def write_checksums(
       directory: has the files; `specjax_checksums.json` is written there.
       wanted: whether a file counts, by its path relative to the directory.
       owner: JSON values that `find_damage` compares, such as the run's fingerprint.
-
-    Raises:
-      OSError: a file cannot be read, or the checksums cannot be written.
     """
     names = sorted(
         path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()

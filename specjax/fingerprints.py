@@ -27,9 +27,6 @@ def digest(params: Params, described: str = "", *, as_bfloat16: bool = False) ->
       params: a pytree of arrays.
       described: a text to include in the hash.
       as_bfloat16: whether floats are rounded to bfloat16 first.
-
-    Returns:
-      16 hexadecimal digits.
     """
     names, sums = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):

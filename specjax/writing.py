@@ -20,9 +20,6 @@ def naming_failures(path: Path) -> Iterator[None]:
 
     Args:
       path: the file or directory that the body writes; the body must do nothing else.
-
-    Raises:
-      OSError: the write failed.
     """
     with naming_full_disk(path):
         try:
@@ -40,10 +37,6 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
     Args:
       path: the file or directory that is written; the body may read other files.
-
-    Raises:
-      OSError: the write failed. Its cause is the error of the library: Orbax, TensorStore and NumPy
-        wrap the system's error.
     """
     try:
         yield
@@ -92,9 +85,6 @@ def write_atomically(path: Path, data: bytes) -> None:
     Args:
       path: the file. Only one process may write it at a time.
       data: its new content.
-
-    Raises:
-      OSError: the file cannot be written; it is then unchanged.
     """
     # A fixed name, so that the file of a killed process is replaced.
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -114,11 +104,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Adds to the end of a file; one that has a second name, as `cp -al` makes, is copied first.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Adds to the end of a file; one that has a second name, as `cp -al` makes, is copied first."""
     with naming_failures(path):
         if path.exists() and path.stat().st_nlink > 1:
             write_atomically(path, path.read_bytes())
@@ -127,12 +113,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """Returns the content of a regular file; opening a pipe or a device would block.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      OSError: it cannot be read, or is not a regular file.
-    """
+    """Returns the content of a regular file; opening a pipe or a device would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -145,10 +126,6 @@ def check_free(path: Path) -> None:
 
     Args:
       path: the directory; its parents may be missing.
-
-    Raises:
-      FileExistsError: the path is a file, or a directory that is not empty.
-      NotADirectoryError: a parent is a file.
     """
     if path.is_dir() and any(path.iterdir()):
         raise FileExistsError(f"{path} is not empty: give a new directory, or empty it first")
@@ -170,10 +147,6 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
     Args:
       path: the empty file of the lock, which is removed at the end. Its directory exists.
       in_use: the message if another process has the lock.
-
-    Raises:
-      InUseError: another process has the lock.
-      OSError: the path is not the file of a lock.
     """
     try:
         import fcntl
@@ -234,12 +207,6 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Yields:
       The directory to write into, an absolute path.
-
-    Raises:
-      FileExistsError: `path` is a file, or a directory that is not empty, without `replace`.
-      InUseError: another process is writing it.
-      NotADirectoryError: a parent is a file.
-      OSError: the directory cannot be written.
     """
     # Replaces the target of a link.
     path = path.resolve() if path.is_symlink() else path.absolute()

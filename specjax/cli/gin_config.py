@@ -29,11 +29,9 @@ from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
 from specjax.checks import check_path, one_line
-from specjax.cli.failures import is_refusal
-from specjax.cli.help_format import SHIPPED, FullHelp, definitions, names_and_files
-from specjax.cli.renamed import hint
+from specjax.cli.failures import REFUSALS
+from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
 from specjax.errors import UserError
-from specjax.runs.processes import LostProcessError
 
 # Files are also looked up in a parent folder of this name.
 _ROOT = "gin_configs"
@@ -70,12 +68,8 @@ def add_arguments(
 ) -> None:
     """Adds gin's options, named as in T5X; `specjax` also takes `--gin.NAME=VALUE`.
 
-    Args:
-      parser: of the command.
-      default: the run file of the command, read first unless another run file is given. The help
-        lists its names.
-      groups: folder or pattern of gin files of specjax -> their description; the help lists the
-        files, and the names that they add.
+    `default` is the run file of the command, read first unless another run file is given. The help
+    lists its names, and the files of `groups`: folder or pattern -> description.
     """
     parser.add_argument(
         "--gin_file",
@@ -134,10 +128,6 @@ def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) ->
 
     A gin file may pass a function on without calling it, as in `infer.make_decoder = @Decoder`. Its
     required arguments must then be bound.
-
-    Args:
-      *configurables: under their own names.
-      **named: under these names.
     """
     for name, configurable in ({c.__name__: c for c in configurables} | named).items():
         _registered[name] = configurable
@@ -163,10 +153,6 @@ def configure(
       search_paths: folders to search for files and includes.
       default: the file to read first, unless `files` or their includes contain a file of a folder
         `runs`.
-
-    Raises:
-      OSError: a gin file or an included file is not found.
-      ValueError: a syntax error, an unknown name, or an unused name.
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
@@ -223,10 +209,6 @@ def _near_file(name: str) -> str:
 
 class _Reader:
     """Clears gin's configuration and reads gin files into it.
-
-    Args:
-      files: see `configure`.
-      search_paths: see `configure`.
 
     Attributes:
       read: the files read so far, includes among them.
@@ -286,8 +268,7 @@ class _Reader:
             return found.absolute()
         if Path(name).is_dir():
             raise IsADirectoryError(f"{place}: this is a directory: give the path of a file")
-        remedy = "give its full path, or add its folder to --gin_search_paths"
-        remedy = hint(name, (), _near_file(name) or remedy)
+        remedy = _near_file(name) or "give its full path, or add its folder to --gin_search_paths"
         folders = ", ".join((".", *self._folders, str(SHIPPED)))
         raise FileNotFoundError(f"{place}: file not found in {folders}; {remedy}")
 
@@ -427,30 +408,18 @@ def call(
       before: called before the bindings are evaluated.
       parts: the functions that it calls by `call_part`, with the parameters that it gives them.
       **arguments: further arguments, passed unchanged.
-
-    Returns:
-      The function's result.
-
-    Raises:
-      ValueError: a required name or argument has no value, a name is defined by itself, an override
-        is not used, or specjax raised an error. In its message, names of gin files replace the
-        parameters bound to them. Other errors are not changed.
     """
-    name = next(name for name, known in _registered.items() if known is configurable)
+    name = next(name for name, function in _registered.items() if function is configurable)
     walk = _Walk()
     given = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
     walk.start(f"{_MODULE}.{name}", configurable, given)
-    for part, its_own in parts.items():
-        walk.start(f"{_MODULE}.{part.__name__}", part, its_own)
+    for part, passed in parts.items():
+        walk.start(f"{_MODULE}.{part.__name__}", part, passed)
     walk.check_overrides(_overrides)
     try:
         before()
         return gin.get_configurable(configurable)(*first, **arguments)
-    except LostProcessError:
-        raise
-    except Exception as error:
-        if not is_refusal(error):
-            raise
+    except REFUSALS as error:
         raise UserError(walk.in_names_of_files(one_line(error))) from error
 
 
@@ -466,16 +435,7 @@ class _Walk:
         self._names: dict[str, set[str]] = {}
 
     def start(self, selector: str, function: Callable[..., Any], given: Sequence[str]) -> None:
-        """Follows all references from a function that will be called.
-
-        Args:
-          selector: the function's name in gin.
-          function: the function.
-          given: the parameters that the caller passes.
-
-        Raises:
-          ValueError: a name refers to itself, or a required name or an argument has no value.
-        """
+        """Follows all references from a function that will be called with parameters `given`."""
         self._follow(((), selector), function, [], given)
         while self._handed_over:  # functions that are passed on, not called
             scopes, reference = self._handed_over.pop()

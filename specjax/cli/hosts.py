@@ -56,9 +56,6 @@ def start(args: argparse.Namespace) -> "Process | None":
 
     Returns:
       This process; None if it is the only one.
-
-    Raises:
-      ValueError: the options contradict one another, or the processes cannot be joined.
     """
     from specjax.runs import processes, rendezvous
 
@@ -107,9 +104,6 @@ def check_joined(args: argparse.Namespace) -> None:
 
     Args:
       args: of any command; `process` is the result of `start`.
-
-    Raises:
-      ValueError: there are several processes that were not joined.
     """
     import jax
 

@@ -90,9 +90,6 @@ def normalized(text: str) -> str:
     Args:
       text: an answer.
 
-    Returns:
-      Its words, separated by single spaces.
-
     Source: the evaluation script of SQuAD (Rajpurkar et al. 2016).
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())

@@ -62,9 +62,6 @@ class Sums:
         Args:
           groups: `[n]` int, the group of each example, from 0; no group may be empty.
 
-        Returns:
-          A figure whose examples are the groups.
-
         Raises:
           ValueError: `groups` has another length than the examples, or a group is empty.
         """
@@ -144,7 +141,6 @@ class Bootstrap:
       seed: the seed of the resamples, from 0.
 
     Raises:
-      TypeError: a value is not a number.
       ValueError: a value is out of range.
 
     Source: Efron 1979; for BLEU Koehn 2004.
@@ -187,9 +183,6 @@ class Bootstrap:
           figure: of n examples.
           other: of the same n examples, in the same order.
           by: compares two figures; `np.divide` gives their ratio.
-
-        Returns:
-          The interval of the difference.
 
         Raises:
           ValueError: the figures have different numbers of examples.

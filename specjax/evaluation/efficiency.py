@@ -92,7 +92,6 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
           needs one pass per token.
 
     Raises:
-      TypeError: a cost is not a number.
       ValueError: a cost is negative or not finite, or a model has no cost.
     """
     verifier = counts.calls.get(VERIFIER, np.zeros_like(counts.emitted))

@@ -56,9 +56,6 @@ def figure(metric: Metric, outputs: Sequence[str], references: Sequence[Referenc
       references: for each output a text, or several: the best counts (BLEU: all count, see
         sacreBLEU).
 
-    Returns:
-      The figure; its `value` is the score.
-
     Raises:
       ImportError: the metric's library is not installed.
       ValueError: there are no texts, the numbers of outputs and references differ, or the metric
@@ -79,9 +76,6 @@ def check_references(metric: Metric, references: Sequence[References]) -> list[t
     Args:
       metric: the metric that will use them.
       references: see `figure`.
-
-    Returns:
-      A tuple for each example.
 
     Raises:
       ValueError: an example has no reference, or the metric cannot use its references.

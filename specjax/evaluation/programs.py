@@ -36,9 +36,6 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
       path: a JSONL file, plain or `.gz`, whose objects have the keys of HumanEval (`prompt`,
         `entry_point`, `test`) or of MBPP (`test_list`, and `test_setup_code` or `test_imports`).
 
-    Returns:
-      A problem for each line.
-
     Raises:
       FileNotFoundError: the file does not exist.
       ValueError: the file is empty or not JSONL, or a line has other keys.
@@ -87,9 +84,6 @@ def program(problem: Problem, output: str) -> str:
       problem: the problem.
       output: the continuation of the prompt, or a whole function, perhaps in a Markdown block (the
         first block counts).
-
-    Returns:
-      Python code.
     """
     fenced = _FENCED.search(output)
     code = fenced[1] if fenced else output

@@ -152,7 +152,6 @@ def infer(
       FileNotFoundError: the source does not exist.
       OSError: the output directory cannot be written, another process is working in it, or it
         has a file of one of these names that no run made.
-      TypeError: `source` or `output_dir` is not a path, or another argument has a wrong type.
       ValueError: the source is empty, unreadable or invalid, none of its inputs can be decoded, or
         the output directory has another run.
     """

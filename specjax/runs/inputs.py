@@ -32,14 +32,6 @@ def read_inputs(
       targets_field: see `read_examples`.
       split: see `read_examples`.
       task: makes the prompts; None: each input is a prompt.
-
-    Returns:
-      The inputs.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      TypeError: `task` is not a task.
-      ValueError: the source is unreadable or invalid, or a field is given together with a task.
     """
     if task is None:
         fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
@@ -62,12 +54,6 @@ def tokens_of(
       name: its name in messages.
       chat: whether it is a user's message for the model's chat template, or its options.
       truncate: "end" or "beginning", where a long input is cut; None: it is an error.
-
-    Returns:
-      `[n]` int32.
-
-    Raises:
-      ValueError: the input is empty or too long.
     """
     options = checked_chat("chat", chat)
     said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]

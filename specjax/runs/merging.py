@@ -106,12 +106,8 @@ class Shared:
         Args:
           roots: parts, or directories with parts up to two levels below.
 
-        Returns:
-          The directories of the parts, in order.
-
         Raises:
           FileNotFoundError: a part is missing, or all are.
-          TypeError: a root is not a path.
           ValueError: the parts have different counts, or a part is there twice.
         """
         for root in roots:
@@ -200,13 +196,9 @@ def merge(
         `output_dir`, or one level below.
       on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
 
-    Returns:
-      The content of `metrics.json`.
-
     Raises:
       FileNotFoundError: a part is missing, or all are.
       OSError: the directory cannot be written.
-      TypeError: a path is not a path.
       ValueError: the parts are of different runs, rows are missing, or a row is in two parts.
     """
     check_path(output_dir, "merge: ")

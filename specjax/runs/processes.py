@@ -26,9 +26,6 @@ class Process:
       count: the number of processes that share the run.
       together: whether they form one JAX program over one mesh (`join`), each with the rows on its
         devices. If not, they are independent replicas, each with whole plans.
-
-    Raises:
-      ValueError: `count` is below 1, or `index` is not in 0 .. count - 1.
     """
 
     index: int
@@ -74,10 +71,6 @@ def join(
 
     Returns:
       This process; None if it is the only one.
-
-    Raises:
-      LostProcessError: another process did not join in time; a later start may succeed.
-      ValueError: JAX cannot join the processes.
     """
     # This service would catch SIGTERM, with which launchers end a run.
     jax.config.update("jax_enable_preemption_service", False)

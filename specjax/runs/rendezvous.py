@@ -29,10 +29,6 @@ def meet(address: str, count: int, index: int) -> None:
       address: host and port of process 0.
       count: the number of processes.
       index: the index of this process.
-
-    Raises:
-      LostProcessError: a process did not start in time, or has ended; a later start may succeed.
-      ValueError: the port is in use, or the processes have other options.
     """
     if index == 0:
         _wait_for_others(address, count)

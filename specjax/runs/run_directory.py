@@ -58,13 +58,6 @@ class RunDirectory:
       path: the directory; it is made, with its parents, when the context opens.
       config_name: the file of the configuration, such as `infer_config.json`.
       makes: the names of all files and directories that the run may write.
-
-    Raises:
-      FileExistsError: (on opening) the directory has one of these names, and no run made it; or a
-        new run's directory holds a model.
-      OSError: (on opening) it cannot be written, or another process works in it.
-      TypeError: `path` is not a path.
-      ValueError: `path` is empty, or (on opening) the file of the configuration is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
@@ -147,10 +140,6 @@ class RunDirectory:
           allow_other_environment: whether to continue, with a warning, if only the environment
             differs from the recorded environment.
           replace: whether a different configuration replaces the recorded configuration.
-
-        Raises:
-          OSError: the file cannot be written.
-          ValueError: the directory has a run of another configuration.
         """
         ours = json.loads(json.dumps(configuration))  # so that tuples and lists are equal
         theirs = self._stored
@@ -191,9 +180,6 @@ class RunDirectory:
           config: the configuration as gin text, such as `gin.operative_config_str()`; None for a
             command without one.
           paths: names and absolute paths of the files that the run reads.
-
-        Raises:
-          OSError: the directory cannot be written.
         """
         if config is not None:
             self.write(GIN_NAME, config.encode())
@@ -213,9 +199,6 @@ class RunDirectory:
 
         Args:
           name: one of the names in `makes`.
-
-        Raises:
-          OSError: the list cannot be written.
         """
         assert self._stored is not None, "the directory must be claimed before it is written"
         assert name in self._makes, name
@@ -362,12 +345,7 @@ def fingerprint_of(configuration: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Reads the file of a run's configuration; None if it is absent.
-
-    Raises:
-      OSError: the file cannot be read.
-      ValueError: it is damaged, or not the configuration of a run.
-    """
+    """Reads the file of a run's configuration; None if it is absent."""
     try:
         stored = json.loads(read_regular(path))
     except FileNotFoundError:

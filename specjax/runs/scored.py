@@ -73,12 +73,6 @@ def read_predictions(
 
     Returns:
       The predictions; those of each sample if a run of `specjax infer` has several.
-
-    Raises:
-      FileNotFoundError: the file or a part does not exist.
-      TypeError: `path` is not a path.
-      ValueError: the file is empty or not JSONL, a row lacks its prediction or has been changed
-        since it was written, or rows of `specjax infer` are missing.
     """
     check_path(path, "predictions=")
     name = os.path.expanduser(os.fspath(path))
@@ -118,9 +112,6 @@ def predictions_of(
       path: their file, or their name in messages.
       prediction_field: the key of the output.
       targets_field: the key of a row's reference; optional.
-
-    Returns:
-      The predictions.
     """
     texts = [record[prediction_field] for record in records]
     inputs = [record.get("inputs") for record in records]
@@ -156,13 +147,6 @@ def named(paths: Any) -> dict[str, tuple[str, ...]]:
     Args:
       paths: a path, several paths, or name -> a path or several (one per seed). Without names a
         method has the name of its directory, or of its file if that is not `predictions.jsonl`.
-
-    Returns:
-      Name -> files.
-
-    Raises:
-      TypeError: `paths` has another type.
-      ValueError: `paths` is empty, or has a path twice.
     """
     if isinstance(paths, Mapping):
         several = {
@@ -206,15 +190,6 @@ def read_references(
       field: TSV: a column, counted from 0, or its name in the first line; optional for a single
         column. JSONL: a key, "targets" by default, of a text or a list of texts. An empty list is
         the empty answer, "".
-
-    Returns:
-      For each row its references.
-
-    Raises:
-      FileNotFoundError: a file does not exist.
-      TypeError: a path is not a path.
-      ValueError: a file is empty or unreadable, lacks the field, has several columns and no field
-        is given, or the files have different numbers of rows.
     """
     names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(names, Sequence) or not names:

@@ -18,6 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specjax.errors import UserError
 from specjax.memory import mappers
 from specjax.runs.run_directory import RunDirectory
 from specjax.writing import naming_failures, write_atomically
@@ -73,13 +74,6 @@ class Store:
           key: the key.
           mapped: whether to map the arrays into memory instead of loading them. They are read once
             in any case, to compare the checksum.
-
-        Returns:
-          The record; None if it is absent.
-
-        Raises:
-          OSError: the file cannot be read.
-          ValueError: the record is damaged, or of another run or key.
         """
         path = self.path(key)
         seal = self._seal(path)
@@ -103,9 +97,6 @@ class Store:
           key: the key.
           value: a JSON value without NaN.
           arrays: name -> numbers or booleans; the name `value.json` is reserved.
-
-        Raises:
-          OSError: the file cannot be written; an earlier record is then unchanged.
         """
         made = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         assert _VALUE not in made, _VALUE
@@ -129,12 +120,7 @@ class Store:
         self.path(key).unlink(missing_ok=True)
 
     def keys(self) -> list[Key]:
-        """Returns the keys of all records, sorted by their texts, without reading the arrays.
-
-        Raises:
-          OSError: a file cannot be read.
-          ValueError: a file is damaged, of another run, or has the name of another key.
-        """
+        """Returns the keys of all records, sorted by their texts, without reading the arrays."""
         found: dict[str, Key] = {}
         for path in sorted((self._run.path / self._name).glob(f"*{_SUFFIX}")):
             seal = self._seal(path)
@@ -193,8 +179,8 @@ def _layout(array: np.ndarray) -> list[Any]:
     return [array.dtype.str, list(array.shape), hashlib.sha256(content.data).hexdigest()]
 
 
-def _refused(path: Path, reason: str) -> ValueError:
-    return ValueError(
+def _refused(path: Path, reason: str) -> UserError:
+    return UserError(
         f"{path} is not a valid record of this run ({reason}): delete it, and run the same command "
         "again"
     )

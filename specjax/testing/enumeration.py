@@ -76,9 +76,6 @@ def target_law(target: np.ndarray, num_tokens: int) -> np.ndarray:
     Args:
       target: `[P, V]`, pi after every prefix of up to `num_tokens - 1` tokens, or more.
       num_tokens: N.
-
-    Returns:
-      `[V ** N]` float64.
     """
     vocab = target.shape[1]
     law = np.ones(1)
@@ -124,9 +121,6 @@ def emitted_law(
       keep_carry: False forgets the carry between rounds (a negative control).
       kept: (context, drafted tokens) -> the number of tokens that verification gets; all by default
         (fewer, depending on the drafted tokens, is a negative control).
-
-    Returns:
-      `[V ** N]` float64.
     """
     vocab = draft.shape[1]
     needed = _offset(vocab, num_tokens + max_draft)
