@@ -54,10 +54,8 @@ class RunDirectory:
     directory if it made that, unless `keep` was called now or in an earlier start. A claim that a
     killed process left without `keep` is replaced by the next claim.
 
-    Args:
-      path: the directory; it is made, with its parents, when the context opens.
-      config_name: the file of the configuration, such as `infer_config.json`.
-      makes: the names of all files and directories that the run may write.
+    The directory is made, with its parents, when the context opens. `config_name` is the file of
+    the configuration; `makes` are the names of all files and directories that the run may write.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
@@ -133,13 +131,9 @@ class RunDirectory:
     ) -> None:
         """Records the configuration of the run, or compares it with the recorded one.
 
-        Args:
-          configuration: JSON values that determine the run. The key `environment`, if present, has
-            the result of `specjax.environment.environment`; `model_names` has the names of the
-            models by role, for messages only.
-          allow_other_environment: whether to continue, with a warning, if only the environment
-            differs from the recorded environment.
-          replace: whether a different configuration replaces the recorded configuration.
+        Its keys `environment` and `model_names` are optional; names of models are for messages
+        only. With `allow_other_environment` a run of another environment is continued, with a
+        warning. With `replace` a different configuration replaces the recorded one.
         """
         ours = json.loads(json.dumps(configuration))  # so that tuples and lists are equal
         theirs = self._stored
@@ -153,17 +147,17 @@ class RunDirectory:
             self._store({**ours, _FILES: theirs[_FILES], _KEPT: True})
 
     def _compare(self, theirs: Any, ours: Any, allow_other_environment: bool) -> None:
-        found = difference(theirs, ours)
+        apart = difference(theirs, ours)
         remedy = "choose another output_dir, or use the same configuration to continue the run"
         if not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours):
             if allow_other_environment:
-                print(f"specjax: warning: continuing the run, although {found}", file=sys.stderr)
+                print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
                 return
             remedy += (
                 ", or set allow_other_environment=True to continue here (rounding may then differ)"
             )
         raise UserError(
-            f"output_dir={self.path} has a run of another configuration ({found}): {remedy}"
+            f"output_dir={self.path} has a run of another configuration ({apart}): {remedy}"
         )
 
     def record(
@@ -175,11 +169,7 @@ class RunDirectory:
     ) -> None:
         """Saves the gin configuration, and adds a line about this process to `runs.jsonl`.
 
-        Args:
-          command: the words of the command line.
-          config: the configuration as gin text, such as `gin.operative_config_str()`; None for a
-            command without one.
-          paths: names and absolute paths of the files that the run reads.
+        `paths` has names and absolute paths of the files that the run reads.
         """
         if config is not None:
             self.write(GIN_NAME, config.encode())

@@ -11,7 +11,8 @@ import gin
 import pytest
 
 from specjax.checks import checked
-from specjax.cli import failures, gin_config, infer, main
+from specjax.cli import gin_config, infer, main
+from specjax.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
 
@@ -31,20 +32,17 @@ class Tyre:
 
 def car(wheel, name, *, doors=4):
     if doors < 0:
-        raise ValueError(f"doors={doors} must not be negative")
+        raise UserError(f"doors={doors} must not be negative")
     if name == "disk":
         raise OSError("disk is full")
     if name == "fields":
-        raise ValueError("`name` must be a name: a wheel has a name, doors= has a number")
+        raise UserError("`name` must be a name: a wheel has a name, doors= has a number")
     return wheel, name, doors
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
+def registered():
     gin_config.register(Tyre, Wheel, vehicle=car)
-    # The functions of this file stand for the package's own.
-    places = (failures._PACKAGE, str(Path(__file__).parent))
-    monkeypatch.setattr(failures, "_PACKAGE", places)
 
 
 @pytest.fixture
