@@ -180,9 +180,9 @@ def test_an_override_may_use_a_name(files, tmp_path):
     assert found == (Wheel(2.0), "x", 5)
 
 
-def test_the_librarys_own_type_errors_are_told_and_others_are_not(files, monkeypatch):
+def test_users_errors_are_told_and_faults_are_not(files, monkeypatch):
     gin_config.configure(files, ["NAME=vw"])
-    with pytest.raises(ValueError, match=r"has no len\(\)"):
+    with pytest.raises(TypeError, match=r"has no len\(\)"):
         monkeypatch.setattr("tests.cli.test_gin_config.Wheel.__post_init__", fault, raising=False)
         gin_config.call(car)
     monkeypatch.setattr(
