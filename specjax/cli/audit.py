@@ -82,8 +82,6 @@ def run(args: argparse.Namespace) -> int:
     check_count("--samples", args.samples, "give the number of draws per case")
     one_number("--time-limit", args.time_limit, low=0.0, open_low=True, dtype=float)
     whole_number("--seed", args.seed, low=0)
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UserError(f"--json={args.json}: there is no directory {args.json.parent}: make it")
     if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
         raise UserError(f"--json={args.json} cannot be written: give a file in your directory")
     if args.rule is not None:

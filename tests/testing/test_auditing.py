@@ -427,7 +427,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
         (["mine"], "'mine' is not MODULE:FUNCTION"),
         (["mine:f", "--rule", "Lossy(3)"], "strength must lie in [0, 1), got 3"),
         (["mine:f", "--time-limit", "0"], "--time-limit"),
-        (["mine:f", "--json", f"no{os.sep}such.json"], "there is no directory"),
+        (["mine:f", "--json", f"no{os.sep}such.json"], "cannot be written: give a file"),
         (["mine:f", "--json", os.sep], "cannot be written: give a file"),
         (["mine:f", "--seed", "-1"], "--seed must be a whole number of at least 0, got -1"),
         (["README.md:f"], "README.md must be a module or a file whose name ends in .py"),

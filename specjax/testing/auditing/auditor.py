@@ -98,7 +98,17 @@ def audit(
     if not callable(function):
         raise UserError(f"function must be a verifier's function, got {function!r}")
     if rule is not None:
-        _check_declared(rule)
+        # Imported here: who audits a verifier without a rule needs none of this.
+        from specjax.rules import Budgeted
+        from specjax.rules.checking import check_is_rule
+
+        check_is_rule("rule", rule)
+        if isinstance(rule, Budgeted):
+            raise UserError(
+                f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
+                "tokens spent; declare its inner rule, or one with a bound at each token such as "
+                "rules.KLBall(0.05)"
+            )
     for name, value, choices in (
         ("mode", mode, (None, *MODES)),
         ("arrays", arrays, (None, *ARRAYS)),
@@ -150,7 +160,18 @@ class _Audit:
         verdict = None
         try:
             with np.errstate(all="ignore"):
-                self._find_calling(call)
+                probe = next((c for c in self.cases if c.law and c.length), self.cases[0])
+                blocks, _ = probe.blocks(self.drafts)
+                self.calling = find_calling(
+                    self.function,
+                    probe.rows(blocks[:1], np.full((1, probe.length + 1), 0.5)),
+                    certain=self.drafts == "certain",
+                    generator=lambda arrays: generator_of(arrays, self.seed),
+                    **call,
+                )
+                if self.mode is None:
+                    is_injected = {"uniforms", "uniform_next"} <= self.calling.takes
+                    self.mode = "injected" if is_injected else "black-box"
                 for number, case in enumerate(self.cases):
                     row = self._audit_case(case, np.random.default_rng((self.seed, number)))
                     if row is not None:
@@ -181,20 +202,6 @@ class _Audit:
             # Of random points that agree: see `injected`.
             math.log(1 / _LEVEL) / CHECKED if is_computed else 0.0,
         )
-
-    def _find_calling(self, call: dict[str, Any]) -> None:
-        probe = next((c for c in self.cases if c.law and c.length), self.cases[0])
-        blocks, _ = probe.blocks(self.drafts)
-        self.calling = find_calling(
-            self.function,
-            probe.rows(blocks[:1], np.full((1, probe.length + 1), 0.5)),
-            certain=self.drafts == "certain",
-            generator=lambda arrays: generator_of(arrays, self.seed),
-            **call,
-        )
-        if self.mode is None:
-            is_injected = {"uniforms", "uniform_next"} <= self.calling.takes
-            self.mode = "injected" if is_injected else "black-box"
 
     def _audit_case(self, case: HardCase, rng: np.random.Generator) -> SheetRow | None:
         """None if the function's interface has no place for the case: it is left out."""
@@ -335,17 +342,3 @@ def _chosen(names: Sequence[str] | None) -> list[HardCase]:
     if not names:
         raise UserError("cases is empty: leave it out for all")
     return [c for c in cases if any(str(name).lower() in c.name.lower() for name in names)]
-
-
-def _check_declared(rule: Any) -> None:
-    # Imported here: who audits a verifier without a rule needs none of this.
-    from specjax.rules import Budgeted
-    from specjax.rules.checking import check_is_rule
-
-    check_is_rule("rule", rule)
-    if isinstance(rule, Budgeted):
-        raise UserError(
-            f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
-            "tokens spent; declare its inner rule, or one with a bound at each token such as "
-            "rules.KLBall(0.05)"
-        )

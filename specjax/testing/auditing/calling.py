@@ -123,16 +123,11 @@ def find_calling(
 ) -> Calling:
     """Finds how a function is called, by its parameters and by what it accepts.
 
-    Args:
-      function: the verifier.
-      probe: rows to try it with.
-      arrays: one of `ARRAYS`; the first that works if None, its module's own library first.
-      dtype: one of `DTYPES`; float64 if the function takes it.
-      certain: whether `draft_probs` is None.
-      generator: makes the argument `generator` for a library.
+    `probe` has rows to try it with, and `generator` makes a library's argument `generator`. Without
+    `arrays` the first library that works is chosen, that of the function's module first.
 
     Raises:
-      ValueError: the parameters are not those of a verifier.
+      UserError: the parameters are not those of a verifier.
       BadOutcomeError: no library's arrays work; the message is about the likeliest.
     """
     names = _bound(function)

@@ -119,11 +119,11 @@ class HardCase:
 
 
 def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
-    """The cases of distributions, and of pipelines: other supports, larger vocabularies."""
+    """The cases of distributions, and of pipelines: other rows, padding, larger vocabularies."""
     rng = np.random.default_rng(seed)
 
-    def random(depth: int, vocab: int = 3, concentration: float = 1.0) -> np.ndarray:
-        return rng.dirichlet(np.full(vocab, concentration), size=(vocab,) * depth)
+    def random(depth: int) -> np.ndarray:
+        return rng.dirichlet(np.ones(3), size=(3,) * depth)
 
     def tables(count: int, make: Callable[[int], np.ndarray]) -> tuple[np.ndarray, ...]:
         return tuple(make(depth) for depth in range(count))
@@ -139,10 +139,10 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         return HardCase(name, tuple(q[: len(p) - 1]), tuple(p), len(p) - 1)
 
     equal = tables(3, random)
-    near = [_near(p, rng, 1e-9) for p in equal]
+    near = [p * (1.0 + 1e-9 * rng.uniform(-1.0, 1.0, p.shape)) for p in equal]
+    near = [p / p.sum(axis=-1, keepdims=True) for p in near]
     zeros = _without(tables(3, random), rng)
     greedy, other = (tables(3, lambda d: _most_probable(random(d))) for _ in range(2))
-    narrow = [_truncated(random(d), 2) for d in range(3)]
     other_rows = tuple(_other_row(rng, 2) for _ in range(2))
     # Of a padded case: they fill the block.
     longer = [_other_row(np.random.default_rng(seed + 1), length) for length in (2, 3)]
@@ -174,7 +174,6 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         dataclasses.replace(same("other rows, q = p", equal, equal), others=other_rows),
         case("L=0", 0, random, random, max_draft=2, pad=1, others=(longer[0],)),
         case("L=1 in G=3", 1, random, random, max_draft=3, pad=2, others=(longer[1],)),
-        same("other supports", [_truncated(random(d, 4), 2) for d in range(3)], _wide(narrow, rng)),
         _many(seed),
         _large(),
     )
@@ -202,11 +201,6 @@ def _most_probable(probs: np.ndarray) -> np.ndarray:
     return one_hot(np.argmax(probs, axis=-1), probs.shape[-1])
 
 
-def _near(probs: np.ndarray, rng: np.random.Generator, size: float) -> np.ndarray:
-    changed = probs * (1.0 + size * rng.uniform(-1.0, 1.0, probs.shape))
-    return changed / changed.sum(axis=-1, keepdims=True)
-
-
 def _without(tables: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
     """The tables, with one impossible token after each prefix."""
     found = []
@@ -229,18 +223,6 @@ def _each_without(
         left = np.where(np.arange(table.shape[-1]) == other, 0.0, table)
         q.append(left / left.sum(axis=-1, keepdims=True))
     return p, q
-
-
-def _truncated(probs: np.ndarray, keep: int) -> np.ndarray:
-    """The `keep` most probable tokens."""
-    smallest = np.sort(probs, axis=-1)[..., -keep, None]
-    left = np.where(probs >= smallest, probs, 0.0)
-    return left / left.sum(axis=-1, keepdims=True)
-
-
-def _wide(tables: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """Distributions over 3 of 4 tokens, with the depths of the given tables."""
-    return [_truncated(rng.dirichlet(np.ones(4), size=(4,) * i), 3) for i in range(len(tables))]
 
 
 def _other_row(

@@ -61,8 +61,8 @@ class CaseLaw(NamedTuple):
     """The outcomes of a case.
 
     Attributes:
-      outcomes: all outcomes, with their probabilities or shares.
-      edges: outcomes on the faces of the uniforms' cube; the weights are not read.
+      outcomes: all of them, with their probabilities or shares.
+      edges: those on the faces of the uniforms' cube; the weights are not read.
       samples: how many draws the shares are of; None if the probabilities are computed.
       single: whether the verifier rounds its uniforms to float32.
     """
@@ -246,7 +246,10 @@ def _breakpoints(
             break
         # Lines with the same change between the same probes have the same breakpoint; two are kept.
         keys = np.stack([draft[line], axis[line], low, high, left, right], axis=1)
-        keep = np.sort(_first_two(keys))
+        _, change = np.unique(keys, axis=0, return_inverse=True)
+        order = np.argsort(change, kind="stable")
+        rank = np.arange(len(order)) - np.searchsorted(change[order], change[order])
+        keep = np.sort(order[rank < 2])
         line, low, high, left, right = (x[keep] for x in (line, low, high, left, right))
         end, reached = high.copy(), right.copy()
         while (high - low).max() > resolution:
@@ -262,15 +265,6 @@ def _breakpoints(
         line, low, left = line[more], high[more], reached[more]
         high, right = end[more], right[more]
     return breaks
-
-
-def _first_two(keys: np.ndarray) -> np.ndarray:
-    """The first two rows of each distinct key."""
-    _, inverse = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    sorted_keys = inverse[order]
-    rank = np.arange(len(order)) - np.searchsorted(sorted_keys, sorted_keys)
-    return order[rank < 2]
 
 
 def _axis(values: list[float], resolution: float) -> np.ndarray:

@@ -64,15 +64,11 @@ class AuditReport:
     """The result of `specjax.testing.audit`.
 
     Attributes:
-      verdict: in one word.
-      reason: why, in one line.
       rows: the score sheet.
-      name: the audited function.
       how: the mode and the arrays.
       tolerance: the largest total variation that counts as exact.
       skipped: the cases that the function's interface leaves out, and why.
       evaluations: how many rows it judged.
-      seconds: how long the audit took.
       unresolved: the largest part of the uniforms that the grid may have missed, with a confidence
         of 99 %; 0 if no law was computed.
     """
@@ -104,8 +100,9 @@ class AuditReport:
         return values | {"verdict": self.verdict.text, "status": self.verdict.status}
 
     def __str__(self) -> str:
-        cells = [list(_HEAD), *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(_HEAD))]
+        head = ["case", "L", "TV", "p=0", "lost", "edge", "rows", "E[acc]"]
+        cells = [head, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
         lines = [f"{self.name}: {self.how}"]
         for line in cells:
             shown = [line[0].ljust(widths[0])]
@@ -127,9 +124,6 @@ class AuditReport:
 
     def show(self) -> None:
         print(self)
-
-
-_HEAD = ("case", "L", "TV", "p=0", "lost", "edge", "rows", "E[acc]")
 
 
 def _cells(row: SheetRow) -> list[str]:
