@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str:
 
 
 def check_path(path: Any, what: str = "") -> None:
-    """Raises TypeError or ValueError for an invalid path; `what` is "name=" in messages."""
+    """Raises UserError for an invalid path; `what` is "name=" in messages."""
     if not isinstance(path, str | os.PathLike):
         digits = isinstance(path, int) and not isinstance(path, bool)
         remedy = "put a path of digits in quotes" if digits else "give a text or a pathlib.Path"
@@ -49,7 +49,7 @@ def tuple_text(given: Any) -> str:
 
 
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
-    """Raises ValueError unless `value` is a whole number of at least `low`."""
+    """Raises UserError unless `value` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise UserError(
             f"{name} must be a whole number of at least {low}, got {shown(value)}: {remedy}"
@@ -57,13 +57,9 @@ def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
 
 
 def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> None:
-    """Raises TypeError unless `value` is an instance with all attributes of its protocol.
+    """Raises UserError unless `value` is an instance with the attributes `needed`.
 
-    Args:
-      name: the argument's name, for the message.
-      value: the part, such as a rule or a drafter.
-      needed: the names of the attributes.
-      example: code for such a part, for the message.
+    `example` is code for such a part, for the message.
     """
     if isinstance(value, type):
         raise UserError(
@@ -78,13 +74,13 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raises TypeError unless it is True or False."""
+    """Raises UserError unless it is True or False."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_static(name: str, value: Any) -> None:
-    """Raises TypeError unless a part of a method is hashable, as a key of compiled programs."""
+    """Raises UserError unless a part of a method is hashable, as a key of compiled programs."""
     try:
         hash(value)
     except TypeError as error:
@@ -132,9 +128,10 @@ def checked(
         return value.astype(dtype)
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
-    given = (name, value, low, high, open_low, open_high, dtype)
+    span = (low, high, open_low, open_high, dtype)
     # Every call of a Decoder checks the same few numbers.
-    return _cached(*given) if isinstance(value, int | float | np.number) else _checked(*given)
+    check = _cached if isinstance(value, int | float | np.number) else _checked
+    return check(name, value, *span)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
@@ -220,7 +217,7 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
 
 
 def check_scalars(tree: Any) -> None:
-    """Raises ValueError (at trace time) unless each strength is a scalar."""
+    """Raises UserError (at trace time) unless each strength is a scalar."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.numpy.ndim(leaf):
             name = f"{type(tree).__name__}{jax.tree_util.keystr(path)}"
@@ -231,27 +228,16 @@ def check_scalars(tree: Any) -> None:
 
 
 def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
-    """Checks that a method returned a tuple, and returns it.
-
-    Args:
-      where: the method, such as "Lookup.propose".
-      value: the returned value.
-      names: the names of the tuple's items.
-    """
+    """Checks that a method returned a tuple of these items, and returns it."""
     if not isinstance(value, tuple) or len(value) != len(names):
         raise UserError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
     return value
 
 
 def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: Any) -> None:
-    """Raises TypeError (at trace time) unless a value is an array of this shape and dtype.
+    """Raises UserError (at trace time) unless a value is an array of this shape and dtype.
 
-    Args:
-      what: the part, its method and the field, such as "Lookup.propose: probs".
-      value: the returned value.
-      axes: the shape in letters, such as "[B, V]".
-      shape: the same in numbers.
-      dtype: the dtype.
+    `axes` is the shape in letters, such as "[B, V]".
     """
     found = getattr(value, "shape", None), getattr(value, "dtype", None)
     if found != (tuple(shape), np.dtype(dtype)):
@@ -261,7 +247,7 @@ def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: A
 
 
 def check_like(what: str, new: Any, old: Any) -> None:
-    """Raises TypeError (at trace time) unless two states agree in structure, shapes and dtypes."""
+    """Raises UserError (at trace time) unless two states agree in structure, shapes and dtypes."""
     before: Any = jax.tree_util.tree_flatten_with_path(old)
     after: Any = jax.tree_util.tree_flatten_with_path(new)
     if before[1] != after[1]:

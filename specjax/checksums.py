@@ -23,10 +23,8 @@ def write_checksums(
 ) -> None:
     """Writes the checksums of all files below a directory.
 
-    Args:
-      directory: has the files; `specjax_checksums.json` is written there.
-      wanted: whether a file counts, by its path relative to the directory.
-      owner: JSON values that `find_damage` compares, such as the run's fingerprint.
+    `wanted` says whether a file counts, by its path relative to the directory. `owner` has JSON
+    values that `find_damage` compares, such as the run's fingerprint.
     """
     names = sorted(
         path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
@@ -44,12 +42,7 @@ def has_checksums(directory: Path) -> bool:
 
 
 def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> str | None:
-    """Describes the first difference from the checksums; None if there is no difference.
-
-    Args:
-      directory: has `specjax_checksums.json`.
-      owner: the expected owner; see `write_checksums`.
-    """
+    """Describes the first difference from the checksums; None if there is no difference."""
     try:
         values = json.loads(read_regular(directory / CHECKSUMS_NAME))
         sums, theirs = values["files"], values.get("owner")

@@ -75,14 +75,10 @@ def xla_flags() -> str:
 
 
 def compiling(*, float32: bool = True) -> dict[str, Any]:
-    """Returns the compiler settings of specjax that change results.
+    """The compiler settings of specjax that change results, as JSON values.
 
-    Args:
-      float32: whether a float32 network takes part.
-
-    Returns:
-      JSON values: on a CPU the options of programs and of steps; on other devices the precision of
-      float32 products, which has no effect on a CPU.
+    On a CPU they are the options of programs and of steps; on other devices the precision of
+    float32 products, if a float32 network takes part.
     """
     backend = jax.default_backend()
     if backend == "cpu":
@@ -94,15 +90,7 @@ def compiling(*, float32: bool = True) -> dict[str, Any]:
 
 
 def environment(*, float32: bool = True) -> dict[str, Any]:
-    """Returns the versions, the device and the JAX settings that results depend on.
-
-    Args:
-      float32: whether a float32 network takes part.
-
-    Returns:
-      JSON values: the device, the versions, XLA's flags and options, and JAX's settings for random
-      numbers and products.
-    """
+    """The versions, the device and the settings that results depend on, as JSON values."""
     config: Any = jax.config
     return {
         **compiling(float32=float32),

@@ -19,11 +19,9 @@ _JOINED = "--coordinator_address or --distributed"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> None:
-    """Adds the options, named as in T5X.
+    """Adds the options, named as in T5X; `joins`: the processes may form one JAX program.
 
-    Args:
-      parser: the parser of a command.
-      joins: whether its processes may form one JAX program. If not, they work independently.
+    If not, they work independently.
     """
     parser.set_defaults(joins=joins)
     parser.add_argument(
@@ -49,13 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> Non
 
 
 def start(args: argparse.Namespace) -> "Process | None":
-    """Returns this process, and joins the others if they form one JAX program.
+    """Returns this process, and joins the others if they form one JAX program; None if it is alone.
 
-    Args:
-      args: has the options of `add_arguments`. JAX must not have started its devices.
-
-    Returns:
-      This process; None if it is the only one.
+    JAX must not have started its devices.
     """
     from specjax.runs import processes, rendezvous
 

@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,6 @@ import jax
 
 from specjax.compilation import BACKEND_COMPILE
 
-# Seconds between two lines about a long compilation.
-_EVERY = 20.0
-# Events of jax.monitoring.
-_REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -74,22 +68,14 @@ class Compilations:
     compiled: int = 0
     read: int = 0
     announcement: str = ""
-
     _hit: bool = False
-    _start: float | None = None  # of the compilation that lasts
-    _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def on_event(self, event: str, **_: Any) -> None:
-        """A listener for the events of `jax.monitoring`."""
         self._hit |= event == _CACHE_HIT
-        if event == _REQUEST:
-            self._start = time.monotonic()
 
     def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
-        """A listener for the durations of `jax.monitoring`."""
         if event != BACKEND_COMPILE:
             return
-        self._start = None
         if self._hit:
             self.read += 1
         else:
@@ -98,37 +84,18 @@ class Compilations:
                 print(self.announcement, file=sys.stderr, flush=True)
         self._hit = False
 
-    def _tell_time(self) -> None:
-        """Prints how long a compilation takes, until the counts are closed."""
-        told: tuple[float | None, float] = (None, 0.0)
-        while not self._closed.wait(_EVERY / 10):
-            start = self._start
-            seconds = 0.0 if start is None else time.monotonic() - start
-            since = told[1] if told[0] == start else 0.0
-            if seconds >= since + _EVERY:
-                print(f"specjax: compiling a program: {seconds:.0f} s", file=sys.stderr, flush=True)
-                told = (start, seconds)
-
 
 @contextlib.contextmanager
 def count_compilations(announcement: str = "") -> Iterator[Compilations]:
-    """Counts the programs that this process compiles or reads from disk.
+    """Counts the programs that this process compiles or reads from disk, until the context ends.
 
-    Args:
-      announcement: a line for stderr when the first program has been compiled; it is not printed if
-        all programs are read from disk.
-
-    Yields:
-      The counts, which grow until the context ends.
+    The announcement is a line for stderr when the first program has been compiled.
     """
     counts = Compilations(announcement=announcement)
     jax.monitoring.register_event_listener(counts.on_event)
     jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
-    if announcement:
-        threading.Thread(target=counts._tell_time, daemon=True).start()
     try:
         yield counts
     finally:
-        counts._closed.set()
         jax.monitoring.unregister_event_listener(counts.on_event)
         jax.monitoring.unregister_event_duration_listener(counts.on_duration)

@@ -63,14 +63,8 @@ def join(
 ) -> Process | None:
     """Joins the processes of one JAX program, before JAX has started its devices.
 
-    Args:
-      address: host and port of process 0; None: the cluster (a TPU pod, Slurm, Open MPI; see
-        `jax.distributed.initialize`) gives all three arguments.
-      count: the number of processes.
-      index: the index of this process, from 0.
-
-    Returns:
-      This process; None if it is the only one.
+    Without an address (host and port of process 0) the cluster gives all three arguments: a TPU
+    pod, Slurm, Open MPI; see `jax.distributed.initialize`. None if this process is the only one.
     """
     # This service would catch SIGTERM, with which launchers end a run.
     jax.config.update("jax_enable_preemption_service", False)

@@ -23,13 +23,7 @@ _AGAIN = "read the errors of the other processes, and start all processes again"
 
 
 def meet(address: str, count: int, index: int) -> None:
-    """Waits until all processes are there.
-
-    Args:
-      address: host and port of process 0.
-      count: the number of processes.
-      index: the index of this process.
-    """
+    """Waits until all processes are there; process 0 listens at the address, host and port."""
     if index == 0:
         _wait_for_others(address, count)
     else:

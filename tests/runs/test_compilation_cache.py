@@ -1,17 +1,12 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import specjax
-from specjax.compilation import BACKEND_COMPILE
-from specjax.runs import compilation_cache
 from specjax.runs.compilation_cache import count_compilations
 
 CHILD = """
@@ -74,27 +69,3 @@ def test_compilations_are_counted_while_the_context_lasts(capsys):
     cubed(ones[7])
     assert inner.compiled == outer.compiled == 2
     assert capsys.readouterr().err == "told\n"
-
-
-def test_a_long_compilation_is_told_while_it_lasts(monkeypatch, capsys):
-    """By one thread for all programs, also after one that is refused."""
-    monkeypatch.setattr(compilation_cache, "_EVERY", 0.1)
-    before = threading.active_count()
-    with count_compilations("compiling") as counts:
-        for _ in range(2):
-            counts.on_event(compilation_cache._REQUEST)
-            assert threading.active_count() == before + 1
-            time.sleep(0.35)
-            counts.on_duration(BACKEND_COMPILE, 0.35)
-            told = capsys.readouterr().err
-            assert told.count("specjax: compiling a program: 0 s\n") in (2, 3)
-            counts.on_event(compilation_cache._REQUEST)  # a short one is not told
-            time.sleep(0.06)
-            counts.on_duration(BACKEND_COMPILE, 0.06)
-            with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-                jax.jit(lambda: 0, compiler_options={"nothing": 1}).lower().compile()
-            capsys.readouterr()
-            time.sleep(0.25)
-            assert capsys.readouterr().err == ""
-    time.sleep(0.15)
-    assert threading.active_count() == before
