@@ -38,14 +38,14 @@ def check_path(path: Any, what: str = "") -> None:
         raise UserError(f"{what}{path!r} has a NUL character: remove it")
 
 
-def tuple_text(given: Any) -> str:
+def tuple_text(value: Any) -> str:
     """Returns the tuple that a user meant by a single value, or by a text with commas."""
-    if not isinstance(given, str):
-        return repr((given,))
+    if not isinstance(value, str):
+        return repr((value,))
     try:
-        return repr(tuple(ast.literal_eval(f"({given},)")))
+        return repr(tuple(ast.literal_eval(f"({value},)")))
     except (ValueError, SyntaxError):
-        return repr(tuple(part.strip() for part in given.split(",")))
+        return repr(tuple(part.strip() for part in value.split(",")))
 
 
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
@@ -135,8 +135,8 @@ def checked(
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _cached(*given: Any) -> np.ndarray:
-    array = _checked(*given)
+def _cached(*arguments: Any) -> np.ndarray:
+    array = _checked(*arguments)
     array.setflags(write=False)  # callers share it
     return array
 
@@ -239,8 +239,8 @@ def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: A
 
     `axes` is the shape in letters, such as "[B, V]".
     """
-    found = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if found != (tuple(shape), np.dtype(dtype)):
+    actual = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if actual != (tuple(shape), np.dtype(dtype)):
         raise UserError(
             f"{what} must be {axes} = {list(shape)} {np.dtype(dtype)}, got {_described(value)}"
         )

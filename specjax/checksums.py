@@ -62,10 +62,10 @@ def _difference(name: str, path: Path, expected: str) -> str | None:
     try:
         if not path.is_file():  # opening a pipe would block
             return f"{name} is not a file"
-        found = _sha256(path)
+        actual = _sha256(path)
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
-    return None if found == expected else f"{name} was changed after specjax wrote it"
+    return None if actual == expected else f"{name} was changed after specjax wrote it"
 
 
 def _threads() -> concurrent.futures.ThreadPoolExecutor:

@@ -33,8 +33,8 @@ def cpu_options(backend: str) -> dict[str, Any] | None:
     if backend != "cpu":
         return None
     # Another version of XLA may know only the second value.
-    found = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _known(**x)), None)
-    return None if found is None else dict(found)
+    options = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _known(**x)), None)
+    return None if options is None else dict(options)
 
 
 def step_options(backend: str) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def _first_placed(tree: Any) -> Any:
     elif not isinstance(tree, tuple | list):
         leaves = [tree] if hasattr(tree, "sharding") else jax.tree.leaves(tree)
         return next((x.sharding for x in leaves if getattr(x, "sharding", None) is not None), None)
-    return next((found for found in map(_first_placed, tree) if found is not None), None)
+    return next((sharding for sharding in map(_first_placed, tree) if sharding is not None), None)
 
 
 def _backend_of(tree: Any) -> str:
@@ -85,11 +85,11 @@ class Jitted:
             lambda backend: jax.jit(fun, compiler_options=options(backend), **settings)
         )
 
-    def _jitted(self, *given: Any) -> Any:
+    def _jitted(self, *arguments: Any) -> Any:
         # JAX refuses options within another program.
         if get_opaque_trace_state() != _no_trace():
             return self._within
-        return self._alone(_backend_of(given))
+        return self._alone(_backend_of(arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(args, kwargs)(*args, **kwargs)

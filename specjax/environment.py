@@ -31,10 +31,10 @@ def device() -> str:
     if backend != "cpu":
         return f"{backend}: {jax.devices()[0].device_kind}"
     try:
-        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:  # not Linux
-        found = None
-    return f"cpu: {found[1] if found else platform.processor() or platform.machine()}"
+        model = None
+    return f"cpu: {model[1] if model else platform.processor() or platform.machine()}"
 
 
 def machine() -> str:

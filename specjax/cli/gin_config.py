@@ -151,8 +151,7 @@ def configure(
       bindings: `NAME=value`, from the command line. A value that gin cannot parse is a string, so
         paths need no quotes.
       search_paths: folders to search for files and includes.
-      default: the file to read first, unless `files` or their includes contain a file of a folder
-        `runs`.
+      default: the file to read first, unless `files` or their includes have a file of `runs`.
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
@@ -181,20 +180,20 @@ class _Delegate(ParserDelegate):
         return super().configurable_reference(scoped_configurable_name, evaluate)
 
     def macro(self, macro_name: str) -> Any:
-        found = super().macro(macro_name)
-        if found.configurable.selector == _MACRO:  # not a constant
+        macro = super().macro(macro_name)
+        if macro.configurable.selector == _MACRO:  # not a constant
             self.used.add(macro_name)
-        return found
+        return macro
 
 
 def _files_with(names: Collection[str]) -> str:
     """Returns a hint at the methods, networks or tasks that define all these names; "" without."""
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for path in sorted(SHIPPED.glob("[mt]*/*.gin")) if names else []:
         text = path.read_text(encoding="utf-8")
         if all(re.search(rf"^{re.escape(name)} *=", text, re.M) for name in names):
-            found.setdefault(path.parent.name, []).append(path.stem)
-    wanted = [f"--gin_file={at}/NAME.gin, NAME: {', '.join(all_)}" for at, all_ in found.items()]
+            files.setdefault(path.parent.name, []).append(path.stem)
+    wanted = [f"--gin_file={at}/NAME.gin, NAME: {', '.join(all_)}" for at, all_ in files.items()]
     return f"add {' or '.join(wanted)}" if wanted else ""
 
 
@@ -203,8 +202,8 @@ def _near_file(name: str) -> str:
     paths = [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("[!.]*/**/*.gin"))]
     paths = [path for path in paths if path.parts[0] != "t5x"]  # read by T5X's programs
     near = difflib.get_close_matches(Path(name).stem, [path.stem for path in paths], n=1)
-    found = [path.as_posix() for path in paths if path.stem in near]
-    return f"did you mean {' or '.join(found)}?" if found else ""
+    names = [path.as_posix() for path in paths if path.stem in near]
+    return f"did you mean {' or '.join(names)}?" if names else ""
 
 
 class _Reader:
@@ -263,9 +262,9 @@ class _Reader:
 
     def _find(self, name: str, place: str) -> Path:
         candidates = (Path(folder, name) for folder in ("", *self._folders, str(SHIPPED)))
-        found = next((path for path in candidates if path.is_file()), None)
-        if found is not None:
-            return found.absolute()
+        file = next((path for path in candidates if path.is_file()), None)
+        if file is not None:
+            return file.absolute()
         if Path(name).is_dir():
             raise IsADirectoryError(f"{place}: this is a directory: give the path of a file")
         remedy = _near_file(name) or "give its full path, or add its folder to --gin_search_paths"
@@ -310,9 +309,9 @@ class _Reader:
         if "." not in name and name not in self.defined | self._delegate.used:
             absent = ", ".join(sorted(self._delegate.used - self.defined))
             rest = f"; they use {absent}: add the file that defines these names" if absent else ""
-            known = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
-            known = _files_with([name]) or known
-            raise UserError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
+            names = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
+            remedy = hint(name, self.defined, _files_with([name]) or names)
+            raise UserError(f"--gin.{name}: no such name; {remedy}")
         with _naming(f"--gin.{name}"):
             try:
                 statements = self._parsed(f"{name} = {value}")
@@ -346,7 +345,7 @@ class _Reader:
 
 
 class _NamedError(UserError):
-    """An error whose message names the file and line, or the option."""
+    """Its message names the file and line, or the option."""
 
 
 @contextlib.contextmanager
@@ -379,18 +378,15 @@ def _check_known(name: str, parameter: str | None = None) -> None:
     try:
         gin.get_configurable(name)
     except ValueError:
-        known = f"the known names are {', '.join(sorted(_registered))}"
-        raise UserError(
-            f"{name} is not a function or class for gin files; {hint(plain, _registered, known)}"
-        ) from None
+        remedy = hint(plain, _registered, f"the known names are {', '.join(sorted(_registered))}")
+        raise UserError(f"{name} is not a function or class for gin files; {remedy}") from None
     if parameter is not None and plain in _registered:
         parameters = dict(inspect.signature(_registered[plain]).parameters)
         parameters.pop("unknown", None)  # `Decoder` rejects these
         variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if parameter not in parameters and not variadic:
-            known = f"its parameters are {', '.join(parameters)}"
-            known = hint(parameter, parameters, known)
-            raise UserError(f"{plain} has no parameter {parameter}; {known}")
+            remedy = hint(parameter, parameters, f"its parameters are {', '.join(parameters)}")
+            raise UserError(f"{plain} has no parameter {parameter}; {remedy}")
 
 
 def call(
@@ -411,10 +407,10 @@ def call(
     """
     name = next(name for name, function in _registered.items() if function is configurable)
     walk = _Walk()
-    given = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
-    walk.start(f"{_MODULE}.{name}", configurable, given)
-    for part, passed in parts.items():
-        walk.start(f"{_MODULE}.{part.__name__}", part, passed)
+    passed = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
+    walk.start(f"{_MODULE}.{name}", configurable, passed)
+    for part, names in parts.items():
+        walk.start(f"{_MODULE}.{part.__name__}", part, names)
     walk.check_overrides(_overrides)
     try:
         before()
@@ -434,9 +430,9 @@ class _Walk:
         # Parameter -> the names (macros) bound to it.
         self._names: dict[str, set[str]] = {}
 
-    def start(self, selector: str, function: Callable[..., Any], given: Sequence[str]) -> None:
+    def start(self, selector: str, function: Callable[..., Any], passed: Sequence[str]) -> None:
         """Follows all references from a function that will be called with parameters `given`."""
-        self._follow(((), selector), function, [], given)
+        self._follow(((), selector), function, [], passed)
         while self._handed_over:  # functions that are passed on, not called
             scopes, reference = self._handed_over.pop()
             wrapped = reference.configurable.wrapped
@@ -446,11 +442,11 @@ class _Walk:
         if self._missing:
             # Names of gin files first: the files describe them.
             names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
-            own = [name for name in names if "." not in name or not _files_with([name])]
-            remedies = [_files_with([name for name in names if name not in own])]
-            if own:
-                wanted = " ".join(f"--gin.{name}=..." for name in own)
-                what = "it" if len(own) == 1 else "them"
+            users = [name for name in names if "." not in name or not _files_with([name])]
+            remedies = [_files_with([name for name in names if name not in users])]
+            if users:
+                wanted = " ".join(f"--gin.{name}=..." for name in users)
+                what = "it" if len(users) == 1 else "them"
                 remedies[:0] = [f"add a gin file that defines {what}, or {wanted}"]
             remedy = "; ".join(filter(None, remedies))
             raise UserError(f"required but not given: {', '.join(names)}; {remedy}")
@@ -460,7 +456,7 @@ class _Walk:
         key: "_Key",
         function: Callable[..., Any] | None,
         path: list["_Key"],
-        given: Sequence[str] = (),
+        passed: Sequence[str] = (),
     ) -> None:
         if key in path:
             circle = [*path[path.index(key) :], key]
@@ -475,9 +471,9 @@ class _Walk:
         # gin reads the bindings of all enclosing scopes.
         self._used |= {("/".join(scopes[:i]), selector) for i in range(len(scopes) + 1)}
         bindings = gin.get_bindings("/".join((*scopes, selector)), resolve_references=False)
-        self._note_missing(key, function, {*bindings, *given})
+        self._note_missing(key, function, {*bindings, *passed})
         for parameter, value in bindings.items():
-            if parameter in given:
+            if parameter in passed:
                 continue
             if isinstance(value, ConfigurableReference) and str(value).startswith("%"):
                 self._names.setdefault(parameter, set()).add(str(value)[1:])
@@ -492,13 +488,13 @@ class _Walk:
                     self._follow((inner, target.selector), target.wrapped, [*path, key])
 
     def _note_missing(
-        self, key: "_Key", function: Callable[..., Any] | None, known: Collection[str]
+        self, key: "_Key", function: Callable[..., Any] | None, bound: Collection[str]
     ) -> None:
         if function is None or key[1] == _MACRO:
             return
         for name, parameter in inspect.signature(function).parameters.items():
             needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
-            if needed and name not in known:
+            if needed and name not in bound:
                 self._missing.append(f"{_shown(key)}.{name}")
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
@@ -532,12 +528,12 @@ class _Walk:
 def _with_reference(text: str) -> str:
     """A message about a part, with how gin files write the part that was meant."""
     text = re.sub(r"(got the class (\w+): write )\2\(\.\.\.\)$", r"\1@\2()", text)
-    found = re.search(r"must be like .*, got '(\w+)(\(.+\))?(?:\(\))?'$", text)
-    if found is None or found[1] not in _registered:
+    match = re.search(r"must be like .*, got '(\w+)(\(.+\))?(?:\(\))?'$", text)
+    if match is None or match[1] not in _registered:
         return text
-    first = next(iter(inspect.signature(_registered[found[1]]).parameters), "")
-    more = f" and --gin.{found[1]}.{first}=..." if found[2] else ""
-    return f"{text}: write @{found[1]}(){more}"
+    first = next(iter(inspect.signature(_registered[match[1]]).parameters), "")
+    more = f" and --gin.{match[1]}.{first}=..." if match[2] else ""
+    return f"{text}: write @{match[1]}(){more}"
 
 
 _Key = tuple[tuple[str, ...], str]
@@ -551,12 +547,12 @@ def _shown(key: _Key) -> str:
 def value_of(parameter: str, default: Any = None) -> Any:
     """Returns the value bound to a parameter, `default` if nothing is bound."""
     try:
-        found = gin.query_parameter(parameter)
+        value = gin.query_parameter(parameter)
     except ValueError:
         return default
-    if isinstance(found, ConfigurableReference) and found.evaluate:
-        return found.scoped_configurable_fn()
-    return found
+    if isinstance(value, ConfigurableReference) and value.evaluate:
+        return value.scoped_configurable_fn()
+    return value
 
 
 def operative_config() -> str:

@@ -62,8 +62,8 @@ def start(args: argparse.Namespace) -> "Process | None":
             "--process_count and --process_index, or leave out --distributed"
         )
     if (count is None) != (index is None):
-        given, absent = ("count", "index") if index is None else ("index", "count")
-        raise UserError(f"--process_{given} needs --process_{absent}: give both")
+        one, other = ("count", "index") if index is None else ("index", "count")
+        raise UserError(f"--process_{one} needs --process_{other}: give both")
     if address and count is None:
         raise UserError("--coordinator_address needs --process_count and --process_index")
     if not args.joins and (detected or address):
@@ -95,9 +95,6 @@ def check_joined(args: argparse.Namespace) -> None:
 
     `start` reads the hosts of GKE in TPU_WORKER_HOSTNAMES. On Cloud TPU VMs only the TPU's runtime
     knows the hosts, after it has started: each host would do all of the work.
-
-    Args:
-      args: of any command; `process` is the result of `start`.
     """
     import jax
 
@@ -125,8 +122,8 @@ def end(status: int) -> NoReturn:
 
 
 def _value(name: str, args: argparse.Namespace) -> str | None:
-    given = getattr(args, name)
-    return os.environ.get(f"SPECJAX_{name.upper()}") or None if given is None else given
+    value = getattr(args, name)
+    return os.environ.get(f"SPECJAX_{name.upper()}") or None if value is None else value
 
 
 def _number(name: str, args: argparse.Namespace) -> int | None:

@@ -83,10 +83,7 @@ _WITHOUT_CACHE = ("convert", "inspect", "evaluate", "merge", "train bigram", "au
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-      argv: the arguments after the program's name; the process's own by default.
+    """Runs one command with these arguments, by default those of the process.
 
     Returns:
       The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a comparison in which settings

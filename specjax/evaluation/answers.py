@@ -41,8 +41,8 @@ class AnswerAfter:
         _check_without(self.without)
 
     def __call__(self, text: str) -> str:
-        _, found, after = text.rpartition(self.marker)
-        if not found:
+        _, marker, after = text.rpartition(self.marker)
+        if not marker:
             return text.strip() if self.without == "all" else ""
         return after.partition("\n")[0].strip()
 
@@ -125,8 +125,8 @@ def answer_number(text: str) -> decimal.Decimal | None:
     Source: GSM8K (Cobbe et al. 2021), whose answers end with "#### 42".
     """
     before, mark, after = text.partition(_MARK)
-    if mark and (found := _NUMBER.search(after)):
-        return _value(found)
+    if mark and (number := _NUMBER.search(after)):
+        return _value(number)
     numbers = list(_NUMBER.finditer(before if mark else text))
     return _value(numbers[-1]) if numbers else None
 

@@ -156,18 +156,18 @@ def resume(
     run: str,
     examples: Sequence[Example],
     failed: Mapping[int, str],
-    own: Collection[tuple[int, int]],
+    keys: Collection[tuple[int, int]],
 ) -> dict[tuple[int, int], Record]:
     """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    `failed` has the inputs that cannot be decoded, `own` the keys of the rows that may be there.
+    `failed` has the inputs that cannot be decoded, `keys` the keys of the rows that may be there.
     """
     rows, torn = written_rows(path, run)
     records: dict[tuple[int, int], Record] = {}
     for number, record in enumerate(rows, 1):
         key = i, _ = key_of(record)
         if not (
-            key in own
+            key in keys
             and key not in records
             and record["inputs"] == examples[i].inputs
             and ("error" in record) == (i in failed)

@@ -136,8 +136,8 @@ def check_same(what: str, text: str) -> None:
 
     `what` names the difference in the message, such as "another input".
     """
-    found = [bytes(row).decode() for row in gather(np.frombuffer(text.encode(), np.uint8))]
-    other = next((i for i, theirs in enumerate(found) if theirs != found[0]), None)
+    texts = [bytes(row).decode() for row in gather(np.frombuffer(text.encode(), np.uint8))]
+    other = next((i for i, theirs in enumerate(texts) if theirs != texts[0]), None)
     if other is not None:
         raise UserError(
             f"process {other} has {what} than process 0: give all processes the same files and the "

@@ -239,14 +239,14 @@ class RunDirectory:
 
     def _refuse_foreign(self, there: Sequence[str]) -> None:
         """Raises an error unless the run has made these files of the directory."""
-        made = [] if self._stored is None else self._stored[_FILES]
+        files = [] if self._stored is None else self._stored[_FILES]
         models = sorted(path for name in _OF_MODELS for path in self.path.glob(name))
         if models and self._stored is None:
             raise FileExistsError(
                 f"output_dir={self.path} holds a model ({models[0].name}): choose another directory"
             )
         # A changed list must not make the run remove other files.
-        if foreign := [name for name in made if name not in self._makes]:
+        if foreign := [name for name in files if name not in self._makes]:
             raise UserError(
                 f"{self._config} lists {foreign[0]!r}, which is not a file of this run: choose "
                 "another output_dir"
@@ -258,12 +258,12 @@ class RunDirectory:
             # Writing would change, and replacing remove, the target of the link.
             if path.is_symlink():
                 raise _a_link(path)
-            if not made and (other := self._other_command()):
+            if not files and (other := self._other_command()):
                 raise FileExistsError(
                     f"output_dir={self.path} has a run of another command ({other}): choose "
                     "another output_dir"
                 )
-            if name not in made:
+            if name not in files:
                 raise FileExistsError(
                     f"{path} exists, but {self._config.name} does not list it as a file of a run: "
                     "choose another output_dir, or move it"

@@ -231,11 +231,11 @@ class _Audit:
     def _measured(
         self, case: HardCase, target: tuple[np.ndarray, ...], rng: np.random.Generator
     ) -> SheetRow:
-        given = self.calling, case, self.drafts, rng, self.clock
+        arguments = self.calling, case, self.drafts, rng, self.clock
         is_sampled = self.mode == "black-box"
-        if case.law and not is_sampled and is_coupled(*given):
+        if case.law and not is_sampled and is_coupled(*arguments):
             return SheetRow(case.name, case.length, case.vocab, coupled=True)
-        law = sampled_law(*given, self.samples) if is_sampled else injected_law(*given)
+        law = sampled_law(*arguments, self.samples) if is_sampled else injected_law(*arguments)
         self.single |= law.single
         if not case.law:
             lost = float(law.outcomes.weight[law.outcomes.following < 0].sum())

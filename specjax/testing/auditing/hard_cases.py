@@ -129,11 +129,11 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         return tuple(make(depth) for depth in range(count))
 
     def case(name: str, length: int, draft: object, target: object, **more: object) -> HardCase:
-        made = [
+        both = [
             tables(n, x if callable(x) else functools.partial(_everywhere, x))
             for n, x in ((length, draft), (length + 1, target))
         ]
-        return HardCase(name, *made, **{"max_draft": length, **more})  # type: ignore[arg-type]
+        return HardCase(name, *both, **{"max_draft": length, **more})  # type: ignore[arg-type]
 
     def same(name: str, p: Sequence[np.ndarray], q: Sequence[np.ndarray]) -> HardCase:
         return HardCase(name, tuple(q[: len(p) - 1]), tuple(p), len(p) - 1)
@@ -203,12 +203,12 @@ def _most_probable(probs: np.ndarray) -> np.ndarray:
 
 def _without(tables: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
     """The tables, with one impossible token after each prefix."""
-    found = []
+    lacking = []
     for table in tables:
         gone = rng.integers(table.shape[-1], size=table.shape[:-1])
         left = np.where(np.arange(table.shape[-1]) == gone[..., None], 0.0, table)
-        found.append(left / left.sum(axis=-1, keepdims=True))
-    return found
+        lacking.append(left / left.sum(axis=-1, keepdims=True))
+    return lacking
 
 
 def _each_without(
