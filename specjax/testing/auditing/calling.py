@@ -170,8 +170,7 @@ def _bound(function: Callable[..., Any]) -> tuple[tuple[str, str], ...] | None:
     title = getattr(function, "__name__", repr(function))
     raise UserError(
         f"{title} takes ({', '.join(names)}), but a verifier takes ({', '.join(_ORDER)}), or some "
-        "of these by name (tokens and target_probs at least): wrap it in such a function, or give "
-        "further arguments a value (--with NAME=VALUE, or functools.partial)"
+        "of these by name (tokens and target_probs at least): wrap it in such a function"
     )
 
 
