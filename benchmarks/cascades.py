@@ -12,13 +12,13 @@ import numpy as np
 
 import specjax
 from benchmarks import command
+from benchmarks.spare_maps import spare_maps
 from specjax import Decoder, TextModel
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
 from specjax.evaluation import Bootstrap, Interval, Sums, ratio
-from specjax.memory import spare_maps
 from specjax.study.drafting_plans import Plan, plans
 from specjax.study.expect import expect, sampling_key
 from specjax.study.turns import in_turns, timed

@@ -12,11 +12,11 @@ import numpy as np
 
 import specjax
 from benchmarks import command
+from benchmarks.spare_maps import spare_maps
 from specjax.checks import one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
-from specjax.memory import spare_maps
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.turns import timed
 from specjax.text.parts import Part

@@ -13,13 +13,13 @@ import numpy as np
 import specjax
 from benchmarks import command
 from benchmarks.predicted import CHIPS, Network, pass_seconds
+from benchmarks.spare_maps import spare_maps
 from specjax.checks import check_count, one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.data.examples import read_examples
 from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
-from specjax.memory import spare_maps
 from specjax.models import preset
 from specjax.sampling import TINY
 from specjax.study.clock import VERIFIER, Clock

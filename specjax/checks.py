@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str:
 
 
 def check_path(path: Any, what: str = "") -> None:
-    """Raises TypeError or ValueError for an invalid path; `what` is "name=" in messages."""
+    """Raises UserError for an invalid path; `what` is "name=" in messages."""
     if not isinstance(path, str | os.PathLike):
         digits = isinstance(path, int) and not isinstance(path, bool)
         remedy = "put a path of digits in quotes" if digits else "give a text or a pathlib.Path"
@@ -38,18 +38,18 @@ def check_path(path: Any, what: str = "") -> None:
         raise UserError(f"{what}{path!r} has a NUL character: remove it")
 
 
-def tuple_text(given: Any) -> str:
+def tuple_text(value: Any) -> str:
     """Returns the tuple that a user meant by a single value, or by a text with commas."""
-    if not isinstance(given, str):
-        return repr((given,))
+    if not isinstance(value, str):
+        return repr((value,))
     try:
-        return repr(tuple(ast.literal_eval(f"({given},)")))
+        return repr(tuple(ast.literal_eval(f"({value},)")))
     except (ValueError, SyntaxError):
-        return repr(tuple(part.strip() for part in given.split(",")))
+        return repr(tuple(part.strip() for part in value.split(",")))
 
 
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
-    """Raises ValueError unless `value` is a whole number of at least `low`."""
+    """Raises UserError unless `value` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise UserError(
             f"{name} must be a whole number of at least {low}, got {shown(value)}: {remedy}"
@@ -57,13 +57,9 @@ def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
 
 
 def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> None:
-    """Raises TypeError unless `value` is an instance with all attributes of its protocol.
+    """Raises UserError unless `value` is an instance with the attributes `needed`.
 
-    Args:
-      name: the argument's name, for the message.
-      value: the part, such as a rule or a drafter.
-      needed: the names of the attributes.
-      example: code for such a part, for the message.
+    `example` is code for such a part, for the message.
     """
     if isinstance(value, type):
         raise UserError(
@@ -78,13 +74,13 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raises TypeError unless it is True or False."""
+    """Raises UserError unless it is True or False."""
     if not isinstance(value, bool):
         raise UserError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_static(name: str, value: Any) -> None:
-    """Raises TypeError unless a part of a method is hashable, as a key of compiled programs."""
+    """Raises UserError unless a part of a method is hashable, as a key of compiled programs."""
     try:
         hash(value)
     except TypeError as error:
@@ -96,11 +92,7 @@ def check_static(name: str, value: Any) -> None:
 
 
 def require(module: str, extra: str) -> Any:
-    """Imports a library that one of specjax's extras installs.
-
-    Raises:
-      MissingLibraryError: the library cannot be imported.
-    """
+    """Imports a library that one of specjax's extras installs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -131,27 +123,20 @@ def checked(
       open_low: whether `low` itself is excluded.
       open_high: whether `high` itself is excluded.
       dtype: the dtype of the result.
-
-    Returns:
-      `value` as an array of `dtype`.
-
-    Raises:
-      TypeError: `value` is not numeric.
-      ValueError: an entry is NaN, out of range or too large for the dtype, or `value` has more than
-        one axis.
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
-    given = (name, value, low, high, open_low, open_high, dtype)
+    span = (low, high, open_low, open_high, dtype)
     # Every call of a Decoder checks the same few numbers.
-    return _cached(*given) if isinstance(value, int | float | np.number) else _checked(*given)
+    check = _cached if isinstance(value, int | float | np.number) else _checked
+    return check(name, value, *span)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _cached(*given: Any) -> np.ndarray:
-    array = _checked(*given)
+def _cached(*arguments: Any) -> np.ndarray:
+    array = _checked(*arguments)
     array.setflags(write=False)  # callers share it
     return array
 
@@ -189,12 +174,7 @@ def _checked(
 
 
 def whole_number(name: str, value: Any, *, low: int) -> int:
-    """Checks a single whole number of at least `low`, see `checked`; 1e3 is valid.
-
-    Raises:
-      TypeError: `value` is not a single number.
-      ValueError: `value` is not whole, below `low`, or too large for int32.
-    """
+    """Checks a single whole number of at least `low`, see `checked`; 1e3 is valid."""
     array = checked(name, value, low=low, dtype=np.int32)
     if array.ndim:
         raise UserError(f"{name} must be a single whole number, got {shown(value)}")
@@ -202,12 +182,7 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
 
 
 def one_number(name: str, value: Any, **span: Any) -> float:
-    """Checks a single number; `span` has the range, see `checked`.
-
-    Raises:
-      TypeError: `value` is not a single number.
-      ValueError: `value` is out of range.
-    """
+    """Checks a single number; `span` has the range, see `checked`."""
     array = checked(name, value, **span)
     if array.ndim:
         raise UserError(f"{name} must be a single number, got {shown(value)}")
@@ -242,40 +217,26 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
 
 
 def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
-    """Checks that a method returned a tuple, and returns it.
-
-    Args:
-      where: the method, such as "Lookup.propose".
-      value: the returned value.
-      names: the names of the tuple's items.
-
-    Raises:
-      TypeError: `value` is not a tuple of that length.
-    """
+    """Checks that a method returned a tuple of these items, and returns it."""
     if not isinstance(value, tuple) or len(value) != len(names):
         raise UserError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
     return value
 
 
 def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: Any) -> None:
-    """Raises TypeError (at trace time) unless a value is an array of this shape and dtype.
+    """Raises UserError (at trace time) unless a value is an array of this shape and dtype.
 
-    Args:
-      what: the part, its method and the field, such as "Lookup.propose: probs".
-      value: the returned value.
-      axes: the shape in letters, such as "[B, V]".
-      shape: the same in numbers.
-      dtype: the dtype.
+    `axes` is the shape in letters, such as "[B, V]".
     """
-    found = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if found != (tuple(shape), np.dtype(dtype)):
+    actual = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if actual != (tuple(shape), np.dtype(dtype)):
         raise UserError(
             f"{what} must be {axes} = {list(shape)} {np.dtype(dtype)}, got {_described(value)}"
         )
 
 
 def check_like(what: str, new: Any, old: Any) -> None:
-    """Raises TypeError (at trace time) unless two states agree in structure, shapes and dtypes."""
+    """Raises UserError (at trace time) unless two states agree in structure, shapes and dtypes."""
     before: Any = jax.tree_util.tree_flatten_with_path(old)
     after: Any = jax.tree_util.tree_flatten_with_path(new)
     if before[1] != after[1]:
@@ -290,11 +251,7 @@ def check_like(what: str, new: Any, old: Any) -> None:
 
 
 def checked_scores(model: Any, returned: Any, tokens: Any) -> Any:
-    """Checks the result of `LanguageModel.score` for `tokens [B, T]`, and returns it.
-
-    Raises:
-      TypeError: (at trace time) it is not a triple with logits `[B, T, V]` of a float dtype.
-    """
+    """Checks the result of `LanguageModel.score` for `tokens [B, T]`, and returns it."""
     where = f"{type(model).__name__}.score"
     logits, hidden, updates = unpacked(where, returned, ("logits", "hidden", "updates"))
     dtype = getattr(logits, "dtype", np.dtype(bool))

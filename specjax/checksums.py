@@ -23,13 +23,8 @@ def write_checksums(
 ) -> None:
     """Writes the checksums of all files below a directory.
 
-    Args:
-      directory: has the files; `specjax_checksums.json` is written there.
-      wanted: whether a file counts, by its path relative to the directory.
-      owner: JSON values that `find_damage` compares, such as the run's fingerprint.
-
-    Raises:
-      OSError: a file cannot be read, or the checksums cannot be written.
+    `wanted` says whether a file counts, by its path relative to the directory. `owner` has JSON
+    values that `find_damage` compares, such as the run's fingerprint.
     """
     names = sorted(
         path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
@@ -47,12 +42,7 @@ def has_checksums(directory: Path) -> bool:
 
 
 def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> str | None:
-    """Describes the first difference from the checksums; None if there is no difference.
-
-    Args:
-      directory: has `specjax_checksums.json`.
-      owner: the expected owner; see `write_checksums`.
-    """
+    """Describes the first difference from the checksums; None if there is no difference."""
     try:
         values = json.loads(read_regular(directory / CHECKSUMS_NAME))
         sums, theirs = values["files"], values.get("owner")
@@ -72,10 +62,10 @@ def _difference(name: str, path: Path, expected: str) -> str | None:
     try:
         if not path.is_file():  # opening a pipe would block
             return f"{name} is not a file"
-        found = _sha256(path)
+        actual = _sha256(path)
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
-    return None if found == expected else f"{name} was changed after specjax wrote it"
+    return None if actual == expected else f"{name} was changed after specjax wrote it"
 
 
 def _threads() -> concurrent.futures.ThreadPoolExecutor:

@@ -24,25 +24,17 @@ CPU_OPTIONS = {_FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 # Nothing: for few tokens Eigen's products are faster than YNNPACK's (docs/benchmarks.md).
 STEP_OPTIONS = {_FUSIONS: ""}
 
-# XLA's errors for an unknown option, and for an unknown value.
-_UNKNOWN = ("No such compile option", "not a valid enum value")
-
 
 def cpu_options(backend: str) -> dict[str, Any] | None:
-    """Returns options for `jax.jit` of any program, or None.
+    """Compiler options of any program on a backend; None for devices other than CPUs.
 
-    Args:
-      backend: a name from `jax.default_backend()`.
-
-    Returns:
-      Names and values, for `compiler_options`; None for devices other than CPUs, or if this XLA
-      has no such options.
+    Also None if this XLA has no such options.
     """
     if backend != "cpu":
         return None
     # Another version of XLA may know only the second value.
-    found = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _known(**x)), None)
-    return None if found is None else dict(found)
+    options = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _known(**x)), None)
+    return None if options is None else dict(options)
 
 
 def step_options(backend: str) -> dict[str, Any] | None:
@@ -54,9 +46,7 @@ def step_options(backend: str) -> dict[str, Any] | None:
 def _known(**options: Any) -> bool:
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if not any(words in str(error) for words in _UNKNOWN):
-            raise
+    except jax.errors.JaxRuntimeError:  # an option or a value that this XLA does not know
         return False
     return True
 
@@ -68,7 +58,7 @@ def _first_placed(tree: Any) -> Any:
     elif not isinstance(tree, tuple | list):
         leaves = [tree] if hasattr(tree, "sharding") else jax.tree.leaves(tree)
         return next((x.sharding for x in leaves if getattr(x, "sharding", None) is not None), None)
-    return next((found for found in map(_first_placed, tree) if found is not None), None)
+    return next((sharding for sharding in map(_first_placed, tree) if sharding is not None), None)
 
 
 def _backend_of(tree: Any) -> str:
@@ -85,13 +75,7 @@ def _no_trace() -> Any:
 
 
 class Jitted:
-    """A function jitted by `jit`.
-
-    Args:
-      fun: the function.
-      options: a function of the backend's name that returns compiler options.
-      settings: other arguments of `jax.jit`.
-    """
+    """A function jitted by `jit`."""
 
     def __init__(self, fun: Callable[..., Any], options: Any, settings: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
@@ -101,11 +85,11 @@ class Jitted:
             lambda backend: jax.jit(fun, compiler_options=options(backend), **settings)
         )
 
-    def _jitted(self, *given: Any) -> Any:
+    def _jitted(self, *arguments: Any) -> Any:
         # JAX refuses options within another program.
         if get_opaque_trace_state() != _no_trace():
             return self._within
-        return self._alone(_backend_of(given))
+        return self._alone(_backend_of(arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(args, kwargs)(*args, **kwargs)
@@ -127,34 +111,20 @@ class Jitted:
 def jit(
     fun: Callable[..., Any], *, options: Callable[[str], Any] = cpu_options, **settings: Any
 ) -> Jitted:
-    """Returns `jax.jit(fun, **settings)`, compiled with `options`.
+    """`jax.jit(fun, **settings)`, compiled with the options that `options(backend)` gives.
 
     A call while another program is traced belongs to that program, with its options.
-
-    Args:
-      fun: the function to jit.
-      options: a function of the backend's name that returns compiler options or None.
-      settings: other arguments of `jax.jit`.
-
-    Returns:
-      A `Jitted`, which is called, traced and lowered like a function of `jax.jit`.
     """
     return Jitted(fun, options, settings)
 
 
 def product_precision(dtype: Any) -> jax.lax.Precision | None:
-    """Returns the `precision` for all products of a network with activations of this dtype.
+    """The `precision` of all products of a network with activations of this dtype.
 
     By default JAX rounds the operands of most float32 products, to bfloat16 on a TPU and to TF32 on
     a GPU, so that passes of one token and of several tokens may choose different tokens. Users of
-    float32 want its precision; bfloat16 is for speed.
-
-    Args:
-      dtype: the dtype of the activations.
-
-    Returns:
-      HIGHEST for float32, unless the user has set `jax_default_matmul_precision`; otherwise None,
-      for which JAX uses that setting or its default.
+    float32 want its precision; bfloat16 is for speed. None leaves it to JAX, as where the user has
+    set `jax_default_matmul_precision`.
     """
     config: Any = jax.config
     if dtype != jnp.float32 or config.jax_default_matmul_precision is not None:
@@ -202,15 +172,7 @@ def placement(tree: Any) -> Any:
 
 
 def jit_at(fun: Callable[..., Any], **options: Any) -> Callable[..., Jitted]:
-    """Jits a function with a given placement of its result.
-
-    Args:
-      fun: the function; see `jit`.
-      **options: arguments of `jit`.
-
-    Returns:
-      A function of a `placement` (None by default) that returns the jitted function.
-    """
+    """Jits a function with a given placement of its result (None by default)."""
 
     @functools.cache
     def jitted(where: Any) -> Jitted:

@@ -31,10 +31,10 @@ def device() -> str:
     if backend != "cpu":
         return f"{backend}: {jax.devices()[0].device_kind}"
     try:
-        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:  # not Linux
-        found = None
-    return f"cpu: {found[1] if found else platform.processor() or platform.machine()}"
+        model = None
+    return f"cpu: {model[1] if model else platform.processor() or platform.machine()}"
 
 
 def machine() -> str:
@@ -47,12 +47,7 @@ def machine() -> str:
 
 
 def check_devices() -> None:
-    """Starts JAX's backends.
-
-    Raises:
-      RuntimeError: the platform of JAX_PLATFORMS has no device here, or JAX's settings forbid
-        transfers.
-    """
+    """Starts JAX's backends."""
     config: Any = jax.config
     try:
         jax.devices()
@@ -80,14 +75,10 @@ def xla_flags() -> str:
 
 
 def compiling(*, float32: bool = True) -> dict[str, Any]:
-    """Returns the compiler settings of specjax that change results.
+    """The compiler settings of specjax that change results, as JSON values.
 
-    Args:
-      float32: whether a float32 network takes part.
-
-    Returns:
-      JSON values: on a CPU the options of programs and of steps; on other devices the precision of
-      float32 products, which has no effect on a CPU.
+    On a CPU they are the options of programs and of steps; on other devices the precision of
+    float32 products, if a float32 network takes part.
     """
     backend = jax.default_backend()
     if backend == "cpu":
@@ -99,15 +90,7 @@ def compiling(*, float32: bool = True) -> dict[str, Any]:
 
 
 def environment(*, float32: bool = True) -> dict[str, Any]:
-    """Returns the versions, the device and the JAX settings that results depend on.
-
-    Args:
-      float32: whether a float32 network takes part.
-
-    Returns:
-      JSON values: the device, the versions, XLA's flags and options, and JAX's settings for random
-      numbers and products.
-    """
+    """The versions, the device and the settings that results depend on, as JSON values."""
     config: Any = jax.config
     return {
         **compiling(float32=float32),

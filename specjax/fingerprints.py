@@ -19,17 +19,10 @@ from specjax.types import Params
 
 
 def digest(params: Params, described: str = "", *, as_bfloat16: bool = False) -> str:
-    """Returns a hash of parameters' names, shapes, dtypes and values.
+    """A hash of parameters' names, shapes, dtypes and values, 16 hexadecimal digits.
 
-    All processes of a program must call it if they share an array.
-
-    Args:
-      params: a pytree of arrays.
-      described: a text to include in the hash.
-      as_bfloat16: whether floats are rounded to bfloat16 first.
-
-    Returns:
-      16 hexadecimal digits.
+    All processes of a program must call it if they share an array. `described` is hashed too; with
+    `as_bfloat16` floats are rounded first.
     """
     names, sums = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -40,10 +33,10 @@ def digest(params: Params, described: str = "", *, as_bfloat16: bool = False) ->
         if isinstance(x, np.ndarray) and dtype.itemsize == 8:  # JAX may narrow it
             x, dtype = np.ascontiguousarray(x)[..., None].view(np.uint32), jnp.dtype(np.uint32)
         sums.append(_sums(x, dtype))
-    made = hashlib.sha256(described.encode())
+    digest = hashlib.sha256(described.encode())
     for name, total in zip(names, jax.device_get(sums), strict=True):
-        made.update(name.encode() + np.array(total, np.uint32).tobytes())
-    return made.hexdigest()[:16]
+        digest.update(name.encode() + np.array(total, np.uint32).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def weights_fingerprint(params: Params) -> str:

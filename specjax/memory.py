@@ -2,11 +2,9 @@
 
 import contextlib
 import functools
-import gc
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -23,69 +21,36 @@ MOST_POSITIONS = 2**30
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-# The memory mappings of a process, and their limit: Linux kills a process that exceeds it.
-_MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-
-
-def spare_maps(share: float = 0.4) -> bool:
-    """Drops compiled programs if the process has many memory mappings.
-
-    XLA makes several mappings for each program, so a process that compiles hundreds of programs
-    would end with a segmentation fault although memory is free. Programs that are needed again are
-    read from the compilation cache, or compiled again: never call this while something is timed.
-
-    Args:
-      share: the share of the system's limit at which programs are dropped.
-
-    Returns:
-      Whether programs were dropped.
-    """
-    try:
-        pieces = _MAPS.read_bytes().count(b"\n")
-        most = int(_MOST_MAPS.read_text())
-    except (OSError, ValueError):  # not Linux: no such limit
-        return False
-    if pieces < share * most:
-        return False
-    jax.clear_caches()
-    gc.collect()
-    return True
-
-
 def host_bytes() -> int:
     """Returns the memory of the host or the limit of the container; no limit if unknown."""
-    found = [sys.maxsize]
+    sizes = [sys.maxsize]
     with contextlib.suppress(AttributeError, OSError, ValueError):  # not a POSIX system
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in map(Path, _LIMITS):
         try:
-            found.append(int(path.read_text()))
+            sizes.append(int(path.read_text()))
         except (OSError, ValueError):  # no such file, or "max"
             continue
-    return min(found)
+    return min(sizes)
 
 
 def nbytes(tree: Any, shardings: Any = None) -> int:
     """Returns the bytes of a tree on each device.
 
-    Args:
-      tree: a pytree of arrays, of their shapes, or of numbers. A repeated array counts once.
-      shardings: a pytree of shardings with the same structure; None if nothing is sharded.
-
-    Returns:
-      The sum.
+    Its leaves are arrays, their shapes, or numbers; a repeated array counts once. `shardings` has
+    the same structure; None if nothing is sharded.
     """
     leaves = [x if hasattr(x, "dtype") else np.asarray(x) for x in jax.tree.leaves(tree)]
     places = [None] * len(leaves) if shardings is None else jax.tree.leaves(shardings)
     # Several arrays may share a shape object.
-    own = {
+    counted = {
         id(leaf) if isinstance(leaf, jax.Array | np.ndarray) else -i: (leaf, place)
         for i, (leaf, place) in enumerate(zip(leaves, places, strict=True), 1)
     }
     return sum(
         math.prod(leaf.shape if place is None else place.shard_shape(tuple(leaf.shape)))
         * leaf.dtype.itemsize
-        for leaf, place in own.values()
+        for leaf, place in counted.values()
     )
 
 
@@ -101,21 +66,13 @@ def in_words(size: int) -> str:
 
 @contextlib.contextmanager
 def told_if_full(what: str, remedy: str) -> Iterator[None]:
-    """Turns out-of-memory errors of XLA and Python into one line.
-
-    Args:
-      what: the arrays or their purpose, for the message.
-      remedy: what to do.
-
-    Raises:
-      ValueError: an allocation failed.
-    """
+    """Turns out-of-memory errors of XLA and Python into one line about `what`."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         reason = " ".join(str(error).split()) or "allocation failed"
-        full = re.search(r"RESOURCE_EXHAUSTED|out of memory", reason, re.IGNORECASE)
-        if full is None and not isinstance(error, MemoryError):
+        # XLA's errors begin with their status code.
+        if not isinstance(error, MemoryError) and not reason.startswith("RESOURCE_EXHAUSTED"):
             raise
         raise UserError(f"{what}: out of memory ({reason[:200]}): {remedy}") from None
 
@@ -123,14 +80,7 @@ def told_if_full(what: str, remedy: str) -> Iterator[None]:
 def check_fits(
     what: str, needed: int, remedy: str, devices: Collection[jax.Device] | None = None
 ) -> None:
-    """Raises ValueError if arrays cannot fit.
-
-    Args:
-      what: the arrays or their purpose, for the message.
-      needed: their least bytes on each device, or on the host.
-      remedy: what to do.
-      devices: the devices of the arrays; None: the host.
-    """
+    """Raises ValueError if arrays cannot fit; `needed` bytes on each device, or on the host."""
     local = [d for d in devices or () if d.process_index == jax.process_index()]
     room, where = host_bytes(), "the machine has"
     if local and local[0].platform != "cpu":
@@ -147,14 +97,7 @@ def check_fits(
 
 
 def sizes_in_words(rows: int, length: int, max_draft: int, max_new: int) -> str:
-    """Describes the sizes of a batch, for messages.
-
-    Args:
-      rows: B.
-      length: L, of the prompts.
-      max_draft: G.
-      max_new: N, the longest output.
-    """
+    """Describes the sizes of a batch, for messages."""
     drafts = f", drafts of {max_draft}" if max_draft else ""
     return (
         f"{rows} row{'s' * (rows != 1)} with prompts of {length}{drafts} and outputs of {max_new} "
@@ -176,16 +119,8 @@ def check_state_fits(
 ) -> None:
     """Raises ValueError if prompts and outputs of these sizes certainly cannot fit.
 
-    Args:
-      method: the decoding method; it is not checked without `least_memory`.
-      params: its parameters.
-      prompts: a `PromptBatch` of arrays or of their shapes.
-      max_new: N, the longest output.
-      max_length: S, cache positions.
-      remedy: what to do.
-      beside: the bytes per device of what else is kept, such as the caches of a prefix.
-      token_log_probs: see `Method.init`.
-      token_sources: likewise.
+    A method without `least_memory` is not checked. `beside` is what else is kept on each device,
+    such as the caches of a prefix, in bytes.
     """
     if not hasattr(method, "least_memory"):
         return
@@ -217,11 +152,7 @@ def check_state_fits(
 
 
 def mappers(path: Path) -> dict[str, Callable[[Any, Sequence[int]], np.ndarray]]:
-    """Functions of a dtype and a shape that map the arrays of a safetensors file, by name.
-
-    Args:
-      path: a file whose header is valid; it begins with the header's length.
-    """
+    """Functions of a dtype and a shape that map the arrays of a safetensors file, by name."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

@@ -16,14 +16,7 @@ import jax
 
 @contextlib.contextmanager
 def naming_failures(path: Path) -> Iterator[None]:
-    """Turns the system's errors of a failed write into one line that names the path.
-
-    Args:
-      path: the file or directory that the body writes; the body must do nothing else.
-
-    Raises:
-      OSError: the write failed.
-    """
+    """Turns the system's errors of a failed write of `path` into one line; the body only writes."""
     with naming_full_disk(path):
         try:
             yield
@@ -36,14 +29,9 @@ def naming_failures(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turns only the errors of a full disk into one line that names the path.
+    """Turns only the errors of a full disk into one line; the body may read other files.
 
-    Args:
-      path: the file or directory that is written; the body may read other files.
-
-    Raises:
-      OSError: the write failed. Its cause is the error of the library: Orbax, TensorStore and NumPy
-        wrap the system's error.
+    Orbax, TensorStore and NumPy wrap the system's error.
     """
     try:
         yield
@@ -89,12 +77,7 @@ def _full_disk(error: BaseException | None) -> str | None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file completely or not at all, even if the process is killed.
 
-    Args:
-      path: the file. Only one process may write it at a time.
-      data: its new content.
-
-    Raises:
-      OSError: the file cannot be written; it is then unchanged.
+    Only one process may write it at a time.
     """
     # A fixed name, so that the file of a killed process is replaced.
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -114,11 +97,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Adds to the end of a file; one that has a second name, as `cp -al` makes, is copied first.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Adds to the end of a file; one that has a second name, as `cp -al` makes, is copied first."""
     with naming_failures(path):
         if path.exists() and path.stat().st_nlink > 1:
             write_atomically(path, path.read_bytes())
@@ -127,12 +106,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """Returns the content of a regular file; opening a pipe or a device would block.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      OSError: it cannot be read, or is not a regular file.
-    """
+    """Returns the content of a regular file; opening a pipe or a device would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -141,15 +115,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_free(path: Path) -> None:
-    """Checks that a new directory would overwrite nothing.
-
-    Args:
-      path: the directory; its parents may be missing.
-
-    Raises:
-      FileExistsError: the path is a file, or a directory that is not empty.
-      NotADirectoryError: a parent is a file.
-    """
+    """Checks that a new directory, whose parents may be missing, would overwrite nothing."""
     if path.is_dir() and any(path.iterdir()):
         raise FileExistsError(f"{path} is not empty: give a new directory, or empty it first")
     if path.exists() and not path.is_dir():
@@ -167,13 +133,8 @@ class InUseError(OSError):
 def locked(path: Path, in_use: str) -> Iterator[None]:
     """Holds a lock, which ends with the process; warns if the file system has no locks.
 
-    Args:
-      path: the empty file of the lock, which is removed at the end. Its directory exists.
-      in_use: the message if another process has the lock.
-
-    Raises:
-      InUseError: another process has the lock.
-      OSError: the path is not the file of a lock.
+    The file of the lock is empty, and is removed at the end. `in_use` is the message if another
+    process has the lock.
     """
     try:
         import fcntl
@@ -224,22 +185,11 @@ def _opened_lock(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A directory beside `path` that becomes `path` on success and is removed on an error.
+    """An absolute directory beside `path` that becomes `path` on success.
 
-    Args:
-      path: does not exist, or is an empty directory.
-      replace: whether to replace a directory that is not empty. If the process is killed, `path` is
-        the old or the new directory, or the old directory is beside it and the next call restores
-        it.
-
-    Yields:
-      The directory to write into, an absolute path.
-
-    Raises:
-      FileExistsError: `path` is a file, or a directory that is not empty, without `replace`.
-      InUseError: another process is writing it.
-      NotADirectoryError: a parent is a file.
-      OSError: the directory cannot be written.
+    On an error it is removed. `path` does not exist, or is an empty directory, but with `replace`.
+    If the process is killed, `path` is the old or the new directory, or the old directory is beside
+    it and the next call restores it.
     """
     # Replaces the target of a link.
     path = path.resolve() if path.is_symlink() else path.absolute()

@@ -25,7 +25,7 @@ import jax
 
 from specjax.runs.compilation_cache import enable_compilation_cache
 
-enable_compilation_cache()  # its entries are whole when another process reads them
+enable_compilation_cache()
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specjax.memory import spare_maps
+from benchmarks.spare_maps import spare_maps
 
 
 @pytest.fixture(autouse=True, scope="module")

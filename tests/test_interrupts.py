@@ -104,8 +104,8 @@ def test_a_program_gets_its_own_outcome_after_an_interrupt(nothing_left):
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_an_interrupted_audit_ends_its_process(nothing_left, tmp_path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\ndef verify(): pass\n")
-    options = dict.fromkeys(("mode", "cases", "form", "arrays", "dtype", "logits", "drafts"))
-    job = {"target": f"{tmp_path}/slow.py:verify", "rule": None, "with": [], "options": options}
+    options = dict.fromkeys(("mode", "cases", "arrays", "dtype", "drafts"))
+    job = {"target": f"{tmp_path}/slow.py:verify", "rule": None, "options": options}
     start = time.monotonic()
-    assert interrupts([0.2], lambda: audit._audited(job, 100.0)) == 1
+    assert interrupts([0.2], lambda: audit._audit(job, 100.0)) == 1
     assert time.monotonic() - start < 30

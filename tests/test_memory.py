@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import spare_maps
 from specjax import memory
 
 
@@ -99,13 +100,13 @@ def test_what_cannot_fit_is_refused(monkeypatch, devices, needed, message):
 def test_programs_are_forgotten_before_the_system_ends_the_process(tmp_path, monkeypatch):
     maps, most = tmp_path / "maps", tmp_path / "most"
     maps.write_text("a piece\n" * 40)
-    monkeypatch.setattr(memory, "_MAPS", maps)
-    monkeypatch.setattr(memory, "_MOST_MAPS", most)
+    monkeypatch.setattr(spare_maps, "_MAPS", maps)
+    monkeypatch.setattr(spare_maps, "_MOST_MAPS", most)
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
     most.write_text("101\n")
-    assert not memory.spare_maps() and double._cache_size() == 1
+    assert not spare_maps.spare_maps() and double._cache_size() == 1
     most.write_text("100\n")
-    assert memory.spare_maps() and double._cache_size() == 0
-    monkeypatch.setattr(memory, "_MAPS", tmp_path / "absent")
-    assert not memory.spare_maps()
+    assert spare_maps.spare_maps() and double._cache_size() == 0
+    monkeypatch.setattr(spare_maps, "_MAPS", tmp_path / "absent")
+    assert not spare_maps.spare_maps()

@@ -5,12 +5,9 @@ hangs, or crashes Python, is a verdict too.
 """
 
 import argparse
-import ast
-import contextlib
 import functools
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import signal
@@ -24,13 +21,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specjax.checks import one_line
-from specjax.cli.failures import is_refusal
 from specjax.errors import UserError
 
-# How long a process may go on after its time, for the last call and the report.
-_GRACE = 15.0
-# How long a library may take to import.
-_IMPORT = 120.0
+_GRACE = 15.0  # how long a process may go on after its time, for the last call and the report
+_IMPORT = 120.0  # how long a library may take to import
+_OPTIONS = (
+    "mode", "cases", "arrays", "dtype", "drafts", "tolerance", "samples", "time_limit", "seed",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,21 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         choices=auditing.MODES,
-        help="injected: the function gets its uniforms; hooked: the generators of NumPy, PyTorch "
-        "and JAX are replaced; black-box: samples (default: injected if it takes uniforms and "
-        "uniform_next, else hooked; with JAX's arrays a black box)",
+        help="injected: the function gets its uniforms; black-box: samples (default: injected if "
+        "it takes uniforms and uniform_next)",
     )
     parser.add_argument("--rule", help="the rule that it declares, such as 'Lossy(0.3)'")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, or parts of names")
-    parser.add_argument(
-        "--form",
-        choices=auditing.FORMS,
-        help="arrays [B, G]; flat: rows one after the other, as in vLLM; transformers: as its "
-        "_speculative_sampling (default: by the names of the parameters)",
-    )
     parser.add_argument("--arrays", choices=auditing.ARRAYS, help="(default: what it accepts)")
     parser.add_argument("--dtype", choices=auditing.DTYPES, help="(default: what it accepts)")
-    parser.add_argument("--logits", action="store_true", help="give logarithms of probabilities")
     parser.add_argument(
         "--drafts",
         choices=auditing.DRAFTS,
@@ -80,41 +69,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     late = f"importing may take {_IMPORT:g} s besides (default: 300)"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", default=300.0, help=late)
     parser.add_argument("--seed", type=int, default=0, help="of the audit's own random numbers")
-    parser.add_argument(
-        "--with",
-        dest="extra",
-        nargs="+",
-        metavar="NAME=VALUE",
-        default=[],
-        help="further arguments of the function, by name",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
     statuses = "; ".join(f"{v.status} {v.text}" for v in auditing.Verdict)
     parser.epilog = f"Exit status: {statuses}; 2 bad input."
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audits; prints the score sheet and the verdict.
-
-    Returns:
-      The verdict's exit status.
-    """
+    """Audits; prints the score sheet and the verdict, whose exit status it returns."""
     from specjax.checks import check_count, one_number, whole_number
     from specjax.writing import write_atomically
 
     check_count("--samples", args.samples, "give the number of draws per case")
     one_number("--time-limit", args.time_limit, low=0.0, open_low=True, dtype=float)
     whole_number("--seed", args.seed, low=0)
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UserError(f"--json={args.json}: there is no directory {args.json.parent}: make it")
     if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
         raise UserError(f"--json={args.json} cannot be written: give a file in your directory")
-    names = ("mode", "cases", "form", "arrays", "dtype", "logits", "drafts", "tolerance")
-    options = {name: getattr(args, name) for name in (*names, "samples", "time_limit", "seed")}
     if args.rule is not None:
-        _made_rule(args.rule)  # a wrong rule is refused before the library is imported
-    job = {"target": args.target, "rule": args.rule, "with": args.extra, "options": options}
-    report = _audited(job, args.time_limit)
+        _make_rule(args.rule)  # a wrong rule is refused before the library is imported
+    options = {name: getattr(args, name) for name in _OPTIONS}
+    job = {"target": args.target, "rule": args.rule, "options": options}
+    report = _audit(job, args.time_limit)
     report.show()
     if args.json is not None:
         text = json.dumps(report.to_dict(), indent=1, allow_nan=False)
@@ -122,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return int(report.verdict.status)
 
 
-def _audited(job: dict[str, Any], limit: float) -> Any:
+def _audit(job: dict[str, Any], limit: float) -> Any:
     """Runs the audit in another process; the report, also if that process does not answer."""
     from specjax.testing.auditing import AuditReport, Verdict
 
@@ -166,18 +140,14 @@ def _audited(job: dict[str, Any], limit: float) -> Any:
     return AuditReport(Verdict.INVALID, reason, tuple(rows), name, how, 0.0, seconds=seconds)
 
 
-def _made_rule(text: str) -> Any:
+def _make_rule(text: str) -> Any:
     from specjax.text.parts import made_part
 
     return made_part("rule", text)
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Imports the function that `MODULE:FUNCTION` names.
-
-    Raises:
-      ValueError: there is no such module or function, or the module cannot be imported.
-    """
+    """Imports the function that `MODULE:FUNCTION` names."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise UserError(f"{target!r} is not MODULE:FUNCTION: write my_package.verify:verify")
@@ -195,44 +165,19 @@ def load(target: str) -> Callable[..., Any]:
         else:
             sys.path.insert(0, os.getcwd())
             module = importlib.import_module(place)
-        found = functools.reduce(getattr, name.split("."), module)
+        function = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
         raise UserError(
             f"{place} has no {name} ({one_line(error)}): give one of its functions"
         ) from None
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {one_line(error)[:200]}"
+        why = f"{type(error).__name__}: {one_line(error)[:200]}"
         raise UserError(
-            f"{place} cannot be imported ({told}): correct it, or give path/to/file.py:{name}"
+            f"{place} cannot be imported ({why}): correct it, or give path/to/file.py:{name}"
         ) from None
-    if not callable(found):
-        raise UserError(f"{target} is {type(found).__name__}, not a function: give a function")
-    return found
-
-
-def _arguments(words: list[str]) -> dict[str, Any]:
-    found = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError(f"--with {word!r} is not NAME=VALUE: write --with weight=0.7")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            found[name] = value
-    return found
-
-
-def _check_known(function: functools.partial[Any]) -> None:
-    """Raises ValueError unless the function has the parameters of `--with`."""
-    with contextlib.suppress(TypeError):  # a built-in function tells nothing
-        taken = inspect.signature(function.func).parameters
-        free = any(x.kind is x.VAR_KEYWORD for x in taken.values())
-        for name in function.keywords if not free else ():
-            if name not in taken:
-                raise UserError(
-                    f"--with {name}=...: the function takes ({', '.join(taken)}): give one of these"
-                )
+    if not callable(function):
+        raise UserError(f"{target} is {type(function).__name__}, not a function: give a function")
+    return function
 
 
 def _work(descriptor: int) -> NoReturn:
@@ -243,20 +188,17 @@ def _work(descriptor: int) -> NoReturn:
     try:
         from specjax.testing.auditing import audit
 
-        rule = None if job["rule"] is None else _made_rule(job["rule"])
+        rule = None if job["rule"] is None else _make_rule(job["rule"])
         function = load(job["target"])
-        if extra := _arguments(job["with"]):
-            function = functools.partial(function, **extra)
-            _check_known(function)
         sending.send(("imported", None))
         report = audit(
             function, rule=rule, on_row=lambda row: sending.send(("row", row)), **job["options"]
         )
         sending.send(("report", report))
-    except Exception as error:
-        refused = is_refusal(error)
-        told = one_line(error) if refused else traceback.format_exc()
-        sending.send(("refusal" if refused else "failure", told))
+    except (UserError, OSError) as error:
+        sending.send(("refusal", one_line(error)))
+    except Exception:
+        sending.send(("failure", traceback.format_exc()))
     sys.stderr.flush()
     os._exit(0)  # a thread of the function may go on
 

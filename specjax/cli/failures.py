@@ -10,28 +10,20 @@ import traceback
 
 from specjax.checks import one_line
 from specjax.errors import UserError
-from specjax.runs import native_output
 from specjax.runs.processes import LostProcessError
 
 BAD_INPUT, UNEXPECTED, BROKEN_PIPE = 2, 1, 141  # 128 + SIGPIPE, as in a shell
 SOME_FAILED = 3  # the run is complete, but some settings failed
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether the error's message is for users: their value, or the system's word on a file."""
-    return isinstance(error, UserError | OSError)
+# The errors whose message is for users: their value, or the system's word on a file.
+REFUSALS = (UserError, OSError)
 
 
 def tell(command: str, error: Exception) -> int:
-    """Prints one line about an error that ended a command.
+    """Prints one line about an error that ended a command; returns the exit status.
 
-    Args:
-      command: its name.
-      error: the error. If specjax did not raise it, the traceback is written to a temporary file,
-        and the line names that file.
-
-    Returns:
-      The exit status: 2 for bad input, 1 for an unexpected error, 141 for a closed output pipe.
+    Of a fault of specjax the traceback is written to a temporary file, which the line names.
     """
     program = f"specjax {command}".strip()
     if isinstance(error, BrokenPipeError) and _reader_has_gone():
@@ -43,15 +35,12 @@ def tell(command: str, error: Exception) -> int:
         print(f"{program}: {text}", file=sys.stderr)
         _give_up_stdout()
         return BAD_INPUT
-    if isinstance(error, LostProcessError):  # another process failed; a restart may succeed
-        native_output.tell_lost(f"{program}: {one_line(error)}")
-        return UNEXPECTED
-    if is_refusal(error):
+    if isinstance(error, (*REFUSALS, LostProcessError)):
         print(f"{program}: {one_line(error)}", file=sys.stderr)
-        return BAD_INPUT
+        # Another process failed: a restart may succeed.
+        return UNEXPECTED if isinstance(error, LostProcessError) else BAD_INPUT
     text = f"{type(error).__name__}: {one_line(error)[:200]}"
-    log = _log(error)
-    print(f"{program}: unexpected {text}; {log}", file=sys.stderr)
+    print(f"{program}: unexpected {text}; {_log(error)}", file=sys.stderr)
     return UNEXPECTED
 
 

@@ -29,11 +29,9 @@ from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
 from specjax.checks import check_path, one_line
-from specjax.cli.failures import is_refusal
-from specjax.cli.help_format import SHIPPED, FullHelp, definitions, names_and_files
-from specjax.cli.renamed import hint
+from specjax.cli.failures import REFUSALS
+from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
 from specjax.errors import UserError
-from specjax.runs.processes import LostProcessError
 
 # Files are also looked up in a parent folder of this name.
 _ROOT = "gin_configs"
@@ -70,12 +68,8 @@ def add_arguments(
 ) -> None:
     """Adds gin's options, named as in T5X; `specjax` also takes `--gin.NAME=VALUE`.
 
-    Args:
-      parser: of the command.
-      default: the run file of the command, read first unless another run file is given. The help
-        lists its names.
-      groups: folder or pattern of gin files of specjax -> their description; the help lists the
-        files, and the names that they add.
+    `default` is the run file of the command, read first unless another run file is given. The help
+    lists its names, and the files of `groups`: folder or pattern -> description.
     """
     parser.add_argument(
         "--gin_file",
@@ -134,10 +128,6 @@ def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) ->
 
     A gin file may pass a function on without calling it, as in `infer.make_decoder = @Decoder`. Its
     required arguments must then be bound.
-
-    Args:
-      *configurables: under their own names.
-      **named: under these names.
     """
     for name, configurable in ({c.__name__: c for c in configurables} | named).items():
         _registered[name] = configurable
@@ -161,12 +151,7 @@ def configure(
       bindings: `NAME=value`, from the command line. A value that gin cannot parse is a string, so
         paths need no quotes.
       search_paths: folders to search for files and includes.
-      default: the file to read first, unless `files` or their includes contain a file of a folder
-        `runs`.
-
-    Raises:
-      OSError: a gin file or an included file is not found.
-      ValueError: a syntax error, an unknown name, or an unused name.
+      default: the file to read first, unless `files` or their includes have a file of `runs`.
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
@@ -195,20 +180,20 @@ class _Delegate(ParserDelegate):
         return super().configurable_reference(scoped_configurable_name, evaluate)
 
     def macro(self, macro_name: str) -> Any:
-        found = super().macro(macro_name)
-        if found.configurable.selector == _MACRO:  # not a constant
+        macro = super().macro(macro_name)
+        if macro.configurable.selector == _MACRO:  # not a constant
             self.used.add(macro_name)
-        return found
+        return macro
 
 
 def _files_with(names: Collection[str]) -> str:
     """Returns a hint at the methods, networks or tasks that define all these names; "" without."""
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for path in sorted(SHIPPED.glob("[mt]*/*.gin")) if names else []:
         text = path.read_text(encoding="utf-8")
         if all(re.search(rf"^{re.escape(name)} *=", text, re.M) for name in names):
-            found.setdefault(path.parent.name, []).append(path.stem)
-    wanted = [f"--gin_file={at}/NAME.gin, NAME: {', '.join(all_)}" for at, all_ in found.items()]
+            files.setdefault(path.parent.name, []).append(path.stem)
+    wanted = [f"--gin_file={at}/NAME.gin, NAME: {', '.join(all_)}" for at, all_ in files.items()]
     return f"add {' or '.join(wanted)}" if wanted else ""
 
 
@@ -217,16 +202,12 @@ def _near_file(name: str) -> str:
     paths = [path.relative_to(SHIPPED) for path in sorted(SHIPPED.glob("[!.]*/**/*.gin"))]
     paths = [path for path in paths if path.parts[0] != "t5x"]  # read by T5X's programs
     near = difflib.get_close_matches(Path(name).stem, [path.stem for path in paths], n=1)
-    found = [path.as_posix() for path in paths if path.stem in near]
-    return f"did you mean {' or '.join(found)}?" if found else ""
+    names = [path.as_posix() for path in paths if path.stem in near]
+    return f"did you mean {' or '.join(names)}?" if names else ""
 
 
 class _Reader:
     """Clears gin's configuration and reads gin files into it.
-
-    Args:
-      files: see `configure`.
-      search_paths: see `configure`.
 
     Attributes:
       read: the files read so far, includes among them.
@@ -281,13 +262,12 @@ class _Reader:
 
     def _find(self, name: str, place: str) -> Path:
         candidates = (Path(folder, name) for folder in ("", *self._folders, str(SHIPPED)))
-        found = next((path for path in candidates if path.is_file()), None)
-        if found is not None:
-            return found.absolute()
+        file = next((path for path in candidates if path.is_file()), None)
+        if file is not None:
+            return file.absolute()
         if Path(name).is_dir():
             raise IsADirectoryError(f"{place}: this is a directory: give the path of a file")
-        remedy = "give its full path, or add its folder to --gin_search_paths"
-        remedy = hint(name, (), _near_file(name) or remedy)
+        remedy = _near_file(name) or "give its full path, or add its folder to --gin_search_paths"
         folders = ", ".join((".", *self._folders, str(SHIPPED)))
         raise FileNotFoundError(f"{place}: file not found in {folders}; {remedy}")
 
@@ -329,9 +309,9 @@ class _Reader:
         if "." not in name and name not in self.defined | self._delegate.used:
             absent = ", ".join(sorted(self._delegate.used - self.defined))
             rest = f"; they use {absent}: add the file that defines these names" if absent else ""
-            known = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
-            known = _files_with([name]) or known
-            raise UserError(f"--gin.{name}: no such name; {hint(name, self.defined, known)}")
+            names = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
+            remedy = hint(name, self.defined, _files_with([name]) or names)
+            raise UserError(f"--gin.{name}: no such name; {remedy}")
         with _naming(f"--gin.{name}"):
             try:
                 statements = self._parsed(f"{name} = {value}")
@@ -365,7 +345,7 @@ class _Reader:
 
 
 class _NamedError(UserError):
-    """An error whose message names the file and line, or the option."""
+    """Its message names the file and line, or the option."""
 
 
 @contextlib.contextmanager
@@ -398,17 +378,14 @@ def _check_known(name: str, parameter: str | None = None) -> None:
     try:
         gin.get_configurable(name)
     except ValueError:
-        known = f"the known names are {', '.join(sorted(_registered))}"
-        raise UserError(
-            f"{name} is not a function or class for gin files; {hint(plain, _registered, known)}"
-        ) from None
+        remedy = hint(plain, _registered, f"the known names are {', '.join(sorted(_registered))}")
+        raise UserError(f"{name} is not a function or class for gin files; {remedy}") from None
     if parameter is not None and plain in _registered:
         parameters = dict(inspect.signature(_registered[plain]).parameters)
         variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if parameter not in parameters and not variadic:
-            known = f"its parameters are {', '.join(parameters)}"
-            known = hint(parameter, parameters, known)
-            raise UserError(f"{plain} has no parameter {parameter}; {known}")
+            remedy = hint(parameter, parameters, f"its parameters are {', '.join(parameters)}")
+            raise UserError(f"{plain} has no parameter {parameter}; {remedy}")
 
 
 def call(
@@ -426,30 +403,18 @@ def call(
       before: called before the bindings are evaluated.
       parts: the functions that it calls by `call_part`, with the parameters that it gives them.
       **arguments: further arguments, passed unchanged.
-
-    Returns:
-      The function's result.
-
-    Raises:
-      ValueError: a required name or argument has no value, a name is defined by itself, an override
-        is not used, or specjax raised an error. In its message, names of gin files replace the
-        parameters bound to them. Other errors are not changed.
     """
-    name = next(name for name, known in _registered.items() if known is configurable)
+    name = next(name for name, function in _registered.items() if function is configurable)
     walk = _Walk()
-    given = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
-    walk.start(f"{_MODULE}.{name}", configurable, given)
-    for part, its_own in parts.items():
-        walk.start(f"{_MODULE}.{part.__name__}", part, its_own)
+    passed = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
+    walk.start(f"{_MODULE}.{name}", configurable, passed)
+    for part, names in parts.items():
+        walk.start(f"{_MODULE}.{part.__name__}", part, names)
     walk.check_overrides(_overrides)
     try:
         before()
         return gin.get_configurable(configurable)(*first, **arguments)
-    except LostProcessError:
-        raise
-    except Exception as error:
-        if not is_refusal(error):
-            raise
+    except REFUSALS as error:
         raise UserError(walk.in_names_of_files(one_line(error))) from error
 
 
@@ -464,18 +429,9 @@ class _Walk:
         # Parameter -> the names (macros) bound to it.
         self._names: dict[str, set[str]] = {}
 
-    def start(self, selector: str, function: Callable[..., Any], given: Sequence[str]) -> None:
-        """Follows all references from a function that will be called.
-
-        Args:
-          selector: the function's name in gin.
-          function: the function.
-          given: the parameters that the caller passes.
-
-        Raises:
-          ValueError: a name refers to itself, or a required name or an argument has no value.
-        """
-        self._follow(((), selector), function, [], given)
+    def start(self, selector: str, function: Callable[..., Any], passed: Sequence[str]) -> None:
+        """Follows all references from a function that will be called with parameters `given`."""
+        self._follow(((), selector), function, [], passed)
         while self._handed_over:  # functions that are passed on, not called
             scopes, reference = self._handed_over.pop()
             wrapped = reference.configurable.wrapped
@@ -485,11 +441,11 @@ class _Walk:
         if self._missing:
             # Names of gin files first: the files describe them.
             names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
-            own = [name for name in names if "." not in name or not _files_with([name])]
-            remedies = [_files_with([name for name in names if name not in own])]
-            if own:
-                wanted = " ".join(f"--gin.{name}=..." for name in own)
-                what = "it" if len(own) == 1 else "them"
+            users = [name for name in names if "." not in name or not _files_with([name])]
+            remedies = [_files_with([name for name in names if name not in users])]
+            if users:
+                wanted = " ".join(f"--gin.{name}=..." for name in users)
+                what = "it" if len(users) == 1 else "them"
                 remedies[:0] = [f"add a gin file that defines {what}, or {wanted}"]
             remedy = "; ".join(filter(None, remedies))
             raise UserError(f"required but not given: {', '.join(names)}; {remedy}")
@@ -499,7 +455,7 @@ class _Walk:
         key: "_Key",
         function: Callable[..., Any] | None,
         path: list["_Key"],
-        given: Sequence[str] = (),
+        passed: Sequence[str] = (),
     ) -> None:
         if key in path:
             circle = [*path[path.index(key) :], key]
@@ -514,9 +470,9 @@ class _Walk:
         # gin reads the bindings of all enclosing scopes.
         self._used |= {("/".join(scopes[:i]), selector) for i in range(len(scopes) + 1)}
         bindings = gin.get_bindings("/".join((*scopes, selector)), resolve_references=False)
-        self._note_missing(key, function, {*bindings, *given})
+        self._note_missing(key, function, {*bindings, *passed})
         for parameter, value in bindings.items():
-            if parameter in given:
+            if parameter in passed:
                 continue
             if isinstance(value, ConfigurableReference) and str(value).startswith("%"):
                 self._names.setdefault(parameter, set()).add(str(value)[1:])
@@ -531,13 +487,13 @@ class _Walk:
                     self._follow((inner, target.selector), target.wrapped, [*path, key])
 
     def _note_missing(
-        self, key: "_Key", function: Callable[..., Any] | None, known: Collection[str]
+        self, key: "_Key", function: Callable[..., Any] | None, bound: Collection[str]
     ) -> None:
         if function is None or key[1] == _MACRO:
             return
         for name, parameter in inspect.signature(function).parameters.items():
             needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
-            if needed and name not in known:
+            if needed and name not in bound:
                 self._missing.append(f"{_shown(key)}.{name}")
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
@@ -571,12 +527,12 @@ class _Walk:
 def _with_reference(text: str) -> str:
     """A message about a part, with how gin files write the part that was meant."""
     text = re.sub(r"(got the class (\w+): write )\2\(\.\.\.\)$", r"\1@\2()", text)
-    found = re.search(r"must be like .*, got '(\w+)(\(.+\))?(?:\(\))?'$", text)
-    if found is None or found[1] not in _registered:
+    match = re.search(r"must be like .*, got '(\w+)(\(.+\))?(?:\(\))?'$", text)
+    if match is None or match[1] not in _registered:
         return text
-    first = next(iter(inspect.signature(_registered[found[1]]).parameters), "")
-    more = f" and --gin.{found[1]}.{first}=..." if found[2] else ""
-    return f"{text}: write @{found[1]}(){more}"
+    first = next(iter(inspect.signature(_registered[match[1]]).parameters), "")
+    more = f" and --gin.{match[1]}.{first}=..." if match[2] else ""
+    return f"{text}: write @{match[1]}(){more}"
 
 
 _Key = tuple[tuple[str, ...], str]
@@ -590,12 +546,12 @@ def _shown(key: _Key) -> str:
 def value_of(parameter: str, default: Any = None) -> Any:
     """Returns the value bound to a parameter, `default` if nothing is bound."""
     try:
-        found = gin.query_parameter(parameter)
+        value = gin.query_parameter(parameter)
     except ValueError:
         return default
-    if isinstance(found, ConfigurableReference) and found.evaluate:
-        return found.scoped_configurable_fn()
-    return found
+    if isinstance(value, ConfigurableReference) and value.evaluate:
+        return value.scoped_configurable_fn()
+    return value
 
 
 def operative_config() -> str:

@@ -1,6 +1,7 @@
-"""The text of `--help`: the options, then the names and files of gin."""
+"""The text of `--help`: the options, then the names and files of gin; and hints at names."""
 
 import argparse
+import difflib
 import itertools
 import re
 import textwrap
@@ -14,6 +15,20 @@ SHIPPED = Path(__file__).parents[1] / "gin_configs"
 _FIRST = 20
 _REQUIRED = "(required)"
 _DEFINITION = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.*)$")
+
+
+# Names of other libraries, in lower case.
+_ELSEWHERE = dict.fromkeys(
+    ("num_speculative_tokens", "num_draft_tokens", "num_assistant_tokens", "gamma"), "MAX_DRAFT"
+)
+
+
+def hint(name: str, choices: Collection[str], otherwise: str) -> str:
+    """A similar name among the choices, or `otherwise`."""
+    name = _ELSEWHERE.get(name.lower(), name)
+    near = [other for other in choices if other.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, sorted(choices), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -45,10 +60,10 @@ def names_and_files(default: str, groups: Mapping[str, str], *, full: bool = Tru
       groups: folder or pattern of gin files -> their description.
       full: whether all names are shown, and what each file is for.
     """
-    own = list(_names_in(SHIPPED / default))
-    known = {name for name, _ in own}
-    shown = own if full else own[:_FIRST]
-    rest = f" ({len(own) - _FIRST} more: --helpfull)" if len(shown) < len(own) else ""
+    names = list(_names_in(SHIPPED / default))
+    in_default = {name for name, _ in names}
+    shown = names if full else names[:_FIRST]
+    rest = f" ({len(names) - _FIRST} more: --helpfull)" if len(shown) < len(names) else ""
     yield f"names in {default}, set with --gin.NAME=VALUE{rest}:"
     yield ""
     yield from _columns(shown, "  ")
@@ -61,7 +76,7 @@ def names_and_files(default: str, groups: Mapping[str, str], *, full: bool = Tru
             needed = [
                 name
                 for file in files
-                for name, text in _names_in(file, known)
+                for name, text in _names_in(file, in_default)
                 if text.endswith(_REQUIRED)
             ]
             yield from _columns([("", ", ".join(file.stem for file in files))], "")
@@ -71,7 +86,7 @@ def names_and_files(default: str, groups: Mapping[str, str], *, full: bool = Tru
         width = 2 + max(len(file.stem) for file in files)
         for file in files:
             yield from _columns([(file.stem, _header(file))], "  ", width)
-            yield from _columns(list(_names_in(file, known)), "      ")
+            yield from _columns(list(_names_in(file, in_default)), "      ")
 
 
 def definitions(file: Path) -> dict[str, str]:
@@ -80,14 +95,14 @@ def definitions(file: Path) -> dict[str, str]:
     return {match[1]: match[2] for line in lines if (match := _DEFINITION.match(line))}
 
 
-def _names_in(file: Path, known: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Each name that a file defines and `known` lacks, with its comment and its default."""
+def _names_in(file: Path, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Each name that a file defines and `without` lacks, with its comment and its default."""
     comment: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             comment.append(line.removeprefix("#").strip())
             continue
-        if (match := _DEFINITION.match(line)) and match[1] not in known:
+        if (match := _DEFINITION.match(line)) and match[1] not in without:
             name, value = match.groups()
             value += {"{": "...}", "(": "...)", "[": "...]"}.get(value, "")  # of several lines
             default = _REQUIRED if value == "%gin.REQUIRED" else f"(default: {value})"

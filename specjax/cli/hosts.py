@@ -7,7 +7,7 @@ SPECJAX_PROCESS_INDEX for `--process_index`.
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from specjax.checks import whole_number
 from specjax.errors import UserError
@@ -19,11 +19,9 @@ _JOINED = "--coordinator_address or --distributed"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> None:
-    """Adds the options, named as in T5X.
+    """Adds the options, named as in T5X; `joins`: the processes may form one JAX program.
 
-    Args:
-      parser: the parser of a command.
-      joins: whether its processes may form one JAX program. If not, they work independently.
+    If not, they work independently.
     """
     parser.set_defaults(joins=joins)
     parser.add_argument(
@@ -49,16 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> Non
 
 
 def start(args: argparse.Namespace) -> "Process | None":
-    """Returns this process, and joins the others if they form one JAX program.
+    """Returns this process, and joins the others if they form one JAX program; None if it is alone.
 
-    Args:
-      args: has the options of `add_arguments`. JAX must not have started its devices.
-
-    Returns:
-      This process; None if it is the only one.
-
-    Raises:
-      ValueError: the options contradict one another, or the processes cannot be joined.
+    JAX must not have started its devices.
     """
     from specjax.runs import processes, rendezvous
 
@@ -71,8 +62,8 @@ def start(args: argparse.Namespace) -> "Process | None":
             "--process_count and --process_index, or leave out --distributed"
         )
     if (count is None) != (index is None):
-        given, absent = ("count", "index") if index is None else ("index", "count")
-        raise UserError(f"--process_{given} needs --process_{absent}: give both")
+        one, other = ("count", "index") if index is None else ("index", "count")
+        raise UserError(f"--process_{one} needs --process_{other}: give both")
     if address and count is None:
         raise UserError("--coordinator_address needs --process_count and --process_index")
     if not args.joins and (detected or address):
@@ -88,7 +79,7 @@ def start(args: argparse.Namespace) -> "Process | None":
                 f"this TPU has several hosts, but specjax {args.command} cannot run as one program "
                 "of several processes: use launch/tpu.sh run --replicas"
             )
-        return _join(args) if detected or several else None
+        return processes.join() if detected or several else None
     process = processes.Process(index, count)
     if count == 1:
         return None
@@ -96,14 +87,7 @@ def start(args: argparse.Namespace) -> "Process | None":
         return process
     _check_address(address)
     rendezvous.meet(address, count, index)
-    return _join(args, address, count, index)
-
-
-def _join(args: argparse.Namespace, *place: Any) -> "Process | None":
-    from specjax.runs import native_output, processes
-
-    native_output.filter_native_output(f"specjax {args.command}")
-    return processes.join(*place)
+    return processes.join(address, count, index)
 
 
 def check_joined(args: argparse.Namespace) -> None:
@@ -111,12 +95,6 @@ def check_joined(args: argparse.Namespace) -> None:
 
     `start` reads the hosts of GKE in TPU_WORKER_HOSTNAMES. On Cloud TPU VMs only the TPU's runtime
     knows the hosts, after it has started: each host would do all of the work.
-
-    Args:
-      args: of any command; `process` is the result of `start`.
-
-    Raises:
-      ValueError: there are several processes that were not joined.
     """
     import jax
 
@@ -144,8 +122,8 @@ def end(status: int) -> NoReturn:
 
 
 def _value(name: str, args: argparse.Namespace) -> str | None:
-    given = getattr(args, name)
-    return os.environ.get(f"SPECJAX_{name.upper()}") or None if given is None else given
+    value = getattr(args, name)
+    return os.environ.get(f"SPECJAX_{name.upper()}") or None if value is None else value
 
 
 def _number(name: str, args: argparse.Namespace) -> int | None:

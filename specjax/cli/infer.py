@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     register()
     args.gin_binding += ["infer.sources=True"] if args.show else []
     gin_config.configure_from(args)
-    given = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
-    print(json.dumps(gin_config.call(inference.infer, before=check_values, **given)))
+    options = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
+    print(json.dumps(gin_config.call(inference.infer, before=check_values, **options)))
     return 0
 
 
@@ -100,17 +100,13 @@ def check_values() -> None:
 
 
 def check_pair(remedy: str) -> None:
-    """Raises ValueError if only one model of the pair is given.
-
-    Args:
-      remedy: what to do, where {} stands for the given model.
-    """
+    """Raises UserError if only one model of the pair is given; {} in `remedy` is that model."""
     pair = {name: gin_config.value_of(f"load_pair.{name}") for name in ("verifier", "drafter")}
-    given = [name for name, path in pair.items() if path is not None]
-    if len(given) == 1:
-        other = "drafter" if given == ["verifier"] else "verifier"
+    names = [name for name, path in pair.items() if path is not None]
+    if len(names) == 1:
+        other = "drafter" if names == ["verifier"] else "verifier"
         raise UserError(
-            f"{given[0].upper()} is given without {other.upper()}: {remedy.format(given[0])}"
+            f"{names[0].upper()} is given without {other.upper()}: {remedy.format(names[0])}"
         )
 
 
@@ -149,17 +145,9 @@ def load_alone(
     check_weights: bool = True,
     weights: Any = None,
 ) -> "text.TextModel":
-    """Loads one model of a pair, to decode without the other model.
+    """Loads one model of a pair ("verifier" or "drafter"), to decode without the other model.
 
-    Args:
-      name: "verifier" or "drafter".
-      verifier: the verifier's directory; None: that of the built-in pair.
-      drafter: likewise.
-      dtype: see `load_text_model`.
-      mesh: likewise.
-      tokenizer: likewise.
-      check_weights: likewise.
-      weights: see `load_pair`.
+    Without its directory it is that of the built-in pair; see `load_text_model` and `load_pair`.
     """
     from specjax import text
     from specjax.models.int8 import form_of

@@ -22,8 +22,7 @@ from absl import logging as absl_logging
 
 from specjax.cli import INTERRUPTED, hosts
 from specjax.cli.failures import tell
-from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions
-from specjax.cli.renamed import hint
+from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions, hint
 from specjax.environment import check_devices, specjax_version
 from specjax.errors import UserError
 from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
@@ -84,10 +83,7 @@ _WITHOUT_CACHE = ("convert", "inspect", "evaluate", "merge", "train bigram", "au
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-      argv: the arguments after the program's name; the process's own by default.
+    """Runs one command with these arguments, by default those of the process.
 
     Returns:
       The exit status: 0 done, 2 bad input, 1 an unexpected error, 3 a comparison in which settings
@@ -181,7 +177,7 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
     if not name:
         raise UserError(f"give a command: {', '.join(COMMANDS)}; see specjax --help")
     if name not in COMMANDS and not name.startswith("-"):
-        remedy = hint(name.replace("-", "_"), COMMANDS, f"choose from {', '.join(COMMANDS)}")
+        remedy = hint(name, COMMANDS, f"choose from {', '.join(COMMANDS)}")
         raise UserError(f"unknown command; {remedy}")
     parser = _Parser(prog="specjax", description="Speculative decoding and model cascades in JAX")
     version = f"specjax {specjax_version() or '(not installed)'}, jax {jax.__version__}"

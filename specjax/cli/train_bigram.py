@@ -73,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
     if args.order > 2:
         texts = [np.asarray(text, np.int32) for text in texts]  # read twice
     table = most_frequent_successors(texts, words.vocab_size)
-    known = int((table >= 0).sum())
-    if not known:
+    counted = int((table >= 0).sum())
+    if not counted:
         raise UserError(
             f"{' '.join(args.sources)}: no text has two tokens: give files with more text"
         )
-    notes, more = seen | {"known": known}, ""
+    notes, more = seen | {"known": counted}, ""
     longer: tuple[np.ndarray, ...] = ()
     if args.order > 2:
         longer = frequent_contexts(texts, table, args.order, args.min_count)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         more = f"and of {len(longer[1]):,} contexts of up to {args.order - 1} tokens, "
     save_bigram(args.output, Bigram(table, words.fingerprint, notes, *longer))
     print(
-        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {more}from "
+        f"{args.output}: the successors of {counted:,} of {table.size:,} tokens, {more}from "
         f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
     )
     print(

@@ -1,7 +1,6 @@
 """Evaluation: text metrics, the efficiency of decoding, and the divergence from the verifier.
 
 Every figure can be resampled: `Bootstrap().interval(figure(METRICS["bleu"], outputs, references))`.
-`calibration` measures predictors of acceptance.
 """
 
 from specjax.evaluation.answers import AnswerAfter, AnswerPattern

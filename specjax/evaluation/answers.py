@@ -41,8 +41,8 @@ class AnswerAfter:
         _check_without(self.without)
 
     def __call__(self, text: str) -> str:
-        _, found, after = text.rpartition(self.marker)
-        if not found:
+        _, marker, after = text.rpartition(self.marker)
+        if not marker:
             return text.strip() if self.without == "all" else ""
         return after.partition("\n")[0].strip()
 
@@ -72,10 +72,10 @@ class AnswerPattern:
         _check_without(self.without)
 
     def __call__(self, text: str) -> str:
-        found = list(re.finditer(self.pattern, text, re.MULTILINE))
-        if not found:
+        matches = list(re.finditer(self.pattern, text, re.MULTILINE))
+        if not matches:
             return text.strip() if self.without == "all" else ""
-        last = found[-1]
+        last = matches[-1]
         return (last[1] or "" if last.re.groups else last[0]).strip()
 
 
@@ -90,9 +90,6 @@ def normalized(text: str) -> str:
     Args:
       text: an answer.
 
-    Returns:
-      Its words, separated by single spaces.
-
     Source: the evaluation script of SQuAD (Rajpurkar et al. 2016).
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
@@ -104,14 +101,10 @@ def equal_answers(output: str, reference: str) -> float:
 
 
 def token_f1(output: str, reference: str) -> float:
-    """Returns the harmonic mean of precision and recall of an answer's words.
+    """Returns the harmonic mean of precision and recall of an answer's words, 0 to 1.
 
-    Args:
-      output: an answer.
-      reference: the correct answer; "" if there is no answer.
-
-    Returns:
-      0 to 1. If either has no words: 1 if both have none, otherwise 0.
+    If either has no words, it is 1 if both have none. A question without an answer has the
+    reference "".
 
     Source: the evaluation scripts of SQuAD 1.1 and 2.0.
     """
@@ -127,17 +120,13 @@ def answer_number(text: str) -> decimal.Decimal | None:
 
     Commas may separate thousands, and a currency sign may precede: "$1,234.50." is 1234.5.
 
-    Args:
-      text: an answer, perhaps with its derivation.
-
-    Returns:
-      The exact number; None if the text has no number.
+    None if the text has no number.
 
     Source: GSM8K (Cobbe et al. 2021), whose answers end with "#### 42".
     """
     before, mark, after = text.partition(_MARK)
-    if mark and (found := _NUMBER.search(after)):
-        return _value(found)
+    if mark and (number := _NUMBER.search(after)):
+        return _value(number)
     numbers = list(_NUMBER.finditer(before if mark else text))
     return _value(numbers[-1]) if numbers else None
 
@@ -148,6 +137,6 @@ def equal_numbers(output: str, reference: str) -> float:
     return float(number is not None and number == answer_number(reference))
 
 
-def _value(found: re.Match[str]) -> decimal.Decimal:
-    number = decimal.Decimal(found["digits"].replace(",", ""))
-    return -number if found["sign"] else number
+def _value(match: re.Match[str]) -> decimal.Decimal:
+    number = decimal.Decimal(match["digits"].replace(",", ""))
+    return -number if match["sign"] else number

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number, whole_number
@@ -26,24 +27,17 @@ class Sums:
     """A figure of n examples that is a function of their summed statistics.
 
     Attributes:
-      statistics: `[n, k]` float64, finite.
+      statistics: finite numbers.
       score: `[m, k]` sums -> `[m]` float64 figures; NaN if undefined, such as 0 / 0.
-
-    Raises:
-      ValueError: the statistics have another shape, no rows, or a value that is not finite.
     """
 
-    statistics: np.ndarray  # [n, k]
+    statistics: Float64[np.ndarray, "n k"]
     score: Score
 
     def __post_init__(self) -> None:
         array = np.asarray(self.statistics, np.float64)
-        if array.ndim != 2 or not array.size:
-            raise UserError(f"`statistics` must be [n, k] with n, k >= 1, got {array.shape}")
-        if not np.isfinite(array).all():
-            raise UserError(
-                "`statistics` must be finite: count infinite values in a separate column"
-            )
+        assert array.ndim == 2 and array.size, f"statistics must be [n, k], got {array.shape}"
+        assert np.isfinite(array).all(), "count infinite values in a separate column"
         object.__setattr__(self, "statistics", array)
 
     def __len__(self) -> int:
@@ -55,47 +49,22 @@ class Sums:
         return float(self.score(self.statistics.sum(axis=0, keepdims=True))[0])
 
     def grouped(self, groups: ArrayLike) -> "Sums":
-        """Returns the same figure with groups of examples that are resampled together.
+        """The same figure with groups of examples that are resampled together.
 
         Several outputs of the same input, such as those of different seeds, are not independent.
-
-        Args:
-          groups: `[n]` int, the group of each example, from 0; no group may be empty.
-
-        Returns:
-          A figure whose examples are the groups.
-
-        Raises:
-          ValueError: `groups` has another length than the examples, or a group is empty.
+        `groups` `[n]` has the group of each example, from 0; no group may be empty.
         """
         place = np.asarray(groups)
-        if place.shape != (len(self),) or place.dtype.kind not in "iu" or place.min() < 0:
-            raise UserError(
-                f"`groups` must be [n] = [{len(self)}] whole numbers from 0, got "
-                f"{place.dtype}{list(place.shape)}"
-            )
-        if not np.bincount(place).all():
-            empty = int(np.argmin(np.bincount(place)))
-            raise UserError(f"`groups` must use all numbers from 0, but {empty} is missing")
+        assert place.shape == (len(self),) and np.bincount(place).all(), (
+            "groups [n] from 0, all used"
+        )
         summed = np.zeros((int(place.max()) + 1, self.statistics.shape[1]))
         np.add.at(summed, place, self.statistics)
         return Sums(summed, self.score)
 
 
 def ratio(above: ArrayLike, below: ArrayLike, scale: float = 1.0) -> Sums:
-    """Returns the ratio of two sums: `scale * sum(above) / sum(below)`.
-
-    Args:
-      above: `[n]`.
-      below: `[n]`, or a number for all examples.
-      scale: a factor of the ratio.
-
-    Returns:
-      The figure; NaN if `below` sums to 0.
-
-    Raises:
-      ValueError: see `Sums`.
-    """
+    """Returns `scale * sum(above) / sum(below)` of vectors `[n]`; NaN if `below` sums to 0."""
     top = np.asarray(above, np.float64)
     return Sums(
         np.stack([top, np.broadcast_to(np.asarray(below, np.float64), top.shape)], axis=-1),
@@ -144,7 +113,6 @@ class Bootstrap:
       seed: the seed of the resamples, from 0.
 
     Raises:
-      TypeError: a value is not a number.
       ValueError: a value is out of range.
 
     Source: Efron 1979; for BLEU Koehn 2004.
@@ -168,31 +136,15 @@ class Bootstrap:
         return np.asarray(figure.score(np.concatenate(sums)), np.float64)
 
     def interval(self, figure: Sums) -> Interval:
-        """Returns the figure with its interval.
-
-        Args:
-          figure: of n examples; for a single example the interval is a point.
-
-        Returns:
-          The interval. Undefined resamples (0 / 0) are left out.
-        """
+        """Returns the figure with its interval; undefined resamples (0 / 0) are left out."""
         return self.summary(figure.value, self.replicates(figure))
 
     def difference(
         self, figure: Sums, other: Sums, by: Callable[[Any, Any], Any] = np.subtract
     ) -> Interval:
-        """Returns `figure - other` with its paired interval.
+        """Returns `figure - other` of the same examples with its paired interval.
 
-        Args:
-          figure: of n examples.
-          other: of the same n examples, in the same order.
-          by: compares two figures; `np.divide` gives their ratio.
-
-        Returns:
-          The interval of the difference.
-
-        Raises:
-          ValueError: the figures have different numbers of examples.
+        `by` compares two figures; `np.divide` gives their ratio.
         """
         if len(figure) != len(other):
             raise UserError(
@@ -205,15 +157,15 @@ class Bootstrap:
 
     def summary(self, value: float, replicates: np.ndarray) -> Interval:
         """Returns the interval of a figure from its replicates `[R]`."""
-        found = replicates[~np.isnan(replicates)]
-        if np.isnan(value) or not found.size:
+        defined = replicates[~np.isnan(replicates)]
+        if np.isnan(value) or not defined.size:
             return Interval(value, np.nan, np.nan, np.nan)
         tail = 0.5 * (1.0 - self.level)
         # No interpolation, because a resample may be infinite.
-        ends = np.quantile(found, (tail, 1.0 - tail), method="inverted_cdf")
-        finite = bool(np.isfinite(found).all())
+        ends = np.quantile(defined, (tail, 1.0 - tail), method="inverted_cdf")
+        finite = bool(np.isfinite(defined).all())
         return Interval(
-            value, float(ends[0]), float(ends[1]), float(found.std()) if finite else np.inf
+            value, float(ends[0]), float(ends[1]), float(defined.std()) if finite else np.inf
         )
 
     def _counts(self, n: int) -> Iterator[np.ndarray]:
@@ -229,18 +181,6 @@ class Bootstrap:
 
 
 def pooled(figures: Sequence[Sums]) -> Sums:
-    """Pools a figure over several runs on the same n examples by adding the statistics.
-
-    Args:
-      figures: the figure of each run, such as of each seed; all have the same score.
-
-    Returns:
-      The figure of all outputs; resampling draws the n examples.
-
-    Raises:
-      ValueError: `figures` is empty, or the statistics have different shapes.
-    """
-    shapes = {figure.statistics.shape for figure in figures}
-    if len(shapes) != 1:
-        raise UserError(f"`figures` must have statistics of one shape, got {sorted(shapes)}")
+    """Pools a figure over several runs on the same n examples by adding the statistics."""
+    assert len({figure.statistics.shape for figure in figures}) == 1, "statistics of one shape"
     return Sums(np.sum([figure.statistics for figure in figures], axis=0), figures[0].score)

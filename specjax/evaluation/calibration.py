@@ -125,9 +125,6 @@ def reliability(labels: ArrayLike, log_odds: ArrayLike, *, bins: int = 15) -> Re
       log_odds: `[n]`, predicted.
       bins: the number of bins of equal width on [0, 1]; the last bin includes 1.
 
-    Returns:
-      The diagram's figures.
-
     Raises:
       ValueError: see `binary_cross_entropy`; or `bins` is not a whole number of at least 1.
 
@@ -158,9 +155,6 @@ def undo_weight(log_odds: ArrayLike, weight: float) -> np.ndarray:
     Args:
       log_odds: `[n]`, of a predictor that was fitted with the weight.
       weight: w > 0, the weight of a rejected token.
-
-    Returns:
-      `[n]` float64.
     """
     return np.asarray(log_odds, np.float64) + np.log(weight)
 

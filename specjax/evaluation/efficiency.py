@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Int
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number
@@ -24,35 +25,30 @@ class RowCounts:
     """The counts of n rows; see `specjax.text.results.RowInfo`.
 
     Attributes:
-      emitted: `[n]` emitted tokens, end-of-sequence tokens included.
-      rounds: `[n]` steps of the method.
-      drafted: `[n]` drafted tokens.
-      accepted: `[n]` accepted tokens.
-      calls: model's name -> `[n]` passes.
-      cut: `[n]` bool, whether the length limit ended the row.
-      decoded: `[n]` bool; other rows have zeros and do not count in means over rows.
-      deferrals: `[n]`, see `specjax.types.DecodeInfo`; None if unknown.
+      emitted: emitted tokens, end-of-sequence tokens included.
+      rounds: steps of the method.
+      drafted: drafted tokens.
+      accepted: accepted tokens.
+      calls: model's name -> passes.
+      cut: whether the length limit ended the row.
+      decoded: other rows have zeros and do not count in means over rows.
+      deferrals: see `specjax.types.DecodeInfo`; None if unknown.
     """
 
-    emitted: np.ndarray  # [n]
-    rounds: np.ndarray  # [n]
-    drafted: np.ndarray  # [n]
-    accepted: np.ndarray  # [n]
-    calls: Mapping[str, np.ndarray]  # [n]
-    cut: np.ndarray  # [n]
-    decoded: np.ndarray  # [n]
-    deferrals: np.ndarray | None = None  # [n]
+    emitted: Int[np.ndarray, " n"]
+    rounds: Int[np.ndarray, " n"]
+    drafted: Int[np.ndarray, " n"]
+    accepted: Int[np.ndarray, " n"]
+    calls: Mapping[str, Int[np.ndarray, " n"]]
+    cut: Bool[np.ndarray, " n"]
+    decoded: Bool[np.ndarray, " n"]
+    deferrals: Int[np.ndarray, " n"] | None = None
 
     @classmethod
     def from_records(cls, records: Sequence[Mapping[str, Any]]) -> "RowCounts":
-        """Reads the counts of a call of `Decoder`, or of the lines of a `predictions.jsonl`.
+        """Reads the counts of `Result.to_dicts`, or of the lines of a `predictions.jsonl`.
 
-        Args:
-          records: n objects with `info` and `ended_by`, as from `Result.to_dicts`; a record without
-            `info` is not decoded. An `info` may lack `deferrals`.
-
-        Raises:
-          KeyError: an `info` lacks a count.
+        A record without `info` is not decoded. An `info` may lack `deferrals`.
         """
         infos = [record.get("info") for record in records]
         has_deferrals = all("deferrals" in info for info in infos if info)
@@ -92,7 +88,6 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
           needs one pass per token.
 
     Raises:
-      TypeError: a cost is not a number.
       ValueError: a cost is negative or not finite, or a model has no cost.
     """
     verifier = counts.calls.get(VERIFIER, np.zeros_like(counts.emitted))
@@ -111,8 +106,8 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
         figures["deferrals_per_token"] = ratio(counts.deferrals, counts.emitted)
         if len(counts.calls) > 1 and not counts.drafted.any():
             # A sequential cascade: the drafter wrote all tokens that the verifier did not.
-            own = counts.emitted - counts.deferrals
-            figures["drafter_share"] = ratio(own, counts.emitted)
+            drafted = counts.emitted - counts.deferrals
+            figures["drafter_share"] = ratio(drafted, counts.emitted)
     if costs is not None:
         figures["cost_per_token"] = ratio(_cost(counts, check_costs(costs)), counts.emitted)
     return figures
@@ -147,68 +142,51 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
     token it is a ratio of two means, with a bias of order 1 / n. It may be negative by chance.
 
     Args:
-      log_target: `[n]`, a row's sum (or a token's value) of log π; finite, or NaN if unknown.
-      log_p: `[n]`, the same of log p; -inf if the verifier could not emit the row.
+      log_target: `[n]`, a row's sum (or a token's value) of log π; finite, or NaN if unknown. Such
+        a row is left out with its tokens.
+      log_p: `[n]`, the same of log p; -inf if the verifier could not emit the row, which makes the
+        figure infinite. An unknown log p of a known log π makes it NaN, because the rows that a
+        method leaves unread are not a random sample.
       tokens: `[n]`, the number of tokens in the sums.
-
-    Returns:
-      The figure: infinite if a row has log p = -inf, NaN if nothing is known. A row with an unknown
-      log π is left out with its tokens. An unknown log p of a known log π makes the figure NaN,
-      because the rows that a method leaves unread are not a random sample.
-
-    Raises:
-      ValueError: the arrays are empty or differ in length, or log π is infinite.
 
     Source: KL(π ‖ p) = E_π[log π - log p].
     """
     target, p, count = _vectors(log_target=log_target, log_p=log_p, tokens=tokens)
-    known, unread = _read(target, p)
-    impossible = known & np.isneginf(p)
-    finite = known & ~impossible
+    is_read, unread = _read(target, p)
+    impossible = is_read & np.isneginf(p)
+    finite = is_read & ~impossible
     nats = np.subtract(target, p, out=np.zeros_like(p), where=finite)
 
     def score(sums: np.ndarray) -> np.ndarray:
         figure = np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
         return np.where(sums[:, 3] > 0, np.nan, figure)
 
-    return Sums(np.stack([nats, count * known, impossible, unread], axis=1), score)
+    return Sums(np.stack([nats, count * is_read, impossible, unread], axis=1), score)
 
 
 def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
     """Returns the share of rows that the verifier could not have emitted (log p is -inf).
 
-    Args:
-      log_target: `[n]`, see `divergence`.
-      log_p: `[n]`, likewise.
-
-    Returns:
-      The figure, over the rows with a known log π; NaN if there are none, or if log p is unknown
-      (NaN) in any of them.
-
-    Raises:
-      ValueError: see `divergence`.
+    It is over the rows with a known log π; NaN if there are none, or if log p is unknown (NaN) in
+    any of them. See `divergence`.
     """
     target, p = _vectors(log_target=log_target, log_p=log_p)
-    known, unread = _read(target, p)
+    is_read, unread = _read(target, p)
 
     def score(sums: np.ndarray) -> np.ndarray:
         return np.where(sums[:, 2] > 0, np.nan, divided(sums[:, 0], sums[:, 1]))
 
-    return Sums(np.stack([known & np.isneginf(p), known, unread], axis=1), score)
+    return Sums(np.stack([is_read & np.isneginf(p), is_read, unread], axis=1), score)
 
 
 def _vectors(**arrays: ArrayLike) -> list[np.ndarray]:
-    """Float64 vectors of one length; raises the ValueErrors of `divergence`."""
-    found = [np.asarray(x, np.float64) for x in arrays.values()]
-    first, p = found[:2]
-    if first.ndim != 1 or not first.size or any(x.shape != first.shape for x in found):
-        raise UserError(
-            f"{', '.join(arrays)} must be vectors [n] of equal length n >= 1, got "
-            f"{', '.join(str(x.shape) for x in found)}"
-        )
-    if np.isinf(first).any() or (p == np.inf).any():
-        raise UserError("log_target must be finite or NaN, and log_p below infinity")
-    return found
+    """Float64 vectors of one length."""
+    vectors = [np.asarray(x, np.float64) for x in arrays.values()]
+    first, p = vectors[:2]
+    assert first.ndim == 1 and first.size, "vectors [n], n >= 1"
+    assert all(x.shape == first.shape for x in vectors), "vectors of one length"
+    assert not np.isinf(first).any() and not (p == np.inf).any(), "finite log π, log p below inf"
+    return vectors
 
 
 def _read(target: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

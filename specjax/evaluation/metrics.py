@@ -56,9 +56,6 @@ def figure(metric: Metric, outputs: Sequence[str], references: Sequence[Referenc
       references: for each output a text, or several: the best counts (BLEU: all count, see
         sacreBLEU).
 
-    Returns:
-      The figure; its `value` is the score.
-
     Raises:
       ImportError: the metric's library is not installed.
       ValueError: there are no texts, the numbers of outputs and references differ, or the metric
@@ -74,18 +71,7 @@ def figure(metric: Metric, outputs: Sequence[str], references: Sequence[Referenc
 
 
 def check_references(metric: Metric, references: Sequence[References]) -> list[tuple[str, ...]]:
-    """Returns references as tuples of texts.
-
-    Args:
-      metric: the metric that will use them.
-      references: see `figure`.
-
-    Returns:
-      A tuple for each example.
-
-    Raises:
-      ValueError: an example has no reference, or the metric cannot use its references.
-    """
+    """Returns references as tuples of texts; raises UserError if the metric cannot use them."""
     several = [(r,) if isinstance(r, str) else tuple(r) for r in references]
     for i, texts in enumerate(several):
         reason = metric.refusal(texts) if texts else "there are none"
@@ -115,14 +101,12 @@ class SacreBleu(Metric):
         return getattr(require("sacrebleu", "eval"), self._name)(**options)
 
     def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """Counts of n-grams and lengths, from sacreBLEU's significance tests."""
         most = max(map(len, references))
         padded = [(*texts, *(None,) * (most - len(texts))) for texts in references]
         streams = list(zip(*padded, strict=True))
         return np.asarray(self._metric()._extract_corpus_statistics(outputs, streams), np.float64)
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        """The corpus score."""
         metric = self._metric()
         return np.asarray(
             [metric._compute_score_from_stats(line.tolist()).score for line in sums], np.float64
@@ -137,12 +121,10 @@ class MeanMetric(Metric):
         """A value for each output, 0 to 1."""
 
     def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
-        """Each example's value, and 1."""
         values = np.asarray(self.values(outputs, references), np.float64)
         return np.stack([values, np.ones_like(values)], axis=1)
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        """100 times the mean."""
         return 100.0 * divided(sums[:, 0], sums[:, 1])
 
 
@@ -163,7 +145,6 @@ class Rouge(MeanMetric):
         self._kind, self._stemmer = kind, stemmer
 
     def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """F1 from rouge-score."""
         module = require("rouge_score.rouge_scorer", "eval")
         scorer = module.RougeScorer([self._kind], use_stemmer=self._stemmer)
         pairs = zip(outputs, references, strict=True)
@@ -181,7 +162,6 @@ class BestOf(MeanMetric):
         self._compare = compare
 
     def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """The best value over an output's references."""
         pairs = zip(outputs, references, strict=True)
         return [max(self._compare(o, text) for text in r) for o, r in pairs]
 
@@ -198,7 +178,6 @@ class NumericAccuracy(BestOf):
         super().__init__(equal_numbers)
 
     def refusal(self, references: Sequence[str]) -> str | None:
-        """A reference must have a number."""
         bad = next((text for text in references if answer_number(text) is None), None)
         return None if bad is None else f"{bad[-40:]!r} has no number"
 
@@ -227,15 +206,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def check_metrics(names: Iterable[str]) -> None:
-    """Checks, before long work, that metrics are known and installed.
-
-    Args:
-      names: keys of `METRICS`.
-
-    Raises:
-      ImportError: a metric's library is not installed.
-      ValueError: a name is not in `METRICS`.
-    """
+    """Checks, before long work, that metrics are known and installed."""
     for name in names:
         if name not in METRICS:
             raise UserError(f"`metrics` must be names in {', '.join(METRICS)}, got {name!r}")

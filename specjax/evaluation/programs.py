@@ -36,9 +36,6 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
       path: a JSONL file, plain or `.gz`, whose objects have the keys of HumanEval (`prompt`,
         `entry_point`, `test`) or of MBPP (`test_list`, and `test_setup_code` or `test_imports`).
 
-    Returns:
-      A problem for each line.
-
     Raises:
       FileNotFoundError: the file does not exist.
       ValueError: the file is empty or not JSONL, or a line has other keys.
@@ -50,14 +47,7 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
 def check_problems(
     problems: Sequence[Problem], inputs: Sequence[str | None], path: Any, source: Any
 ) -> None:
-    """Raises ValueError unless each input contains the name of the function that its problem tests.
-
-    Args:
-      problems: a problem for each input.
-      inputs: the texts; None if unknown.
-      path: the problems' file, for the message.
-      source: the inputs' file, likewise.
-    """
+    """Raises UserError unless each input has the name of the function that its problem tests."""
     for i, (problem, text) in enumerate(zip(problems, inputs, strict=True)):
         if text is not None and problem.entry_point not in text:
             raise UserError(
@@ -81,15 +71,10 @@ def _problem(where: str, row: dict[str, Any]) -> Problem:
 
 
 def program(problem: Problem, output: str) -> str:
-    """Returns the program of an output, with the problem's tests.
+    """The program of an output, with the problem's tests.
 
-    Args:
-      problem: the problem.
-      output: the continuation of the prompt, or a whole function, perhaps in a Markdown block (the
-        first block counts).
-
-    Returns:
-      Python code.
+    The output is the continuation of the prompt, or a whole function, perhaps in a Markdown block
+    (the first block counts).
     """
     fenced = _FENCED.search(output)
     code = fenced[1] if fenced else output
@@ -124,14 +109,12 @@ class PassAt1(MeanMetric):
         self._sandbox, self._workers = sandbox, workers or os.cpu_count() or 1
 
     def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        """1 for each output that passes, 0 for the others."""
         pairs = zip(outputs, references, strict=True)
         sources = [program(Problem(*problem), output) for output, problem in pairs]
         with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
             return list(map(float, pool.map(functools.partial(_passes, self._sandbox), sources)))
 
     def refusal(self, references: Sequence[str]) -> str | None:
-        """References must be the fields of a problem."""
         if len(references) == len(Problem._fields):
             return None
         return f"pass@1 needs {', '.join(Problem._fields)}, got {len(references)} texts"

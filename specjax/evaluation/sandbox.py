@@ -1,11 +1,11 @@
 """Runs untrusted Python programs, such as a model's answers to HumanEval and MBPP.
 
-On Linux a program runs in its own namespaces (user, mount, process, network, ipc): no network, all
-files read-only except an empty directory in memory, no other processes, no privileges; with limits
-of time, memory per process, processes and files, and without the system calls that could exceed
-them. It can still read the files that the user may read (but cannot send them anywhere), and use
-the processor and the memory within its limits. A hole in the kernel is a hole in the sandbox. A
-malicious program may be able to claim that it has passed.
+A program runs under `bwrap` (bubblewrap): no network, no other processes, no privileges, and a file
+system of nothing but Python and its libraries, read-only, with an empty directory in memory; with
+limits of time, of memory per process, and of processes. It can use the processor, the memory of all
+its processes, shared memory, and any number of files within its directory's size, until its time is
+over. A hole in the kernel is a hole in the sandbox. A malicious program may be able to claim that
+it has passed.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ import functools
 import json
 import os
 import secrets
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,12 +24,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax.checks import check_flag, one_number, whole_number
+from specjax.errors import UserError
 
-_LAUNCHER = Path(__file__).with_name("sandbox_launcher.py")
+_RUNNER = Path(__file__).with_name("sandbox_runner.py")
 _MIB = 1 << 20
-# Seconds for the processes to start; the launcher measures the program's own time.
-_GRACE = 30.0
-# In the pipe, all before this word is the launcher's, and all after it may be the program's.
+_GRACE = 30.0  # seconds for the processes to start
+_WORK = "/work"
+# Users that the system gives to nobody: for each program one, so that its processes are counted.
+_USERS = range(61184, 65280)
+# Where the shared libraries of the system are.
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+# In the pipe, all before this word is bwrap's, and all after it may be the program's.
 _STARTED = "started\n"
 
 
@@ -52,12 +59,11 @@ class Sandbox:
       memory: the most MiB of address space of each of its processes.
       processes: the most processes at a time.
       disk: the most MiB that it may write, into memory.
-      uncontained: run programs even without namespaces. Then only the time and the memory of a
-        process are limited: a program can write and delete the user's files, use the network, and
-        start any number of processes.
+      uncontained: run programs even without bwrap. Then only the time and the memory of a process
+        are limited: a program can write and delete the user's files, use the network, and start any
+        number of processes.
 
     Raises:
-      TypeError: a value has a wrong type.
       ValueError: a value is out of range.
     """
 
@@ -79,14 +85,14 @@ class Sandbox:
         """Checks, before long work, that programs can be contained.
 
         Raises:
-          OSError: programs cannot be contained, and `uncontained` is False.
+          ValueError: they cannot, and `uncontained` is False.
         """
         reason = None if self.uncontained else missing()
         if reason is not None:
-            raise OSError(
-                f"programs cannot be contained here ({reason}): they could write files, use the "
-                "network and start processes. Run this where user namespaces are allowed, or, if "
-                "you trust the programs, set Sandbox.uncontained=True"
+            raise UserError(
+                f"programs cannot be contained here ({reason}): install bubblewrap, such as by "
+                "apt-get install bubblewrap, or, if you trust the programs with your files and the "
+                "network, set Sandbox.uncontained=True"
             )
 
     def run(self, source: str) -> Outcome:
@@ -95,95 +101,100 @@ class Sandbox:
         Args:
           source: the program; it must reach its end: `exit(0)` fails.
 
-        Returns:
-          The result.
-
         Raises:
           OSError: the program could not be contained.
         """
-        contained = not (self.uncontained and missing() is not None)
-        try:
-            return self._run(source, contained=contained)
-        except _NotStartedError as why:
-            raise OSError(f"a program could not be contained ({why}): see Sandbox.check") from None
+        return self._run(source, contained=not (self.uncontained and missing() is not None))
 
     def _run(self, source: str, *, contained: bool) -> Outcome:
-        token, late = secrets.token_hex(16), f"timed out after {self.seconds:g} seconds"
-        with tempfile.TemporaryDirectory(prefix="specjax-sandbox-") as work:
-            reading, writing = os.pipe()
-            job = {
-                "source": source,
-                "started": _STARTED,
-                "token": token,
-                "late": late,
-                "status": writing,
-                "work": os.path.realpath(work),
-                "contained": contained,
-                "memory": self.memory * _MIB,
-                "seconds": self.seconds,
-                "processes": self.processes,
-                "disk": self.disk * _MIB,
-            }
-            with os.fdopen(reading, "rb", buffering=0) as status:
-                try:
-                    in_time = _start(job, writing, self.seconds + _GRACE)
-                finally:
-                    os.close(writing)
-                content = _content(status)
-        if not in_time or content == late:
-            return Outcome(False, late)
+        token = secrets.token_hex(16)
+        limits = {
+            "AS": self.memory * _MIB,
+            "CPU": int(self.seconds) + 1,
+            "FSIZE": self.disk * _MIB,
+            "NOFILE": 64,
+            "CORE": 0,
+        }
+        job: dict[str, Any] = {"source": source, "started": _STARTED, "token": token, "user": None}
+        python = [os.path.realpath(sys.executable), *("-I", "-S", "-B", "-c", _RUNNER.read_text())]
+        command = python
+        if contained:
+            command = [*_bwrap(self.disk * _MIB), *python]
+            is_root = os.getuid() == 0
+            job["user"] = secrets.choice(_USERS) if is_root else None
+            limits["NPROC"] = self.processes + (0 if is_root else 1)  # bwrap's process 1
+        reading, writing = os.pipe()
+        with (
+            os.fdopen(reading, "rb", buffering=0) as status,
+            tempfile.TemporaryDirectory(prefix="specjax-sandbox-") as directory,
+        ):
+            try:
+                job |= {"limits": limits, "status": writing}
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=writing,
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                    cwd=directory,
+                    env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+                )
+            finally:
+                os.close(writing)
+            try:
+                assert process.stdin is not None
+                with contextlib.suppress(BrokenPipeError), process.stdin:
+                    process.stdin.write(json.dumps(job).encode())
+                select.select([status], [], [], _GRACE)
+                process.wait(self.seconds)
+            except subprocess.TimeoutExpired:
+                return Outcome(False, f"timed out after {self.seconds:g} seconds")
+            finally:
+                # With bwrap's first process all others end.
+                process.kill()
+                process.wait()
+                if not contained:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+            # Without waiting for processes that keep the pipe open.
+            os.set_blocking(status.fileno(), False)
+            content = (status.read(4096) or b"").decode(errors="replace")
         if not content.startswith(_STARTED):
-            raise _NotStartedError(content[:200] or "the process ended early")
-        told = content.removeprefix(_STARTED)
-        return Outcome(True, "") if told == token else Outcome(False, told[:200] or "exited early")
-
-
-class _NotStartedError(Exception):
-    """Why the launcher did not start a program."""
+            why = " ".join(content[:200].split()) or "the process ended early"
+            raise OSError(f"a program could not be contained ({why}): see Sandbox.check")
+        end = content.removeprefix(_STARTED)
+        return Outcome(True, "") if end == token else Outcome(False, end[:200] or "exited early")
 
 
 @functools.cache
 def missing() -> str | None:
     """Returns why programs cannot be contained on this machine, or None."""
-    if sys.platform != "linux":
-        return f"{sys.platform} has no namespaces"
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed"
     try:
-        outcome = Sandbox()._run("pass", contained=True)
-    except _NotStartedError as why:
-        return str(why)
+        outcome = Sandbox()._run("import json, random", contained=True)
+    except OSError as error:
+        return str(error)
     return None if outcome.passed else outcome.reason
 
 
-def _start(job: dict[str, Any], writing: int, seconds: float) -> bool:
-    """Runs a job to its end; returns whether it ended in time."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", str(_LAUNCHER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(writing,),
-        start_new_session=True,
-        cwd=job["work"],
-        env={"PATH": os.defpath, "TMPDIR": job["work"], "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
-    )
-    try:
-        process.communicate(json.dumps(job).encode(), timeout=seconds)
-        return True
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        process.kill()
-        process.wait()
-        if not job["contained"]:
-            _kill_group(process.pid)
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _content(status: Any) -> str:
-    """The content of the pipe, without waiting for processes that keep it open."""
-    os.set_blocking(status.fileno(), False)
-    return (status.read(4096) or b"").decode(errors="replace")
+def _bwrap(disk: int) -> list[str]:
+    """The command before the program's own."""
+    prefix = os.path.realpath(sys.base_prefix)
+    wanted = (os.path.realpath(sys.executable), f"{prefix}/lib", f"{prefix}/lib64", *_LIBRARIES)
+    places = [place for place in dict.fromkeys(wanted) if os.path.exists(place)]
+    above = {str(parent) for place in places for parent in list(Path(place).parents)[:-1]}
+    command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv"]
+    command += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
+    if os.getuid() == 0:
+        # The runner needs these two to become an ordinary user.
+        command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user"]
+    for directory in sorted(above, key=len):
+        command += ["--perms", "0755", "--dir", directory]
+    for place in places:
+        command += ["--ro-bind", place, place]
+    command += ["--perms", "0777", "--size", str(disk), "--tmpfs", _WORK, "--remount-ro", "/"]
+    return [*command, "--chdir", _WORK, "--setenv", "TMPDIR", _WORK]

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from specjax.acceptance_head import confidence_features, top_confidences
 from specjax.errors import UserError
 from specjax.rules.accept_functions import Mixture
 from specjax.rules.lossy import Lossy, LossyTuned
@@ -170,6 +169,9 @@ class Learnt(Spans, TargetRule):
 
     def share(self, q_conf: Float32[Array, " V"]) -> Float32[Array, ""]:
         """The share of the largest strength, in [0, 1]."""
+        # Imported here: the other rules do not need flax.
+        from specjax.acceptance_head import confidence_features, top_confidences
+
         features = confidence_features(*top_confidences(q_conf))
         weights = (self.top, self.entropy, self.second)
         return jax.nn.sigmoid(

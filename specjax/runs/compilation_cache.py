@@ -6,12 +6,8 @@ enables it with `specjax.enable_compilation_cache()` or with JAX's own options.
 
 import contextlib
 import dataclasses
-import hashlib
-import importlib
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +16,6 @@ import jax
 
 from specjax.compilation import BACKEND_COMPILE
 
-# Seconds between two lines about a long compilation.
-_EVERY = 20.0
-# Events of jax.monitoring.
-_REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -41,16 +33,12 @@ def enable_compilation_cache() -> str | None:
     JAX_COMPILATION_CACHE_DIR names another directory, and JAX_ENABLE_COMPILATION_CACHE=false
     disables the cache.
 
-    Each entry gets a checksum. A damaged entry (its writer was killed, a disk was full) is removed
-    and the program compiled again; a line on stderr reports this.
-
     Returns:
       The directory; None if it cannot be written or the cache is disabled.
     """
     config: Any = jax.config
     if not config.jax_enable_compilation_cache:
         return None
-    _check_entries()
     if config.jax_compilation_cache_dir:
         return config.jax_compilation_cache_dir
     try:
@@ -67,81 +55,6 @@ def enable_compilation_cache() -> str | None:
     return str(directory)
 
 
-def _check_entries() -> None:
-    """Makes JAX's cache check its entries; JAX has no public API for this."""
-    try:
-        jax_cache: Any = importlib.import_module("jax._src.compilation_cache")
-        make = jax_cache.get_file_cache
-    except (ImportError, AttributeError):  # another version of JAX
-        return
-    if hasattr(make, "checks_entries"):
-        return
-
-    def make_checked(path: str) -> tuple[Any, str] | None:
-        made = make(path)
-        return None if made is None else (CheckedCache(made[0]), made[1])
-
-    make_checked.checks_entries = True  # type: ignore[attr-defined]
-    jax_cache.get_file_cache = make_checked
-
-
-class CheckedCache:
-    """A cache of JAX whose entries end with a checksum, so that damaged entries are not read.
-
-    JAX without this class ignores the checksum. An entry that such a JAX wrote has no checksum and
-    is written again.
-    """
-
-    # A Zstandard frame that readers skip, with the checksum's length.
-    _FRAME = b"\x50\x2a\x4d\x18" + (32).to_bytes(4, "little")
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-        self._told: set[str] = set()
-
-    @property
-    def _path(self) -> Any:
-        return self._cache._path
-
-    def get(self, key: str) -> bytes | None:
-        """Returns the entry; None if it is absent, or was damaged and has been removed."""
-        entry = self._cache.get(key)
-        if entry is None:
-            return None
-        value = entry[: -len(self._end(b""))]
-        if entry[len(value) :] == self._end(value):
-            return value
-        (self._path / f"{key}-cache").unlink(missing_ok=True)
-        self._tell(
-            f"{self._path} has damaged programs, or programs without checksum: compiling them again"
-        )
-        return None
-
-    def put(self, key: str, value: bytes) -> None:
-        """Stores a value unless the key exists; warns once if it cannot be written."""
-        entry = self._path / f"{key}-cache"
-        # Another process may read during the write. A cache that evicts has its own lock.
-        alone = getattr(self._cache, "eviction_enabled", True) or "://" in str(self._path)
-        written = key if alone else f"{key}-{os.getpid()}"
-        try:
-            if entry.exists():
-                return
-            self._cache.put(written, value + self._end(value))
-            if not alone:
-                (self._path / f"{written}-cache").replace(entry)
-        except OSError as error:
-            (self._path / f"{written}-cache").unlink(missing_ok=True)
-            self._tell(f"compiled programs are not saved: {self._path}: {error.strerror or error}")
-
-    def _tell(self, message: str) -> None:
-        if message not in self._told:
-            print(f"specjax: {message}", file=sys.stderr, flush=True)
-        self._told.add(message)
-
-    def _end(self, value: bytes) -> bytes:
-        return self._FRAME + hashlib.sha256(value).digest()
-
-
 @dataclasses.dataclass
 class Compilations:
     """Counts of compiled programs.
@@ -155,22 +68,14 @@ class Compilations:
     compiled: int = 0
     read: int = 0
     announcement: str = ""
-
     _hit: bool = False
-    _start: float | None = None  # of the compilation that lasts
-    _closed: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def on_event(self, event: str, **_: Any) -> None:
-        """A listener for the events of `jax.monitoring`."""
         self._hit |= event == _CACHE_HIT
-        if event == _REQUEST:
-            self._start = time.monotonic()
 
     def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
-        """A listener for the durations of `jax.monitoring`."""
         if event != BACKEND_COMPILE:
             return
-        self._start = None
         if self._hit:
             self.read += 1
         else:
@@ -179,37 +84,18 @@ class Compilations:
                 print(self.announcement, file=sys.stderr, flush=True)
         self._hit = False
 
-    def _tell_time(self) -> None:
-        """Prints how long a compilation takes, until the counts are closed."""
-        told: tuple[float | None, float] = (None, 0.0)
-        while not self._closed.wait(_EVERY / 10):
-            start = self._start
-            seconds = 0.0 if start is None else time.monotonic() - start
-            since = told[1] if told[0] == start else 0.0
-            if seconds >= since + _EVERY:
-                print(f"specjax: compiling a program: {seconds:.0f} s", file=sys.stderr, flush=True)
-                told = (start, seconds)
-
 
 @contextlib.contextmanager
 def count_compilations(announcement: str = "") -> Iterator[Compilations]:
-    """Counts the programs that this process compiles or reads from disk.
+    """Counts the programs that this process compiles or reads from disk, until the context ends.
 
-    Args:
-      announcement: a line for stderr when the first program has been compiled; it is not printed if
-        all programs are read from disk.
-
-    Yields:
-      The counts, which grow until the context ends.
+    The announcement is a line for stderr when the first program has been compiled.
     """
     counts = Compilations(announcement=announcement)
     jax.monitoring.register_event_listener(counts.on_event)
     jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
-    if announcement:
-        threading.Thread(target=counts._tell_time, daemon=True).start()
     try:
         yield counts
     finally:
-        counts._closed.set()
         jax.monitoring.unregister_event_listener(counts.on_event)
         jax.monitoring.unregister_event_duration_listener(counts.on_duration)

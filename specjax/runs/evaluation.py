@@ -19,7 +19,7 @@ import numpy as np
 
 from specjax.checks import check_part, tuple_text
 from specjax.errors import UserError
-from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, pooled
+from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, divided, pooled
 from specjax.evaluation.efficiency import (
     check_costs,
     divergence,
@@ -29,7 +29,6 @@ from specjax.evaluation.efficiency import (
 from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
 from specjax.evaluation.programs import PassAt1, check_problems, read_problems
 from specjax.evaluation.sandbox import Sandbox
-from specjax.runs.likelihood import Likelihood
 from specjax.runs.run_directory import RunDirectory
 from specjax.runs.scored import Predictions, named, read_predictions, read_references
 
@@ -39,6 +38,67 @@ SCORES_NAME = "scores.json"
 PASS_AT_1 = "pass_at_1"
 Path = str | os.PathLike[str]
 _PLAIN = Bootstrap()
+
+
+class Likelihood:
+    """Scores predictions by their probability under a model, at temperature 1.
+
+    `runs` are the predictions to score: their inputs are checked before the model is loaded.
+    """
+
+    def __init__(self, model: Any, chat: Any, runs: Sequence[Predictions]) -> None:
+        # Imported here, because other scores need no models.
+        from specjax.text import TextModel, load_text_model
+        from specjax.text.directories import check_model_path, real_path
+        from specjax.text.requests import checked_chat
+
+        self._options = checked_chat("chat", chat)
+        for run in runs:
+            if None in run.inputs:
+                raise UserError(
+                    f"score needs the input of each row, and {run.path} has none in row "
+                    f"{run.inputs.index(None)}: leave out score"
+                )
+        if not isinstance(model, TextModel):
+            check_model_path("score", real_path(model))
+            model = load_text_model(model)
+        self.model = model
+
+    def perplexity(self, run: Predictions) -> Sums:
+        """Returns exp(nats / tokens) of the outputs; infinite if an output is impossible.
+
+        An output counts with its end-of-sequence token, unless the length limit ended it. Rows
+        without a prediction are left out.
+        """
+        from specjax.text.teacher_forcing import checked_outputs, score
+
+        cut = np.zeros(len(run), bool) if run.counts is None else run.counts.cut
+        rows = [row for row in range(len(run)) if row not in run.missing]
+        texts = checked_outputs(self.model, [run.outputs[row] for row in rows], len(rows))
+        texts = [text[: len(text) - cut[row]] for text, row in zip(texts, rows, strict=True)]
+        rows = [row for row, text in zip(rows, texts, strict=True) if text.size]
+        texts = [text for text in texts if text.size]
+        sums = np.zeros((len(run), 3))
+        if rows:
+            prompts = [self._prompt(run, row) for row in rows]
+            scored = score(self.model, prompts, texts, None, False, None)
+            for row, logs in zip(rows, scored.log_probs, strict=True):
+                total = np.sum(logs, dtype=np.float64)
+                is_possible = np.isfinite(total)
+                sums[row] = -total if is_possible else 0.0, len(logs), not is_possible
+        return Sums(sums, _perplexity_of)
+
+    def _prompt(self, run: Predictions, row: int) -> np.ndarray:
+        from specjax.text.requests import encode
+
+        text: Any = run.inputs[row]
+        prompt = text if self._options is None else [{"role": "user", "content": text}]
+        name, model = f"{run.path}: the input of row {row}", self.model
+        return encode(prompt, name, model.model.vocab_size, model.tokenizer, self._options)
+
+
+def _perplexity_of(sums: np.ndarray) -> np.ndarray:
+    return np.where(sums[:, 2] > 0, np.inf, np.exp(divided(sums[:, 0], sums[:, 1])))
 
 
 class Scoring(NamedTuple):
@@ -55,21 +115,7 @@ class Scoring(NamedTuple):
 
 
 def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
-    """Returns the checked names of the metrics.
-
-    Args:
-      metrics: names in `METRICS`; "pass_at_1" needs a sandbox.
-      sandbox: runs programs, or None.
-
-    Returns:
-      The names; with a sandbox "pass_at_1" is added at the end if it is absent.
-
-    Raises:
-      ImportError: a metric's library is not installed.
-      OSError: programs cannot be contained here.
-      TypeError: `metrics` is not a tuple of names, or `sandbox` is not a sandbox.
-      ValueError: a name is unknown, or "pass_at_1" has no sandbox.
-    """
+    """The checked names of metrics; with a sandbox "pass_at_1" is added if it is absent."""
     if isinstance(metrics, str):
         raise UserError(
             f"metrics must be a tuple of names, got {metrics!r}; write {tuple_text(metrics)}"
@@ -156,12 +202,9 @@ def evaluate(
       `method` minus `other`, figure by figure.
 
     Raises:
-      FileNotFoundError: a file is missing.
-      ImportError: a metric's library is not installed.
-      OSError: the output directory cannot be written, or programs cannot be contained.
-      TypeError: an argument has a wrong type.
-      ValueError: a metric is unknown, a file is unreadable, the files have different rows, or there
-        are no references.
+      OSError: a file is missing, or the output directory cannot be written.
+      ValueError: a metric is unknown or its library is not installed, a file is unreadable, the
+        files have different rows, there are no references, or programs cannot be contained.
     """
     if problems is not None and sandbox is None:
         raise UserError(
@@ -217,8 +260,8 @@ def evaluate(
         }
         run.claim(configuration, replace=True)
         if on_start is not None:
-            given = map(os.fspath, itertools.chain.from_iterable(files.values()))
-            on_start(run, paths={x: os.path.abspath(os.path.expanduser(x)) for x in given})
+            paths = map(os.fspath, itertools.chain.from_iterable(files.values()))
+            on_start(run, paths={x: os.path.abspath(os.path.expanduser(x)) for x in paths})
         scores = scores_of()
         run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
     return scores
@@ -238,7 +281,7 @@ def _methods(
             methods[name] = list(itertools.chain(*read))
             continue
         before = "" if len(files) == 1 else f"{name}: "
-        methods |= {f"{before}{setting}": found for setting, found in settings.items()}
+        methods |= {f"{before}{setting}": runs for setting, runs in settings.items()}
     return methods
 
 
@@ -282,13 +325,13 @@ def _references(
     for run in runs:
         if not any(run.targets):
             continue
-        found = [targets for targets in run.targets if targets is not None]
-        if len(found) < rows:
+        texts = [targets for targets in run.targets if targets is not None]
+        if len(texts) < rows:
             raise UserError(
                 f"{run.path} has no {targets_field!r} in row {run.targets.index(None)}: give "
                 "a file of references"
             )
-        return found
+        return texts
     raise UserError(
         f"{path} has no references ({targets_field!r}): give a file of references, or no metrics"
     )
@@ -296,15 +339,15 @@ def _references(
 
 def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scoring:
     """pass@1 of the problems of a file."""
-    found = read_problems(path)
-    if len(found) != len(runs[0]):
+    problems = read_problems(path)
+    if len(problems) != len(runs[0]):
         raise UserError(
-            f"{os.fspath(path)} has {len(found)} problems, but {runs[0].path} has "
+            f"{os.fspath(path)} has {len(problems)} problems, but {runs[0].path} has "
             f"{len(runs[0])} rows: give one problem for each prediction"
         )
     for run in runs:
-        check_problems(found, run.inputs, os.fspath(path), run.path)
-    return Scoring(PassAt1(sandbox), found)
+        check_problems(problems, run.inputs, os.fspath(path), run.path)
+    return Scoring(PassAt1(sandbox), problems)
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
@@ -313,9 +356,6 @@ def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None)
     Args:
       run: the rows of a file.
       costs: see `specjax.evaluation.efficiency`.
-
-    Returns:
-      The figures of `efficiency`, `nats_per_token` and `impossible_share`.
 
     Raises:
       ValueError: costs are given, but the file has no counts.
@@ -336,17 +376,12 @@ def pooled_figures(
     scorers: Mapping[str, Scoring],
     likelihood: Likelihood | None = None,
 ) -> dict[str, Sums]:
-    """Returns the figures of one method, pooled over its runs.
+    """The figures of one method that all its runs have, pooled over the runs.
 
-    Args:
-      runs: for each seed the outputs and the figures of decoding.
-      scorers: name -> a metric with the references of all rows.
-      likelihood: adds the perplexity.
-
-    Returns:
-      Name -> figure, of the names that all runs have.
+    `runs` has the outputs of each seed and the figures of decoding; `likelihood` adds the
+    perplexity.
     """
-    made = [
+    by_run = [
         {
             **{name: scorer.figure(run.outputs) for name, scorer in scorers.items()},
             **({} if likelihood is None else {"perplexity": likelihood.perplexity(run)}),
@@ -354,8 +389,8 @@ def pooled_figures(
         }
         for run, took in runs
     ]
-    common = [name for name in made[0] if all(name in figures for figures in made)]
-    return {name: pooled([figures[name] for figures in made]) for name in common}
+    common = [name for name in by_run[0] if all(name in figures for figures in by_run)]
+    return {name: pooled([figures[name] for figures in by_run]) for name in common}
 
 
 def _scores(
@@ -383,8 +418,8 @@ def _scores(
         for key in (key for key in figures[name] if key in figures[other]):
             value = figures[name][key].value - figures[other][key].value
             with np.errstate(invalid="ignore"):  # infinity minus infinity
-                apart = resampled[name][key] - resampled[other][key]
-            between[key] = as_json(bootstrap.summary(value, apart))
+                replicates = resampled[name][key] - resampled[other][key]
+            between[key] = as_json(bootstrap.summary(value, replicates))
         differences.append({"method": name, "other": other, "figures": between})
     return {"methods": scores, "differences": differences}
 

@@ -149,10 +149,8 @@ def infer(
       the tokens per second with and without compilation.
 
     Raises:
-      FileNotFoundError: the source does not exist.
-      OSError: the output directory cannot be written, another process is working in it, or it
-        has a file of one of these names that no run made.
-      TypeError: `source` or `output_dir` is not a path, or another argument has a wrong type.
+      OSError: the source does not exist; or the output directory cannot be written, another process
+        is working in it, or it has a file of one of these names that no run made.
       ValueError: the source is empty, unreadable or invalid, none of its inputs can be decoded, or
         the output directory has another run.
     """
@@ -174,38 +172,43 @@ def infer(
     examples = read_inputs(source, format=format, split=split, task=task, **fields)
     together = process is not None and process.together
     with processes.naming_lost_processes(process), run:
-        given = hash_of([(e.inputs, e.targets) for e in examples])
+        input_hash = hash_of([(e.inputs, e.targets) for e in examples])
         if together:
             # Early, so that a process that rejects its input does not keep the others waiting.
-            processes.check_same("another input", given)
+            processes.check_same("another input", input_hash)
         decoder = _decoder(make_decoder, run, process)
         if together and (partitioner := decoder.method.partitioner) is not None:
             processes.connect(partitioner.mesh)
         prompts, failed = _encode(decoder, examples, chat, truncate)
         # This checks the arguments before the directory is claimed.
         options: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "sources": sources}
-        options |= {"share_prefix": _begin_alike(decoder, task)}
+        # A task's prompts begin with the same examples, which the models may read once.
+        options |= {"share_prefix": task is not None and decoder.can_share_prefix}
         decoder.rows(list(prompts.values()), ids=list(prompts), **options)
-        settings = {"seed": seed, "chat": chat, "input": given}
+        settings = {"seed": seed, "chat": chat, "input": input_hash}
         settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
         settings |= {name: True for name in ("sources", "share_prefix") if options[name]}
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
-        ids = _own_ids(decoder, prompts, failed, process, num_samples)
-        own = set(itertools.product(ids, range(num_samples)))
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, own)
+        ids = _ids_here(decoder, prompts, failed, process, num_samples)
+        here = set(itertools.product(ids, range(num_samples)))
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, here)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
-            named = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
-            on_start(run, paths={"source": named})
+            place = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
+            on_start(run, paths={"source": place})
         _say_failed(failed, len(examples), run)
         _say_unknown(decoder, prompts, examples)
-        errors = _failed_records(own.difference(done), examples, failed, num_samples)
+        errors: list[Record] = []
+        for i, sample in sorted(here.difference(done)):
+            if i in failed:
+                record = about(examples[i], sample if num_samples > 1 else None)
+                errors.append({**record, "prediction": None, "error": failed[i]})
         keys = list(itertools.product(prompts, range(num_samples)))
-        rounds = _known_rounds(keys, own, done, together)
+        rounds = _rounds_of_others(keys, here, done, together)
         fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, options, progress)
         records = sorted({**done, **fresh}.values(), key=key_of)
-        assert len(records) == len(own) or together
+        assert len(records) == len(here) or together
         path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         metrics = {**totals(records), "this_process": took}
         written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
@@ -221,29 +224,25 @@ def infer(
 def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process | None) -> Decoder:
     """The decoder, with the costs of an earlier start, because other costs change the drafts."""
     path = run.path / COSTS_NAME
-    made = None
+    decoder = None
     if run.kept and path.exists():
         # If this decoder differs and cannot take the costs, claim() reports the difference.
         with contextlib.suppress(TypeError, ValueError), known_costs(read_costs(path)):
-            made = make()
-    made = make() if made is None else made
-    if process is not None and made.costs is not None:
+            decoder = make()
+    decoder = make() if decoder is None else decoder
+    if process is not None and decoder.costs is not None:
         raise UserError(
             "several processes must share the same costs: measure them with "
             "specjax bench cost --output FILE, and give COSTS=FILE"
         )
-    multiple = made.method.partitioner.row_multiple if made.method.partitioner else 1
-    if made.batch_size % multiple:
+    rows, partitioner = decoder.batch_size, decoder.method.partitioner
+    multiple = partitioner.row_multiple if partitioner else 1
+    if rows % multiple:
         raise UserError(
-            f"batch_size={made.batch_size} must be a multiple of {multiple}, because the mesh "
-            f"splits the rows: choose {made.batch_size + -made.batch_size % multiple}"
+            f"batch_size={rows} must be a multiple of {multiple}, because the mesh splits the "
+            f"rows: choose {rows + -rows % multiple}"
         )
-    return made
-
-
-def _begin_alike(decoder: Decoder, task: FewShot | None) -> bool:
-    """Whether prompts begin with the same examples, and the models can read these once."""
-    return task is not None and decoder.can_share_prefix
+    return decoder
 
 
 def _claim(
@@ -268,12 +267,12 @@ def _claim(
             run, configuration, allow_other_environment=allow_other_environment
         )
         if process.together:
-            same = hash_of({**configuration, "environment": None})
-            processes.check_same("other models or settings", same)
+            settings_hash = hash_of({**configuration, "environment": None})
+            processes.check_same("other models or settings", settings_hash)
         configuration[PART] = dataclasses.asdict(process)
     models = decoder.models
-    named = {"verifier": models} if isinstance(models, TextModel) else models.named
-    configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in named.items()}
+    roles = {"verifier": models} if isinstance(models, TextModel) else models.named
+    configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
     run.claim(configuration, allow_other_environment=allow_other_environment)
 
 
@@ -291,7 +290,7 @@ def _encode(
             prompts[example.id] = tokens_of(
                 decoder, example.inputs, example.where, chat=chat, truncate=truncate
             )
-        except ValueError as error:
+        except UserError as error:
             failed[example.id] = str(error)
     if not prompts:
         rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
@@ -299,25 +298,7 @@ def _encode(
     return prompts, failed
 
 
-def _failed_records(
-    keys: Collection[tuple[int, int]],
-    examples: Sequence[Example],
-    failed: Mapping[int, str],
-    num_samples: int,
-) -> list[Record]:
-    """The records of the rows of failed inputs."""
-    return [
-        {
-            **about(examples[i], sample if num_samples > 1 else None),
-            "prediction": None,
-            "error": failed[i],
-        }
-        for i, sample in sorted(keys)
-        if i in failed
-    ]
-
-
-def _own_ids(
+def _ids_here(
     decoder: Decoder,
     prompts: Mapping[int, Any],
     failed: Mapping[int, str],
@@ -332,32 +313,32 @@ def _own_ids(
         return {*prompts, *errors}
     ids = list(prompts)
     dealt = decoder.parts(list(prompts.values()), process.count, num_samples=num_samples)
-    own = {ids[place] for place in dealt[process.index]}
-    if not own:
+    here = {ids[place] for place in dealt[process.index]}
+    if not here:
         print(
             f"specjax: warning: process {process.index} of {process.count} has no rows: use fewer "
             "processes, or a smaller BATCH_SIZE",
             file=sys.stderr,
         )
-    return {*own, *errors}
+    return {*here, *errors}
 
 
-def _known_rounds(
+def _rounds_of_others(
     keys: Sequence[tuple[int, int]],
-    own: Collection[tuple[int, int]],
+    here: Collection[tuple[int, int]],
     done: Mapping[tuple[int, int], Record],
     together: bool,
 ) -> dict[int, int]:
     """The places of rows that are not decoded here -> their rounds."""
-    known = np.zeros(len(keys), np.int32)
+    rounds = np.zeros(len(keys), np.int32)
     for place, key in enumerate(keys):
         if key in done:
-            known[place] = done[key]["info"]["rounds"]
-        elif key not in own:
-            known[place] = 1  # another replica's, like all rows of its plan
+            rounds[place] = done[key]["info"]["rounds"]
+        elif key not in here:
+            rounds[place] = 1  # another replica's, like all rows of its plan
     if together:
-        known = processes.gather(known).max(axis=0)
-    return {int(place): int(known[place]) for place in np.flatnonzero(known)}
+        rounds = processes.gather(rounds).max(axis=0)
+    return {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
 
 
 def _decode(
@@ -433,11 +414,12 @@ def _say_outputs(
 
 def _say_nan(records: Sequence[Record]) -> None:
     """Warns of rows that ended by NaN."""
-    found = [record for record in records if "nan" in record]
-    if found:
+    truncated = [record for record in records if "nan" in record]
+    if truncated:
+        first = truncated[0]
         print(
-            f"specjax: warning: {len(found)} of {len(records)} outputs are truncated; the first "
-            f"is {found[0]['id']} ({found[0]['nan']}): check the checkpoint",
+            f"specjax: warning: {len(truncated)} of {len(records)} outputs are truncated; the "
+            f"first is {first['id']} ({first['nan']}): check the checkpoint",
             file=sys.stderr,
         )
 
@@ -449,8 +431,8 @@ def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequenc
 
     def is_unknown(ids: list[int]) -> bool:
         # SentencePiece knows the space before an unknown text.
-        known = [i for i in ids if i not in special]
-        return words.unk_id in ids and not words.decode(known).strip()
+        plain = [i for i in ids if i not in special]
+        return words.unk_id in ids and not words.decode(plain).strip()
 
     unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
     if unknown:

@@ -23,24 +23,7 @@ def read_inputs(
     split: str = "test",
     task: FewShot | None = None,
 ) -> list[Example]:
-    """Reads a source.
-
-    Args:
-      source: see `read_examples`.
-      format: see `read_examples`.
-      inputs_field: see `read_examples`.
-      targets_field: see `read_examples`.
-      split: see `read_examples`.
-      task: makes the prompts; None: each input is a prompt.
-
-    Returns:
-      The inputs.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      TypeError: `task` is not a task.
-      ValueError: the source is unreadable or invalid, or a field is given together with a task.
-    """
+    """Reads a source (see `read_examples`); a task makes the prompts, else each input is one."""
     if task is None:
         fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
         return list(read_examples(source, format=format, split=split, **fields))
@@ -54,20 +37,9 @@ def read_inputs(
 def tokens_of(
     decoder: Decoder, text: str, name: str, *, chat: bool | Mapping[str, Any], truncate: str | None
 ) -> np.ndarray:
-    """Returns the tokens of an input.
+    """The tokens of an input, whose name is for messages.
 
-    Args:
-      decoder: the decoder of the tokens.
-      text: the input.
-      name: its name in messages.
-      chat: whether it is a user's message for the model's chat template, or its options.
-      truncate: "end" or "beginning", where a long input is cut; None: it is an error.
-
-    Returns:
-      `[n]` int32.
-
-    Raises:
-      ValueError: the input is empty or too long.
+    `chat` says whether it is a user's message for the model's chat template, or has its options.
     """
     options = checked_chat("chat", chat)
     said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]

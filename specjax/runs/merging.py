@@ -48,8 +48,7 @@ class Shared:
     """A kind of run that several processes can share, each with its own part of the directory.
 
     Attributes:
-      config_name: see `RunDirectory`.
-      makes: see `RunDirectory`.
+      config_name: the file of the configuration; `makes`: see `RunDirectory`.
       what: the name of such a run in messages.
       same_machine: whether parts from different machines are errors; if not, they are warnings.
     """
@@ -76,20 +75,14 @@ class Shared:
         *,
         allow_other_environment: bool = False,
     ) -> None:
-        """Raises ValueError if the parent directory of a part has another run.
-
-        Args:
-          part: the directory of the part.
-          configuration: its configuration.
-          allow_other_environment: see `RunDirectory.claim`.
-        """
+        """Raises UserError if the parent directory of a part has another run."""
         whole = self.directory(part.path.parent)
         theirs = whole.peek()
         ours = json.loads(json.dumps(configuration))
         ignored = (ENVIRONMENT,) if allow_other_environment else ()
-        if theirs is not None and whole.kept and (found := _difference(theirs, ours, *ignored)):
+        if theirs is not None and whole.kept and (apart := _difference(theirs, ours, *ignored)):
             raise UserError(
-                f"output_dir={whole.path} has a run of another configuration ({found}): choose "
+                f"output_dir={whole.path} has a run of another configuration ({apart}): choose "
                 "another output_dir, or use the same configuration"
             )
 
@@ -97,22 +90,13 @@ class Shared:
         """Returns the directory itself if it is a part, or the parts up to two levels below."""
         if _place(root) and (root / self.config_name).is_file():
             return [root]
-        found = sorted([*root.glob("part-*-of-*"), *root.glob("*/part-*-of-*")])
-        return [path for path in found if _place(path)]
+        paths = sorted([*root.glob("part-*-of-*"), *root.glob("*/part-*-of-*")])
+        return [path for path in paths if _place(path)]
 
     def find(self, roots: Sequence[str | os.PathLike[str]]) -> list[Path]:
-        """Returns all parts of one run.
+        """The directories of all parts of one run, in order.
 
-        Args:
-          roots: parts, or directories with parts up to two levels below.
-
-        Returns:
-          The directories of the parts, in order.
-
-        Raises:
-          FileNotFoundError: a part is missing, or all are.
-          TypeError: a root is not a path.
-          ValueError: the parts have different counts, or a part is there twice.
+        `roots` are parts, or directories with parts up to two levels below.
         """
         for root in roots:
             check_path(root, "merge: ")
@@ -141,21 +125,11 @@ class Shared:
             )
         return [by_index[i] for i in range(count)]
 
-    def common(self, found: Sequence[Path]) -> dict[str, Any]:
-        """Returns the configuration of the run, which all parts must share.
-
-        Args:
-          found: the directories of the parts, in order.
-
-        Returns:
-          The configuration, without the keys of a part.
-
-        Raises:
-          ValueError: a part has no configuration, or a different configuration.
-        """
-        stored = [read_config(path / self.config_name) for path in found]
+    def common(self, parts: Sequence[Path]) -> dict[str, Any]:
+        """The configuration that all parts of a run must share, without the keys of a part."""
+        stored = [read_config(path / self.config_name) for path in parts]
         configurations: list[dict[str, Any]] = []
-        for path, config in zip(found, stored, strict=True):
+        for path, config in zip(parts, stored, strict=True):
             if config is None or not isinstance(config.get(PART), dict):
                 raise UserError(
                     f"{path} has no {self.config_name} of a part: run this process to its end"
@@ -163,7 +137,7 @@ class Shared:
             configurations.append(config)
         first = configurations[0]
         same = "on the same kind of machine" if self.same_machine else "and the same files"
-        for index, (path, other) in enumerate(zip(found, configurations, strict=True)):
+        for index, (path, other) in enumerate(zip(parts, configurations, strict=True)):
             if other[PART].get("index") != index:
                 raise UserError(
                     f"{path} has the part of process {other[PART].get('index')}: rename it"
@@ -171,7 +145,7 @@ class Shared:
             apart = _difference(first, other)
             if apart and (self.same_machine or _difference(first, other, ENVIRONMENT)):
                 raise UserError(
-                    f"{path} is not part of the same {self.what} as {found[0]} ({apart}): run all "
+                    f"{path} is not part of the same {self.what} as {parts[0]} ({apart}): run all "
                     f"processes with the same command {same}, in a new output_dir"
                 )
             if apart:
@@ -200,56 +174,46 @@ def merge(
         `output_dir`, or one level below.
       on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
 
-    Returns:
-      The content of `metrics.json`.
-
     Raises:
       FileNotFoundError: a part is missing, or all are.
       OSError: the directory cannot be written.
-      TypeError: a path is not a path.
       ValueError: the parts are of different runs, rows are missing, or a row is in two parts.
     """
     check_path(output_dir, "merge: ")
     whole = ROWS.directory(output_dir)
-    found = ROWS.find(parts or [whole.path])
-    return _write(whole, found, on_start)
+    return _write(whole, ROWS.find(parts or [whole.path]), on_start)
 
 
 def read_parts(directory: str | os.PathLike[str]) -> list[Record] | None:
     """Returns the rows of all parts in a directory, in order; None without parts. See `merge`."""
     if not ROWS.parts_in(Path(directory)):
         return None
-    found = ROWS.find([directory])
-    return _rows(found, _configuration(found))
+    parts = ROWS.find([directory])
+    return _rows(parts, _configuration(parts))
 
 
 def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> None:
     """Merges all parts if this process is the last to end.
 
-    If several end at once, one of them writes.
-
-    Args:
-      part: a finished part, closed.
-      process: the process that wrote it.
-      on_start: see `merge`.
+    If several end at once, one of them writes. The part is closed.
     """
     if process.together:
         with processes.naming_lost_processes(process):
             processes.gather(np.int32(process.index))  # wait until all have written
         if process.index:
             return
-    found = beside(part, process)
+    parts = beside(part, process)
     # A part that fails now removes its configuration.
-    if any(read_config(path / CONFIG_NAME) is None for path in found):
+    if any(read_config(path / CONFIG_NAME) is None for path in parts):
         return say_unmerged(part, process)
-    configuration = _configuration(found)
+    configuration = _configuration(parts)
     run = fingerprint_of(configuration)
-    files = [path / PREDICTIONS_NAME for path in found]
+    files = [path / PREDICTIONS_NAME for path in parts]
     written = {key_of(row) for path in files for row in written_rows(path, run)[0]}
     if len(written) < configuration["rows"] * configuration.get(SAMPLES, 1):
         return say_unmerged(part, process)
     with contextlib.suppress(InUseError):  # another part that has just ended writes the same
-        _write(ROWS.directory(part.path.parent), found, on_start)
+        _write(ROWS.directory(part.path.parent), parts, on_start)
 
 
 def beside(part: RunDirectory, process: Process) -> list[Path]:
@@ -268,44 +232,44 @@ def say_unmerged(part: RunDirectory, process: Process) -> None:
     )
 
 
-def _write(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
-    configuration = _configuration(found)
-    records = _rows(found, configuration)
+def _write(whole: RunDirectory, parts: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
+    configuration = _configuration(parts)
+    records = _rows(parts, configuration)
     with whole as run:
         run.claim(configuration, allow_other_environment=True)
         if on_start is not None:
-            on_start(run, paths={path.name: str(path) for path in found})
+            on_start(run, paths={path.name: str(path) for path in parts})
         run.keep()
-        if (costs := found[0] / COSTS_NAME).is_file():
+        if (costs := parts[0] / COSTS_NAME).is_file():
             run.write(COSTS_NAME, costs.read_bytes())
         path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         metrics = totals(records)
         run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
     print(
-        f"specjax: merged {len(found)} parts: {len(records)} predictions in {path}",
+        f"specjax: merged {len(parts)} parts: {len(records)} predictions in {path}",
         file=sys.stderr,
     )
     return metrics
 
 
-def _configuration(found: Sequence[Path]) -> dict[str, Any]:
+def _configuration(parts: Sequence[Path]) -> dict[str, Any]:
     """The configuration that all parts share."""
-    configuration = ROWS.common(found)
+    configuration = ROWS.common(parts)
     counts = configuration.get("rows"), configuration.get(SAMPLES, 1)
     whole = all(type(count) is int and count >= 1 for count in counts)
     if not whole or not isinstance(configuration.get("input"), str):
         raise UserError(
-            f"{found[0] / CONFIG_NAME} is damaged: run the same command again in a new output_dir"
+            f"{parts[0] / CONFIG_NAME} is damaged: run the same command again in a new output_dir"
         )
     return configuration
 
 
-def _rows(found: Sequence[Path], configuration: Mapping[str, Any]) -> list[Record]:
+def _rows(parts: Sequence[Path], configuration: Mapping[str, Any]) -> list[Record]:
     """All rows of a run in order."""
     rows, run = configuration["rows"], fingerprint_of(configuration)
     samples = configuration.get(SAMPLES, 1)
     records: dict[tuple[int, int], Record] = {}
-    for path in found:
+    for path in parts:
         for record in written_rows(path / PREDICTIONS_NAME, run)[0]:
             key = i, sample = key_of(record)
             if key in records:
@@ -317,13 +281,13 @@ def _rows(found: Sequence[Path], configuration: Mapping[str, Any]) -> list[Recor
     if absent := [i for i, sample in keys if (i, sample) not in records]:
         raise UserError(
             f"{len(absent)} of {len(keys)} rows are in no part; the first is {absent[0]}: run the "
-            f"same command again in the processes of {found[0].parent} that have not ended"
+            f"same command again in the processes of {parts[0].parent} that have not ended"
         )
     ordered = [records[key] for key in keys]
     inputs = [(x["inputs"], x.get("targets")) for x in ordered[::samples]]
     if hash_of(inputs) != configuration["input"]:
         raise UserError(
-            f"the rows of {found[0].parent} have other inputs than the run: run the same command "
+            f"the rows of {parts[0].parent} have other inputs than the run: run the same command "
             "again in a new output_dir"
         )
     return ordered
@@ -340,8 +304,8 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 def _shared(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without the keys of a part."""
-    own = (PART, "fingerprint", "files", "kept")
-    return {key: value for key, value in configuration.items() if key not in own}
+    of_part = (PART, "fingerprint", "files", "kept")
+    return {key: value for key, value in configuration.items() if key not in of_part}
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any], *ignored: str) -> str:

@@ -57,9 +57,9 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
 
 def about(example: Example, sample: int | None = None) -> Record:
     """Returns the part of a record that describes the input, and the number of its sample."""
-    made: Record = {"id": example.id, "inputs": example.inputs}
-    made |= {} if example.targets is None else {"targets": example.targets}
-    return made if sample is None else {**made, "sample": sample}
+    record: Record = {"id": example.id, "inputs": example.inputs}
+    record |= {} if example.targets is None else {"targets": example.targets}
+    return record if sample is None else {**record, "sample": sample}
 
 
 def key_of(record: Record) -> tuple[int, int]:
@@ -87,9 +87,6 @@ def record_of(line: bytes, run: str | None = None) -> Record:
     Args:
       line: the line.
       run: the fingerprint of its run; None if the run is unknown.
-
-    Raises:
-      ValueError: the line was changed, or is of another run; the message says which.
     """
     length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
@@ -116,10 +113,6 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     Args:
       path: the file, which may be absent.
       run: the run's fingerprint.
-
-    Raises:
-      OSError: the file cannot be read.
-      ValueError: a line is not a row, has been changed, or is of another run.
     """
     try:
         data = read_regular(path)
@@ -139,7 +132,7 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
-            raise not_a_row(path, number)
+            raise _not_a_row(path, number)
         del record[RUN]
         records.append(record)
     if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
@@ -150,9 +143,8 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     return records, torn
 
 
-def not_a_row(path: Path, number: int) -> ValueError:
-    """Returns the error for a line that is not a row of the run."""
-    return ValueError(
+def _not_a_row(path: Path, number: int) -> UserError:
+    return UserError(
         f"{path}:{number}: the line is not a row of this run, was changed, or is a duplicate: "
         f"delete line {number} and run the same command again"
     )
@@ -163,35 +155,23 @@ def resume(
     run: str,
     examples: Sequence[Example],
     failed: Mapping[int, str],
-    own: Collection[tuple[int, int]],
+    keys: Collection[tuple[int, int]],
 ) -> dict[tuple[int, int], Record]:
-    """Reads the rows of an earlier start; removes an incomplete last line from the file.
+    """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    Args:
-      path: the file, which may be absent.
-      run: the run's fingerprint.
-      examples: all inputs.
-      failed: id -> error, of the inputs that cannot be decoded.
-      own: the keys of the rows that may be in the file, see `key_of`.
-
-    Returns:
-      The records by key.
-
-    Raises:
-      OSError: the file cannot be read.
-      ValueError: a line is not a row of the run, has been changed, or is a duplicate.
+    `failed` has the inputs that cannot be decoded, `keys` the keys of the rows that may be there.
     """
-    found, torn = written_rows(path, run)
+    rows, torn = written_rows(path, run)
     records: dict[tuple[int, int], Record] = {}
-    for number, record in enumerate(found, 1):
+    for number, record in enumerate(rows, 1):
         key = i, _ = key_of(record)
         if not (
-            key in own
+            key in keys
             and key not in records
             and record["inputs"] == examples[i].inputs
             and ("error" in record) == (i in failed)
         ):
-            raise not_a_row(path, number)
+            raise _not_a_row(path, number)
         records[key] = record
     if torn:
         write_atomically(path, path.read_bytes()[: -len(torn)])

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from specjax.checks import one_line
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.runs import native_output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,6 @@ class Process:
       count: the number of processes that share the run.
       together: whether they form one JAX program over one mesh (`join`), each with the rows on its
         devices. If not, they are independent replicas, each with whole plans.
-
-    Raises:
-      ValueError: `count` is below 1, or `index` is not in 0 .. count - 1.
     """
 
     index: int
@@ -57,11 +54,8 @@ class LostProcessError(RuntimeError):
     """Another process of the program has ended, or cannot be reached."""
 
 
-# Words in the errors of JAX, gloo, NCCL and gRPC if a process is lost.
-_LOST = (
-    "Gloo", "gloo", "NCCL", "coordination", "Coordination", "UNAVAILABLE", "ABORTED",
-    "DEADLINE_EXCEEDED",
-)  # fmt: skip
+_LOST = "lost another process"
+_REMEDY = "read its error, and start all processes again; finished rows are kept"
 
 
 def join(
@@ -69,46 +63,32 @@ def join(
 ) -> Process | None:
     """Joins the processes of one JAX program, before JAX has started its devices.
 
-    Args:
-      address: host and port of process 0; None: the cluster (a TPU pod, Slurm, Open MPI; see
-        `jax.distributed.initialize`) gives all three arguments.
-      count: the number of processes.
-      index: the index of this process, from 0.
-
-    Returns:
-      This process; None if it is the only one.
-
-    Raises:
-      LostProcessError: another process did not join in time; a later start may succeed.
-      ValueError: JAX cannot join the processes.
+    Without an address (host and port of process 0) the cluster gives all three arguments: a TPU
+    pod, Slurm, Open MPI; see `jax.distributed.initialize`. None if this process is the only one.
     """
     # This service would catch SIGTERM, with which launchers end a run.
     jax.config.update("jax_enable_preemption_service", False)
+    where = "the cluster's environment" if address is None else address
     try:
         jax.distributed.initialize(address, count, index)
+    except jax.errors.JaxRuntimeError as error:
+        raise LostProcessError(
+            f"the processes cannot be joined by {where} ({one_line(error)[:200]}): read the errors "
+            "of the other processes, and start all processes again"
+        ) from None
     except (ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        where = "the cluster's environment" if address is None else address
-        if any(word in reason for word in _LOST):
-            raise LostProcessError(
-                f"the processes cannot be joined by {where} ({reason}): read the errors of the "
-                "other processes, and start all processes again"
-            ) from None
         raise UserError(
-            f"the processes cannot be joined by {where} ({reason}): give --coordinator_address="
-            "HOST:PORT of process 0, --process_count and --process_index"
+            f"the processes cannot be joined by {where} ({one_line(error)[:200]}): give "
+            "--coordinator_address=HOST:PORT of process 0, --process_count and --process_index"
         ) from None
     try:
         if jax.process_count() == 1:
             return None
         process = Process(jax.process_index(), jax.process_count(), together=True)
         by_process = np.array(jax.devices()).reshape(process.count, -1)
-    except RuntimeError as error:  # the processes exchange the list of their devices
-        reason = " ".join(str(error).split())[:120]
-        if not any(word in reason for word in _LOST):
-            raise
+    except jax.errors.JaxRuntimeError as error:  # the processes exchange the list of their devices
         raise LostProcessError(
-            f"{native_output.LOST} while it joined the program ({reason}): {native_output.REMEDY}"
+            f"{_LOST} while it joined the program ({one_line(error)[:120]}): {_REMEDY}"
         ) from None
     with naming_lost_processes(process):
         connect(Mesh(by_process, ("process", "device")), wait=_wait_for_all)
@@ -123,9 +103,7 @@ def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
     groups of a mesh are connected here, by a small program that all processes start together.
     Connected devices wait for each other much longer.
 
-    Args:
-      mesh: a mesh over all processes.
-      wait: waits for all processes; `gather` by default.
+    `wait` waits for all processes; it is `gather` by default.
     """
     axes = mesh.axis_names
     groups = [some for n in range(1, len(axes) + 1) for some in itertools.combinations(axes, n)]
@@ -147,31 +125,19 @@ def _wait_for_all() -> None:
 
 
 def gather(values: Any) -> np.ndarray:
-    """Gathers arrays from all processes of a JAX program; all processes must call it.
-
-    Args:
-      values: an array, of the same shape and dtype in all processes.
-
-    Returns:
-      `[P, ...]`, the arrays of the P processes.
-    """
+    """Gathers an array of each process of a JAX program, `[P, ...]`; all processes must call it."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(np.asarray(values)))
 
 
 def check_same(what: str, text: str) -> None:
-    """Checks that all processes of a JAX program have the same text; all processes must call it.
+    """Checks that all processes of a JAX program have the same hash; all processes must call it.
 
-    Args:
-      what: the difference, for the message, such as "another input".
-      text: a hash, of the same length in all processes.
-
-    Raises:
-      ValueError: the texts differ.
+    `what` names the difference in the message, such as "another input".
     """
-    found = [bytes(row).decode() for row in gather(np.frombuffer(text.encode(), np.uint8))]
-    other = next((i for i, theirs in enumerate(found) if theirs != found[0]), None)
+    texts = [bytes(row).decode() for row in gather(np.frombuffer(text.encode(), np.uint8))]
+    other = next((i for i, theirs in enumerate(texts) if theirs != texts[0]), None)
     if other is not None:
         raise UserError(
             f"process {other} has {what} than process 0: give all processes the same files and the "
@@ -181,22 +147,15 @@ def check_same(what: str, text: str) -> None:
 
 @contextlib.contextmanager
 def naming_lost_processes(process: Process | None) -> Iterator[None]:
-    """Turns JAX's errors about lost processes into one line.
-
-    Args:
-      process: this process; None and replicas do not wait for others.
-
-    Raises:
-      LostProcessError: a collective failed.
-    """
+    """Raises LostProcessError if a collective fails; replicas do not wait for others."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        reason = " ".join(str(error).split())
-        lost = any(word in reason for word in _LOST)
-        if process is None or not process.together or not lost:
+        # XLA's errors begin with their status code.
+        is_full = str(error).startswith("RESOURCE_EXHAUSTED")
+        if process is None or not process.together or is_full:
             raise
         raise LostProcessError(
-            f"process {process.index} of {process.count} {native_output.LOST} ({reason[:120]}): "
-            f"{native_output.REMEDY}"
+            f"process {process.index} of {process.count} {_LOST} ({one_line(error)[:120]}): "
+            f"{_REMEDY}"
         ) from None

@@ -23,17 +23,7 @@ _AGAIN = "read the errors of the other processes, and start all processes again"
 
 
 def meet(address: str, count: int, index: int) -> None:
-    """Waits until all processes are there.
-
-    Args:
-      address: host and port of process 0.
-      count: the number of processes.
-      index: the index of this process.
-
-    Raises:
-      LostProcessError: a process did not start in time, or has ended; a later start may succeed.
-      ValueError: the port is in use, or the processes have other options.
-    """
+    """Waits until all processes are there; process 0 listens at the address, host and port."""
     if index == 0:
         _wait_for_others(address, count)
     else:

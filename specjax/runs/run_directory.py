@@ -54,17 +54,8 @@ class RunDirectory:
     directory if it made that, unless `keep` was called now or in an earlier start. A claim that a
     killed process left without `keep` is replaced by the next claim.
 
-    Args:
-      path: the directory; it is made, with its parents, when the context opens.
-      config_name: the file of the configuration, such as `infer_config.json`.
-      makes: the names of all files and directories that the run may write.
-
-    Raises:
-      FileExistsError: (on opening) the directory has one of these names, and no run made it; or a
-        new run's directory holds a model.
-      OSError: (on opening) it cannot be written, or another process works in it.
-      TypeError: `path` is not a path.
-      ValueError: `path` is empty, or (on opening) the file of the configuration is damaged.
+    The directory is made, with its parents, when the context opens. `config_name` is the file of
+    the configuration; `makes` are the names of all files and directories that the run may write.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
@@ -140,17 +131,9 @@ class RunDirectory:
     ) -> None:
         """Records the configuration of the run, or compares it with the recorded one.
 
-        Args:
-          configuration: JSON values that determine the run. The key `environment`, if present, has
-            the result of `specjax.environment.environment`; `model_names` has the names of the
-            models by role, for messages only.
-          allow_other_environment: whether to continue, with a warning, if only the environment
-            differs from the recorded environment.
-          replace: whether a different configuration replaces the recorded configuration.
-
-        Raises:
-          OSError: the file cannot be written.
-          ValueError: the directory has a run of another configuration.
+        Its keys `environment` and `model_names` are optional; names of models are for messages
+        only. With `allow_other_environment` a run of another environment is continued, with a
+        warning. With `replace` a different configuration replaces the recorded one.
         """
         ours = json.loads(json.dumps(configuration))  # so that tuples and lists are equal
         theirs = self._stored
@@ -164,17 +147,17 @@ class RunDirectory:
             self._store({**ours, _FILES: theirs[_FILES], _KEPT: True})
 
     def _compare(self, theirs: Any, ours: Any, allow_other_environment: bool) -> None:
-        found = difference(theirs, ours)
+        apart = difference(theirs, ours)
         remedy = "choose another output_dir, or use the same configuration to continue the run"
         if not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours):
             if allow_other_environment:
-                print(f"specjax: warning: continuing the run, although {found}", file=sys.stderr)
+                print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
                 return
             remedy += (
                 ", or set allow_other_environment=True to continue here (rounding may then differ)"
             )
         raise UserError(
-            f"output_dir={self.path} has a run of another configuration ({found}): {remedy}"
+            f"output_dir={self.path} has a run of another configuration ({apart}): {remedy}"
         )
 
     def record(
@@ -186,14 +169,7 @@ class RunDirectory:
     ) -> None:
         """Saves the gin configuration, and adds a line about this process to `runs.jsonl`.
 
-        Args:
-          command: the words of the command line.
-          config: the configuration as gin text, such as `gin.operative_config_str()`; None for a
-            command without one.
-          paths: names and absolute paths of the files that the run reads.
-
-        Raises:
-          OSError: the directory cannot be written.
+        `paths` has names and absolute paths of the files that the run reads.
         """
         if config is not None:
             self.write(GIN_NAME, config.encode())
@@ -213,9 +189,6 @@ class RunDirectory:
 
         Args:
           name: one of the names in `makes`.
-
-        Raises:
-          OSError: the list cannot be written.
         """
         assert self._stored is not None, "the directory must be claimed before it is written"
         assert name in self._makes, name
@@ -266,14 +239,14 @@ class RunDirectory:
 
     def _refuse_foreign(self, there: Sequence[str]) -> None:
         """Raises an error unless the run has made these files of the directory."""
-        made = [] if self._stored is None else self._stored[_FILES]
+        files = [] if self._stored is None else self._stored[_FILES]
         models = sorted(path for name in _OF_MODELS for path in self.path.glob(name))
         if models and self._stored is None:
             raise FileExistsError(
                 f"output_dir={self.path} holds a model ({models[0].name}): choose another directory"
             )
         # A changed list must not make the run remove other files.
-        if foreign := [name for name in made if name not in self._makes]:
+        if foreign := [name for name in files if name not in self._makes]:
             raise UserError(
                 f"{self._config} lists {foreign[0]!r}, which is not a file of this run: choose "
                 "another output_dir"
@@ -285,12 +258,12 @@ class RunDirectory:
             # Writing would change, and replacing remove, the target of the link.
             if path.is_symlink():
                 raise _a_link(path)
-            if not made and (other := self._other_command()):
+            if not files and (other := self._other_command()):
                 raise FileExistsError(
                     f"output_dir={self.path} has a run of another command ({other}): choose "
                     "another output_dir"
                 )
-            if name not in made:
+            if name not in files:
                 raise FileExistsError(
                     f"{path} exists, but {self._config.name} does not list it as a file of a run: "
                     "choose another output_dir, or move it"
@@ -362,12 +335,7 @@ def fingerprint_of(configuration: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Reads the file of a run's configuration; None if it is absent.
-
-    Raises:
-      OSError: the file cannot be read.
-      ValueError: it is damaged, or not the configuration of a run.
-    """
+    """Reads the file of a run's configuration; None if it is absent."""
     try:
         stored = json.loads(read_regular(path))
     except FileNotFoundError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from specjax.checks import check_path, tuple_text
 from specjax.data.examples import field_of
@@ -40,8 +41,8 @@ class Predictions:
       targets: for each row its references, or None.
       missing: the rows without a prediction.
       counts: the counts of decoding, or None if unknown.
-      log_target: `[n]` float64, log π of the rows, NaN if unknown; None if `counts` is None.
-      log_p: `[n]` float64, log p of the rows, -inf if the verifier could not emit them.
+      log_target: log π of the rows, NaN if unknown; None if `counts` is None.
+      log_p: log p of the rows, -inf if the verifier could not emit them.
     """
 
     path: str
@@ -50,8 +51,8 @@ class Predictions:
     targets: list[tuple[str, ...] | None]
     missing: tuple[int, ...]
     counts: RowCounts | None
-    log_target: np.ndarray | None  # [n]
-    log_p: np.ndarray | None  # [n]
+    log_target: Float64[np.ndarray, " n"] | None
+    log_p: Float64[np.ndarray, " n"] | None
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -73,12 +74,6 @@ def read_predictions(
 
     Returns:
       The predictions; those of each sample if a run of `specjax infer` has several.
-
-    Raises:
-      FileNotFoundError: the file or a part does not exist.
-      TypeError: `path` is not a path.
-      ValueError: the file is empty or not JSONL, a row lacks its prediction or has been changed
-        since it was written, or rows of `specjax infer` are missing.
     """
     check_path(path, "predictions=")
     name = os.path.expanduser(os.fspath(path))
@@ -101,8 +96,8 @@ def read_predictions(
         fields = prediction_field, targets_field
         return [predictions_of(rows, name, *fields) for rows in _by_sample(name, records)]
     # `info` of other programs may have another form.
-    own = [{key: value for key, value in record.items() if key != "info"} for record in records]
-    return [predictions_of(own, name, prediction_field, targets_field)]
+    plain = [{key: value for key, value in record.items() if key != "info"} for record in records]
+    return [predictions_of(plain, name, prediction_field, targets_field)]
 
 
 def predictions_of(
@@ -111,23 +106,13 @@ def predictions_of(
     prediction_field: str = "prediction",
     targets_field: str = "targets",
 ) -> Predictions:
-    """Makes predictions from records, such as those of `predictions.record_of_row`.
-
-    Args:
-      records: a record for each row, in order; see `read_predictions`.
-      path: their file, or their name in messages.
-      prediction_field: the key of the output.
-      targets_field: the key of a row's reference; optional.
-
-    Returns:
-      The predictions.
-    """
+    """Makes predictions from a record for each row, in order; `path` names them in messages."""
     texts = [record[prediction_field] for record in records]
     inputs = [record.get("inputs") for record in records]
-    known = any("info" in record for record in records)
-    counts = RowCounts.from_records(records) if known else None
+    has_counts = any("info" in record for record in records)
+    counts = RowCounts.from_records(records) if has_counts else None
     target, p = _log_probs(records) if counts is not None else (None, None)
-    if known and any("log_prob" in x and "log_prob_processed" not in x for x in records):
+    if has_counts and any("log_prob" in x and "log_prob_processed" not in x for x in records):
         warnings.warn(
             f"{path} has no log_prob_processed, as an earlier version wrote it: nats_per_token and "
             "impossible_share are unknown; decode again to have them",
@@ -151,18 +136,10 @@ def predictions_of(
 
 
 def named(paths: Any) -> dict[str, tuple[str, ...]]:
-    """Returns the files of each method by name.
+    """Name -> the files of each method, of a path, several, or name -> a path or several.
 
-    Args:
-      paths: a path, several paths, or name -> a path or several (one per seed). Without names a
-        method has the name of its directory, or of its file if that is not `predictions.jsonl`.
-
-    Returns:
-      Name -> files.
-
-    Raises:
-      TypeError: `paths` has another type.
-      ValueError: `paths` is empty, or has a path twice.
+    Without names a method has the name of its directory, or of its file if that is not
+    `predictions.jsonl`.
     """
     if isinstance(paths, Mapping):
         several = {
@@ -206,15 +183,6 @@ def read_references(
       field: TSV: a column, counted from 0, or its name in the first line; optional for a single
         column. JSONL: a key, "targets" by default, of a text or a list of texts. An empty list is
         the empty answer, "".
-
-    Returns:
-      For each row its references.
-
-    Raises:
-      FileNotFoundError: a file does not exist.
-      TypeError: a path is not a path.
-      ValueError: a file is empty or unreadable, lacks the field, has several columns and no field
-        is given, or the files have different numbers of rows.
     """
     names: Any = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not isinstance(names, Sequence) or not names:
@@ -231,9 +199,9 @@ def read_references(
     return [tuple(text for part in row for text in part) for row in zip(*columns, strict=True)]
 
 
-def as_references(found: str | Sequence[str]) -> tuple[str, ...]:
+def as_references(texts: str | Sequence[str]) -> tuple[str, ...]:
     """Returns a text or several texts as a tuple; an empty list as ("",)."""
-    return (found,) if isinstance(found, str) else tuple(found) or ("",)
+    return (texts,) if isinstance(texts, str) else tuple(texts) or ("",)
 
 
 def _refuse_joined(name: str, path: Any) -> None:

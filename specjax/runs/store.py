@@ -18,6 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from specjax.errors import UserError
 from specjax.memory import mappers
 from specjax.runs.run_directory import RunDirectory
 from specjax.writing import naming_failures, write_atomically
@@ -48,9 +49,8 @@ class Store:
     keys, values and arrays give equal bytes in every run with the same configuration, also in the
     parts of a run and in another environment.
 
-    Args:
-      run: the claimed directory of the run; to read records, `run.peek()` is enough.
-      name: the directory of the records, one of `RunDirectory`'s `makes`.
+    The run's directory is claimed; to read records, `run.peek()` is enough. `name` is the directory
+    of the records, one of `RunDirectory`'s `makes`.
     """
 
     def __init__(self, run: RunDirectory, name: str):
@@ -67,19 +67,10 @@ class Store:
         return self._run.path / self._name / f"{words}-{digest}{_SUFFIX}"
 
     def get(self, key: Key, *, mapped: bool = False) -> Record | None:
-        """Reads the record of a key.
+        """Reads the record of a key; None if it is absent.
 
-        Args:
-          key: the key.
-          mapped: whether to map the arrays into memory instead of loading them. They are read once
-            in any case, to compare the checksum.
-
-        Returns:
-          The record; None if it is absent.
-
-        Raises:
-          OSError: the file cannot be read.
-          ValueError: the record is damaged, or of another run or key.
+        With `mapped`, arrays are mapped into memory instead of loaded. They are read once in any
+        case, to compare the checksum.
         """
         path = self.path(key)
         seal = self._seal(path)
@@ -97,27 +88,18 @@ class Store:
         return Record(value, arrays)
 
     def put(self, key: Key, value: Any, arrays: Mapping[str, np.ndarray] | None = None) -> None:
-        """Writes or replaces the record of a key; the run is then kept.
-
-        Args:
-          key: the key.
-          value: a JSON value without NaN.
-          arrays: name -> numbers or booleans; the name `value.json` is reserved.
-
-        Raises:
-          OSError: the file cannot be written; an earlier record is then unchanged.
-        """
-        made = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
-        assert _VALUE not in made, _VALUE
+        """Writes or replaces the record of a key; the run is then kept."""
+        content = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
+        assert _VALUE not in content, _VALUE
         text = json.dumps(value, allow_nan=False).encode()
-        made[_VALUE] = np.frombuffer(zlib.compress(text), np.uint8)
+        content[_VALUE] = np.frombuffer(zlib.compress(text), np.uint8)
         seal = {
-            "arrays": {name: _layout(array) for name, array in made.items()},
+            "arrays": {name: _layout(array) for name, array in content.items()},
             "fingerprint": self._run.fingerprint,
             "key": key,
         }
         seal["checksum"] = _checksum(seal)
-        data = safetensors.numpy.save(made, {_SEAL: json.dumps(seal)})
+        data = safetensors.numpy.save(content, {_SEAL: json.dumps(seal)})
         directory = self._run.own(self._name)
         with naming_failures(directory):
             directory.mkdir(exist_ok=True)
@@ -129,13 +111,8 @@ class Store:
         self.path(key).unlink(missing_ok=True)
 
     def keys(self) -> list[Key]:
-        """Returns the keys of all records, sorted by their texts, without reading the arrays.
-
-        Raises:
-          OSError: a file cannot be read.
-          ValueError: a file is damaged, of another run, or has the name of another key.
-        """
-        found: dict[str, Key] = {}
+        """Returns the keys of all records, sorted by their texts, without reading the arrays."""
+        keys: dict[str, Key] = {}
         for path in sorted((self._run.path / self._name).glob(f"*{_SUFFIX}")):
             seal = self._seal(path)
             if seal is None:  # removed meanwhile
@@ -143,8 +120,8 @@ class Store:
             key = tuple(seal["key"]) if isinstance(seal["key"], list) else seal["key"]
             if self.path(key) != path:
                 raise _refused(path, f"its key is {key!r}")
-            found[_text(key)] = key
-        return [found[text] for text in sorted(found)]
+            keys[_text(key)] = key
+        return [keys[text] for text in sorted(keys)]
 
     def _seal(self, path: Path) -> dict[str, Any] | None:
         """The checked seal of a file, None if there is no file."""
@@ -193,8 +170,8 @@ def _layout(array: np.ndarray) -> list[Any]:
     return [array.dtype.str, list(array.shape), hashlib.sha256(content.data).hexdigest()]
 
 
-def _refused(path: Path, reason: str) -> ValueError:
-    return ValueError(
+def _refused(path: Path, reason: str) -> UserError:
+    return UserError(
         f"{path} is not a valid record of this run ({reason}): delete it, and run the same command "
         "again"
     )

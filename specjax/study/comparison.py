@@ -16,7 +16,6 @@ import numpy as np
 
 from specjax.checks import check_flag
 from specjax.errors import UserError
-from specjax.memory import spare_maps
 from specjax.runs.inputs import tokens_of
 from specjax.runs.merging import OnStart
 from specjax.runs.processes import Process
@@ -401,7 +400,6 @@ class Measurer:
         point = self._points.of(last).get(setting)
         if point is not None and point.scores is not None:
             return point.scores
-        spare_maps()
         begin = time.perf_counter()
         try:
             alone = self._points.scored(last).get(setting.verifier_alone)

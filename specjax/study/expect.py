@@ -20,7 +20,6 @@ from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import FixedLength
 from specjax.drafting.neural import catches_up_on
 from specjax.errors import UserError
-from specjax.memory import spare_maps
 from specjax.rules import Budgeted
 from specjax.study.clock import VERIFIER, Clock
 from specjax.study.drafting_plans import Plan, cannot_plan
@@ -154,7 +153,6 @@ def estimate(
         if times is None and with_times:
             say("measuring the time of each pass ...")
             times = _measured_times(models, settings, decoder, prompts, shared)
-    spare_maps(0.1)  # few of these programs are needed again
     found = expect(models, texts, settings, times=times, draws=draws, seed=seed, tell=say)
     return found, None if times is None else times.to_dict()
 

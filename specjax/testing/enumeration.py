@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
-from specjax.errors import UserError
 from specjax.types import Array, LanguageModel, Params, Prompts, ScoredBlock
 from specjax.verification import Verification, next_token_probs, num_accepted_probs
 
@@ -76,9 +75,6 @@ def target_law(target: np.ndarray, num_tokens: int) -> np.ndarray:
     Args:
       target: `[P, V]`, pi after every prefix of up to `num_tokens - 1` tokens, or more.
       num_tokens: N.
-
-    Returns:
-      `[V ** N]` float64.
     """
     vocab = target.shape[1]
     law = np.ones(1)
@@ -124,18 +120,10 @@ def emitted_law(
       keep_carry: False forgets the carry between rounds (a negative control).
       kept: (context, drafted tokens) -> the number of tokens that verification gets; all by default
         (fewer, depending on the drafted tokens, is a negative control).
-
-    Returns:
-      `[V ** N]` float64.
     """
     vocab = draft.shape[1]
     needed = _offset(vocab, num_tokens + max_draft)
-    for name, table in (("draft", draft), ("target", target)):
-        if len(table) < needed:
-            raise UserError(
-                f"{name} has {len(table)} prefixes, but {num_tokens} tokens with blocks of "
-                f"{max_draft} need {needed}: give distributions after longer prefixes"
-            )
+    assert min(len(draft), len(target)) >= needed, f"tables need {needed} prefixes"
     drafts = _tuples(vocab, max_draft)
     outcome = _outcomes(verification, accepted_probs)
     law = np.zeros(vocab**num_tokens)

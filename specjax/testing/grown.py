@@ -5,14 +5,15 @@ its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else 
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.errors import UserError
-from specjax.models import LlamaConfig, T5Config
 from specjax.types import Array, Params
+
+if TYPE_CHECKING:
+    from specjax.models import LlamaConfig, T5Config
 
 # T5 v1.1 base, except its vocabulary.
 T5_BASE = {
@@ -47,34 +48,23 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
 
     Returns:
       A larger model and its parameters. Their logits equal the small model's up to float rounding.
-
-    Raises:
-      TypeError: if the model is of neither family.
-      ValueError: if a size is unknown or smaller than the model's, or the groups of a Llama's
-        queries would change.
     """
+    # Imported here: an audit of another library's verifier does not need flax.
+    from specjax.models import LlamaConfig, T5Config
+
     small: Any = getattr(model, "config", None)
-    if not isinstance(small, T5Config | LlamaConfig):
-        raise UserError(f"model must be a T5 or a Llama to grow, got {model!r}")
+    assert isinstance(small, T5Config | LlamaConfig), f"a T5 or a Llama can grow, got {model!r}"
     usual = T5_BASE if isinstance(small, T5Config) else LLAMA_200M
     sizes = sizes or dict(usual)
     for name, size in sizes.items():
-        if name not in usual:
-            raise UserError(f"{name!r} cannot grow: choose from {', '.join(usual)}")
-        if size < getattr(small, name):
-            raise UserError(
-                f"{name}={size} is below the model's {getattr(small, name)}: give a larger size"
-            )
+        assert name in usual, f"{name!r} cannot grow"
+        assert size >= getattr(small, name), f"{name}={size} is smaller than the model's"
     share = small.embed_dim / sizes.get("embed_dim", small.embed_dim)
     changes: dict[str, Any] = {**sizes, "norm_eps": small.norm_eps * share}
     large: Any = type(model)(dataclasses.replace(small, **changes))
     if isinstance(small, LlamaConfig):
         before, after = (c.num_heads // c.num_kv_heads for c in (small, large.config))
-        if before != after:
-            raise UserError(
-                f"num_heads and num_kv_heads give groups of {after} queries, but the model has "
-                f"groups of {before}: multiply both by the same factor"
-            )
+        assert before == after, f"groups of {before} queries cannot become groups of {after}"
 
     def place(path: tuple[Any, ...], wanted: jax.ShapeDtypeStruct) -> Array:
         names = [key.key for key in path]
@@ -99,7 +89,7 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
 
 
 def _split_heads(
-    names: list[str], shape: tuple[int, ...], config: T5Config | LlamaConfig
+    names: list[str], shape: tuple[int, ...], config: "T5Config | LlamaConfig"
 ) -> tuple[int, ...]:
     """The shape with heads as an axis: zeros follow each head, and the last head."""
     if names[-1] != "kernel":

@@ -159,7 +159,6 @@ WRONG = {
     "part": ({"load_pair__check_weights": False, **NO_MODELS}, "VERIFIER='nowhere': no such file"),
     "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no parameter widths"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
-    "old name": ({"LATENCY_TEXTS": 3}, "it was renamed to LATENCY_LIMIT"),
 }
 
 
@@ -409,19 +408,3 @@ def test_replicas_that_cannot_be_are_refused(data, tmp_path, capsys):
     told = capsys.readouterr().err
     assert "specjax compare cannot run as one program of several processes: leave out" in told
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["sweep"], "it was renamed to compare --full"),
-        (["screen"], "it was renamed to compare --estimate"),
-        (["tune"], "it was renamed to compare --gin.DEMAND="),
-        (["tune_drafts"], "it was renamed to compare --gin.PLANS="),
-        (["compare", "--gin.SEEDS=3"], "--gin.SEEDS: no such name; it was renamed to NUM_SAMPLES"),
-        (["compare", "--gin_file=runs/tune.gin"], "it was renamed to runs/compare.gin"),
-    ],
-)
-def test_old_names_are_refused_with_the_new_one(capsys, words, told):
-    assert main(words) == 2
-    assert told in capsys.readouterr().err

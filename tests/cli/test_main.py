@@ -4,13 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
 from absl import logging
 
-from specjax.cli import failures, hosts, main
+from specjax.cli import hosts, main
+from specjax.errors import MissingLibraryError, UserError
 from specjax.runs.processes import Process
 
 
@@ -95,10 +95,9 @@ def test_a_command_knows_its_own_words():
     assert Command.args.command_line == ["specjax", "drive", "--size", "4"]
 
 
-@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError])
+@pytest.mark.parametrize("kind", [UserError, OSError, MissingLibraryError])
 def test_bad_input_is_one_line_and_a_traceback_on_request(monkeypatch, capsys, kind):
     monkeypatch.setattr(Command, "error", kind("a thing is wrong"))
-    monkeypatch.setattr(failures, "_PACKAGE", str(Path(__file__).parent))
     assert main.main(["drive"]) == 2
     assert capsys.readouterr().err == "specjax drive: a thing is wrong\n"
     monkeypatch.setenv("SPECJAX_TRACEBACK", "1")
@@ -144,7 +143,7 @@ def test_a_fault_of_ours_is_not_taken_for_bad_input(monkeypatch, capsys):
 
 CHILD = """
 import sys, jax
-from specjax.cli import failures, main
+from specjax.cli import main
 class Command:
     add_arguments = staticmethod(lambda parser: None)
     @staticmethod

@@ -145,10 +145,6 @@ def test_what_the_verifier_could_not_write_is_infinitely_far():
     # A row of which nothing is known is left out with its tokens.
     assert divergence([-1.0, np.nan], [-1.5, 0.0], [2, 4]).value == 0.25
     assert np.isnan(divergence([np.nan], [0.0], [4]).value)
-    with pytest.raises(ValueError, match="tokens must be vectors"):
-        divergence([1.0], [1.0, 2.0], [1, 1])
-    with pytest.raises(ValueError, match="log_target must be finite"):
-        divergence([-np.inf], [0.0], [1])
 
 
 @pytest.mark.parametrize(
@@ -205,5 +201,3 @@ def test_rows_that_the_verifier_has_not_read_leave_the_impossible_share_unknown(
     found = Bootstrap(resamples=100).interval(impossible_share(target, p))
     assert np.isnan(found.value) and np.isnan(found.low)
     assert np.isnan(impossible_share([np.nan], [0.0]).value)
-    with pytest.raises(ValueError, match="log_target, log_p must be vectors"):
-        impossible_share([1.0], [1.0, 2.0])

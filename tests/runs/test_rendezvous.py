@@ -11,6 +11,7 @@ import time
 import pytest
 
 from specjax.cli.main import main
+from specjax.errors import UserError
 from specjax.runs import rendezvous
 from specjax.runs.processes import LostProcessError
 
@@ -93,7 +94,7 @@ PROGRAMS = {
 def test_a_port_in_use_is_told_to_all_at_once(address, name):
     with PROGRAMS[name](address):
         errors, seconds = outcomes(address, (3, 0), (3, 1), (3, 2))
-    assert [type(error) for error in errors] == [ValueError] * 3
+    assert [type(error) for error in errors] == [UserError] * 3
     assert "process 0 cannot open port" in str(errors[0]) and "it is in use" in str(errors[0])
     for error in errors[1:]:
         assert f"{address}: another program answers at this port" in str(error)
@@ -123,7 +124,7 @@ def test_the_command_ends_with_status_2(address, tmp_path, capsys):
 )
 def test_other_options_end_all_at_once(address, calls, told):
     errors, seconds = outcomes(address, *calls)
-    assert type(errors[0]) is ValueError and told in str(errors[0])
+    assert type(errors[0]) is UserError and told in str(errors[0])
     assert all(type(error) is LostProcessError for error in errors[1:]) and seconds < 5
 
 

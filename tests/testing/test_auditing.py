@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -11,14 +12,14 @@ import numpy as np
 import pytest
 
 from benchmarks import audited
+from benchmarks.known_bugs import COUPLED, EQUIVALENT, RIGHT, WRONG
 from specjax import rules
 from specjax.cli.main import main
 from specjax.testing import Verdict, audit
 from specjax.testing.auditing import hard_cases
-from specjax.testing.auditing.black_box import half_width, log10_evidence
+from specjax.testing.auditing.black_box import half_width
 from specjax.testing.auditing.criterion import Outcomes, joint_law, score
 from specjax.testing.auditing.injected import is_single
-from specjax.testing.auditing.reference_verifiers import COUPLED, EQUIVALENT, RIGHT, WRONG
 
 FEW = ("q zeros", "joint residual", "other rows", "L=0")  # they tell all bugs
 EDGE = "<= in a test accepts impossible tokens at u = 0"
@@ -26,8 +27,8 @@ PADDING = "padding is read as drafted tokens"
 token = RIGHT["Token"]
 
 
-def told(name, cases):
-    """A bug's report has its own verdict and its own name."""
+def is_told(name, cases):
+    """A bug's report has its own verdict."""
     found = audit(WRONG[name], cases=cases)
     if name == EDGE:
         assert found.verdict is Verdict.EDGE, found
@@ -36,7 +37,6 @@ def told(name, cases):
         assert found.verdict is Verdict.INVALID, found
         return
     assert found.verdict is (Verdict.COUPLED if name in COUPLED else Verdict.BIASED), found
-    assert found.nearest is not None and found.nearest[0] == name, found
 
 
 def exact(function, cases=None, tolerance=1e-12, **options):
@@ -47,22 +47,19 @@ def exact(function, cases=None, tolerance=1e-12, **options):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_each_known_bug_is_told_by_name(name):
-    told(name, FEW)
+def test_each_known_bug_is_told(name):
+    is_told(name, FEW)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WRONG)
 def test_each_known_bug_is_told_in_all_cases(name):
-    told(name, None)
+    is_told(name, None)
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *EQUIVALENT])
 def test_right_verifiers_in_float64_are_exact(name):
-    found = exact({**RIGHT, **EQUIVALENT}[name], FEW)
-    for row in found.rows:  # what they accept is what theory says
-        best = row.block if name == "Block" else row.token
-        assert row.accepted == pytest.approx(best, abs=1e-12)
+    exact({**RIGHT, **EQUIVALENT}[name], FEW)
 
 
 @pytest.mark.exhaustive
@@ -99,11 +96,12 @@ def test_a_declared_rule():
 
 def test_transformers_is_exact_but_for_an_edge():
     pytest.importorskip("transformers")
-    found = audit(audited.transformers, cases=["toy"])
+    options = {"arrays": "torch", "cases": ["toy"]}
+    found = audit(audited.transformers, **options)
     assert (found.verdict, found.rows[0].edge) == (Verdict.EXACT, 0), found
-    assert audit(audited.transformers, cases=["T=0"]).verdict is Verdict.EDGE
+    assert audit(audited.transformers, **options | {"cases": ["T=0"]}).verdict is Verdict.EDGE
     weighted = functools.partial(audited.transformers, weight=0.7)
-    assert audit(weighted, cases=["toy"]).verdict is Verdict.BIASED
+    assert audit(weighted, **options).verdict is Verdict.BIASED
 
 
 def emitted(tokens, draft_logits, target_logits, uniforms, uniform_next, lengths):
@@ -120,10 +118,6 @@ def emitted_rows(found, tokens):
     return rows.tolist()
 
 
-def logarithms(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
-    return emitted(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
-
-
 def torch_verifier(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
     assert tokens.dtype.is_floating_point is False
     given = (draft_probs, target_probs, uniforms, uniform_next, lengths)
@@ -133,7 +127,6 @@ def torch_verifier(tokens, draft_probs, target_probs, uniforms, uniform_next, le
 def test_forms_of_the_call():
     exact(audited.vllm_standard, ["toy"])
     exact(emitted, ["toy", "L=1"])
-    exact(logarithms, ["toy"], logits=True)
     pytest.importorskip("torch")
     assert "torch float64" in exact(torch_verifier, ["toy"], arrays="torch").how
 
@@ -157,46 +150,13 @@ def drawn(tokens, draft_probs, target_probs, generator, lengths, verifier=token)
     return verifier(tokens, draft_probs, target_probs, uniforms, last, lengths)
 
 
-def chosen(tokens, draft_probs, target_probs, lengths):
-    """Token on one row, by NumPy's global generators."""
-    x, q, p, n = tokens[0], draft_probs[0], target_probs[0], 0
-    while n < lengths[0] and np.random.rand() < p[n, x[n]] / q[n, x[n]]:  # noqa: NPY002
-        n += 1
-    weights = p[n] if n == lengths[0] else np.maximum(p[n] - q[n], 0.0)
-    following = np.random.choice(len(weights), p=weights / weights.sum())  # noqa: NPY002
-    return np.array([n]), np.array([following])
-
-
-def test_hooks():
-    exact(drawn, ["toy"], mode="hooked")
-    exact(chosen, ["toy"], mode="hooked")
-    wrong = functools.partial(drawn, verifier=WRONG["the residual is p"])
-    assert audit(wrong, cases=["joint residual"], mode="hooked").verdict is Verdict.BIASED
-
-
-def test_races_of_exponential_noise():
-    torch = pytest.importorskip("torch")
-
-    def raced(tokens, draft_probs, target_probs, lengths):
-        given = (draft_probs, target_probs)
-        n, _ = token(tokens.numpy(), *(x.numpy() for x in given), *halves, lengths.numpy())
-        weights = target_probs[0, n[0]]
-        return n, (weights / torch.empty_like(weights).exponential_()).argmax()[None]
-
-    halves = np.full((1, 2), 0.0), np.full(1, 0.5)
-    # With u = 0 all drafts are accepted, so the target's own draw is all that is left.
-    found = audit(raced, cases=["q = p"], mode="hooked", arrays="torch")
-    assert found.verdict is Verdict.EXACT, found
-
-
 def test_a_black_box():
     options = {"cases": ["joint residual"], "mode": "black-box", "samples": 20_000}
     found = audit(drawn, **options)
     assert found.verdict is Verdict.NO_BIAS_FOUND, found
     wrong = functools.partial(drawn, verifier=WRONG["the residual is p"])
     found = audit(wrong, **options)
-    assert found.verdict is Verdict.BIASED and found.nearest[0] == "the residual is p", found
-    assert found.rows[0].evidence > 6
+    assert found.verdict is Verdict.BIASED, found
 
 
 def raises(*_):
@@ -288,13 +248,6 @@ def first_length(tokens, draft_probs, target_probs, uniforms, uniform_next, leng
     return token(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
 
 
-def flat_with_equal_lengths(tokens, draft_probs, target_probs, uniforms, uniform_next, cu_lengths):
-    sums = cu_lengths[0] * np.arange(1, len(cu_lengths) + 1)
-    return audited.vllm_standard(
-        tokens, draft_probs, target_probs, uniforms, uniform_next, np.minimum(sums, len(tokens))
-    )
-
-
 def last_at_the_end(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
     n, y = token(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
     return n, np.where(uniform_next == 1 - 2**-24, target_probs.shape[-1] - 1, y)
@@ -332,7 +285,6 @@ def leaves(*_):
     ("function", "cases", "options", "verdict", "words"),
     [
         (first_length, ["L=1"], {}, Verdict.COUPLED, "in 'L=1 in G=3'"),
-        (flat_with_equal_lengths, ["L=1"], {}, Verdict.COUPLED, "in 'L=1 in G=3'"),
         (audited.vllm_standard, ["L="], {}, Verdict.EXACT, "all 3 cases"),
         (last_at_the_end, ["p zeros"], {}, Verdict.EDGE, "or 1 - 2^-24"),
         (small_epsilon, ["large"], {}, Verdict.BIASED, "emits impossible tokens"),
@@ -348,39 +300,13 @@ def leaves(*_):
         ),
         (token, ["large"], {}, Verdict.NOT_FINISHED, "no law was computed"),
         (with_options, ["L=1"], {}, Verdict.EXACT, "all 1 cases"),
-        (
-            drawn,
-            ["other rows"],
-            {"mode": "hooked", "samples": 5},
-            Verdict.NOT_FINISHED,
-            "give more samples",
-        ),
         (tail_cut, ["many"], {}, Verdict.BIASED, "worst case 'many tokens'"),
         (rarely_other, ["other rows"], {}, Verdict.INVALID, "draws numbers of its own"),
-        (drawn, ["q = p"], {"mode": "hooked"}, Verdict.EXACT, "1 cases with other row"),
-        (
-            functools.partial(drawn, verifier=WRONG["all rows advance by the batch's minimum"]),
-            ["other rows"],
-            {"mode": "hooked"},
-            Verdict.BIASED,
-            "worst case 'other rows",
-        ),
-        (chosen, ["toy", "other rows"], {"mode": "hooked"}, Verdict.EXACT, "all 1 cases"),
     ],
 )
 def test_verdicts(function, cases, options, verdict, words):
     found = audit(function, cases=cases, **options)
     assert found.verdict is verdict and words in found.reason, found
-
-
-def test_right_verifiers_of_something_else_are_not_called_a_bug():
-    found = audit(token, cases=["ties"], drafts="argmax")
-    assert "a right verifier emits this if the drafts are argmax" in found.nearest[0], found
-    found = audit(token, cases=["joint residual"], rule=rules.Lossy(0.3))
-    assert found.nearest[0] == "it follows p, not the declared rule", found
-    # A bug that is far is not named.
-    found = audit(audited.lossy, cases=["toy"])
-    assert found.nearest is None and "no known bug is near" in str(found), found
 
 
 def test_the_scores_of_a_biased_case():
@@ -399,12 +325,8 @@ def test_the_scores_of_a_biased_case():
         np.array([*y, 1, 1]),
         np.concatenate([chances * [2 / 3, 2 / 3, 1, 1], chances[:2] / 3]),
     )
-    law, scores = score(short, short.target, outcomes, 1e-9)
-    first = np.array([5 / 9, 4 / 9])
-    np.testing.assert_allclose(law.sum(axis=1), first, atol=1e-12)
-    divergence = (first * np.log(first / [2 / 3, 1 / 3])).sum()
+    scores = score(short, short.target, outcomes, 1e-9)
     assert scores.variation == pytest.approx(1 / 9) and scores.first_wrong == 1
-    assert scores.divergence == pytest.approx(divergence / 2)
     assert scores.accepted == pytest.approx(2 / 3)
 
 
@@ -418,43 +340,29 @@ def sampled(case, law, count, seed):
     )
 
 
-def test_evidence_and_intervals_of_samples():
+def test_intervals_of_samples():
     case = next(x for x in hard_cases() if x.name == "joint residual")
     null = joint_law(case.target)
-
-    def evidence(law, count, seed):
-        outcomes = sampled(case, law, count, seed)
-        whole, part = (
-            log10_evidence(case, case.target, Outcomes(*(x[:n] for x in outcomes)), "drawn")
-            for n in (count, count // 2)
-        )
-        assert part <= whole  # the largest so far counts
-        return whole
-
-    # At most one run in twenty may exceed 20: of 200 more than 25 have a chance below 1e-4.
-    assert sum(evidence(null, 200, seed) > np.log10(20) for seed in range(200)) <= 25
-    # A law that no known bug has is learnt.
-    other = np.roll(null, 1, axis=1)
-    assert evidence(other, 2000, 0) > 6
-    apart = 0.5 * np.abs(other - null).sum()
     half = half_width(case.target, 2000, 0.01)
     assert half < 0.12
-    for seed in range(50):
-        law, _ = score(case, case.target, sampled(case, other, 2000, seed), 0.1)
-        assert abs(0.5 * np.abs(law - null).sum() - apart) < half
+    for law in (null, np.roll(null, 1, axis=1)):
+        distance = 0.5 * np.abs(law - null).sum()
+        for seed in range(50):
+            row = score(case, case.target, sampled(case, law, 2000, seed), 0.1)
+            assert abs(row.variation - distance) < half
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"mode": "guess"}, ValueError, "mode must be one of 'injected', 'hooked', 'black-box'"),
+        ({"mode": "guess"}, ValueError, "mode must be one of 'injected', 'black-box'"),
         ({"cases": ["no"]}, ValueError, "there is no case 'no': choose from 'random'"),
         ({"cases": "toy"}, ValueError, "cases must be a list"),
         ({"rule": 3}, ValueError, "rule must be like"),
         ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not be Budgeted"),
         ({"samples": 0}, ValueError, "samples must be a whole number"),
         ({"time_limit": 0}, ValueError, "time_limit"),
-        ({"form": "transformers"}, ValueError, "leave the form out"),
+        ({"arrays": "cupy"}, ValueError, "arrays must be one of 'numpy', 'torch', 'jax'"),
     ],
 )
 def test_wrong_options_are_refused(options, error, words):
@@ -519,11 +427,10 @@ def test_the_command(tmp_path, capfd, monkeypatch):
         (["mine"], "'mine' is not MODULE:FUNCTION"),
         (["mine:f", "--rule", "Lossy(3)"], "strength must lie in [0, 1), got 3"),
         (["mine:f", "--time-limit", "0"], "--time-limit"),
-        (["mine:f", "--json", f"no{os.sep}such.json"], "there is no directory"),
+        (["mine:f", "--json", f"no{os.sep}such.json"], "cannot be written: give a file"),
         (["mine:f", "--json", os.sep], "cannot be written: give a file"),
         (["mine:f", "--seed", "-1"], "--seed must be a whole number of at least 0, got -1"),
         (["README.md:f"], "README.md must be a module or a file whose name ends in .py"),
-        (["benchmarks.audited:lossy", "--with", "no=1"], "give one of these"),
         (["mine:f", "--rule", "rules.Lossy(0.3)"], "write its name without dots"),
         (["no_such_module:f"], "no_such_module cannot be imported (ModuleNotFoundError"),
     ],
@@ -532,3 +439,20 @@ def test_bad_words_end_the_command_with_one_line(words, told, capfd):
     assert main(["audit", *words]) == 2
     error = capfd.readouterr().err.strip()
     assert told in error and "Traceback" not in error, error
+
+
+def test_an_audit_imports_few_libraries():
+    code = """
+import sys
+import numpy as np
+from specjax.testing import audit
+
+def verify(tokens, draft_probs, target_probs, generator, lengths):
+    return np.zeros(len(tokens), int), np.zeros(len(tokens), int)
+
+assert audit(verify, samples=100, cases=["toy"]).verdict.text == "BIASED"
+heavy = {"flax", "orbax", "tensorstore", "torch", "transformers"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

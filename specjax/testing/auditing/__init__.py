@@ -1,7 +1,7 @@
 """What distribution does a verifier emit? The audit of `specjax.testing.audit`."""
 
 from specjax.testing.auditing.auditor import DRAFTS, MODES, audit
-from specjax.testing.auditing.calling import ARRAYS, DTYPES, FORMS
+from specjax.testing.auditing.calling import ARRAYS, DTYPES
 from specjax.testing.auditing.hard_cases import HardCase, hard_cases
 from specjax.testing.auditing.score_sheet import AuditReport, SheetRow, Verdict
 
@@ -9,7 +9,6 @@ __all__ = [
     "ARRAYS",
     "DRAFTS",
     "DTYPES",
-    "FORMS",
     "MODES",
     "AuditReport",
     "HardCase",

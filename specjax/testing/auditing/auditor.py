@@ -10,49 +10,34 @@ import numpy as np
 
 from specjax.checks import check_count, one_number, whole_number
 from specjax.errors import UserError
-from specjax.rules import Budgeted
-from specjax.rules.target import check_is_rule
-from specjax.testing.auditing.black_box import (
-    generator_of,
-    half_width,
-    log10_evidence,
-    sampled_law,
-)
+from specjax.testing.auditing.black_box import generator_of, half_width, sampled_law
 from specjax.testing.auditing.calling import (
     ARRAYS,
     DTYPES,
-    FORMS,
-    AuditLimitError,
     BadOutcomeError,
     Calling,
-    found_calling,
-    one_thread,
+    find_calling,
 )
-from specjax.testing.auditing.case_laws import (
+from specjax.testing.auditing.criterion import declared_target, impossible_mass, score
+from specjax.testing.auditing.hard_cases import MANY_TOKENS, HardCase, hard_cases
+from specjax.testing.auditing.injected import (
+    CHECKED,
     AuditClock,
     OutOfTimeError,
-    impossible_mass,
     injected_law,
+    is_coupled,
 )
-from specjax.testing.auditing.criterion import declared_target, score
-from specjax.testing.auditing.hard_cases import MANY_TOKENS, HardCase, hard_cases
-from specjax.testing.auditing.hooked import CHECKED_LAWS, hooked_law
-from specjax.testing.auditing.injected import CHECKED
-from specjax.testing.auditing.known_bugs import nearest_bug
 from specjax.testing.auditing.score_sheet import AuditReport, SheetRow, Verdict
 from specjax.types import Rule
 
-MODES = ("injected", "hooked", "black-box")
+MODES = ("injected", "black-box")
 DRAFTS = ("drawn", "argmax", "certain")
 # A law is exact below these.
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-6}
 _NO_MASS = 1e-12
-_ALPHA = 1e-3  # of the e-processes of all cases together
 _LEVEL = 0.01  # intervals hold with probability 1 - _LEVEL
 # A black box must have intervals below this: else its samples tell too little.
 _WIDEST = 0.1
-# Of a batched function's cases with other rows, if its law is computed a row at a time.
-_BATCH_SAMPLES = 10_000
 
 
 def audit(
@@ -61,10 +46,8 @@ def audit(
     mode: str | None = None,
     rule: Rule | None = None,
     cases: Sequence[str] | None = None,
-    form: str | None = None,
     arrays: str | None = None,
     dtype: str | None = None,
-    logits: bool = False,
     drafts: str = "drawn",
     tolerance: float | None = None,
     samples: int = 50_000,
@@ -84,24 +67,17 @@ def audit(
     - `uniforms`: `[B, G]`, one for each drafted token, in [0, 1).
     - `uniform_next`: `[B]`, for the token after the accepted ones. Or `generator` (`key` in JAX):
       the library's random generator.
-    - `lengths`: `[B]` int32, L <= G. Or `cu_lengths`: rows lie one after the other, as in vLLM:
-      tokens, q and uniforms of all rows, p of L + 1 positions per row, and the lengths' sums.
+    - `lengths`: `[B]` int32, L <= G.
     - `accepted`: `[B]`, how many drafted tokens are accepted; `next`: `[B]`, the token after them.
 
     Args:
-      function: the verifier.
-      mode: "injected" (the function gets its uniforms; the law is computed), "hooked" (the
-        generators of NumPy, PyTorch or JAX are replaced while it runs; the law is computed) or
-        "black-box" (the law is sampled). By default injected if it takes `uniforms` and
-        `uniform_next`; else hooked, and a black box with JAX's arrays (hooks run JAX's operations
-        one by one, which takes long).
+      function: the verifier. One that raises or returns nonsense has a verdict too.
+      mode: "injected" (the function gets its uniforms; the law is computed) or "black-box" (the law
+        is sampled). By default injected if it takes `uniforms` and `uniform_next`.
       rule: the rule that a lossy verifier declares; it is lossless by default.
       cases: names of cases, or parts of them; all by default.
-      form: "arrays", "flat" or "transformers" (the arguments of its `_speculative_sampling`); by
-        the parameters' names by default.
       arrays: "numpy", "torch" or "jax"; what the function accepts by default.
       dtype: "float64" or "float32"; float64 if the function takes it by default.
-      logits: whether `draft_probs` and `target_probs` are logarithms.
       drafts: "drawn" from q; "argmax": q's most probable tokens although the function gets q (which
         is what some pipelines do); "certain": likewise, and the function gets None or one-hot q.
       tolerance: the largest total variation that counts as exact; by default 1e-9 in float64 and
@@ -112,24 +88,52 @@ def audit(
       seed: of the audit's own random numbers.
       on_row: called with each row of the score sheet.
 
-    Returns:
-      An `AuditReport`. A function that raises or returns nonsense is a verdict too.
-
     Raises:
-      TypeError: an argument has a wrong type.
       ValueError: an argument has a wrong value, or the function's parameters are not a verifier's.
     """
-    _check_options(function, mode, rule, form, arrays, dtype, drafts)
+    if isinstance(function, type):
+        raise UserError(
+            f"function must be a function or an instance, got the class {function.__name__}"
+        )
+    if not callable(function):
+        raise UserError(f"function must be a verifier's function, got {function!r}")
+    if rule is not None:
+        # Imported here: who audits a verifier without a rule needs none of this.
+        from specjax.rules import Budgeted
+        from specjax.rules.checking import check_is_rule
+
+        check_is_rule("rule", rule)
+        if isinstance(rule, Budgeted):
+            raise UserError(
+                f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
+                "tokens spent; declare its inner rule, or one with a bound at each token such as "
+                "rules.KLBall(0.05)"
+            )
+    for name, value, choices in (
+        ("mode", mode, (None, *MODES)),
+        ("arrays", arrays, (None, *ARRAYS)),
+        ("dtype", dtype, (None, *DTYPES)),
+        ("drafts", drafts, DRAFTS),
+    ):
+        if value not in choices:
+            names = ", ".join(repr(x) for x in choices if x is not None)
+            raise UserError(f"{name} must be one of {names}, got {value!r}")
     check_count("samples", samples, "give the number of draws per case")
     if tolerance is not None:
         tolerance = one_number("tolerance", tolerance, low=0.0, dtype=float)
-    chosen = _chosen(cases)
-    seed = whole_number("seed", seed, low=0)
     limit = one_number("time_limit", time_limit, low=0.0, open_low=True, dtype=float)
-    call = {"form": form, "arrays": arrays, "dtype": dtype, "logits": logits}
-    clock = AuditClock(time.monotonic() + limit)
-    work = _Audit(function, call, mode, rule, drafts, tolerance, samples, seed, chosen, clock)
-    return work.run(on_row)
+    work = _Audit(
+        function,
+        mode,
+        rule,
+        drafts,
+        tolerance,
+        samples,
+        whole_number("seed", seed, low=0),
+        _chosen(cases),
+        AuditClock(time.monotonic() + limit),
+    )
+    return work.run({"arrays": arrays, "dtype": dtype}, on_row or (lambda row: None))
 
 
 @dataclasses.dataclass
@@ -137,7 +141,6 @@ class _Audit:
     """An audit under way."""
 
     function: Callable[..., Any]
-    call: dict[str, Any]
     mode: str | None
     rule: Rule | None
     drafts: str
@@ -146,137 +149,108 @@ class _Audit:
     seed: int
     cases: Sequence[HardCase]
     clock: AuditClock
-    calling: Calling | None = None
+    calling: Calling = None  # type: ignore[assignment]  # until a call worked
     rows: list[SheetRow] = dataclasses.field(default_factory=list)
-    laws: dict[str, tuple[HardCase, np.ndarray]] = dataclasses.field(default_factory=dict)
     skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     single: bool = False
 
-    def run(self, on_row: Callable[[SheetRow], None] | None) -> AuditReport:
+    def run(self, call: dict[str, Any], on_row: Callable[[SheetRow], None]) -> AuditReport:
         """Fills in the score sheet."""
-        started, verdict, limit = time.monotonic(), None, None
+        started = time.monotonic()
+        verdict = None
         try:
-            with np.errstate(all="ignore"), one_thread():
-                self._find_calling()
+            with np.errstate(all="ignore"):
+                probe = next((c for c in self.cases if c.law and c.length), self.cases[0])
+                blocks, _ = probe.blocks(self.drafts)
+                self.calling = find_calling(
+                    self.function,
+                    probe.rows(blocks[:1], np.full((1, probe.length + 1), 0.5)),
+                    certain=self.drafts == "certain",
+                    generator=lambda arrays: generator_of(arrays, self.seed),
+                    **call,
+                )
+                if self.mode is None:
+                    is_injected = {"uniforms", "uniform_next"} <= self.calling.takes
+                    self.mode = "injected" if is_injected else "black-box"
                 for number, case in enumerate(self.cases):
-                    self._audit_case(case, np.random.default_rng((self.seed, number)), on_row)
+                    row = self._audit_case(case, np.random.default_rng((self.seed, number)))
+                    if row is not None:
+                        self.rows.append(row)
+                        on_row(row)
         except OutOfTimeError:
             done = len(self.rows) + len(self.skipped)
             verdict = Verdict.NOT_FINISHED, f"{done} of {len(self.cases)} cases in the time limit"
-        except AuditLimitError as error:
-            limit = Verdict.NOT_FINISHED, str(error)
         except BadOutcomeError as error:
             verdict = Verdict.INVALID, str(error)
-        # What hooks do not see may have looked like a bias.
-        verdict = limit or self._wrong() or verdict or self._right()
+        verdict = self._wrong() or verdict or self._right()
         how = "no call worked"
         if self.calling is not None:
-            how = f"{self.mode}, {self.calling.form}, {self.calling.arrays} {self.calling.dtype}"
+            how = f"{self.mode}, {self.calling.arrays} {self.calling.dtype}"
             if self.drafts != "drawn":
                 how += f", {self.drafts} drafts"
+        is_computed = any(r.variation is not None and r.interval is None for r in self.rows)
+        inner = getattr(self.function, "func", self.function)  # of a functools.partial
         return AuditReport(
             *verdict,
             tuple(self.rows),
-            name_of(self.function),
+            str(getattr(inner, "__qualname__", type(inner).__name__)),
             how,
             self.allowed,
-            self._nearest() if verdict[0] in (Verdict.BIASED, Verdict.COUPLED) else None,
             tuple(self.skipped),
             self.clock.evaluations,
             time.monotonic() - started,
             # Of random points that agree: see `injected`.
-            self._unresolved(),
+            math.log(1 / _LEVEL) / CHECKED if is_computed else 0.0,
         )
 
-    def _unresolved(self) -> float:
-        if not any(row.variation is not None and row.interval is None for row in self.rows):
-            return 0.0
-        return math.log(1 / _LEVEL) / (CHECKED_LAWS if self.mode == "hooked" else CHECKED)
-
-    def _find_calling(self) -> None:
-        probe = next((c for c in self.cases if c.law and c.length), self.cases[0])
-        blocks, _ = probe.blocks(self.drafts)
-        rows = probe.rows(blocks[:1], np.full((1, probe.length + 1), 0.5))
-        self.calling = found_calling(
-            self.function,
-            rows,
-            certain=self.drafts == "certain",
-            generator=lambda kind: generator_of(kind, self.seed),
-            **self.call,
-        )
-        takes = self.calling.takes
-        if self.mode is None:
-            given = {"uniforms", "uniform_next"} <= takes or self.calling.form == "flat"
-            # JAX's operations one by one take too long for the calls of hooks.
-            own = "black-box" if self.calling.arrays == "jax" else "hooked"
-            self.mode = "injected" if given else own
-
-    def _audit_case(
-        self,
-        case: HardCase,
-        rng: np.random.Generator,
-        on_row: Callable[[SheetRow], None] | None,
-    ) -> None:
-        assert self.calling is not None
-        if why := _left_out(self.calling, case, self.mode):
+    def _audit_case(self, case: HardCase, rng: np.random.Generator) -> SheetRow | None:
+        """None if the function's interface has no place for the case: it is left out."""
+        why = ""
+        if case.is_padded and "lengths" not in self.calling.takes:
+            why = "no padding"
+        elif case.others and not case.is_padded and self.calling.certain:
+            why = "certain drafts"  # those of other rows are drawn
+        elif case.law and case.vocab >= MANY_TOKENS and self.mode == "black-box":
+            why = "too many texts"
+        if why:
             self.skipped.append((case.name, why))
-            return
-        mode = self.mode
-        if case.others and mode == "hooked" and not case.is_padded:
-            mode = "black-box"  # hooks run single rows: whether rows are coupled is sampled
-        elif case.others and not _takes_others(self.calling, mode):
+            return None
+        if self.calling.certain:
             case = dataclasses.replace(case, others=())
         case = case.drafted_as(self.drafts)
-        target = declared_target(case, self.rule)
         try:
-            row = self._measured(case, target, rng, mode)
-            wide = row.interval is not None and row.interval[1] > _WIDEST
-            if wide and mode != "black-box" and not (row.coupled or self.is_biased(row)):
-                self.skipped.append((case.name, "too many texts"))  # more points are not drawn
-                return
+            row = self._measured(case, declared_target(case, self.rule), rng)
         except BadOutcomeError as error:
-            if mode != self.mode:
-                self.skipped.append((case.name, f"of a batch: {error}"))
-                return
-            row = SheetRow(case.name, case.length, case.vocab, problem=str(error))
-        self.rows.append(row)
-        if on_row is not None:
-            on_row(row)
+            return SheetRow(case.name, case.length, case.vocab, problem=str(error))
+        wide = row.interval is not None and row.interval[1] > _WIDEST
+        if wide and self.mode == "injected" and not self.is_biased(row):
+            self.skipped.append((case.name, "too many texts"))  # more points are not drawn
+            return None
+        return row
 
     def _measured(
-        self,
-        case: HardCase,
-        target: tuple[np.ndarray, ...],
-        rng: np.random.Generator,
-        mode: str | None,
+        self, case: HardCase, target: tuple[np.ndarray, ...], rng: np.random.Generator
     ) -> SheetRow:
-        assert self.calling is not None
-        given = self.calling, case, self.drafts, rng, self.clock
-        if mode == "black-box":
-            samples = self.samples if mode == self.mode else min(self.samples, _BATCH_SAMPLES)
-            law = sampled_law(*given, samples=samples)
-        else:
-            law = (hooked_law if mode == "hooked" else injected_law)(*given)
+        arguments = self.calling, case, self.drafts, rng, self.clock
+        is_sampled = self.mode == "black-box"
+        if case.law and not is_sampled and is_coupled(*arguments):
+            return SheetRow(case.name, case.length, case.vocab, coupled=True)
+        law = sampled_law(*arguments, self.samples) if is_sampled else injected_law(*arguments)
         self.single |= law.single
-        edge = None if law.edges is None else impossible_mass(case, target, law.edges)[1]
         if not case.law:
             lost = float(law.outcomes.weight[law.outcomes.following < 0].sum())
             impossible = impossible_mass(case, target, law.outcomes)[0] - lost
-            row = SheetRow(case.name, case.length, case.vocab, impossible=impossible, lost=lost)
-            return dataclasses.replace(row, coupled=law.coupled)
+            return SheetRow(case.name, case.length, case.vocab, impossible=impossible, lost=lost)
         # The intervals of all cases hold together.
         level = _LEVEL / len(self.cases)
         half = 0.0 if law.samples is None else half_width(target, law.samples, level)
-        tokens, row = score(case, target, law.outcomes, max(self.allowed, half), self.drafts)
-        if case.vocab < MANY_TOKENS:  # the bugs' laws would take long
-            self.laws[case.name] = case, tokens
+        row = score(case, target, law.outcomes, max(self.allowed, half))
+        edge = None if law.edges is None else impossible_mass(case, target, law.edges)[1]
+        row = dataclasses.replace(row, edge=edge, coupled=None if is_sampled else False)
         if law.samples is not None:
             tv = row.variation or 0.0
             row = dataclasses.replace(row, interval=(max(0.0, tv - half), min(1.0, tv + half)))
-            if mode == "black-box":
-                evidence = log10_evidence(case, target, law.outcomes, self.drafts)
-                row = dataclasses.replace(row, evidence=evidence)
-        return dataclasses.replace(row, edge=edge, coupled=law.coupled)
+        return row
 
     @property
     def allowed(self) -> float:
@@ -284,32 +258,16 @@ class _Audit:
         if self.tolerance is not None:
             return self.tolerance
         narrow = self.single or self.rule is not None or self.calling is None
-        return _TOLERANCES["float32" if narrow else self.calling.dtype]  # type: ignore[union-attr]
+        return _TOLERANCES["float32" if narrow else self.calling.dtype]
 
     def is_biased(self, row: SheetRow) -> bool:
         """Whether a row shows a bias."""
-        if row.evidence is not None and row.evidence > math.log10(max(len(self.rows), 1) / _ALPHA):
-            return True
         sure = row.interval[0] if row.interval is not None else row.variation
         # In float32 a uniform next to 1 is rounded to 1.
         most = _TOLERANCES["float32"] if self.single else _NO_MASS
         # Each token's share is rounded.
         limit = self.allowed * max(1.0, row.vocab / 20)
         return (sure or 0.0) > limit or (row.impossible or 0.0) > most
-
-    def _nearest(self) -> tuple[str, float] | None:
-        known = [row for row in self.rows if row.case in self.laws]
-        coupled = [row for row in known if row.coupled]
-        biased = coupled or [row for row in known if self.is_biased(row)]
-        if not biased or self._lost():
-            return None
-        worst = max(biased, key=lambda row: row.variation or 0.0)
-        case, law = self.laws[worst.case]
-        target = declared_target(case, self.rule)
-        error = 0.0 if worst.interval is None else worst.interval[1] - (worst.variation or 0.0)
-        given = case, target, self.drafts, law
-        with np.errstate(all="ignore"):
-            return nearest_bug(*given, coupled=bool(worst.coupled), error=error)
 
     def _lost(self) -> list[SheetRow]:
         # Who rounds to float32 makes 1 of a uniform next to 1, which its own generator never gives.
@@ -321,16 +279,13 @@ class _Audit:
         if bad := [row for row in self.rows if row.problem]:
             return Verdict.INVALID, f"case {bad[0].case!r}: {bad[0].problem}"
         if coupled := [row for row in self.rows if row.coupled]:
-            worst = max(coupled, key=lambda row: row.variation or 0.0)
-            why = f"a row's outcome depends on the other rows of its batch, as in {worst.case!r}"
-            return Verdict.COUPLED, f"{why} (TV {worst.variation:.2g})"
+            why = "a row's outcome depends on the other rows of its batch"
+            return Verdict.COUPLED, f"{why}, as in {coupled[0].case!r}"
         if bad := self._lost():
             worst = max(bad, key=lambda row: row.lost or 0.0)
             what = "NaN, out of range, or not what was drafted (tokens are padded with -1)"
-            return (
-                Verdict.INVALID,
-                f"case {worst.case!r}: {worst.lost:.2g} of the outcomes are {what}",
-            )
+            share = f"{worst.lost:.2g} of the outcomes are {what}"
+            return Verdict.INVALID, f"case {worst.case!r}: {share}"
         if biased := [row for row in self.rows if self.is_biased(row)]:
             return Verdict.BIASED, _worst(biased)
         return None
@@ -345,21 +300,17 @@ class _Audit:
             tokens = "impossible or invalid tokens"
             why = f"a uniform of 0 or 1 - 2^-24 emits {tokens} in {bad[0].case!r}"
             return Verdict.EDGE, why
-        own = [row for row in measured if row.evidence is None or self.mode == "black-box"]
-        sampled = [row.interval[1] for row in own if row.interval is not None]
-        rest = [row.interval[1] for row in measured if row not in own and row.interval]
+        intervals = [row.interval[1] for row in measured if row.interval is not None]
+        most = max(intervals, default=0.0)
         sure = f"{100 * (1 - _LEVEL):g} % confidence"
-        most = max([*sampled, *rest], default=0.0)
         if most > _WIDEST:
             why = f"no bias found, but the TV may be {most:.2g} ({sure}): give more samples"
             return Verdict.NOT_FINISHED, why
-        if sampled or not own:
+        if intervals:
             return Verdict.NO_BIAS_FOUND, f"all {len(measured)} cases have TV < {most:.2g} ({sure})"
-        worst = max(row.variation or 0.0 for row in own)
+        worst = max(row.variation or 0.0 for row in measured)
         follow = "have" if self.rule is None else f"follow {type(self.rule).__name__},"
-        text = f"all {len(own)} cases {follow} TV <= {worst:.1g}"
-        if rest:
-            text += f"; {len(rest)} cases with other rows were sampled, TV < {max(rest):.2g}"
+        text = f"all {len(measured)} cases {follow} TV <= {worst:.1g}"
         return Verdict.EXACT if self.rule is None else Verdict.LOSSY, text
 
 
@@ -372,79 +323,22 @@ def _worst(biased: Sequence[SheetRow]) -> str:
     text = f"worst case {row.case!r}: TV {row.variation:.2g}"
     if row.first_wrong:
         text += f", wrong from token {row.first_wrong} on"
-    if row.evidence is not None:
-        odds = f"at odds of 1 to 10^{row.evidence:.0f}"
-        text += f", {odds}" if math.isfinite(row.evidence) else ", and a text is impossible"
     if most := max((r.impossible or 0.0 for r in biased), default=0.0):
         text += f"; up to {most:.2g} of the mass on impossible texts"
     return text
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called in reports."""
-    inner = getattr(function, "func", function)  # of a functools.partial
-    return str(getattr(inner, "__qualname__", type(inner).__name__))
-
-
-def _takes_others(calling: Calling, mode: str | None) -> bool:
-    """Whether a call may have other rows; theirs are drawn drafts."""
-    return calling.is_batched and not calling.certain and mode != "hooked"
-
-
-def _left_out(calling: Calling, case: HardCase, mode: str | None) -> str:
-    """Why the interface has no place for a case; empty if it has."""
-    if case.is_padded and not calling.takes_padding:
-        return "no padding"
-    if case.others and not case.is_padded and not _takes_others(calling, None):
-        return "certain drafts" if calling.certain else "one row at a time"
-    if not case.law and mode == "hooked":
-        return "not sampled"
-    if case.law and case.vocab >= MANY_TOKENS and mode == "black-box":
-        return "too many texts"
-    return ""
-
-
-def _chosen(cases: Sequence[str] | None) -> list[HardCase]:
+def _chosen(names: Sequence[str] | None) -> list[HardCase]:
     """The cases with these names, or parts of names."""
-    known = hard_cases()
-    if cases is None:
-        return list(known)
-    if isinstance(cases, str):
-        raise UserError(f"cases must be a list of names, got {cases!r}: write [{cases!r}]")
-    for name in cases:
-        if not any(str(name).lower() in case.name.lower() for case in known):
-            names = ", ".join(repr(case.name) for case in known)
-            raise UserError(f"there is no case {name!r}: choose from {names}")
-    found = [c for c in known if any(str(name).lower() in c.name.lower() for name in cases)]
-    if not found:
+    cases = list(hard_cases())
+    if names is None:
+        return cases
+    if isinstance(names, str):
+        raise UserError(f"cases must be a list of names, got {names!r}: write [{names!r}]")
+    for name in names:
+        if not any(str(name).lower() in case.name.lower() for case in cases):
+            every = ", ".join(repr(case.name) for case in cases)
+            raise UserError(f"there is no case {name!r}: choose from {every}")
+    if not names:
         raise UserError("cases is empty: leave it out for all")
-    return found
-
-
-def _check_options(
-    function: Any, mode: Any, rule: Any, form: Any, arrays: Any, dtype: Any, drafts: Any
-) -> None:
-    if isinstance(function, type):
-        raise UserError(
-            f"function must be a function or an instance, got the class {function.__name__}"
-        )
-    if not callable(function):
-        raise UserError(f"function must be a verifier's function, got {function!r}")
-    if rule is not None:
-        check_is_rule("rule", rule)
-        if isinstance(rule, Budgeted):
-            raise UserError(
-                f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
-                "tokens spent; declare its inner rule, or one with a bound at each token such as "
-                "rules.KLBall(0.05)"
-            )
-    for name, value, known in (
-        ("mode", mode, (None, *MODES)),
-        ("form", form, (None, *FORMS)),
-        ("arrays", arrays, (None, *ARRAYS)),
-        ("dtype", dtype, (None, *DTYPES)),
-        ("drafts", drafts, DRAFTS),
-    ):
-        if value not in known:
-            names = ", ".join(repr(x) for x in known if x is not None)
-            raise UserError(f"{name} must be one of {names}, got {value!r}")
+    return [c for c in cases if any(str(name).lower() in c.name.lower() for name in names)]

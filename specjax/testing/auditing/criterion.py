@@ -2,6 +2,8 @@
 
 One round is followed by the target itself. If the law of L + 1 tokens is then the target's own,
 all rounds are exact, and only then (for a verifier without a carry).
+
+Axes: K outcomes, L drafted tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64, Int
 
 from specjax.testing.auditing.hard_cases import HardCase
 from specjax.testing.auditing.score_sheet import SheetRow
@@ -18,19 +21,29 @@ from specjax.types import Rule
 
 
 class Outcomes(NamedTuple):
-    """What a verifier did with each draft; K entries.
+    """What a verifier did with each draft.
 
     Attributes:
-      draft: `[K, L]`, the drafted tokens.
-      accepted: `[K]`, how many of them were accepted.
-      following: `[K]`, the next token; -1 if the outcome is invalid.
-      weight: `[K]`, the probability of the draft and of this outcome.
+      draft: the drafted tokens.
+      accepted: how many of them were accepted.
+      following: the next token; -1 if the outcome is invalid.
+      weight: the probability of the draft and of this outcome.
     """
 
-    draft: np.ndarray  # [K, L]
-    accepted: np.ndarray  # [K]
-    following: np.ndarray  # [K]
-    weight: np.ndarray  # [K]
+    draft: Int[np.ndarray, "K L"]
+    accepted: Int[np.ndarray, " K"]
+    following: Int[np.ndarray, " K"]
+    weight: Float64[np.ndarray, " K"]
+
+
+def outcomes_of(
+    case: HardCase, blocks: np.ndarray, draft: np.ndarray, codes: np.ndarray, weight: np.ndarray
+) -> Outcomes:
+    """Codes (accepted * V + next token, negative if invalid) as outcomes."""
+    valid = codes >= 0
+    accepted = np.where(valid, codes // case.vocab, 0)
+    following = np.where(valid, codes % case.vocab, -1)
+    return Outcomes(blocks[draft], accepted, following, weight)
 
 
 def emitted(outcomes: Outcomes, target: Sequence[np.ndarray]) -> np.ndarray:
@@ -57,17 +70,9 @@ def joint_law(target: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def score(
-    case: HardCase,
-    target: Sequence[np.ndarray],
-    outcomes: Outcomes,
-    tolerance: float,
-    drafts: str = "drawn",
-) -> tuple[np.ndarray, SheetRow]:
-    """Compares what a verifier emitted with the target.
-
-    Returns:
-      The law of the emitted tokens, `[V] * (L + 1)` float64, and its scores.
-    """
+    case: HardCase, target: Sequence[np.ndarray], outcomes: Outcomes, tolerance: float
+) -> SheetRow:
+    """The scores of the emitted law against the target's."""
     law, wanted = emitted(outcomes, target), joint_law(target)
     lost = float(outcomes.weight[outcomes.following < 0].sum())
     first = 0
@@ -76,48 +81,31 @@ def score(
         if total_variation(law.sum(axis=axes), wanted.sum(axis=axes)) > tolerance:
             first = k
             break
-    token, block = best_accepted(case, law, drafts)
-    row = SheetRow(
+    return SheetRow(
         case.name,
         case.length,
         case.vocab,
         variation=total_variation(law, wanted) + 0.5 * lost,
-        divergence=divergence(law, wanted) / law.ndim,
         impossible=float(law[wanted == 0.0].sum()),
         lost=lost,
         accepted=float((outcomes.accepted * outcomes.weight)[outcomes.following >= 0].sum()),
-        token=token,
-        block=block,
         first_wrong=first,
     )
-    return law, row
 
 
-def divergence(law: np.ndarray, wanted: np.ndarray) -> float:
-    """KL(law || wanted) in nats; infinite if `wanted` lacks a part of more than 1e-12."""
-    possible = law > 0.0
-    if law[possible & (wanted == 0.0)].sum() > 1e-12:
-        return float("inf")
-    both = possible & (wanted > 0.0)
-    return max(0.0, float((law[both] * np.log(law[both] / wanted[both])).sum()))
-
-
-def best_accepted(case: HardCase, law: np.ndarray, drafts: str) -> tuple[float, float]:
-    """E[number accepted] of `Token` and of `Block` for a law's own conditionals."""
-    tokens, weights = case.blocks(drafts)
-    token, block = weights.copy(), np.ones(len(weights))
-    means = np.zeros(2)
-    for i in range(case.length):
-        before = law.sum(axis=tuple(range(i + 1, law.ndim)))
-        index, full = tuple(tokens[:, :i].T), tuple(tokens[:, : i + 1].T)
-        mass = np.broadcast_to(before.sum(axis=-1)[index], len(tokens))
-        known = mass > 1e-300
-        own = np.where(known, before[full] / np.where(known, mass, 1.0), case.target[i][full])
-        ratio = own / case.draft[i][full]
-        token = token * np.minimum(ratio, 1.0)
-        block = np.minimum(block * ratio, 1.0)
-        means += token.sum(), (weights * block).sum()
-    return float(means[0]), float(means[1])
+def impossible_mass(
+    case: HardCase, target: tuple[np.ndarray, ...], outcomes: Outcomes
+) -> tuple[float, int]:
+    """The weight, and the number, of outcomes with a token that the target cannot emit, or none."""
+    wrong = outcomes.following < 0
+    for n in range(case.length + 1):
+        now = (outcomes.accepted == n) & (outcomes.following >= 0)
+        draft, token = outcomes.draft[now], outcomes.following[now]
+        bad = target[n][(*draft[:, :n].T, token)] == 0.0
+        for i in range(n):
+            bad |= target[i][tuple(draft[:, : i + 1].T)] == 0.0
+        wrong[now] = bad
+    return float(outcomes.weight[wrong].sum()), int(wrong.sum())
 
 
 def declared_target(case: HardCase, rule: Rule | None) -> tuple[np.ndarray, ...]:

@@ -1,7 +1,9 @@
 """The pairs of distributions on which wrong verifiers differ most from right ones.
 
-A case is a drafter and a verifier over all prefixes of a block, as tables by depth. Axes: V
-vocabulary, L drafted tokens, G >= L the padded block, B rows, d = L + 1 tokens of a round.
+A case is a drafter and a verifier over all prefixes of a block, as tables by depth.
+
+Axes: B rows, D drafts, G >= L padded block, L drafted tokens, N = G + 1 positions, V vocabulary,
+d = L + 1 tokens of a round.
 """
 
 import dataclasses
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float64, Int32
 
 # A vocabulary from which top-k cuts tokens.
 MANY_TOKENS = 100
@@ -20,12 +23,12 @@ LARGE_VOCAB = 32_768
 class VerifyArguments(NamedTuple):
     """What a verifier gets; `specjax.testing.audit` describes the fields."""
 
-    tokens: np.ndarray  # [B, G] int32
-    draft_probs: np.ndarray  # [B, G, V]
-    target_probs: np.ndarray  # [B, G + 1, V]
-    uniforms: np.ndarray  # [B, G]
-    uniform_next: np.ndarray  # [B]
-    lengths: np.ndarray  # [B] int32
+    tokens: Int32[np.ndarray, "B G"]
+    draft_probs: Float64[np.ndarray, "B G V"]
+    target_probs: Float64[np.ndarray, "B N V"]
+    uniforms: Float64[np.ndarray, "B G"]
+    uniform_next: Float64[np.ndarray, " B"]
+    lengths: Int32[np.ndarray, " B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +56,14 @@ class HardCase:
 
     @property
     def length(self) -> int:
-        """L, the number of drafted tokens."""
         return len(self.draft)
 
     @property
     def vocab(self) -> int:
-        """V."""
         return self.target[0].shape[-1]
 
     @property
     def is_padded(self) -> bool:
-        """Whether the block is longer than the draft."""
         return self.max_draft > self.length
 
     def drafted_as(self, drafts: str) -> "HardCase":
@@ -72,8 +72,8 @@ class HardCase:
             return self
         return dataclasses.replace(self, draft=tuple(_most_probable(q) for q in self.draft))
 
-    def blocks(self, drafts: str = "drawn") -> tuple[np.ndarray, np.ndarray]:
-        """All drafts `[D, L]` that can happen, and their probabilities `[D]`."""
+    def blocks(self, drafts: str) -> tuple[Int32[np.ndarray, "D L"], Float64[np.ndarray, " D"]]:
+        """All drafts that can happen, and their probabilities."""
         tokens, weights = np.zeros((1, 0), np.int32), np.ones(1)
         for table in self.draft:
             drawn_from = table if drafts == "drawn" else _most_probable(table)
@@ -83,16 +83,10 @@ class HardCase:
             weights = weights[at] * q[at, token]
         return tokens, weights
 
-    def rows(self, tokens: np.ndarray, coordinates: np.ndarray) -> VerifyArguments:
-        """The arguments for given drafts.
-
-        Args:
-          tokens: `[B, L]`.
-          coordinates: `[B, L + 1]`, the uniforms of the drafted tokens and of the next token.
-
-        Returns:
-          The arguments for B rows.
-        """
+    def rows(
+        self, tokens: Int32[np.ndarray, "B L"], coordinates: Float64[np.ndarray, "B d"]
+    ) -> VerifyArguments:
+        """The arguments for drafts; coordinates are the uniforms of tests and of the next token."""
         count, length, longest = len(tokens), self.length, self.max_draft
         sure = np.full(self.vocab, 0.5 / max(self.vocab - 1, 1))
         sure[self.pad] = 0.5
@@ -125,30 +119,30 @@ class HardCase:
 
 
 def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
-    """The cases of distributions, and of pipelines: other supports, larger vocabularies."""
+    """The cases of distributions, and of pipelines: other rows, padding, larger vocabularies."""
     rng = np.random.default_rng(seed)
 
-    def random(depth: int, vocab: int = 3, concentration: float = 1.0) -> np.ndarray:
-        return rng.dirichlet(np.full(vocab, concentration), size=(vocab,) * depth)
+    def random(depth: int) -> np.ndarray:
+        return rng.dirichlet(np.ones(3), size=(3,) * depth)
 
     def tables(count: int, make: Callable[[int], np.ndarray]) -> tuple[np.ndarray, ...]:
         return tuple(make(depth) for depth in range(count))
 
     def case(name: str, length: int, draft: object, target: object, **more: object) -> HardCase:
-        made = [
+        both = [
             tables(n, x if callable(x) else functools.partial(_everywhere, x))
             for n, x in ((length, draft), (length + 1, target))
         ]
-        return HardCase(name, *made, **{"max_draft": length, **more})  # type: ignore[arg-type]
+        return HardCase(name, *both, **{"max_draft": length, **more})  # type: ignore[arg-type]
 
     def same(name: str, p: Sequence[np.ndarray], q: Sequence[np.ndarray]) -> HardCase:
         return HardCase(name, tuple(q[: len(p) - 1]), tuple(p), len(p) - 1)
 
     equal = tables(3, random)
-    near = [_near(p, rng, 1e-9) for p in equal]
+    near = [p * (1.0 + 1e-9 * rng.uniform(-1.0, 1.0, p.shape)) for p in equal]
+    near = [p / p.sum(axis=-1, keepdims=True) for p in near]
     zeros = _without(tables(3, random), rng)
     greedy, other = (tables(3, lambda d: _most_probable(random(d))) for _ in range(2))
-    narrow = [_truncated(random(d), 2) for d in range(3)]
     other_rows = tuple(_other_row(rng, 2) for _ in range(2))
     # Of a padded case: they fill the block.
     longer = [_other_row(np.random.default_rng(seed + 1), length) for length in (2, 3)]
@@ -180,7 +174,6 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         dataclasses.replace(same("other rows, q = p", equal, equal), others=other_rows),
         case("L=0", 0, random, random, max_draft=2, pad=1, others=(longer[0],)),
         case("L=1 in G=3", 1, random, random, max_draft=3, pad=2, others=(longer[1],)),
-        same("other supports", [_truncated(random(d, 4), 2) for d in range(3)], _wide(narrow, rng)),
         _many(seed),
         _large(),
     )
@@ -208,19 +201,14 @@ def _most_probable(probs: np.ndarray) -> np.ndarray:
     return one_hot(np.argmax(probs, axis=-1), probs.shape[-1])
 
 
-def _near(probs: np.ndarray, rng: np.random.Generator, size: float) -> np.ndarray:
-    changed = probs * (1.0 + size * rng.uniform(-1.0, 1.0, probs.shape))
-    return changed / changed.sum(axis=-1, keepdims=True)
-
-
 def _without(tables: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
     """The tables, with one impossible token after each prefix."""
-    found = []
+    lacking = []
     for table in tables:
         gone = rng.integers(table.shape[-1], size=table.shape[:-1])
         left = np.where(np.arange(table.shape[-1]) == gone[..., None], 0.0, table)
-        found.append(left / left.sum(axis=-1, keepdims=True))
-    return found
+        lacking.append(left / left.sum(axis=-1, keepdims=True))
+    return lacking
 
 
 def _each_without(
@@ -235,18 +223,6 @@ def _each_without(
         left = np.where(np.arange(table.shape[-1]) == other, 0.0, table)
         q.append(left / left.sum(axis=-1, keepdims=True))
     return p, q
-
-
-def _truncated(probs: np.ndarray, keep: int) -> np.ndarray:
-    """The `keep` most probable tokens."""
-    smallest = np.sort(probs, axis=-1)[..., -keep, None]
-    left = np.where(probs >= smallest, probs, 0.0)
-    return left / left.sum(axis=-1, keepdims=True)
-
-
-def _wide(tables: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """Distributions over 3 of 4 tokens, with the depths of the given tables."""
-    return [_truncated(rng.dirichlet(np.ones(4), size=(4,) * i), 3) for i in range(len(tables))]
 
 
 def _other_row(

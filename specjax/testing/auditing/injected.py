@@ -5,107 +5,184 @@ axis are found by bisection, and the cells of the grid that they make are evalua
 centres. 512 points drawn at random must agree with their cells: then what the grid missed has a
 volume below ln(1 / delta) / 512 with probability 1 - delta.
 
-Axes: R evaluations, D drafts, L drafted tokens, d = L + 1 coordinates.
+Axes: R evaluations, L drafted tokens, d = L + 1 coordinates.
 """
 
+import dataclasses
 import itertools
+import math
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from specjax.testing.auditing.criterion import Outcomes
-from specjax.testing.auditing.hard_cases import HardCase
+from specjax.testing.auditing.calling import LAST_UNIFORM, BadOutcomeError, Calling
+from specjax.testing.auditing.criterion import Outcomes, outcomes_of
+from specjax.testing.auditing.hard_cases import HardCase, VerifyArguments
 
 # (draft of each row `[R]`, coordinates `[R, d]`) -> outcome codes `[R]`; a code below 0 is invalid.
 Evaluate = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-EDGE = 1e-12
-# The largest float32 below 1.
-LAST_UNIFORM = 1.0 - 2.0**-24
 CHECKED = 512
-_MOST_CELLS = 400_000
+_RESOLUTIONS = {"float64": 2.0**-44, "float32": 2.0**-30}
+_EDGE = 1e-12
+_PROBES = 22  # the points of a line at which the outcome is looked at first
 _ROUNDS = 12
+_MOST_CELLS = 400_000
+_MOST_ENTRIES = 2_000_000  # of one call's probabilities
+_POINTS = 65_536
+_ALONE = 24
+_NOT_REPEATED = (
+    "two calls with the same uniforms have other outcomes: it draws numbers of its own; audit it "
+    "as a black box"
+)
 
 
-class Partition(NamedTuple):
-    """A verifier's outcomes over its uniforms.
+class OutOfTimeError(Exception):
+    """The audit's time is spent."""
+
+
+@dataclasses.dataclass
+class AuditClock:
+    """The audit's time, and how many rows were judged."""
+
+    ends: float = float("inf")
+    evaluations: int = 0
+
+    def count(self, rows: int) -> None:
+        """Counts rows; raises OutOfTimeError once the time is spent."""
+        self.evaluations += rows
+        if time.monotonic() > self.ends:
+            raise OutOfTimeError
+
+
+class CaseLaw(NamedTuple):
+    """The outcomes of a case.
 
     Attributes:
-      drafts: `[K]`, the draft of each cell.
-      codes: `[K]`, its outcome.
-      volumes: `[K]`.
-      mismatches: how many of the random points disagree with their cell.
-      breaks: all breakpoints.
+      outcomes: all of them, with their probabilities or shares.
+      edges: those on the faces of the uniforms' cube; the weights are not read.
+      samples: how many draws the shares are of; None if the probabilities are computed.
+      single: whether the verifier rounds its uniforms to float32.
     """
 
-    drafts: np.ndarray  # [K]
-    codes: np.ndarray  # [K]
-    volumes: np.ndarray  # [K]
-    mismatches: int
-    breaks: np.ndarray
+    outcomes: Outcomes
+    edges: Outcomes | None = None
+    samples: int | None = None
+    single: bool = False
 
 
-def outcomes_of(
-    case: HardCase, blocks: np.ndarray, draft: np.ndarray, codes: np.ndarray, weight: np.ndarray
-) -> Outcomes:
-    """Codes (accepted * V + next token, negative if invalid) as outcomes."""
-    valid = codes >= 0
-    accepted = np.where(valid, codes // case.vocab, 0)
-    following = np.where(valid, codes % case.vocab, -1)
-    return Outcomes(blocks[draft], accepted, following, weight)
+def is_coupled(
+    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: AuditClock
+) -> bool:
+    """Whether rows alone have other outcomes than in a batch; checks that calls repeat."""
+    blocks, _ = case.blocks(drafts)
+    draft = rng.integers(len(blocks), size=_ALONE)
+    rows = case.rows(blocks[draft], rng.random((_ALONE, case.length + 1)))
+
+    def one_by_one() -> np.ndarray:
+        codes = []
+        for i in range(_ALONE):
+            row = VerifyArguments(*(x[i : i + 1] for x in rows))
+            codes.append(calling.outcomes(row)[0])
+            clock.count(1)
+        return np.array(codes)
+
+    first, second = (calling.outcomes(case.with_others(rows)) for _ in range(2))
+    clock.count(2 * _ALONE)
+    if not np.array_equal(first, second):
+        raise BadOutcomeError(_NOT_REPEATED)
+    alone = one_by_one()
+    if np.array_equal(first[-_ALONE:], alone):
+        return False
+    # A rare draw of its own differs from itself, too.
+    for _ in range(8):
+        if not np.array_equal(one_by_one(), alone):
+            raise BadOutcomeError(_NOT_REPEATED)
+    return True
 
 
-def partition(
-    evaluate: Evaluate,
-    weights: np.ndarray,
-    dimensions: int,
-    rng: np.random.Generator,
-    resolution: float = 2.0**-44,
-    *,
-    probes: int = 22,
-) -> Partition:
-    """Finds the cells of each draft's outcome.
+def injected_law(
+    calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: AuditClock
+) -> CaseLaw:
+    """The law of a verifier that gets its uniforms.
 
-    Args:
-      evaluate: the verifier.
-      weights: `[D]`, the probability of each draft; the random points have drafts drawn by it.
-      dimensions: d.
-      rng: the source of the lines along which breakpoints are looked for.
-      resolution: the width to which a breakpoint is found.
-      probes: the points of a line at which the outcome is looked at first.
-
-    Returns:
-      A `Partition`.
+    Raises:
+      BadOutcomeError: the function raises, or its result cannot be read.
+      OutOfTimeError: the time is spent.
     """
-    num_drafts = len(weights)
-    breaks = _breakpoints(evaluate, num_drafts, dimensions, rng, resolution, probes)
-    edges = [
-        [_distinct(breaks.get((draft, axis), []), resolution) for axis in range(dimensions)]
-        for draft in range(num_drafts)
+    blocks, weights = case.blocks(drafts)
+    count, dimensions = len(blocks), case.length + 1
+    most = max(1, min(8192, _MOST_ENTRIES // (case.vocab * (case.max_draft + 1))))
+
+    def evaluate(draft: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
+        parts = [np.zeros(0, np.int64)]
+        for start in range(0, len(draft), most):
+            now = slice(start, start + most)
+            rows = case.rows(blocks[draft[now]], coordinates[now])
+            parts.append(calling.outcomes(rows))
+            clock.count(len(rows.tokens))
+        return np.concatenate(parts)
+
+    if not case.law:
+        return _impossible_only(evaluate, case, blocks, weights)
+    resolution = _RESOLUTIONS[calling.dtype]
+    breaks = _breakpoints(evaluate, count, dimensions, rng, resolution)
+    drafted, points = _faces(count, dimensions, rng)
+    codes = evaluate(drafted, points)
+    edges = outcomes_of(case, blocks, drafted, codes, np.ones(len(codes)))
+
+    # The cells of the grid that the breakpoints make.
+    axes = [
+        [_axis(breaks.get((draft, axis), []), resolution) for axis in range(dimensions)]
+        for draft in range(count)
     ]
-    drafts, centres, volumes = [], [], []
-    for draft, own in enumerate(edges):
-        if np.prod([len(e) - 1 for e in own], dtype=float) > _MOST_CELLS:
-            return Partition(*(np.zeros(0, int),) * 2, np.zeros(0), CHECKED, np.zeros(0))
-        middle = [0.5 * (e[1:] + e[:-1]) for e in own]
-        width = [np.diff(e) for e in own]
-        centres.append(np.array(list(itertools.product(*middle))).reshape(-1, dimensions))
-        volumes.append(np.prod(list(itertools.product(*width)), axis=1).reshape(-1))
-        drafts.append(np.full(len(centres[-1]), draft))
-    index, places = np.concatenate(drafts), np.concatenate(centres)
-    codes = evaluate(index, places)
-    # The check: random points of random drafts against the cells that they lie in.
-    chosen = rng.choice(num_drafts, size=CHECKED, p=weights / weights.sum())
-    points = rng.random((CHECKED, dimensions))
-    starts = np.concatenate([[0], np.cumsum([len(d) for d in drafts])])
-    cell = [starts[d] + _cell(edges[d], point) for d, point in zip(chosen, points, strict=True)]
-    mismatches = int((codes[cell] != evaluate(chosen, points)).sum())
-    found = np.array([x for values in breaks.values() for x in values])
-    return Partition(index, codes, np.concatenate(volumes), mismatches, found)
+    sizes = [math.prod(len(axis) - 1 for axis in each) for each in axes]
+    agrees = max(sizes) <= _MOST_CELLS
+    if agrees:
+        middles, widths = (
+            [list(itertools.product(*(of(axis) for axis in each))) for each in axes]
+            for of in (lambda axis: 0.5 * (axis[1:] + axis[:-1]), np.diff)
+        )
+        index = np.repeat(np.arange(count), sizes)
+        codes = evaluate(index, np.concatenate(middles).reshape(-1, dimensions))
+        # The check: random points of random drafts against the cells that they lie in.
+        drafted = rng.choice(count, size=CHECKED, p=weights / weights.sum())
+        points = rng.random((CHECKED, dimensions))
+        starts = np.cumsum([0, *sizes])
+        cells = [starts[d] + _cell(axes[d], x) for d, x in zip(drafted, points, strict=True)]
+        agrees = bool((codes[cells] == evaluate(drafted, points)).all())
+    if not agrees:
+        # Its acceptance is no product of intervals: shares of random points stand for volumes.
+        draft = rng.choice(count, size=_POINTS, p=weights / weights.sum())
+        codes = evaluate(draft, rng.random((_POINTS, dimensions)))
+        outcomes = outcomes_of(case, blocks, draft, codes, np.full(_POINTS, 1.0 / _POINTS))
+        return CaseLaw(outcomes, edges, _POINTS)
+    volumes = np.prod(np.concatenate(widths).reshape(-1, dimensions), axis=1)
+    outcomes = outcomes_of(case, blocks, index, codes, weights[index] * volumes)
+    every = np.array([x for values in breaks.values() for x in values])
+    single = calling.dtype == "float64" and is_single(every, resolution)
+    return CaseLaw(outcomes, edges, None, single)
 
 
-def faces(num_drafts: int, dimensions: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def _impossible_only(
+    evaluate: Evaluate, case: HardCase, blocks: np.ndarray, weights: np.ndarray
+) -> CaseLaw:
+    """Stratified points: a share of impossible tokens of 1e-3 cannot hide."""
+    count = 1024
+    # Only a rejected token shows the residual.
+    rejected = np.flatnonzero(blocks[:, 0] != np.argmax(case.target[0]))
+    shown = rejected if rejected.size else np.arange(len(blocks))
+    draft = np.repeat(shown, count)
+    coordinates = np.full((len(draft), 2), 0.9)
+    coordinates[:, 1] = np.tile((np.arange(count) + 0.5) / count, len(shown))
+    codes = evaluate(draft, coordinates)
+    outcomes = outcomes_of(case, blocks, draft, codes, weights[draft] / count)
+    return CaseLaw(outcomes, samples=count)
+
+
+def _faces(num_drafts: int, dimensions: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Points on the faces of [0, 1)^d: drafts `[R]` and coordinates `[R, d]`.
 
     A uniform in float32 is 0 with probability 2^-23 or 2^-24, and 1 - 2^-24 likewise.
@@ -141,13 +218,12 @@ def _breakpoints(
     dimensions: int,
     rng: np.random.Generator,
     resolution: float,
-    probes: int,
 ) -> dict[tuple[int, int], list[float]]:
     """(draft, axis) -> the breakpoints on lines through corners and through random points."""
-    corners = list(itertools.product((EDGE, 1.0 - EDGE), repeat=dimensions - 1))
+    corners = list(itertools.product((_EDGE, 1.0 - _EDGE), repeat=dimensions - 1))
     places = np.array(corners).reshape(len(corners), -1)
     places = np.concatenate([places, rng.random((4, dimensions - 1))])
-    steps = np.concatenate([[EDGE], (np.arange(probes) + 0.5) / probes, [1.0 - EDGE]])
+    steps = np.concatenate([[_EDGE], (np.arange(_PROBES) + 0.5) / _PROBES, [1.0 - _EDGE]])
     breaks: dict[tuple[int, int], list[float]] = {}
     # All lines of all drafts and axes: their draft, axis and the other coordinates.
     lines = [(d, a, i) for d in range(num_drafts) for a in range(dimensions) for i in places]
@@ -170,7 +246,10 @@ def _breakpoints(
             break
         # Lines with the same change between the same probes have the same breakpoint; two are kept.
         keys = np.stack([draft[line], axis[line], low, high, left, right], axis=1)
-        keep = np.sort(_first_two(keys))
+        _, change = np.unique(keys, axis=0, return_inverse=True)
+        order = np.argsort(change, kind="stable")
+        rank = np.arange(len(order)) - np.searchsorted(change[order], change[order])
+        keep = np.sort(order[rank < 2])
         line, low, high, left, right = (x[keep] for x in (line, low, high, left, right))
         end, reached = high.copy(), right.copy()
         while (high - low).max() > resolution:
@@ -188,16 +267,7 @@ def _breakpoints(
     return breaks
 
 
-def _first_two(keys: np.ndarray) -> np.ndarray:
-    """The first two rows of each distinct key."""
-    _, inverse = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    sorted_keys = inverse[order]
-    rank = np.arange(len(order)) - np.searchsorted(sorted_keys, sorted_keys)
-    return order[rank < 2]
-
-
-def _distinct(values: list[float], resolution: float) -> np.ndarray:
+def _axis(values: list[float], resolution: float) -> np.ndarray:
     """Sorted edges from 0 to 1, without repetitions."""
     inside = np.sort(values)
     if inside.size:
@@ -205,9 +275,10 @@ def _distinct(values: list[float], resolution: float) -> np.ndarray:
     return np.concatenate([[0.0], inside, [1.0]])
 
 
-def _cell(edges: list[np.ndarray], point: np.ndarray) -> int:
+def _cell(axes: list[np.ndarray], point: np.ndarray) -> int:
+    """The number of the cell that a point lies in."""
     number = 0
-    for axis, x in zip(edges, point, strict=True):
+    for axis, x in zip(axes, point, strict=True):
         place = min(int(np.searchsorted(axis, x, side="right")) - 1, len(axis) - 2)
         number = number * (len(axis) - 1) + place
     return number

@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import math
 from typing import Any
 
 
@@ -20,12 +19,10 @@ class Verdict(enum.Enum):
 
     @property
     def text(self) -> str:
-        """As it is printed."""
         return self.value[0]
 
     @property
     def status(self) -> int:
-        """The exit status."""
         return self.value[1]
 
 
@@ -34,22 +31,17 @@ class SheetRow:
     """The scores of one case; None: not measured.
 
     Attributes:
-      case: its name.
       length: L, the number of drafted tokens.
-      vocab: V.
       variation: the total variation of the law of L + 1 tokens from the target's; an estimate if
         there is an interval.
       interval: of the total variation, at 99 %; None if it was computed.
-      divergence: KL in nats per token.
       impossible: the mass of texts that the target cannot emit.
       lost: the mass of outcomes that are NaN or out of range.
       edge: the number of probed points with a uniform of 0 or of 1 - 2^-24 that emit an impossible
         or an invalid token.
-      coupled: whether a row's outcome depends on the other rows; None for one row at a time.
+      coupled: whether a row's outcome depends on the other rows.
       accepted: E[number accepted].
-      token: what `Token` accepts for the emitted law; `block` likewise for `Block`.
       first_wrong: the first token (from 1) with a wrong law; 0 if none.
-      evidence: of a black box: how often likelier other laws are, by the e-process.
       problem: why the case has no scores, or what is wrong with the outcome.
     """
 
@@ -58,16 +50,12 @@ class SheetRow:
     vocab: int
     variation: float | None = None
     interval: tuple[float, float] | None = None
-    divergence: float | None = None
     impossible: float | None = None
     lost: float | None = None
     edge: int | None = None
     coupled: bool | None = None
     accepted: float | None = None
-    token: float | None = None
-    block: float | None = None
     first_wrong: int = 0
-    evidence: float | None = None
     problem: str = ""
 
 
@@ -76,17 +64,11 @@ class AuditReport:
     """The result of `specjax.testing.audit`.
 
     Attributes:
-      verdict: in one word.
-      reason: why, in one line.
       rows: the score sheet.
-      name: the audited function.
-      how: the mode, the form of the call, the arrays.
+      how: the mode and the arrays.
       tolerance: the largest total variation that counts as exact.
-      nearest: the known bug whose law is nearest to the worst case's, and its distance; None if
-        there is no bias, or no known bug is near.
       skipped: the cases that the function's interface leaves out, and why.
       evaluations: how many rows it judged.
-      seconds: how long the audit took.
       unresolved: the largest part of the uniforms that the grid may have missed, with a confidence
         of 99 %; 0 if no law was computed.
     """
@@ -97,7 +79,6 @@ class AuditReport:
     name: str
     how: str
     tolerance: float
-    nearest: tuple[str, float] | None = None
     skipped: tuple[tuple[str, str], ...] = ()
     evaluations: int = 0
     seconds: float = 0.0
@@ -105,22 +86,23 @@ class AuditReport:
 
     @property
     def worst(self) -> SheetRow | None:
-        """The row with the largest total variation."""
-        measured = [row for row in self.rows if row.variation is not None]
-        return max(measured, key=_certain_variation, default=None)
+        """The row with the largest total variation; of intervals the lower end counts first."""
+
+        def size(row: SheetRow) -> float:
+            tv = row.variation or 0.0
+            return row.interval[0] + 1e-6 * tv if row.interval else tv
+
+        return max((row for row in self.rows if row.variation is not None), key=size, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; an infinite divergence is the text "inf"."""
+        """Plain values, for JSON."""
         values = dataclasses.asdict(self)
-        values["verdict"], values["status"] = self.verdict.text, self.verdict.status
-        values["rows"] = [
-            {k: "inf" if v == math.inf else v for k, v in row.items()} for row in values["rows"]
-        ]
-        return values
+        return values | {"verdict": self.verdict.text, "status": self.verdict.status}
 
     def __str__(self) -> str:
-        cells = [list(_HEAD), *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(_HEAD))]
+        head = ["case", "L", "TV", "p=0", "lost", "edge", "rows", "E[acc]"]
+        cells = [head, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
         lines = [f"{self.name}: {self.how}"]
         for line in cells:
             shown = [line[0].ljust(widths[0])]
@@ -136,26 +118,12 @@ class AuditReport:
             what = "of the uniforms of a case may be unresolved (99 % confidence)"
             lines.append(f"at most {self.unresolved:.1%} {what}")
         lines.append(f"{self.verdict.text}: {self.reason}")
-        if self.nearest is not None:
-            lines.append(f"nearest known bug: {self.nearest[0]} (TV {self.nearest[1]:.2g} from it)")
-        elif self.verdict is Verdict.BIASED:
-            lines.append(
-                "no known bug is near; if it is lossy on purpose, declare its rule (--rule)"
-            )
+        if self.verdict is Verdict.BIASED:
+            lines.append("if it is lossy on purpose, declare its rule (--rule)")
         return "\n".join(lines)
 
     def show(self) -> None:
-        """Prints the score sheet and the verdict."""
         print(self)
-
-
-_HEAD = ("case", "L", "TV", "KL/tok", "p=0", "lost", "edge", "rows", "E[acc]", "token", "block")
-
-
-def _certain_variation(row: SheetRow) -> float:
-    """The lower end of the interval first."""
-    assert row.variation is not None
-    return row.interval[0] + 1e-6 * row.variation if row.interval else row.variation
 
 
 def _cells(row: SheetRow) -> list[str]:
@@ -167,12 +135,11 @@ def _cells(row: SheetRow) -> list[str]:
         row.case,
         str(row.length),
         variation,
-        _number(row.divergence),
         _number(row.impossible),
         _number(row.lost),
         "-" if row.edge is None else str(row.edge),
         rows,
-        *("-" if x is None else f"{x:.3f}" for x in (row.accepted, row.token, row.block)),
+        "-" if row.accepted is None else f"{row.accepted:.3f}",
     ]
 
 

@@ -1,8 +1,9 @@
 """Token and block verification in NumPy, right and with each known mistake.
 
 The right ones are in float64 what `specjax.verification` computes in float32. The others are the
-bugs that serving systems had, and near misses: an auditor must tell each of them from a right one,
-and names the nearest.
+bugs that serving systems had, and near misses: the audit must tell each of them from a right one.
+
+Axes: B rows, G padded block, N = G + 1 positions, V vocabulary.
 """
 
 import dataclasses
@@ -11,20 +12,31 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from specjax.testing.auditing.hard_cases import one_hot
 
 
 class BlockParts(NamedTuple):
-    """What a reference verifier reads. Axes: B rows, G padded block, V vocabulary."""
+    """What a reference verifier reads.
 
-    x: np.ndarray  # [B, G] tokens
-    q: np.ndarray  # [B, G, V]
-    p: np.ndarray  # [B, G + 1, V]
-    u: np.ndarray  # [B, G]
-    inside: np.ndarray  # [B, G] drafted, not padding
-    lengths: np.ndarray  # [B]
-    joint: np.ndarray  # [B, G + 1] the scale of p in residuals: 1, or P_i of the block
+    Attributes:
+      x: tokens.
+      q: what they were drafted from.
+      p: the verifier's distributions.
+      u: the uniforms of the tests.
+      inside: drafted, not padding.
+      lengths: of the drafts.
+      joint: the scale of p in residuals: 1, or P_i of the block.
+    """
+
+    x: Int[np.ndarray, "B G"]
+    q: Float[np.ndarray, "B G V"]
+    p: Float[np.ndarray, "B N V"]
+    u: Float[np.ndarray, "B G"]
+    inside: Bool[np.ndarray, "B G"]
+    lengths: Int[np.ndarray, " B"]
+    joint: Float[np.ndarray, "B N"]
 
     def at(self, array: np.ndarray, n: np.ndarray) -> np.ndarray:
         """Row n of each block."""
@@ -32,7 +44,7 @@ class BlockParts(NamedTuple):
 
 
 def ratio(b: BlockParts) -> np.ndarray:
-    """p(x) / q(x), `[B, G]`."""
+    """p(x) / q(x)."""
     return _over(_of(b.p, b.x), _of(b.q, b.x))
 
 
@@ -47,24 +59,24 @@ def count_last(passed: np.ndarray, b: BlockParts) -> np.ndarray:
 
 
 def difference(b: BlockParts, n: np.ndarray) -> np.ndarray:
-    """(P p - q)_+ after n accepted tokens, `[B, V]`."""
+    """(P p - q)_+ after n accepted tokens."""
     q = b.at(b.q, n) if b.q.shape[1] else 0.0
     return np.maximum(b.at(b.joint, n)[:, None] * b.at(b.p, n) - q, 0.0)
 
 
 def whole(b: BlockParts, n: np.ndarray) -> np.ndarray:
-    """The target p after n accepted tokens, `[B, V]`."""
+    """The target p after n accepted tokens."""
     return b.at(b.p, n)
 
 
 def draw_first(weights: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """The first token whose cumulative weight is above u times the total; `[B]`."""
+    """The first token whose cumulative weight is above u times the total."""
     cumulative = np.cumsum(weights, axis=1)
     return (cumulative <= u[:, None] * cumulative[:, -1:]).sum(axis=1)
 
 
 def block_chances(b: BlockParts, joint: np.ndarray) -> np.ndarray:
-    """Block verification's h_i of each prefix, `[B, G]`; at the whole block P_L."""
+    """Block verification's h_i of each prefix; at the whole block P_L."""
     longest = b.x.shape[1]
     remain = np.stack(
         [
