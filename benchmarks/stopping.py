@@ -14,15 +14,15 @@ import numpy as np
 import tqdm
 
 from benchmarks import command
+from benchmarks.loops import Loops
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import GROWN_HELP
 from specjax.decoding.scoring import powers_of_two
 from specjax.evaluation import Bootstrap, Sums, ratio
-from specjax.study.turns import in_turns
+from specjax.study.measure import in_turns
 from specjax.text.known_texts import KnownRows, read
 from specjax.text.passes import check_costs
 from specjax.text.results import RowInfo

@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "bench": (
         "specjax.cli.bench",
-        "measure a pair on this machine: speed-up, acceptance, the cost of a pass, other libraries",
+        "does drafting pay for a pair on this machine, and why not: speed-up and costs of passes",
     ),
     "audit": (
         "specjax.cli.audit",

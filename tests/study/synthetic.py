@@ -3,11 +3,11 @@
 import functools
 
 import numpy as np
+from specjax.study.demand import Counts
 
 from specjax.evaluation import Bootstrap, ratio
 from specjax.evaluation.bootstrap import mean
 from specjax.runs.evaluation import as_json
-from specjax.study.demand import Counts
 from specjax.study.scores import Scores
 from specjax.text.setting import Setting
 

@@ -5,10 +5,10 @@ import itertools
 import math
 
 import pytest
-
-from specjax.study.choose import Search, halve, promising
 from specjax.study.demand import DO_NOT_DRAFT, DRAFT, NOT_MET, Demand, Judge, verdict
 from specjax.study.drafting_plans import Plan
+
+from specjax.study.choose import Search, halve, promising
 from specjax.study.expect import Expected
 from specjax.study.measure import MeasuringError
 from specjax.text.setting import Setting

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.study.drafting_plans import plans
 
 from specjax import rules, testing, verification
 from specjax.drafting import Costs
-from specjax.study.drafting_plans import plans
 from specjax.study.expect import Expected, cannot_estimate, estimate, expect, sampling_key
 from specjax.study.positions import positions
 from specjax.text import TextModel

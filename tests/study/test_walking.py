@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from specjax.study.walking import walk
 
 from specjax import rules, verification
-from specjax.study.walking import walk
 from tests.study.chains import all_texts, expected_rounds
 from tests.tables import random_distributions
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 import specjax
+from benchmarks.loops import Loops
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
 from specjax.cli.main import main
 from specjax.drafting import read_costs
 from tests import tiny_pair
