@@ -7,8 +7,8 @@ the child of rank i has the next token y and is accepted with probability
 
 where l_i is the law of this child's token, m_i the mass that is left for it (m_1 = P pi), and f_i
 the probability that its elder siblings fail. The child's weight is then min(1, m_i(y) / l_i(y)).
-So the rounds are a Markov chain along the text, as those of chains are (see `study.expect`). If a law
-depends on the tokens of elder siblings (children without replacement), these are drawn.
+So the rounds are a Markov chain along the text, as those of chains are (see `study.expect`). If a
+law depends on the tokens of elder siblings (children without replacement), these are drawn.
 
 Only the emitted text is followed, so a tree whose shape depends on other tokens cannot be walked.
 
@@ -199,12 +199,8 @@ def expect_trees(
       UserError: a tree cannot be walked, or a model gives NaN.
     """
     trees = {setting: tree_of(setting) for setting in settings}
-    chains = [
-        Setting(
-            rule=x.rule, drafter=x.drafter, temperature=x.temperature, top_k=x.top_k, top_p=x.top_p
-        )
-        for x in settings
-    ]
+    names = ("rule", "drafter", "temperature", "top_k", "top_p")
+    chains = [Setting(**{name: getattr(x, name) for name in names}) for x in settings]
     known = {sampling_key(settings[0]): texts}
     plain = expect(models, known, chains, draws=draws, seed=seed)
     pair = models[settings[0].drafter], models["verifier"]

@@ -133,9 +133,8 @@ def _run(
         print(f"decoding at temperature {temperature:g} ...", flush=True)
         measured[temperature] = _measure(decoders, temperature, sources, args)
     print("measuring passes ...", flush=True)
-    times = pass_times(
-        pair, decoders[ALONE], sources[: args.rows], [args.max_draft], progress=False
-    )
+    prompts = sources[: args.rows]
+    times = pass_times(pair, decoders[ALONE], prompts, args.max_draft, progress=False)
     results = [row for t, runs in measured.items() for row in _rows(runs, t, references)]
     shown_rows = [{**row, **_intervals(row)} for row in results]
     print(Report(shown_rows, _COLUMNS, _NOTES).table())

@@ -66,11 +66,11 @@ class RoundCost(NamedTuple):
             f"Drafting {g} tokens at c = {c:.2g} (a drafter's pass) and checking them at r = "
             f"{r:.2g} (a verifier's pass over {g + 1} tokens) takes {self.passes:.2g} passes of "
             f"the verifier over one token, and yields {tokens:.2g} tokens: an acceptance of "
-            f"{self.acceptance:.2g}"
+            f"{self.acceptance:.2f}"
         )
         if self.break_even > 1.0:
             return f"{text}, and no acceptance breaks even."
-        return f"{text}, and {self.break_even:.2g} breaks even."
+        return f"{text}, and {self.break_even:.2f} breaks even."
 
     def why(self) -> str:
         """Says why drafting gains no more, and what would."""
@@ -112,10 +112,9 @@ def acceptance_for(tokens: float, max_draft: int) -> float:
 
 
 def round_cost(times: PassTimes, max_draft: int, tokens: float) -> RoundCost:
-    """Returns what a round of a pair costs, by measured times of "verifier" and "drafter"."""
+    """Returns what a round of a pair costs, by times of passes of the one width G + 1."""
     table, step = times.tables["verifier", "drafter"], times.steps["verifier"]
-    ((check,),) = table.at_widths((max_draft + 1,)).verifier
-    return RoundCost(max_draft, table.draft[0] / step, check / step, tokens)
+    return RoundCost(max_draft, table.draft[0] / step, table.verifier[0][-1] / step, tokens)
 
 
 def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:

@@ -14,8 +14,6 @@ from specjax import drafting
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
-from specjax.drafting import Costs
-from specjax.environment import machine
 from specjax.errors import UserError
 from specjax.study.measure import Times, in_turns, timed
 from specjax.study.speedups import (
@@ -28,21 +26,22 @@ from specjax.study.speedups import (
     spread,
 )
 from specjax.text import Decoder, Pair, Result
-from specjax.text.passes import PassTimes, costs_file, measure_times
+from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.writing import write_atomically
 
 _NOTES = (
-    "speedup: of whole calls over the verifier alone, in turns, with the ends of its 95 % interval",
+    "speedup: of whole calls over the verifier alone, in turns, with its 95 % interval.",
     "c: the time of a drafter's pass, and r: that of the verifier's pass over G + 1 tokens, both",
-    "over the verifier's pass over one token. acceptance: the rate that yields these tokens per",
-    "call; break_even: the rate at which drafting costs what it yields (-: no rate does). ideal:",
+    "over the verifier's pass over one token (verifier_ms; check_ms is r times it, and call_ms the",
+    "rest of a call with its prompts). acceptance: the rate that yields these tokens per call;",
+    "break_even: the rate at which drafting costs what it yields (-: no rate does). ideal:",
     "the speed-up if calls took only the time of their passes; a speedup above it means that other",
     "work disturbed the times of the passes.",
 )
-# How long passes are measured, in seconds for each batch size: for the verdict, and for a file.
-_SHORT, _LONG = 1.0, 5.0
+# How long passes are measured for a file of costs, for each batch size.
+_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,20 +78,22 @@ def run(args: argparse.Namespace) -> int:
     if args.costs is not None:
         _check_output(Path(args.costs))
     pair, tokens = workload.load(args)
-    rows, verdicts, measured = [], [], []
+    rows, verdicts = [], []
+    passes: dict[tuple[int, int], dict[str, float]] = {}
     for batch in args.rows:
         chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
-        print(f"B={batch}: measuring passes ...", flush=True)
         decoders = _decoders(pair, tokens, args, batch, args.temperatures[0])
-        seconds = _SHORT if args.costs is None else _LONG
-        times = pass_times(pair, decoders[0], chunks[0], args.drafts, seconds=seconds)
-        measured.append(times)
+        times: dict[int, PassTimes] = {}
+        for length in args.drafts:
+            print(f"B={batch} G={length}: measuring passes ...", flush=True)
+            times[length] = pass_times(pair, decoders[0], chunks[0], length)
+            passes[batch, length] = _of_passes(times[length], length)
         for temperature in args.temperatures:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
             decoders = _decoders(pair, tokens, args, batch, temperature)
             sides = measure(decoders, chunks, args.repeats)
             costs = {
-                length: round_cost(times, length, side.per_pass() / sides[0].per_pass())
+                length: round_cost(times[length], length, side.per_pass() / sides[0].per_pass())
                 for length, side in sides.items()
                 if length
             }
@@ -101,15 +102,18 @@ def run(args: argparse.Namespace) -> int:
                 rows.append({**sizes, **figures(sides[0], sides[length], cost)})
             where = f"at batch {batch}, temperature {temperature:g}"
             verdicts.append(_verdict(sides, costs, where))
-    passes = [_of_passes(times) for times in measured]
-    table_of_passes = Report(passes, list(passes[0])).table()
-    report = Report(rows, list(rows[0]), ["", table_of_passes, "", *_NOTES, "", *verdicts])
-    for row in rows:  # for the line of JSON
-        row["passes"] = next(one for one in passes if one["rows"] == row["rows"])
+    table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
+    notes = ["", table_of_passes, "", *_NOTES, "", *verdicts]
+    report = Report(rows, list(rows[0]), notes)
     if args.costs is not None:
-        costs_of_all = _costs(measured, pair.fingerprint)
-        models = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
-        write_atomically(Path(args.costs), costs_file(costs_of_all, models=models))
+        print("measuring the costs of passes of every width ...", flush=True)
+        widths = powers_of_two(max(args.drafts) + 1)
+        length = max(map(len, tokens))
+        every = measure_costs(pair, args.rows, widths, prompt_length=length, seconds=_SECONDS)
+        names = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
+        write_atomically(Path(args.costs), costs_file(every, models=names))
+    for row in rows:  # for the line of JSON
+        row["passes"] = passes[row["rows"], row["max_draft"]]
     report.show("bench")
     return 0
 
@@ -146,21 +150,19 @@ def _decoders(
 
 
 def pass_times(
-    pair: Pair, alone: Decoder, prompts: Sequence[Any], drafts: Sequence[int], **options: Any
+    pair: Pair, alone: Decoder, prompts: Sequence[Any], max_draft: int, **options: Any
 ) -> PassTimes:
-    """Measures the passes of a pair: of one batch of the verifier alone, and for drafts up to G.
+    """Measures the passes of a pair with drafts of a fixed length.
 
     Args:
       alone: the verifier alone.
       prompts: a batch.
-      drafts: draft lengths.
       **options: see `measure_times`.
     """
-    widths = {*powers_of_two(max(drafts) + 1), *(length + 1 for length in drafts)}
     return measure_times(
         pair.named,
         [("verifier", "drafter")],
-        sorted(widths),
+        (max_draft + 1,),
         rows=alone.batch_size,
         prompt_length=alone.buckets[0],
         call=lambda: alone(list(prompts), max_new_tokens=1, progress=False),
@@ -228,27 +230,14 @@ def _verdict(sides: dict[int, Side], costs: dict[int, RoundCost], where: str) ->
     return f"{text} {costs[length].described()}" if gains[length].low > 1.0 else text
 
 
-def _of_passes(times: PassTimes) -> dict[str, float]:
+def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:
     """The times of passes, in milliseconds."""
     table = times.tables["verifier", "drafter"]
-    checks = dict(zip(table.widths, table.verifier[0], strict=True))
     return {
         "rows": times.rows,
+        "max_draft": max_draft,
         "draft_ms": 1e3 * table.draft[0],
-        "verifier_alone_ms": 1e3 * times.steps["verifier"],
-        **{f"verifier_{width}_ms": 1e3 * seconds for width, seconds in checks.items()},
+        "verifier_ms": 1e3 * times.steps["verifier"],
+        "check_ms": 1e3 * table.verifier[0][-1],
         "call_ms": 1e3 * times.call,
     }
-
-
-def _costs(measured: Sequence[PassTimes], pair: str) -> Costs:
-    """The costs of all batch sizes."""
-    tables = [times.tables["verifier", "drafter"] for times in measured]
-    return Costs(
-        rows=tuple(times.rows for times in measured),
-        widths=tables[0].widths,
-        draft=tuple(table.draft[0] for table in tables),
-        verifier=tuple(table.verifier[0] for table in tables),
-        machine=machine(),
-        pair=pair,
-    )
