@@ -249,24 +249,31 @@ class Judge:
         """The speed-up over the verifier alone, or the quality."""
         value = scores.value(str(self.quality) if self.search.wants_quality else RELATIVE)
         if math.isnan(value):
-            return -math.inf
+            return 0.0
         return value if self.search.wants_quality else 1.0 / value
 
     def left(self, found: Mapping[Setting, Scores]) -> list[Setting]:
-        """Returns half of the settings: the best of those that are not shown to miss a limit.
+        """Returns the better half: the highest gains, weighed by the chance to keep the limits.
 
-        The fastest lossless setting is among them.
+        Settings that are shown to miss a limit are out, but for the nearest if all miss one. The
+        fastest lossless setting of the others is in.
         """
-        drafts = {x: scores for x, scores in found.items() if x != self.alone}
-        hopeful = []
-        for setting, scores in drafts.items():
-            limits = self.verdict(setting, scores, found[self.alone]).values()
-            if all(limit["within"] is not False for limit in limits):
-                hopeful.append(setting)
-        ranked = sorted(hopeful, key=lambda x: -self.gain(drafts[x]))
-        count = math.ceil(len(drafts) / 2)
+        verdicts = {
+            x: self.verdict(x, scores, found[self.alone])
+            for x, scores in found.items()
+            if x != self.alone
+        }
+        hopeful = [
+            x
+            for x, limits in verdicts.items()
+            if all(limit["within"] is not False for limit in limits.values())
+        ]
+        if not hopeful:
+            return sorted(verdicts, key=lambda x: _missed(verdicts[x]))[:1]
+        ranked = sorted(hopeful, key=lambda x: -self.gain(found[x]) * _chance(verdicts[x]))
+        count = math.ceil(len(verdicts) / 2)
         lossless = [x for x in hopeful if x.is_lossless]
-        safe = sorted(lossless, key=lambda x: drafts[x].value(RELATIVE))[:1]
+        safe = sorted(lossless, key=lambda x: found[x].value(RELATIVE))[:1]
         if not safe or safe[0] in ranked[:count]:
             return ranked[:count]
         return [*ranked[: max(count - 1, 1)], *safe]
@@ -323,33 +330,37 @@ def _speed(scores: Scores) -> tuple[str, bool]:
     return f"{text} alone", high < 1.0
 
 
+def _excess(limit: Mapping[str, Any]) -> float:
+    """How far a figure is beyond its limit, in standard errors."""
+    if limit["by_law"]:
+        return -math.inf
+    if limit["value"] is None or limit["error"] is None:
+        return math.inf
+    return (limit["value"] - limit["limit"]) / max(limit["error"], 1e-9)
+
+
+def _missed(limits: Mapping[str, Mapping[str, Any]]) -> float:
+    return max(_excess(limit) for limit in limits.values())
+
+
+def _chance(limits: Mapping[str, Mapping[str, Any]]) -> float:
+    """About how probable it is that the figure nearest to its limit is within it."""
+    return 0.5 * math.erfc(_missed(limits) / math.sqrt(2.0))
+
+
 def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Names the setting that misses its limits by the fewest standard errors."""
-
-    def missed(setting: Setting) -> tuple[float, str]:
-        limits = verdicts[setting]
-        name = max(limits, key=lambda name: excess(limits[name]))
-        return excess(limits[name]), name
-
-    def excess(one: Mapping[str, Any]) -> float:
-        if one["within"]:
-            return -math.inf
-        if one["value"] is None:
-            return math.inf
-        return (one["value"] - one["limit"]) / max(one["error"] or 0.0, 1e-9)
-
-    nearest = min(verdicts, key=missed)
-    name = missed(nearest)[1]
-    one = verdicts[nearest][name]
-    if one["value"] is None:
+    """Names the setting that comes closest to the limits."""
+    nearest = min(verdicts, key=lambda x: _missed(verdicts[x]))
+    name, limit = max(verdicts[nearest].items(), key=lambda item: _excess(item[1]))
+    if limit["value"] is None or limit["low"] is None:
         return "no setting has the figures that the limits need"
-    about = f"{nearest.described()} comes closest to {name.upper()}={one['limit']:g}: it has"
-    if one["low"] is None:
-        return f"{about} {one['value']:.3g}"
-    interval = f"{about} {one['value']:.3g} [{one['low']:.3g}, {one['high']:.3g}]"
-    if one["value"] <= one["limit"]:
-        return f"{interval}, which may be beyond it: relax the limit, or add texts"
-    return interval
+    text = (
+        f"{nearest.described()} comes closest to {name.upper()}={limit['limit']:g}: it has "
+        f"{limit['value']:.3g} [{limit['low']:.3g}, {limit['high']:.3g}]"
+    )
+    if limit["value"] > limit["limit"]:
+        return text
+    return f"{text}, which may be beyond it: relax the limit, or add texts"
 
 
 class Round(NamedTuple):

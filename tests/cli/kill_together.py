@@ -140,7 +140,7 @@ class Demand(Compare):
 
     flags = ()
     settings: ClassVar[dict[str, Any]] = {
-        "DEMAND": "nats per token <= 9",
+        "MAX_NATS": 9,
         "CANDIDATES": 2,
         "ROUNDS": 2,
     }
