@@ -20,7 +20,7 @@ from specjax.errors import UserError
 
 # The format of the files that `Costs.to_dict` makes.
 FORMAT = 1
-_HOW = "measure it with specjax bench cost --output FILE"
+_HOW = "measure it with specjax bench --costs FILE"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -100,7 +100,7 @@ class Costs:
 
 
 def read_costs(path: str | os.PathLike[str]) -> Costs:
-    """Reads a file that `specjax bench cost --output` wrote.
+    """Reads a file that `specjax bench --costs` wrote.
 
     Args:
       path: the file.

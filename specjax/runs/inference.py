@@ -230,7 +230,7 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
     if process is not None and made.costs is not None:
         raise UserError(
             "several processes must share the same costs: measure them with "
-            "specjax bench cost --output FILE, and give COSTS=FILE"
+            "specjax bench --costs FILE, and give COSTS=FILE"
         )
     multiple = made.method.partitioner.row_multiple if made.method.partitioner else 1
     if made.batch_size % multiple:
