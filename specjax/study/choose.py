@@ -56,9 +56,6 @@ class Search:
       rounds: the rounds of successive halving; each uses twice as many texts as the last.
       draws: see `expect`.
       seed: the seed of the estimates and of the selection of held-out texts.
-
-    Raises:
-      UserError: a value is out of range.
     """
 
     max_loss: float | None = None
@@ -363,48 +360,12 @@ def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str
     return f"{text}, which may be beyond it: relax the limit, or add texts"
 
 
-class Round(NamedTuple):
-    """A round of successive halving: its texts so far, and the figures of the settings."""
-
-    texts: int
-    timed: int
-    scores: Mapping[Setting, Scores]
-
-
-def halve(
-    look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts
-) -> tuple[Choice, list[Round]]:
-    """Measures settings in rounds; the verifier alone is in every round.
-
-    Args:
-      settings: without the verifier alone.
-      parts: one for each round.
-    """
-    left, rounds, names = list(settings), list[Round](), list(parts)
-    texts = timed = 0
-    for number, (start, stop, count) in enumerate(parts.values()):
-        texts, timed = texts + stop - start, timed + count
-        tell(
-            f"round {number + 1} of {len(parts)}: measuring {len(left)} settings on {texts} "
-            "texts ..."
-        )
-        so_far = names[: number + 1]
-        found = {judge.alone: look(judge.alone, so_far)}
-        for setting in left:
-            tell(f"  {setting.described()} ...")
-            try:
-                found[setting] = look(setting, so_far)
-            except MeasuringError as error:
-                tell(f"  failed: {error}")
-        rounds.append(Round(texts, timed, found))
-        left = judge.left(found)
-    return judge.choose(rounds[-1].scores), rounds
-
-
 def answer(
     look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts
 ) -> tuple[dict[str, Any], Choice]:
     """Chooses a setting by successive halving, and measures it on the held-out texts.
+
+    The verifier alone is in every round.
 
     Args:
       settings: without the verifier alone.
@@ -413,37 +374,39 @@ def answer(
     Returns:
       The answer's part of `results.json`, and the choice.
     """
-    *of_rounds, (start, stop, timed) = parts.values()
-    searched = dict(zip(parts, of_rounds, strict=False))
-    choice, rounds = halve(look, settings, judge, searched)
+    *names, held_out = parts
+    left, rounds = list(settings), []
+    for i in range(len(names)):
+        texts = parts[names[i]][1]
+        tell(f"round {i + 1} of {len(names)}: measuring {len(left)} settings on {texts} texts ...")
+        found = {judge.alone: look(judge.alone, names[: i + 1])}
+        for setting in left:
+            tell(f"  {setting.described()} ...")
+            try:
+                found[setting] = look(setting, names[: i + 1])
+            except MeasuringError as error:
+                tell(f"  failed: {error}")
+        rounds.append({"texts": texts, "settings": _of_round(found, judge)})
+        left = judge.left(found)
+    choice = judge.choose(found)
+    chosen = choice.setting
     results: dict[str, Any] = {
         "limits": judge.search.limits,
         "answer": choice.answer,
-        "setting": None if choice.setting is None else choice.setting.to_dict(),
-        "described": None if choice.setting is None else choice.setting.described(),
+        "setting": None if chosen is None else chosen.to_dict(),
+        "described": None if chosen is None else chosen.described(),
         "why": choice.why,
-        "rounds": [
-            {
-                "texts": one.texts,
-                "timed": one.timed,
-                "settings": [
-                    {
-                        "setting": setting.described(),
-                        "limits": judge.verdict(setting, scores, one.scores[judge.alone]),
-                        "figures": _figures(scores, judge.quality),
-                    }
-                    for setting, scores in one.scores.items()
-                ],
-            }
-            for one in rounds
-        ],
+        "rounds": rounds,
         "held_out": None,
     }
-    if choice.setting is not None:
-        tell(f"measuring {choice.setting.described()} on {stop - start} held-out texts ...")
-        verifier = _on_held_out(look, judge.alone)
-        scores = _on_held_out(look, choice.setting)
-        limits = judge.verdict(choice.setting, scores, verifier)
+    if chosen is not None:
+        start, stop, timed = parts[held_out]
+        tell(f"measuring {chosen.described()} on {stop - start} held-out texts ...")
+        try:
+            verifier, scores = look(judge.alone, [held_out]), look(chosen, [held_out])
+        except MeasuringError as error:
+            raise UserError(f"{chosen.described()} failed on the held-out texts: {error}") from None
+        limits = judge.verdict(chosen, scores, verifier)
         for limit in limits.values():
             below = limit["value"] is not None and limit["value"] <= limit["limit"]
             limit["met"] = limit["by_law"] or below
@@ -458,11 +421,15 @@ def answer(
     return results, choice
 
 
-def _on_held_out(look: Look, setting: Setting) -> Scores:
-    try:
-        return look(setting, [HELD_OUT])
-    except MeasuringError as error:
-        raise UserError(f"{setting.described()} failed on the held-out texts: {error}") from None
+def _of_round(found: Mapping[Setting, Scores], judge: Judge) -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": setting.described(),
+            "limits": judge.verdict(setting, scores, found[judge.alone]),
+            "figures": _figures(scores, judge.quality),
+        }
+        for setting, scores in found.items()
+    ]
 
 
 def _figures(scores: Scores, quality: str | None) -> dict[str, Any]:

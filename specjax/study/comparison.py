@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.memory import spare_maps
+from specjax.runs.evaluation import shown
 from specjax.runs.inputs import tokens_of
 from specjax.runs.merging import OnStart
 from specjax.runs.processes import Process
@@ -27,7 +28,6 @@ from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
     Bench,
-    Measured,
     Measuring,
     MeasuringError,
     joined,
@@ -40,7 +40,7 @@ from specjax.study.points import (
     Points,
 )
 from specjax.study.replicas import GRID, SHARED, finish, share
-from specjax.study.scores import Scores, over, score
+from specjax.study.scores import NATS, RELATIVE, Scores, over, score
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
@@ -70,14 +70,10 @@ def compare(
 ) -> dict[str, Any]:
     """Estimates settings, measures the promising settings, and writes tables and plots.
 
-    Estimates need a single pass over the verifier's outputs (see `expect`); settings that cannot be
-    estimated are measured. With limits, settings are measured by successive halving (see `choose`):
-    the chosen setting is measured again on held-out texts, and written as `tuned.gin`. Estimates
-    and measurements in the directory are not repeated.
-
-    A setting that fails, because its decoder cannot be made or memory is full, gets a line with the
-    reason; the others are measured, and the next start tries it again. A kill loses only the
-    setting that was being measured. Tables and plots include the settings of earlier grids.
+    Settings that cannot be estimated are measured. With limits the chosen setting is measured again
+    on held-out texts (see `choose`). Estimates and measurements in the directory are not repeated,
+    and a kill loses only the setting that was being measured. A setting that fails gets a line with
+    the reason; the next start tries it again. Tables and plots include settings of earlier grids.
 
     With `process` this process measures its share of the settings, in its own directory in
     `output_dir`; the last process to end merges all, if they are on the same file system.
@@ -89,9 +85,7 @@ def compare(
       output_dir: a new directory, or that of a comparison with the same texts and measuring.
       measured: the settings to measure: "front", selected by estimates; "all", without estimates;
         or "none".
-      search: the limits, and how settings are estimated and chosen.
       options: more options of every decoder, such as `max_new_tokens`.
-      prompts: how prompts are made from texts.
       one_bucket: whether to pad all prompts to the same bucket, for fewer programs.
       allow_other_environment: continue a run that began on another device or with other versions.
       on_start: called with the `RunDirectory` after all checks and before the long work; before a
@@ -99,10 +93,7 @@ def compare(
       process: this process among several replicas; None for a single process.
 
     Returns:
-      The content of `results.json`: `best` (see `tables.best_rows`), `table_2`, `quality`, the
-      numbers of settings that are `estimated`, `done` and `failed`, `failures`: setting -> why,
-      `verdicts`: for each sampling the setting to decode with and why, and `gin_file`, which
-      decodes with it if there is one sampling; with limits also the result of `answer`.
+      The content of `results.json`.
 
     Raises:
       OSError: the directory cannot be written, or another process works there.
@@ -113,7 +104,15 @@ def compare(
     measuring = measuring.fitted(texts, quiet=measured == NONE)
     prompts, search = prompts or Prompting(), search or Search()
     chooses = bool(search.limits)
-    _check(measured, chooses, process)
+    if measured not in (FRONT, ALL, NONE):
+        raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
+    if chooses and measured == NONE:
+        raise UserError("limits need measurements: leave out --estimate, or the limits")
+    if process is not None and (chooses or measured != ALL):
+        raise UserError(
+            "several processes must measure all settings: give --full and no limits, or use one "
+            "process"
+        )
     parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}
     if chooses:
         order = np.random.default_rng(search.seed).permutation(len(texts.examples))
@@ -168,18 +167,6 @@ def compare(
     if process is not None:
         finish(run, process, on_start)
     return results
-
-
-def _check(measured: Any, chooses: bool, process: Process | None) -> None:
-    if measured not in (FRONT, ALL, NONE):
-        raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
-    if chooses and measured == NONE:
-        raise UserError("limits need measurements: leave out --estimate, or the limits")
-    if process is not None and (chooses or measured != ALL):
-        raise UserError(
-            "several processes must measure all settings: give --full and no limits, or use one "
-            "process"
-        )
 
 
 def _check_settings(
@@ -275,10 +262,6 @@ def _write_chosen(
     return str(run.write(CHOSEN_NAME, text.encode()))
 
 
-def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    return [setting.to_dict() for setting in settings]
-
-
 def _bench(
     models: Mapping[str, TextModel],
     texts: Texts,
@@ -326,6 +309,10 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
     return configuration
 
 
+def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    return [setting.to_dict() for setting in settings]
+
+
 def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -334,11 +321,7 @@ class Measurer:
     """Measures settings on parts of the texts, each once.
 
     Args:
-      bench: all texts.
-      points: stores the results.
-      prompts: how prompts were made.
-      parts: name -> the start and end of a part's texts, and how many are timed; by default a
-        single part of all texts.
+      parts: name -> the start and end of a part's texts, and how many are timed.
     """
 
     def __init__(
@@ -346,11 +329,9 @@ class Measurer:
         bench: Bench,
         points: Points,
         prompts: Prompting,
-        parts: Mapping[str, tuple[int, int, int]] | None = None,
+        parts: Mapping[str, tuple[int, int, int]],
     ):
-        everything = (0, len(bench.prompts), bench.measuring.latency_limit)
-        self._bench, self._points, self._prompts = bench, points, prompts
-        self._parts = dict(parts or {WHOLE: everything})
+        self._bench, self._points, self._prompts, self._parts = bench, points, prompts, parts
 
     def measure_all(self, settings: Sequence[Setting]) -> None:
         """Measures the missing settings; a failed setting does not stop the others."""
@@ -374,7 +355,7 @@ class Measurer:
         Raises:
           MeasuringError: the setting could not be measured; the point says why.
         """
-        last = names[-1]
+        last, how = names[-1], self._bench.measuring
         point = self._points.of(last).get(setting)
         if point is not None and point.scores is not None:
             return point.scores
@@ -393,42 +374,27 @@ class Measurer:
             error.__traceback__ = None  # frees the objects in its frames
             gc.collect()
             raise MeasuringError(error) from None
-        about = self._about(setting, measured, scores, alone or scores)
-        about["process"]["seconds"] = time.perf_counter() - begin
-        self._points.put(setting, last, measured, scores, about)
-        tell(f"  {_shown(scores, self._bench.measuring.quality)}")
-        return scores
-
-    def _about(
-        self, setting: Setting, measured: Measured, scores: Scores, alone: Scores
-    ) -> dict[str, Any]:
-        """The other values of a point's line, besides its figures."""
-        how, bench = self._bench.measuring, self._bench
-        used = [name for name in ("verifier", *setting.drafters) if name in bench.models]
-        options = {**bench.options, "batch_size": how.batch_size}
-        return {
+        models = self._bench.models
+        used = [name for name in ("verifier", *setting.drafters) if name in models]
+        options = {**self._bench.options, "batch_size": how.batch_size}
+        about = {
             "over_verifier": {
-                name: over(scores, alone, name, how.bootstrap) for name in how.metrics
+                name: over(scores, alone or scores, name, how.bootstrap) for name in how.metrics
             },
             "latency_of": {
                 "texts": measured.times.seconds.shape[2] * how.latency_batch_size,
                 "batch_size": how.latency_batch_size,
                 "repeats": how.repeats,
             },
-            "models": {name: bench.models[name].fingerprint for name in used},
-            "infer": words(infer_names(setting, bench.models, options, self._prompts)),
+            "models": {name: models[name].fingerprint for name in used},
+            "infer": words(infer_names(setting, models, options, self._prompts)),
             "process": {
                 "compiled": measured.compiled,
                 "compiled_while_timed": measured.compiled_late,
+                "seconds": time.perf_counter() - begin,
             },
         }
-
-
-def _shown(scores: Scores, quality: str | None) -> str:
-    parts = []
-    for name in (quality, "relative_latency", "nats_per_token"):
-        values = scores.figures.get(name) if name is not None else None
-        if values is not None and values["value"] is not None and values["low"] is not None:
-            ends = f"[{values['low']:.4g}, {values['high']:.4g}]"
-            parts.append(f"{str(name).replace('_', ' ')} {values['value']:.4g} {ends}")
-    return ", ".join(parts)
+        self._points.put(setting, last, measured, scores, about)
+        names_shown = [name for name in (how.quality, RELATIVE, NATS) if name and scores.has(name)]
+        tell("  " + ", ".join(f"{name} {shown(scores.figures[name])}" for name in names_shown))
+        return scores

@@ -114,9 +114,6 @@ def estimate(
       draws: see `expect`.
       tell: called with messages about the progress; by default they are printed on stderr.
 
-    Returns:
-      An estimate for each setting, in order.
-
     Raises:
       UserError: a setting cannot be estimated, a prompt cannot be decoded, or a model gives NaN.
     """
@@ -155,10 +152,6 @@ def expect(
       texts: the verifier's outputs, by `sampling_key`.
       draws: S, the number of tokens to draw at each position for rules whose pi is not p or q.
       seed: the seed of these draws.
-      tell: called with messages about the progress.
-
-    Returns:
-      An estimate for each setting, in order.
 
     Raises:
       UserError: a setting cannot be estimated (see `cannot_estimate`), or a model gives NaN.

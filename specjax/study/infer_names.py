@@ -26,8 +26,8 @@ class Prompting:
         template.
       truncate: where long texts are cut: "end" or "beginning"; None: long texts are errors.
       task: the task that has made the texts from records, or None.
-      dtype: the dtype of the models; None: that of each checkpoint.
-      tokenizer: the path of the tokenizer, if the models' directories have none.
+      dtype: None: that of each checkpoint.
+      tokenizer: its path, if the models' directories have none.
       weights: the form of their matrices; see `specjax.load_pair`.
     """
 
@@ -129,14 +129,7 @@ def words(names: Mapping[str, str]) -> list[str]:
 def infer_gin(
     title: str, names: Mapping[str, str], file: str | os.PathLike[str], more: Sequence[str] = ()
 ) -> str:
-    """Returns a gin file for `specjax infer`.
-
-    Args:
-      title: the first line of the comment.
-      names: from `infer_names`.
-      file: its path, for the comment.
-      more: more lines of the comment.
-    """
+    """Returns a gin file for `specjax infer`: its comment begins with `title` and `more`."""
     lines = [
         *(f"# {line}" for line in (title, *more)),
         "#",

@@ -229,7 +229,7 @@ class Points:
 
         Args:
           order: settings; settings that were neither estimated nor measured have no line.
-          parts: parts of the texts; the last part with a measurement of a setting counts.
+          parts: the last part with a measurement of a setting counts.
         """
         estimated = {"status": _ESTIMATED}
         here = {setting: Point(setting, estimated, None) for setting in self.estimates}
