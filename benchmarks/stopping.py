@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the passes of fixed lengths always fit",
     )
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
-    parser.add_argument("--costs", help="a file of `specjax bench --costs`, to measure CostAware too")
+    parser.add_argument(
+        "--costs", help="a file of `specjax bench --costs`, to measure CostAware too"
+    )
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
     parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
