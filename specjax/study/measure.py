@@ -97,10 +97,6 @@ class Measuring:
     def fitted(self, texts: Texts, *, quiet: bool = False) -> "Measuring":
         """Adapts to few texts or missing references, with messages about the changes.
 
-        Args:
-          texts: all texts.
-          quiet: whether to leave out the messages, because nothing will be measured.
-
         Raises:
           UserError: a metric cannot use the references, problems and sandbox are not both given,
             or there are too few texts to time.

@@ -1,14 +1,7 @@
-"""The measured settings of a comparison, in the directory of its run.
+"""The measured settings of a comparison, in the directory of its run (see docs/compare.md).
 
-points/         a sealed record for each setting and each part of the texts: its outputs, its
-                times, its figures and their resamples
-points.jsonl    a line for each setting, with its figures
-settings.csv    the same, a number in each column
-best.csv, .tex  the front, the models alone and the fastest lossless settings
-table_2.csv, .tex   table 2 of Faster Cascades
-quality_*.png, .pdf the figures
-acceptance_nats.png, .pdf   acceptance against nats per token, with the frontier, by estimates
-results.json    the tables, and how many settings are done
+Each setting has a sealed record for each part of the texts: its outputs, its times, its figures and
+their resamples.
 """
 
 import contextlib
@@ -117,15 +110,16 @@ class Points:
 
     def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record, Point]]:
         """The records of points; other records have keys that are texts."""
-        for key in list(self.store.keys()):
+        for key in self.store.keys():  # noqa: SIM118
             record = self.store.get(key) if isinstance(key, tuple) else None
-            if isinstance(key, tuple) and record is not None:
-                point = None
-                # Earlier versions tried parts that do not fit, and wrote that this failed.
-                with naming_record(self.store, key), contextlib.suppress(MisfitError):
-                    point = _point(str(key[1]), record)
-                if point is not None:
-                    yield key, record, point
+            if not isinstance(key, tuple) or record is None:
+                continue
+            point = None
+            # Earlier versions tried parts that do not fit, and wrote that this failed.
+            with naming_record(self.store, key), contextlib.suppress(MisfitError):
+                point = _point(str(key[1]), record)
+            if point is not None:
+                yield key, record, point
 
     def _keep(self, point: Point) -> None:
         self._points.setdefault(point.part, {})[point.setting] = point
@@ -163,7 +157,6 @@ class Points:
 
         Args:
           about: JSON values that identify these estimates.
-          make: makes the estimates.
           frontier: the settings that are estimated for the frontier.
         """
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -250,10 +243,11 @@ class Points:
     ) -> dict[str, Any]:
         """Writes the tables and plots of all points; returns the content of `results.json`.
 
+        Tables and plots use only the last of `parts`, so that settings are paired.
+
         Args:
           order: see `write`.
           advice: what is recommended on the last part.
-          parts: see `write`; tables and plots use only the last part, so that settings are paired.
           more: more values of `results.json`.
         """
         points = self.write(order, parts)

@@ -97,9 +97,6 @@ def merge_comparison(
       parts: see `specjax.runs.merging.merge`.
       on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
 
-    Returns:
-      The content of `results.json`.
-
     Raises:
       OSError: a part is missing, or the directory cannot be written.
       UserError: the parts are of different runs or grids, or one has not ended.

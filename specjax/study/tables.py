@@ -121,10 +121,10 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
     `latency_reduction`: the verifier's latency over the least latency at which the method has at
     least the verifier's quality. `best_quality`: the method's best quality at most at the
     verifier's latency. Both interpolate linearly between neighbouring strengths, also on resampled
-    texts for the intervals; `matched` and `within` are the shares of resamples in which the value
-    exists. `measured_reduction`: at the fastest measured setting whose quality is not shown to be
-    below the verifier's (the paired interval of the difference is not below 0); its interval keeps
-    this setting. A lossless curve counts with the verifier's quality.
+    texts; `matched` and `within` are the shares of resamples in which the value exists.
+    `measured_reduction`: at the fastest measured setting whose quality is not shown to be below the
+    verifier's; its interval keeps this setting. A lossless curve counts with the verifier's
+    quality.
 
     Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), table 2.
     """

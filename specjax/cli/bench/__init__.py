@@ -15,7 +15,7 @@ from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.errors import UserError
-from specjax.study.measure import Times, in_turns, timed
+from specjax.study.measure import Times, in_turns, tell, timed
 from specjax.study.speedups import (
     RoundCost,
     best,
@@ -105,16 +105,17 @@ def run(args: argparse.Namespace) -> int:
     table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
     notes = ["", table_of_passes, "", *_NOTES, "", *verdicts]
     report = Report(rows, list(rows[0]), notes)
+    for row in rows:  # for the line of JSON
+        row["passes"] = passes[row["rows"], row["max_draft"]]
+    report.show("bench")
     if args.costs is not None:
-        print("measuring the costs of passes of every width ...", flush=True)
+        tell("measuring the costs of passes of every width ...")
         widths = powers_of_two(max(args.drafts) + 1)
         length = max(map(len, tokens))
         every = measure_costs(pair, args.rows, widths, prompt_length=length, seconds=_SECONDS)
         names = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
         write_atomically(Path(args.costs), costs_file(every, models=names))
-    for row in rows:  # for the line of JSON
-        row["passes"] = passes[row["rows"], row["max_draft"]]
-    report.show("bench")
+        tell(f"wrote {args.costs}")
     return 0
 
 
