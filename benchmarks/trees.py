@@ -156,7 +156,8 @@ class _Clock:
 
     def level(self, nodes: int) -> float:
         """A drafter's pass over some nodes."""
-        one, several = self._tables[_DRAFTER, None].at_widths((1, nodes)).verifier[0]
+        table = self._tables[_DRAFTER, None]
+        one, several = (table.at_widths((count,)).verifier[0][0] for count in (1, nodes))
         return self.draft + max(several - one, 0.0)
 
     def round(self, estimate: TreeEstimate) -> float:

@@ -6,6 +6,7 @@ A stopped run can be resumed.
 import dataclasses
 import gc
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -81,7 +82,7 @@ def compare(
     Args:
       make_models: returns the models of settings by name, "verifier" and the drafters; called after
         the arguments have been checked.
-      settings: a grid, or settings, with the verifier alone first at each temperature.
+      settings: a grid, or settings; the verifier alone of each sampling is added.
       output_dir: a new directory, or that of a comparison with the same texts and measuring.
       measured: the settings to measure: "front", selected by estimates; "all", without estimates;
         or "none".
@@ -119,8 +120,11 @@ def compare(
         texts = texts.in_order(order.tolist())
         parts = search.parts(len(texts.examples), measuring)
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
-    grid = search.with_balls(grid)
-    _check_settings(grid, search, measuring.quality, measured)
+    # Each sampling is compared with its verifier alone.
+    with_baselines = ((setting.verifier_alone, setting) for setting in grid)
+    grid = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])
+    if chooses:
+        _check_limits(grid, search, measuring.quality)
     settings = grid if process is None else share(grid, process)
     with SHARED.directory(output_dir, process) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
@@ -169,25 +173,8 @@ def compare(
     return results
 
 
-def _check_settings(
-    settings: Sequence[Setting], search: Search, quality: str | None, measured: str
-) -> None:
-    """Raises an error unless these settings can be compared."""
-    if not settings:
-        raise UserError("settings is empty: give at least one setting")
-    seen: set[Setting] = set()
-    for setting in settings:
-        if not isinstance(setting, Setting):
-            raise UserError(f"settings must be a Grid or a list of Settings, got {setting!r}")
-        seen.add(setting)
-        if measured != NONE and setting.verifier_alone not in seen:
-            raise UserError(
-                f"settings has no verifier alone before {setting.described()}: add "
-                "Setting(method='VerifierAlone') with the same temperature, top_k, top_p and "
-                "processors"
-            )
-    if not search.limits:
-        return
+def _check_limits(settings: Sequence[Setting], search: Search, quality: str | None) -> None:
+    """Raises an error if no setting can be chosen, whatever is measured."""
     lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
     if quality is None and (search.wants_quality or (search.max_loss is not None and lossy)):
         raise UserError(

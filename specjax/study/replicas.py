@@ -42,13 +42,8 @@ def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
     Whether a setting belongs to a replica does not depend on the rest of the grid.
 
     Raises:
-      UserError: the processes form one JAX program, or are more than the settings.
+      UserError: the processes are more than the settings.
     """
-    if process.together:
-        raise UserError(
-            "a comparison cannot run as one program of several processes: give only "
-            "--process_count and --process_index"
-        )
     others = [setting for setting in settings if setting.method != VERIFIER_ALONE]
     if process.count > len(others):
         raise UserError(

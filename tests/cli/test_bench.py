@@ -77,7 +77,8 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
     pair = workload.load_pair()
     assert costs.pair == pair.fingerprint
     assert costs.rows == (1, 2) and costs.widths == (1, 2, 4)
-    decoder = specjax.Decoder(pair, max_draft=3, stopping=specjax.drafting.CostAware(costs=costs))
+    policy = specjax.drafting.CostAware(costs=costs)
+    decoder = specjax.Decoder(pair, max_draft=3, batch_size=2, stopping=policy)
     assert decoder(["ba"], progress=False).info.emitted > 0
     assert json.loads(path.read_text())["models"].keys() == {"drafter", "verifier"}
     assert main([*arguments, f"--costs={path}"]) == 0  # a file of costs may be replaced

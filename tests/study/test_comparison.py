@@ -405,37 +405,16 @@ def test_limits_without_an_answer_are_refused_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-ALONE_COLD = dataclasses.replace(world.VERIFIER, temperature=0.0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "others", "kind", "told"),
-    [
-        ([], {}, ValueError, "settings is empty: give at least one setting"),
-        ([OPT], {}, ValueError, "settings has no verifier alone before OPT.0.1., Block, G=2, T=1:"),
-        ([OPT, world.VERIFIER], {}, ValueError, "settings has no verifier alone before OPT"),
-        ([ALONE_COLD, world.DRAFTER], {}, ValueError, "no verifier alone before drafter alone"),
-        ([world.VERIFIER, "OPT(0.1)"], {}, ValueError, "settings must be a Grid or a list of Sett"),
-        (
-            ASKED[:3],
-            {
-                "references": [()] * 6,
-                "search": Search(max_loss=0.0, rounds=1),
-            },
-            ValueError,
-            "these limits need a measured quality: give references",
-        ),
-    ],
-)
-def test_settings_that_cannot_be_compared_are_refused_before_any_work(
-    tmp_path, asked, others, kind, told
-):
-    def make_models():
-        raise AssertionError("no model is needed")
-
-    with pytest.raises(kind, match=told):
-        world.run(tmp_path / "out", asked, make_models=make_models, **others)
+def test_lossy_settings_need_a_quality_for_a_limit_on_its_loss(tmp_path):
+    search = Search(max_loss=0.0, rounds=1)
+    with pytest.raises(ValueError, match="these limits need a measured quality: give references"):
+        world.run(tmp_path / "out", ASKED[:3], references=[()] * 6, search=search)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_verifier_alone_is_always_compared(tmp_path):
+    assert world.run(tmp_path / "out", [OPT])["done"] == 2
+    assert [line["method"] for line in lines(tmp_path / "out")] == ["VerifierAlone", None]
 
 
 def test_failures_of_an_earlier_grid_do_not_count(tmp_path):
