@@ -133,8 +133,8 @@ def decoding(
     """Returns the checked options that all decoders share; see `Decoder`."""
     from specjax.text.options import check_decoding
 
-    given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets}
-    options = {name: value for name, value in given.items() if value is not None}
+    values = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets}
+    options = {name: value for name, value in values.items() if value is not None}
     check_decoding(options)
     return options
 
@@ -151,8 +151,8 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
         for name in setting.drafters:
             if name not in models:
                 place, mesh = os.path.expanduser(name), pair.verifier.mesh
-                given: Any = {"mesh": mesh, "weights": form}
-                models[name] = gin_config.call_part(text.load_text_model, place, **given)
+                loading: Any = {"mesh": mesh, "weights": form}
+                models[name] = gin_config.call_part(text.load_text_model, place, **loading)
                 # Checks the vocabulary.
                 text.Models(**{name: models[name], "verifier": pair.verifier})
     return models

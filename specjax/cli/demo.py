@@ -375,7 +375,7 @@ def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
     """Draws the settings of a temperature."""
     for i, row in enumerate(rows):
         low, high = row["bleu_over_verifier_interval"]
-        apart, faster = row["bleu_over_verifier"], row["speedup"]
+        difference, faster = row["bleu_over_verifier"], row["speedup"]
         slow, fast = (faster if end is None else end for end in row["speedup_interval"])
         style: dict[str, Any] = {"ls": "", "ms": 9, "lw": 1, "capsize": 3, "elinewidth": 0.8}
         # The marks differ without colours too; names beside them would cover each other.
@@ -383,7 +383,7 @@ def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
         _, *bars = axis.errorbar(
             faster,
             row["bleu"],
-            [[apart - low], [high - apart]],
+            [[difference - low], [high - difference]],
             [[faster - slow], [fast - faster]],
             label=row["setting"],
             **style,

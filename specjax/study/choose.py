@@ -73,8 +73,8 @@ class Search:
         finite: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         for name in ("max_loss", "max_nats", "max_latency"):
             if (limit := getattr(self, name)) is not None:
-                own = {**finite, "open_low": name == "max_latency"}
-                put(self, name, one_number(name, limit, **own))
+                span = {**finite, "open_low": name == "max_latency"}
+                put(self, name, one_number(name, limit, **span))
         share = {**finite, "open_low": True, "high": 1.0}
         put(self, "held_out", one_number("held_out", self.held_out, **share))
         for name in ("estimate_limit", "candidates", "rounds", "draws"):
@@ -223,7 +223,7 @@ class Judge:
         `within` is True if the interval is within the limit, False if it is beyond, None if the
         texts do not show it; `by_law` that the setting certainly keeps the limit.
         """
-        found = {}
+        verdict = {}
         for name, limit in self.search.limits.items():
             figure = self._figure(name, scores, verifier)
             by_law, within = self.search.holds_by_law(name, setting), None
@@ -231,8 +231,8 @@ class Judge:
                 within = True
             elif figure["low"] is None or figure["low"] > limit:
                 within = False
-            found[name] = {**figure, "limit": limit, "by_law": by_law, "within": within}
-        return found
+            verdict[name] = {**figure, "limit": limit, "by_law": by_law, "within": within}
+        return verdict
 
     def _figure(self, name: str, scores: Scores, verifier: Scores) -> dict[str, Any]:
         if name == "max_loss":
@@ -249,15 +249,15 @@ class Judge:
             return 0.0
         return value if self.search.wants_quality else 1.0 / value
 
-    def left(self, found: Mapping[Setting, Scores]) -> list[Setting]:
+    def left(self, scored: Mapping[Setting, Scores]) -> list[Setting]:
         """Returns the better half: the highest gains, weighed by the chance to keep the limits.
 
         Settings that are shown to miss a limit are out, but for the nearest if all miss one. The
         fastest lossless setting of the others is in.
         """
         verdicts = {
-            x: self.verdict(x, scores, found[self.alone])
-            for x, scores in found.items()
+            x: self.verdict(x, scores, scored[self.alone])
+            for x, scores in scored.items()
             if x != self.alone
         }
         hopeful = [
@@ -267,35 +267,35 @@ class Judge:
         ]
         if not hopeful:
             return sorted(verdicts, key=lambda x: _missed(verdicts[x]))[:1]
-        ranked = sorted(hopeful, key=lambda x: -self.gain(found[x]) * _chance(verdicts[x]))
+        ranked = sorted(hopeful, key=lambda x: -self.gain(scored[x]) * _chance(verdicts[x]))
         count = math.ceil(len(verdicts) / 2)
         lossless = [x for x in hopeful if x.is_lossless]
-        safe = sorted(lossless, key=lambda x: found[x].value(RELATIVE))[:1]
+        safe = sorted(lossless, key=lambda x: scored[x].value(RELATIVE))[:1]
         if not safe or safe[0] in ranked[:count]:
             return ranked[:count]
         return [*ranked[: max(count - 1, 1)], *safe]
 
-    def choose(self, found: Mapping[Setting, Scores]) -> Choice:
+    def choose(self, scored: Mapping[Setting, Scores]) -> Choice:
         """Chooses among the settings of the last round and the verifier alone.
 
         If the verifier alone is within the limits too, and the best setting is not shown to be
         better, the choice is the verifier alone, or a lossless setting that is shown to be faster.
         """
-        alone = found[self.alone]
-        verdicts = {x: self.verdict(x, scores, alone) for x, scores in found.items()}
+        alone = scored[self.alone]
+        verdicts = {x: self.verdict(x, scores, alone) for x, scores in scored.items()}
         passing = [
             x for x, limits in verdicts.items() if all(one["within"] for one in limits.values())
         ]
         if not passing:
             return Choice(NOT_MET, None, _why_not(verdicts))
-        best = max(passing, key=lambda x: self.gain(found[x]))
-        text, leads = self._lead(found[best], alone)
+        best = max(passing, key=lambda x: self.gain(scored[x]))
+        text, leads = self._lead(scored[best], alone)
         if best != self.alone and (leads or self.alone not in passing):
             return Choice(DRAFT, best, f"it is {text}")
         safe = [x for x in passing if x.is_lossless and x != self.alone]
         if self.search.wants_quality and safe:
-            fastest = min(safe, key=lambda x: found[x].value(RELATIVE))
-            speed, leads = _speed(found[fastest])
+            fastest = min(safe, key=lambda x: scored[x].value(RELATIVE))
+            speed, leads = _speed(scored[fastest])
             if leads:
                 why = f"it is {speed}, and lossless: its quality is the verifier's"
                 return Choice(DRAFT, fastest, why)
@@ -379,16 +379,16 @@ def answer(
     for i in range(len(names)):
         texts = parts[names[i]][1]
         tell(f"round {i + 1} of {len(names)}: measuring {len(left)} settings on {texts} texts ...")
-        found = {judge.alone: look(judge.alone, names[: i + 1])}
+        scored = {judge.alone: look(judge.alone, names[: i + 1])}
         for setting in left:
             tell(f"  {setting.described()} ...")
             try:
-                found[setting] = look(setting, names[: i + 1])
+                scored[setting] = look(setting, names[: i + 1])
             except MeasuringError as error:
                 tell(f"  failed: {error}")
-        rounds.append({"texts": texts, "settings": _of_round(found, judge)})
-        left = judge.left(found)
-    choice = judge.choose(found)
+        rounds.append({"texts": texts, "settings": _of_round(scored, judge)})
+        left = judge.left(scored)
+    choice = judge.choose(scored)
     chosen = choice.setting
     results: dict[str, Any] = {
         "limits": judge.search.limits,
@@ -421,14 +421,14 @@ def answer(
     return results, choice
 
 
-def _of_round(found: Mapping[Setting, Scores], judge: Judge) -> list[dict[str, Any]]:
+def _of_round(scored: Mapping[Setting, Scores], judge: Judge) -> list[dict[str, Any]]:
     return [
         {
             "setting": setting.described(),
-            "limits": judge.verdict(setting, scores, found[judge.alone]),
+            "limits": judge.verdict(setting, scores, scored[judge.alone]),
             "figures": _figures(scores, judge.quality),
         }
-        for setting, scores in found.items()
+        for setting, scores in scored.items()
     ]
 
 

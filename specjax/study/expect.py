@@ -278,8 +278,8 @@ def walk(
         law[..., i] = stands - longer
         stands = longer
     law[..., longest] = stands
-    begun = visits(law, ends)
-    return Walked(begun.sum(axis=2).mean(axis=0), float((begun * lengths).sum() / begun.sum()))
+    starts = visits(law, ends)
+    return Walked(starts.sum(axis=2).mean(axis=0), float((starts * lengths).sum() / starts.sum()))
 
 
 def visits(
@@ -292,13 +292,13 @@ def visits(
       ends: the lengths of the texts, at most N.
     """
     draws, texts, width, longest = *law.shape[:3], law.shape[3] - 1
-    begun = np.zeros((draws, texts, width + longest + 1))
-    begun[:, :, 0] = 1.0
+    starts = np.zeros((draws, texts, width + longest + 1))
+    starts[:, :, 0] = 1.0
     inside = np.arange(width)[None] < ends[:, None]
     for t in range(width):
-        begun[:, :, t] *= inside[:, t]
-        begun[:, :, t + 1 : t + 2 + longest] += begun[:, :, t, None] * law[:, :, t]
-    return begun[:, :, :width]
+        starts[:, :, t] *= inside[:, t]
+        starts[:, :, t + 1 : t + 2 + longest] += starts[:, :, t, None] * law[:, :, t]
+    return starts[:, :, :width]
 
 
 def _policy(setting: Setting) -> Stopping:

@@ -67,15 +67,15 @@ def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
         run = predictions_of(rows, setting.described())
         known = costs is not None and run.counts is not None and {*run.counts.calls} <= {*costs}
         runs.append((run, decoding_figures(run, costs if known else None)))
-    made = pooled_figures(runs, bench.measuring.scorers(bench.texts))
-    made |= _latency(measured.times, measured.verifier_times, bench)
+    sums_of = pooled_figures(runs, bench.measuring.scorers(bench.texts))
+    sums_of |= _latency(measured.times, measured.verifier_times, bench)
     if setting.method == DRAFTER_ALONE:
         # A model that decodes alone counts as the verifier, but this model is the drafter.
-        made = {name: sums for name, sums in made.items() if name not in _OF_A_VERIFIER}
+        sums_of = {name: sums for name, sums in sums_of.items() if name not in _OF_A_VERIFIER}
     bootstrap = bench.measuring.bootstrap
-    resampled = {key: bootstrap.replicates(sums) for key, sums in made.items()}
+    resampled = {key: bootstrap.replicates(sums) for key, sums in sums_of.items()}
     return Scores(
-        {key: as_json(bootstrap.summary(made[key].value, resampled[key])) for key in made},
+        {key: as_json(bootstrap.summary(sums_of[key].value, resampled[key])) for key in sums_of},
         resampled,
     )
 
