@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from benchmarks import command
+from benchmarks.acceptance import figures
 from specjax import rules, verification
 from specjax.checkpoints import load_model
-from specjax.cli.bench.acceptance import figures
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.compilation import jit

@@ -18,7 +18,7 @@ from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
-from specjax.study.turns import timed
+from specjax.study.measure import timed
 from specjax.text.parts import Part
 from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
 from specjax.text.teacher_forcing import written

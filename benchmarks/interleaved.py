@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from specjax.study.turns import in_turns, timed
+from specjax.study.measure import in_turns, timed
 
 K = TypeVar("K", bound=Hashable)
 

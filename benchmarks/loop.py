@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import command
+from benchmarks.loops import REMEDY, Loops
 from specjax import Decoder, Pair, TextModel, drafting
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import REMEDY, Loops
 from specjax.cli.bench.report import Report
 from specjax.compilation import jit, step_options
 from specjax.memory import sizes_in_words, told_if_full
-from specjax.study.turns import in_turns
+from specjax.study.measure import in_turns
 from specjax.types import Array, Params, Prompts, Sampling, Stopping
 
 HELP = "the time of the speculative loop against the time of its models' passes"

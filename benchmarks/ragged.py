@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from benchmarks import command
+from benchmarks.loops import Loops
 from specjax import drafting
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
 from specjax.decoding import Method, Speculative
 from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
-from specjax.study.turns import in_turns
+from specjax.study.measure import in_turns
 from specjax.text.passes import measure_costs
 from specjax.types import Params
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.collectives import TINY, Sizes, compiled_pair
+from benchmarks.loops import Loops
 from benchmarks.traffic import collectives
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
 from specjax.compilation import placement
 from specjax.decoding.loop import jitted_run

@@ -14,15 +14,15 @@ import numpy as np
 import tqdm
 
 from benchmarks import command
+from benchmarks.loops import Loops
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import GROWN_HELP
 from specjax.decoding.scoring import powers_of_two
 from specjax.evaluation import Bootstrap, Sums, ratio
-from specjax.study.turns import in_turns
+from specjax.study.measure import in_turns
 from specjax.text.passes import check_costs
 from specjax.text.results import RowInfo
 from specjax.text.teacher_forcing import KnownRows, read
@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the passes of fixed lengths always fit",
     )
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
-    parser.add_argument("--costs", help="a file of `specjax bench cost`, to measure CostAware too")
+    parser.add_argument(
+        "--costs", help="a file of `specjax bench --costs`, to measure CostAware too"
+    )
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
     parser.add_argument("--grown", action="store_true", help=GROWN_HELP)

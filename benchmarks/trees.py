@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import specjax
 from benchmarks import command
 from benchmarks.predicted import CHIPS, Network, pass_seconds
 from benchmarks.spare_maps import spare_maps
+from benchmarks.tree_walks import TreeEstimate, expect_trees, tree_of, tree_rates
 from specjax.checks import check_count, one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
@@ -22,10 +22,8 @@ from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
 from specjax.models import preset
 from specjax.sampling import TINY
-from specjax.study.clock import VERIFIER, Clock
-from specjax.study.expect import Expected, expect, sampling_key
-from specjax.study.tree_walks import tree_rates
-from specjax.study.turns import in_turns, timed
+from specjax.study.expect import VERIFIER, expect, is_chain, sampling_key
+from specjax.study.measure import in_turns, timed
 from specjax.text import TextModel
 from specjax.text.directories import built_in_pair
 from specjax.text.passes import PassTimes, measure_times
@@ -128,26 +126,65 @@ class _Texts:
         setting, most = self.tree(children, (0,)), self.args.widest
         return tree_rates(self.models, self.apart, setting, most, draws=self.args.draws)
 
-    def expect(
-        self,
-        settings: Sequence[Setting],
-        times: PassTimes | None = None,
-        *,
-        apart: bool = False,
-        **more: Any,
-    ) -> list[Expected]:
-        """Estimates of settings."""
-        known = {sampling_key(settings[0]): self.apart if apart else self.texts}
-        draws = self.args.draws
-        return expect(self.models, known, settings, times=times, draws=draws, **more)
+    def expect(self, settings: Sequence[Setting], *, apart: bool = False) -> list[TreeEstimate]:
+        """Estimates of chains and trees."""
+        texts, draws = self.apart if apart else self.texts, self.args.draws
+        chains = [setting for setting in settings if is_chain(setting)]
+        trees = [setting for setting in settings if setting not in chains]
+        known = {sampling_key(settings[0]): texts}
+        found = {
+            estimate.setting: TreeEstimate(estimate, 0.0)
+            for estimate in expect(self.models, known, chains, draws=draws)
+        }
+        if trees:
+            walked = expect_trees(self.models, texts, trees, draws=draws)
+            found |= {estimate.expected.setting: estimate for estimate in walked}
+        return [found[setting] for setting in settings]
+
+
+class _Clock:
+    """The times of rounds by those of passes, which the rows of a batch share."""
+
+    def __init__(self, times: PassTimes):
+        self.rows, self.step = times.rows, times.steps[VERIFIER]
+        self.draft = times.tables[VERIFIER, _DRAFTER].draft[0]
+        self._tables = times.tables
+
+    def review(self, tokens: int) -> float:
+        """A verifier's pass over a block and one more token."""
+        return self._tables[VERIFIER, _DRAFTER].at_widths((tokens,)).verifier[0][0]
+
+    def level(self, nodes: int) -> float:
+        """A drafter's pass over some nodes."""
+        table = self._tables[_DRAFTER, None]
+        one, several = (table.at_widths((count,)).verifier[0][0] for count in (1, nodes))
+        return self.draft + max(several - one, 0.0)
+
+    def round(self, estimate: TreeEstimate) -> float:
+        """A round; of chains without the pass that reads a wholly accepted draft's last token."""
+        setting = estimate.expected.setting
+        if is_chain(setting):
+            length = int(setting.max_draft or 0)
+            return length * self.draft + self.review(length + 1)
+        # The first pass reads the committed tokens, as does a pass after a leaf; each other the
+        # nodes of a level that have children.
+        shape = tree_of(setting).shape
+        leaf = 1.0 - (1.0 - min(max(estimate.whole, 0.0), 1.0)) ** self.rows
+        first = self.level(len(shape.levels) + 1) * (1.0 + leaf)
+        others = sum(self.level(len(level.counts)) for level in shape.levels[1:])
+        return first + others + self.review(shape.size + 1)
+
+    def per_token(self, estimate: TreeEstimate) -> float:
+        """The seconds of a token of a row."""
+        return self.round(estimate) / estimate.expected.tokens_per_call
 
 
 def run(args: argparse.Namespace) -> Report:
     """Compares trees with chains along the verifier's texts of the samples of the pairs.
 
     For each kind of children the table of rates gives the best trees (`theory.best_tree`): of a
-    number of nodes, and by the times of passes of a machine. The estimates of `specjax compare`
-    then give their tokens per call and their speed-up. The chains are all lengths up to the
+    number of nodes, and by the times of passes of a machine. Walks along the texts then give their
+    tokens per call and their speed-up. The chains are all lengths up to the
     largest number of nodes.
     """
     _check(args)
@@ -236,7 +273,7 @@ def _equal(given: _Texts, rates: Mapping[str, np.ndarray]) -> list[dict[str, Any
         for kind, table in rates.items():
             best = _best(table, args, lambda _: 1.0, lambda _: 0.0, (size,))
             settings.append((kind, given.tree(kind, best.parents), best))
-    return _lines(given, settings, given.expect([setting for _, setting, _ in settings]))
+    return _lines(given, settings, given.expect([setting for _, setting, _ in settings]), None)
 
 
 def _best(
@@ -253,26 +290,24 @@ def _fastest(
     given: _Texts, rates: Mapping[str, np.ndarray], machine: str, times: PassTimes
 ) -> list[dict[str, Any]]:
     """The fastest chain and trees by the times of a machine."""
-    clock, most = Clock(times), max(given.args.drafted)
-    on_chip = machine != _HERE
-    more = {"catches_up": True} if on_chip else {}
+    clock, most = _Clock(times), max(given.args.drafted)
     chains = [given.chain(length) for length in range(1, most + 1)]
-    best = max(given.expect(chains, times, apart=True, **more), key=lambda one: one.speedup)
-    settings: list[tuple[str, Setting, BestTree | None]] = [(CHAIN, best.setting, None)]
+    best = min(given.expect(chains, apart=True), key=clock.per_token).expected.setting
+    settings: list[tuple[str, Setting, BestTree | None]] = [(CHAIN, best, None)]
     for kind, table in rates.items():
         found = _best(
             table,
             given.args,
-            lambda n: clock.review(VERIFIER, n, _DRAFTER),
-            lambda n: clock.draft(_DRAFTER) + clock.wider(_DRAFTER, n - 1),
+            clock.review,
+            clock.level,
             range(1, most + 1),
         )
         settings.append((kind, given.tree(kind, found.parents), found))
     only = [setting for _, setting, _ in settings]
-    rows = _lines(given, settings, given.expect(only, times, **more))
+    rows = _lines(given, settings, given.expect(only), clock)
     for row in rows:
         row["machine"] = machine
-    if not on_chip:
+    if machine == _HERE:
         for row, decoded in zip(rows, _decoded(given, only), strict=True):
             row |= decoded
     return rows
@@ -281,11 +316,13 @@ def _fastest(
 def _lines(
     given: _Texts,
     settings: Sequence[tuple[str, Setting, BestTree | None]],
-    found: Sequence[Expected],
+    estimates: Sequence[TreeEstimate],
+    clock: _Clock | None,
 ) -> list[dict[str, Any]]:
     """Lines of the table."""
-    rows, length = [], float(np.mean([len(text) for text in given.texts.outputs]))
-    for (kind, setting, tree), one in zip(settings, found, strict=True):
+    rows = []
+    for (kind, setting, tree), one in zip(settings, estimates, strict=True):
+        seconds = None if clock is None else clock.per_token(one)
         shape = None if tree is None else specjax.drafting.Topology(tree.parents)
         rows.append(
             {
@@ -296,18 +333,14 @@ def _lines(
                 "children": kind,
                 "levels": setting.max_draft if shape is None else len(shape.levels),
                 "table_tokens": None if tree is None else tree.tokens,
-                "tokens_per_call": one.tokens_per_call,
-                "error": one.error,
-                "ms_per_token": _known(1e3 * one.latency / length),
-                "speedup": _known(one.speedup),
+                "tokens_per_call": one.expected.tokens_per_call,
+                "error": one.expected.error,
+                "ms_per_token": None if seconds is None else 1e3 * seconds,
+                "speedup": None if clock is None or seconds is None else clock.step / seconds,
                 "parents": None if tree is None else tree.parents,
             }
         )
     return rows
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def _machines(given: _Texts) -> list[tuple[str, PassTimes]]:

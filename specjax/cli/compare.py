@@ -37,11 +37,12 @@ _NOTES = (
 )
 _ESTIMATE_NOTES = (
     "Estimated from the verifier's outputs, without decoding. Estimates of Lossless are unbiased.",
-    "Those of other rules are approximate, because these rules write other texts.",
+    "Those of other rules are approximate, because these rules write other texts. front: of the",
+    "settings with the same drafts none has more tokens per call and fewer nats.",
 )
 _ROUNDS_NOTES = (
-    "Each round measures more texts with half of the settings. chance: the probability that the",
-    "setting meets the demand by the required margin in the last round.",
+    "Each round measures more texts with half of the settings. loss, nats, latency: what MAX_LOSS,",
+    "MAX_NATS and MAX_LATENCY limit. within: yes if the intervals are within the limits.",
 )
 _TABLE_2_NOTES = (
     "latency_reduction: the verifier's latency over the method's, at equal quality. best_*: the",
@@ -106,7 +107,6 @@ def register() -> None:
     """Imports the parts of a comparison and makes them configurable."""
     from specjax import evaluation, study
     from specjax.study.choose import Search
-    from specjax.study.drafting_plans import plans
     from specjax.study.infer_names import Prompting
 
     infer.register()
@@ -122,7 +122,6 @@ def register() -> None:
         Prompting,
         Search,
         decoding,
-        plans,
     )
 
 
@@ -134,10 +133,10 @@ def decoding(
     """Returns the checked options that all decoders share; see `Decoder`."""
     from specjax.text.requests import check_decoding
 
-    given = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets}
-    found = {name: value for name, value in given.items() if value is not None}
-    check_decoding(found)
-    return found
+    values = {"max_new_tokens": max_new_tokens, "stop": stop, "buckets": buckets}
+    options = {name: value for name, value in values.items() if value is not None}
+    check_decoding(options)
+    return options
 
 
 def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
@@ -147,16 +146,16 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
 
     pair = gin_config.call_part(text.load_pair)
     form = form_of(gin_config.value_of("load_pair.weights"), "drafter")
-    found = dict(pair.named)
+    models = dict(pair.named)
     for setting in settings:
         for name in setting.drafters:
-            if name not in found:
+            if name not in models:
                 place, mesh = os.path.expanduser(name), pair.verifier.mesh
-                given: Any = {"mesh": mesh, "weights": form}
-                found[name] = gin_config.call_part(text.load_text_model, place, **given)
+                loading: Any = {"mesh": mesh, "weights": form}
+                models[name] = gin_config.call_part(text.load_text_model, place, **loading)
                 # Checks the vocabulary.
-                text.Models(**{name: found[name], "verifier": pair.verifier})
-    return found
+                text.Models(**{name: models[name], "verifier": pair.verifier})
+    return models
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -169,18 +168,15 @@ def tables(results: dict[str, Any]) -> str:
         return "no setting was estimated or measured"
     columns = [name for name in best[0] if any(row.get(name) is not None for row in best)]
     notes = _NOTES if results["done"] else _ESTIMATE_NOTES
-    shown = {"estimated": results["estimated"], "measured": results["done"]}
-    parts.append(Report(best, columns, notes, summary=shown).table())
+    counts = {"estimated": results["estimated"], "measured": results["done"]}
+    parts.append(Report(best, columns, notes, summary=counts).table())
     if "answer" in results:
         parts += [_rounds(results), _answer(results)]
     elif results["table_2"]:
         rows = table_2_rows(results["table_2"], results["quality"])
         parts.append(Report(rows, tuple(rows[0]), _TABLE_2_NOTES).table())
-    for verdict in results["verdicts"]:
-        # With a demand: why drafting does not pay, where that is the answer.
-        of_answer = verdict["recommended"] == results.get("described")
-        if "answer" not in results or (results["answer"] == "do not draft" and of_answer):
-            parts.append(verdict["text"])
+    if "answer" not in results:
+        parts += [verdict["text"] for verdict in results["verdicts"]]
     return "\n\n".join(parts)
 
 
@@ -191,56 +187,54 @@ def _next(results: dict[str, Any]) -> str:
         file = results["gin_file"]
         then = f"specjax infer --gin_file={file} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
     elif "answer" in results:
-        then = "change DEMAND or METHODS, with another OUTPUT_DIR"
+        then = "change the limits or METHODS, with another OUTPUT_DIR"
     elif not results["done"]:
-        times = gin_config.value_of("compare.with_times", True)
-        given = "without --estimate" if times else "without --estimate, with WITH_TIMES=True,"
-        then = f"the same command {given} measures the best settings"
+        then = "the same command without --estimate measures the best settings"
     else:
-        then = (
-            "--gin.DEMAND='as good as the verifier' with another OUTPUT_DIR chooses a setting and "
-            "writes its gin file"
-        )
+        then = "--gin.MAX_LOSS=0 with another OUTPUT_DIR chooses a setting and writes its gin file"
     return f"the tables are in {place}; next: {then}"
 
 
 def _rounds(results: dict[str, Any]) -> str:
     from specjax.cli.bench.report import Report
+    from specjax.runs.evaluation import shown
 
     quality, rows = results["quality"], []
     for number, of_round in enumerate(results["rounds"], 1):
         for setting in of_round["settings"]:
-            values = {name: figure["value"] for name, figure in setting["figures"].items()}
-            relative = values["relative_latency"]
+            figures, limits = setting["figures"], setting["limits"]
+            relative = figures["relative_latency"]["value"]
             row = {"round": number, "texts": of_round["texts"], "setting": setting["setting"]}
             if quality is not None:
-                row |= {quality: values[quality], "+-": setting["figures"][quality]["error"]}
+                row[quality] = figures[quality]["value"]
             row["speedup"] = None if relative is None else 1.0 / relative
-            row |= {"nats_per_token": values["nats_per_token"], "chance": setting["chance"]}
+            row |= {name.removeprefix("max_"): shown(limit) for name, limit in limits.items()}
+            within = [limit["within"] for limit in limits.values()]
+            row["within"] = "no" if False in within else "yes" if all(within) else "not shown"
             rows.append(row)
     return Report(rows, tuple(rows[0]), _ROUNDS_NOTES).table()
 
 
 def _answer(results: dict[str, Any]) -> str:
-    """The answer to the demand."""
+    """The choice within the limits."""
     from specjax.runs.evaluation import shown
 
     described, held_out = results["described"], results["held_out"]
+    limits = " ".join(f"{name.upper()}={limit:g}" for name, limit in results["limits"].items())
     lines = [
-        f"demand: {results['demand']}",
+        f"limits: {limits}",
         f"answer: {results['answer']}" + (f": {described}" if described else ""),
         f"why: {results['why']}",
     ]
+    if results["answer"] == "do not draft":
+        lines += [verdict["text"] for verdict in results["verdicts"]]
     if held_out is not None:
         lines.append(f"on {held_out['texts']} held-out texts:")
-        figures = dict(held_out["figures"])
-        if held_out["difference"] is not None:
-            figures[f"{results['quality']} - verifier's"] = held_out["difference"]
+        figures = held_out["figures"]
         lines += [f"  {name}: {shown(figure) or '-'}" for name, figure in figures.items()]
-        for part in held_out["demands"]:
-            met = "met (lossless)" if part["by_law"] else "met" if part["met"] else "not met"
-            slack = shown({**part, "value": part["slack"]})
-            lines.append(f"  {part['demand']}: {met}" + (f", by {slack}" if slack else ""))
+        for name, limit in held_out["limits"].items():
+            met = "met (lossless)" if limit["by_law"] else "met" if limit["met"] else "not met"
+            lines.append(f"  {name.upper()}={limit['limit']:g}: {met}, {shown(limit) or '-'}")
     if results["gin_file"]:
         lines.append(f"wrote {results['gin_file']}")
     return "\n".join(lines)

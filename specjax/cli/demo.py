@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import require
+from specjax.cli.bench import pass_times
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.data.records import read_lines
@@ -18,13 +19,12 @@ from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
 from specjax.runs.run_directory import RunDirectory
-from specjax.study.measure import Times
+from specjax.study.measure import Times, in_turns, timed
 from specjax.study.plots import MARKS
-from specjax.study.speedups import RoundCost, conclusion, speedup, speedups, spread
-from specjax.study.turns import in_turns, timed
+from specjax.study.speedups import conclusion, round_cost, speedup, speedups, spread
 from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.directories import DEFAULT_PAIR, PREFIX, built_in_pair
-from specjax.text.passes import measure_times
+from specjax.text.passes import PassTimes
 from specjax.text.results import finite
 from specjax.text.setting import Setting
 from specjax.types import Sampling
@@ -133,7 +133,8 @@ def _run(
         print(f"decoding at temperature {temperature:g} ...", flush=True)
         measured[temperature] = _measure(decoders, temperature, sources, args)
     print("measuring passes ...", flush=True)
-    costs = _pass_costs(pair, decoders[ALONE], sources, args)
+    prompts = sources[: args.rows]
+    times = pass_times(pair, decoders[ALONE], prompts, args.max_draft, progress=False)
     results = [row for t, runs in measured.items() for row in _rows(runs, t, references)]
     shown_rows = [{**row, **_intervals(row)} for row in results]
     print(Report(shown_rows, _COLUMNS, _NOTES).table())
@@ -142,11 +143,11 @@ def _run(
     _show(args.show, sources, references, texts)
     if args.show:
         print(f"\n{LOSSLESS} at temperature 0, by the source of each token:")
-        found = decoders[LOSSLESS](sources, sampling=Sampling(0.0), sources=True, progress=False)
-        print(f"{found.show(min(args.show, 2))}\n{found.acceptance}")
+        result = decoders[LOSSLESS](sources, sampling=Sampling(0.0), sources=True, progress=False)
+        print(f"{result.show(min(args.show, 2))}\n{result.acceptance}")
     print()
     for temperature, runs in measured.items():
-        print(_verdict(runs, temperature, costs, args.max_draft))
+        print(_verdict(runs, temperature, times, args.max_draft))
     # A new demo may replace an old demo: it is quick to repeat.
     names = (
         "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
@@ -243,34 +244,17 @@ def _measure(
     return runs
 
 
-def _pass_costs(
-    pair: Pair, alone: Decoder, sources: list[str], args: argparse.Namespace
-) -> tuple[float, float]:
-    """The c and r of `RoundCost`."""
-    key, prompts = ("verifier", "drafter"), sources[: args.rows]
-    times = measure_times(
-        pair.named,
-        [key],
-        (args.max_draft + 1,),
-        rows=args.rows,
-        prompt_length=alone.buckets[0],
-        call=lambda: alone(prompts, max_new_tokens=1, progress=False),
-        progress=False,
-    )
-    own, step = times.tables[key], times.steps["verifier"]
-    return own.draft[0] / step, own.verifier[0][-1] / step
-
-
-def _verdict(
-    runs: dict[str, _Repeats], temperature: float, costs: tuple[float, float], max_draft: int
-) -> str:
+def _verdict(runs: dict[str, _Repeats], temperature: float, times: PassTimes, length: int) -> str:
     """What was fastest at no loss, or why drafting does not pay."""
     names = [name for name in (LOSSLESS, LOSSLESS_ADAPTIVE) if name in runs]
     gains = speedups({name: (runs[name].times, runs[ALONE].times) for name in names})
     calls = [result.info.tokens_per_verifier_call for result in runs[LOSSLESS].results]
-    cost = RoundCost(max_draft, *costs, statistics.mean(calls))
-    place = f"at temperature {temperature:g}"
-    return conclusion(gains, where=place, cost=cost, spread=spread([runs[ALONE].times]))
+    return conclusion(
+        gains,
+        where=f"at temperature {temperature:g}",
+        cost=round_cost(times, length, statistics.mean(calls)),
+        spread=spread([runs[ALONE].times]),
+    )
 
 
 def _rows(
@@ -335,9 +319,9 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     for number, line in lines:
         pairs.append(line.split("\t"))
         if len(pairs[-1]) != 2:
-            found = len(pairs[-1])
             raise UserError(
-                f"{path}:{number}: must have 2 columns, a source and a reference, got {found}"
+                f"{path}:{number}: must have 2 columns, a source and a reference, got "
+                f"{len(pairs[-1])}"
             )
     if not pairs:
         raise UserError(f"{path} has no samples after its header {header!r}: add samples")
@@ -345,7 +329,7 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _read_objects(path: Path) -> tuple[list[str], list[str]]:
-    found = []
+    samples = []
     for number, line in read_lines(path):
         try:
             values = [*json.loads(line).values()]
@@ -356,10 +340,10 @@ def _read_objects(path: Path) -> tuple[list[str], list[str]]:
                 f"{path}:{number}: must be an object of 2 texts, a source and a reference, such as "
                 '{"question": "...", "answer": "..."}'
             )
-        found.append(values)
-    if not found:
+        samples.append(values)
+    if not samples:
         raise UserError(f"{path} has no samples: add samples")
-    return [source for source, _ in found], [reference for _, reference in found]
+    return [source for source, _ in samples], [reference for _, reference in samples]
 
 
 def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
@@ -391,7 +375,7 @@ def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
     """Draws the settings of a temperature."""
     for i, row in enumerate(rows):
         low, high = row["bleu_over_verifier_interval"]
-        apart, faster = row["bleu_over_verifier"], row["speedup"]
+        difference, faster = row["bleu_over_verifier"], row["speedup"]
         slow, fast = (faster if end is None else end for end in row["speedup_interval"])
         style: dict[str, Any] = {"ls": "", "ms": 9, "lw": 1, "capsize": 3, "elinewidth": 0.8}
         # The marks differ without colours too; names beside them would cover each other.
@@ -399,7 +383,7 @@ def _panel(axis: Any, rows: list[dict[str, Any]], colours: Any) -> None:
         _, *bars = axis.errorbar(
             faster,
             row["bleu"],
-            [[apart - low], [high - apart]],
+            [[difference - low], [high - difference]],
             [[faster - slow], [fast - faster]],
             label=row["setting"],
             **style,

@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--memory must be above 0 and below 1,000,000 GB, got {args.memory:g}")
     if args.memory is not None and len(args.models) == 1:
         raise UserError("--memory needs two models: give a drafter and a verifier")
-    found = sorted(
+    models = sorted(
         (inspect(path, dtype=args.dtype) for path in args.models), key=lambda x: x.params
     )
-    summaries = [each.summary() for each in found]
+    summaries = [model.summary() for model in models]
     values: dict[str, Any] = {"models": summaries}
-    if len(found) == 2:
+    if len(models) == 2:
         memory = None if args.memory is None else args.memory * 1e9
-        values |= as_pair(found[0], found[1], memory)
+        values |= as_pair(models[0], models[1], memory)
     status = 2 if isinstance(values.get("pair"), str) else 0
     if args.json:
         json.dump(values, sys.stdout, indent=1)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(summary["path"])
         for name, text in lines(summary):
             print(f"  {name:<16} {text}")
-    if len(found) == 2:
+    if len(models) == 2:
         small, large = (summary["path"] for summary in summaries)
         if values["pair"] is True:
             print(f"a pair: {small} drafts for {large}")

@@ -1,8 +1,7 @@
 """The `specjax` command: `specjax COMMAND ...`.
 
 A command is a module with `add_arguments(parser)` and `run(args) -> int`, imported only for its
-own command; its `check_words(words)`, if it has one, is called first. `args.command_line` has the
-words of the whole command line.
+own command. `args.command_line` has the words of the whole command line.
 """
 
 import argparse
@@ -67,7 +66,7 @@ COMMANDS = {
     ),
     "bench": (
         "specjax.cli.bench",
-        "measure a pair on this machine: speed-up, acceptance, the cost of a pass, other libraries",
+        "does drafting pay for a pair on this machine, and why not: speed-up and costs of passes",
     ),
     "audit": (
         "specjax.cli.audit",
@@ -189,8 +188,6 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
         )
         if name == command:
             module = importlib.import_module(module_name)
-            if hasattr(module, "check_words"):
-                module.check_words(rest)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     # argparse cannot declare --gin.NAME=value, because NAME is arbitrary.

@@ -205,7 +205,7 @@ class CostAware(WeighsTokens):
     continue or end together.
 
     Attributes:
-      costs: measured times (see `specjax bench cost`); None: a `Decoder` measures them.
+      costs: measured times (see `specjax bench --costs`); None: a `Decoder` measures them.
       estimate: of the chance that a drawn token is accepted.
 
     Source: SpecDec++ (arXiv 2405.19715), sections 3.1 and 4.2; the rate of a renewal process.
@@ -224,7 +224,7 @@ class CostAware(WeighsTokens):
         if self.costs is None:
             raise UserError(
                 "CostAware has no costs: give drafting.read_costs(FILE) (see `specjax bench "
-                "cost`), or let a Decoder measure them"
+                "--costs`), or let a Decoder measure them"
             )
         estimate, numbers = self.estimate.as_chance().bind(head)
         fields = (getattr(self.costs, name) for name in CostTable._fields)

@@ -233,7 +233,7 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
     if process is not None and decoder.costs is not None:
         raise UserError(
             "several processes must share the same costs: measure them with "
-            "specjax bench cost --output FILE, and give COSTS=FILE"
+            "specjax bench --costs FILE, and give COSTS=FILE"
         )
     rows, partitioner = decoder.batch_size, decoder.method.partitioner
     multiple = partitioner.row_multiple if partitioner else 1

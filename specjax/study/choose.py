@@ -1,4 +1,11 @@
-"""Selects settings by their estimates, and chooses among them by successive halving."""
+"""Chooses the fastest setting within limits, by successive halving on measurements.
+
+Settings that their estimates rule out are not measured. Each round measures more texts with half
+of the settings, and the choice is measured again on texts that it has not seen. A setting is within
+a limit if the whole (paired) interval of its figure is.
+
+Source: Karnin et al., Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013).
+"""
 
 import dataclasses
 import itertools
@@ -11,49 +18,50 @@ import numpy as np
 
 from specjax.checks import one_number, whole_number
 from specjax.errors import UserError
-from specjax.study.demand import Choice, Counts, Demand, Judge, Judged, relative
-from specjax.study.drafting_plans import Plan
-from specjax.study.expect import Expected
-from specjax.study.measure import MeasuringError
-from specjax.study.scores import Scores
+from specjax.evaluation import Bootstrap
+from specjax.rules import KLBall
+from specjax.study.expect import Expected, is_chain
+from specjax.study.measure import Measuring, MeasuringError, tell
+from specjax.study.scores import NATS, RELATIVE, Scores, over
 from specjax.study.tables import pareto
 from specjax.text.parts import Part
 from specjax.text.setting import Setting
 
-# (setting, number of the round from 0) -> its figures on all texts up to that round.
-Look = Callable[[Setting, int], Scores]
-# Settings with a lower chance are dropped.
-_HOPELESS = 0.01
-# A setting with this estimated speed-up may still be faster than the verifier alone.
-_LEEWAY = 0.8
-# Settings with this share of the highest speed-up may be preferred for the variety of rules.
-_NEAR = 0.9
-# The number of measured plans among those that differ only in numbers.
-_OF_A_KIND = 2
+DRAFT, DO_NOT_DRAFT, NOT_MET = "draft", "do not draft", "cannot be met"
+HELD_OUT = "held out"
+# How far past its limit an estimate of nats may be, because its contexts are the verifier's.
+_LEEWAY = 1.5
+# The figures of each setting in `results.json`.
+_FIGURES = (RELATIVE, "latency", NATS, "tokens_per_verifier_call", "output_length")
+# Name of a part -> the start and end of its texts, and how many of them are timed.
+Parts = Mapping[str, tuple[int, int, int]]
+# A setting, and the parts of the texts so far -> its figures on all of them.
+Look = Callable[[Setting, Sequence[str]], Scores]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-    """How settings are estimated and chosen.
+    """What the chosen setting must keep, and how settings are estimated and chosen.
+
+    With `max_latency` alone the setting of the best quality is chosen, otherwise the fastest.
+    Without limits nothing is chosen: the promising settings are compared.
 
     Attributes:
-      demand: see `Demand.of`; None: measure the best settings without a choice.
+      max_loss: the most quality lost against the verifier alone, in the metric's units.
+      max_nats: the most nats per token from the verifier.
+      max_latency: the longest latency, over the verifier's.
       held_out: the share of the texts that are not used for the choice.
-      confidence: the probability that the chosen setting meets the demand on the held-out texts.
       estimate_limit: the most texts that the verifier decodes for the estimates.
       candidates: the number of estimated settings to measure, at each temperature.
       rounds: the rounds of successive halving; each uses twice as many texts as the last.
       draws: see `expect`.
       seed: the seed of the estimates and of the selection of held-out texts.
-
-    Raises:
-      TypeError: a value has a wrong type.
-      ValueError: a value is out of range, or the demand cannot be parsed.
     """
 
-    demand: Demand | str | None = None
+    max_loss: float | None = None
+    max_nats: float | None = None
+    max_latency: float | None = None
     held_out: float = 0.5
-    confidence: float = 0.9
     estimate_limit: int = 64
     candidates: int = 12
     rounds: int = 3
@@ -62,31 +70,63 @@ class Search:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        if self.demand is not None:
-            put(self, "demand", Demand.of(self.demand))
-        span: dict[str, Any] = {"open_low": True, "high": 1.0, "open_high": True, "dtype": float}
-        put(self, "held_out", one_number("held_out", self.held_out, low=0.0, **span))
-        put(self, "confidence", one_number("confidence", self.confidence, low=0.5, **span))
+        finite: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
+        for name in ("max_loss", "max_nats", "max_latency"):
+            if (limit := getattr(self, name)) is not None:
+                span = {**finite, "open_low": name == "max_latency"}
+                put(self, name, one_number(name, limit, **span))
+        share = {**finite, "open_low": True, "high": 1.0}
+        put(self, "held_out", one_number("held_out", self.held_out, **share))
         for name in ("estimate_limit", "candidates", "rounds", "draws"):
             put(self, name, whole_number(name, getattr(self, name), low=1))
         put(self, "seed", whole_number("seed", self.seed, low=0))
 
     @property
-    def asked(self) -> Demand | None:
-        """The parsed demand."""
-        assert not isinstance(self.demand, str)
-        return self.demand
+    def limits(self) -> dict[str, float]:
+        """The given limits, by name."""
+        names = ("max_loss", "max_nats", "max_latency")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
-    def ends(self, rows: int, least: int) -> list[int]:
-        """Returns the end of each round's texts; the held-out texts follow.
+    @property
+    def wants_quality(self) -> bool:
+        """Whether to choose the setting of the best quality, not the fastest."""
+        return self.limits.keys() == {"max_latency"}
 
-        Args:
-          rows: the number of texts.
-          least: the fewest texts of the first round and of the held-out part.
+    @property
+    def reads_quality(self) -> bool:
+        """Whether the choice depends on the quality, which estimates do not predict."""
+        return self.wants_quality or self.max_loss is not None
+
+    def holds_by_law(self, name: str, setting: Setting) -> bool:
+        """Whether a setting certainly keeps a limit: it is lossless, or its rule has the bound."""
+        if name == "max_nats" and setting.method is None:
+            rule = setting.made("rule")
+            if isinstance(rule, KLBall) and setting.strength is not None:
+                assert self.max_nats is not None
+                return setting.strength <= self.max_nats
+        return name != "max_latency" and setting.is_lossless
+
+    def with_balls(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Adds `KLBall`s with the bound of `max_nats`, beside each lossless chain.
+
+        Of the rules that certainly keep it, these accept most. At temperature 0 they are lossless.
+        """
+        added = dict.fromkeys(settings)
+        for setting in settings if self.max_nats else ():
+            if is_chain(setting) and setting.is_lossless and setting.temperature > 0.0:
+                added[dataclasses.replace(setting, rule=f"KLBall({self.max_nats})")] = None
+        return list(added)
+
+    def parts(self, rows: int, measuring: Measuring) -> dict[str, tuple[int, int, int]]:
+        """Returns the parts of the texts: one for each round, then the held-out part.
+
+        About `latency_limit` texts are timed in all rounds together, and as many held-out texts.
 
         Raises:
-          ValueError: there are too few texts.
+          UserError: there are too few texts.
         """
+        least = 2 * measuring.latency_batch_size
         seen = rows - round(rows * self.held_out)
         ends = [max(seen >> (self.rounds - 1 - i), 1) for i in range(self.rounds)]
         if min(ends[0], rows - seen) < least:
@@ -95,170 +135,303 @@ class Search:
                 f"of {self.rounds} rounds; both need at least {least}: add texts, or lower "
                 "`rounds` or LATENCY_BATCH_SIZE"
             )
-        return ends
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values."""
-        demand = None if self.asked is None else self.asked.described()
-        return dataclasses.asdict(self) | {"demand": demand}
+        places = list(zip([0, *ends], [*ends, rows], strict=True))
+        share = measuring.latency_limit / ends[-1]
+        timed = [*(round(share * (stop - start)) for start, stop in places[:-1])]
+        timed.append(measuring.latency_limit)
+        names = [*(f"round {i + 1}" for i in range(len(ends))), HELD_OUT]
+        return {
+            name: (start, stop, min(max(count, least), stop - start))
+            for name, (start, stop), count in zip(names, places, timed, strict=True)
+        }
 
 
 def promising(
-    estimates: Sequence[Expected], demand: Demand | None, count: int, rows: int = 1
+    estimates: Sequence[Expected], count: int, max_nats: float | None = None
 ) -> list[Setting]:
-    """Selects the settings to measure by their estimates.
+    """Selects the settings to measure by their estimates, of one sampling.
 
-    It drops settings that will probably not meet the demand, or not be faster than the verifier
-    alone, and settings that another strength of the same rule beats (faster, and closer to the
-    verifier). Of plans that differ only in numbers it keeps the two fastest. If quality matters,
-    which estimates do not predict, it splits the rest into bands of divergence (of speed, if the
-    divergence is infinite), and takes from each band a setting that is almost as fast as the
-    fastest, of the rule that was taken least often. Otherwise it takes almost the fastest. The
-    fastest remaining lossless setting is always selected.
+    Settings of one draft cost the same passes, so one that yields more tokens per pass at fewer
+    nats beats the other strengths of its rule. The rest is split into bands of divergence, and each
+    band gives a setting of the rule and the draft that were taken least often, and of these the one
+    with the most tokens per pass. A lossless setting is always selected.
 
     Args:
-      estimates: the estimates of all settings.
-      demand: the demand; None to compare quality, speed and divergence.
       count: the most settings to select.
-      rows: the batch size of the estimates; a demand is about the seconds of a single text.
-
-    Returns:
-      The settings, lossless first; no model alone.
+      max_nats: settings that are estimated to be far above it are left out.
     """
-    clauses = () if demand is None else demand.clauses
     drafts = [x for x in estimates if not x.setting.is_alone]
-    # Estimates of speed-ups are rough: these are measured however slow they seem.
-    lossless = [x for x in drafts if x.setting.is_lossless]
-    kept = (lossless,) if demand is not None else (drafts, lossless)
-    fastest = [max(them, key=lambda x: x.speed, default=None) for them in kept]
-    fit = [x for x in drafts if not x.speedup <= _LEEWAY or x in fastest]
-    fit = [x for x in fit if all(clause.may_hold(x, rows) for clause in clauses)]
-    fit = [x for kind in _by_kind(fit).values() for x in kind]
-    lossless = [x for x in fit if x.setting.is_lossless]
-    taken = sorted(lossless, key=lambda x: -x.speed)[:1]
-    left = [x for x in fit if x not in taken]
-    more = min(count - len(taken), len(left))
-    bands: list[Sequence[Expected]] = [left] * more
-    at_once = _OF_A_KIND
-    if (demand is None or demand.reads_quality) and more > 0:
-        left.sort(key=lambda x: (x.nats_per_token, x.speed))
-        bands, at_once = _parts(left, more), 1
-    kinds: Counter[Any] = Counter()
-    for band in bands:
-        rest = [x for x in band if x not in taken]
-        enough = _NEAR * max(x.speed for x in rest)
-        near = [x for x in rest if x.speed >= enough]
-        taken.append(min(near, key=lambda x: (kinds[_kind(x)] // at_once, -x.speed)))
-        kinds[_kind(taken[-1])] += 1
-    return [x.setting for x in taken]
+    if max_nats is not None:
+        drafts = [x for x in drafts if x.nats_per_token <= _LEEWAY * max_nats]
+    curves: dict[Any, list[Expected]] = {}
+    for x in drafts:
+        curves.setdefault(x.setting.curve, []).append(x)
+    left = [x for curve in curves.values() for x in _front(curve)]
+    left.sort(key=lambda x: (not x.setting.is_lossless, x.nats_per_token, x.tokens_per_call))
+    ends = np.linspace(0, len(left), min(count, len(left)) + 1).round().astype(int)
+    taken: list[Setting] = []
+    seen: Counter[Any] = Counter()
+    for start, stop in itertools.pairwise(ends):
+        band = left[start:stop]
+        if not taken:
+            band = [x for x in band if x.setting.is_lossless] or band
+        best = min(band, key=lambda x: (sum(seen[kind] for kind in _kinds(x)), -x.tokens_per_call))
+        taken.append(best.setting)
+        seen.update(_kinds(best))
+    return taken
 
 
-def _kind(estimate: Expected) -> Any:
-    """A key shared by settings that differ only in numbers."""
+def _kinds(estimate: Expected) -> tuple[Any, ...]:
     setting = estimate.setting
-    rule = Part.parse(setting.rule).name
-    return rule if setting.drafting is None else (rule, Plan.of(setting).kind)
-
-
-def _by_kind(estimates: Sequence[Expected]) -> dict[Any, list[Expected]]:
-    """The best estimates of each kind."""
-    found: dict[Any, list[Expected]] = {}
-    for estimate in estimates:
-        found.setdefault(_kind(estimate), []).append(estimate)
-    for kind, group in found.items():
-        if isinstance(kind, str):
-            found[kind] = _front(group)
-        else:
-            found[kind] = sorted(group, key=lambda x: -x.speed)[:_OF_A_KIND]
-    return found
+    draft = setting.drafter, setting.max_draft, setting.stopping, setting.verification
+    return Part.parse(setting.rule).name, draft
 
 
 def _front(estimates: Sequence[Expected]) -> list[Expected]:
-    seconds = [1.0 / x.speed for x in estimates]
-    kept = pareto(seconds, [-x.nats_per_token for x in estimates])
+    kept = pareto([-x.tokens_per_call for x in estimates], [-x.nats_per_token for x in estimates])
     # Infinite divergences, such as of lossy rules at temperature 0, cannot be compared.
     return [
         x for x, stays in zip(estimates, kept, strict=True) if stays or math.isinf(x.nats_per_token)
     ]
 
 
-def _parts(estimates: Sequence[Expected], count: int) -> list[Sequence[Expected]]:
-    """Splits estimates into consecutive parts of similar sizes."""
-    ends = np.linspace(0, len(estimates), count + 1).round().astype(int)
-    return [estimates[start:stop] for start, stop in itertools.pairwise(ends)]
+class Choice(NamedTuple):
+    """The answer: `DRAFT`, `DO_NOT_DRAFT` or `NOT_MET`, which has no setting; and why."""
+
+    answer: str
+    setting: Setting | None
+    why: str
 
 
-class HalvingRound(NamedTuple):
-    """A round of successive halving.
-
-    Attributes:
-      texts: the number of texts so far.
-      found: the figures of the measured settings.
-      judged: their judgements.
-      failed: settings that could not be measured -> why.
-    """
-
-    texts: Counts
-    found: Mapping[Setting, Scores]
-    judged: Mapping[Setting, Judged]
-    failed: Mapping[Setting, str]
-
-
-def halve(
-    settings: Sequence[Setting],
-    alone: Setting,
-    look: Look,
-    judge: Judge,
-    texts: Sequence[Counts],
-    tell: Callable[[str], None] = lambda _: None,
-) -> tuple[Choice, list[HalvingRound]]:
-    """Successive halving: each round measures more texts with half of the settings.
-
-    Each round keeps the settings with the highest worth: the chance to meet the demand in the last
-    round times their speed-up (or quality). It also keeps the fastest lossless setting that may
-    meet the demand. The verifier alone is in every round.
+class Judge:
+    """Compares the figures of settings with the limits, and with the verifier alone.
 
     Args:
-      settings: the settings to measure.
-      alone: the verifier alone.
-      look: measures a setting; a `MeasuringError` drops the setting, unless it is `alone`.
-      judge: judges the figures.
-      texts: the number of texts in each round, with those of earlier rounds.
-      tell: called with messages about the progress.
+      search: has at least one limit.
+      quality: the name of the quality figure; None: only lossless settings keep `max_loss`.
+    """
+
+    def __init__(self, search: Search, alone: Setting, quality: str | None, bootstrap: Bootstrap):
+        self.search, self.alone, self.quality = search, alone, quality
+        self._bootstrap = bootstrap
+
+    def verdict(
+        self, setting: Setting, scores: Scores, verifier: Scores
+    ) -> dict[str, dict[str, Any]]:
+        """Returns for each limit the `value` of the figure with `low` and `high`, and what follows.
+
+        `within` is True if the interval is within the limit, False if it is beyond, None if the
+        texts do not show it; `by_law` that the setting certainly keeps the limit.
+        """
+        verdict = {}
+        for name, limit in self.search.limits.items():
+            figure = self._figure(name, scores, verifier)
+            by_law, within = self.search.holds_by_law(name, setting), None
+            if by_law or (figure["high"] is not None and figure["high"] <= limit):
+                within = True
+            elif figure["low"] is None or figure["low"] > limit:
+                within = False
+            verdict[name] = {**figure, "limit": limit, "by_law": by_law, "within": within}
+        return verdict
+
+    def _figure(self, name: str, scores: Scores, verifier: Scores) -> dict[str, Any]:
+        if name == "max_loss":
+            if self.quality is None:
+                return dict.fromkeys(("value", "low", "high", "error"))
+            return over(verifier, scores, self.quality, self._bootstrap)
+        figure = {"max_nats": NATS, "max_latency": RELATIVE}[name]
+        return dict(scores.figures.get(figure) or dict.fromkeys(("value", "low", "high", "error")))
+
+    def gain(self, scores: Scores) -> float:
+        """The speed-up over the verifier alone, or the quality."""
+        value = scores.value(str(self.quality) if self.search.wants_quality else RELATIVE)
+        if math.isnan(value):
+            return 0.0
+        return value if self.search.wants_quality else 1.0 / value
+
+    def left(self, scored: Mapping[Setting, Scores]) -> list[Setting]:
+        """Returns the better half: the highest gains, weighed by the chance to keep the limits.
+
+        Settings that are shown to miss a limit are out, but for the nearest if all miss one. The
+        fastest lossless setting of the others is in.
+        """
+        verdicts = {
+            x: self.verdict(x, scores, scored[self.alone])
+            for x, scores in scored.items()
+            if x != self.alone
+        }
+        hopeful = [
+            x
+            for x, limits in verdicts.items()
+            if all(limit["within"] is not False for limit in limits.values())
+        ]
+        if not hopeful:
+            return sorted(verdicts, key=lambda x: _missed(verdicts[x]))[:1]
+        ranked = sorted(hopeful, key=lambda x: -self.gain(scored[x]) * _chance(verdicts[x]))
+        count = math.ceil(len(verdicts) / 2)
+        lossless = [x for x in hopeful if x.is_lossless]
+        safe = sorted(lossless, key=lambda x: scored[x].value(RELATIVE))[:1]
+        if not safe or safe[0] in ranked[:count]:
+            return ranked[:count]
+        return [*ranked[: max(count - 1, 1)], *safe]
+
+    def choose(self, scored: Mapping[Setting, Scores]) -> Choice:
+        """Chooses among the settings of the last round and the verifier alone.
+
+        If the verifier alone is within the limits too, and the best setting is not shown to be
+        better, the choice is the verifier alone, or a lossless setting that is shown to be faster.
+        """
+        alone = scored[self.alone]
+        verdicts = {x: self.verdict(x, scores, alone) for x, scores in scored.items()}
+        passing = [
+            x for x, limits in verdicts.items() if all(one["within"] for one in limits.values())
+        ]
+        if not passing:
+            return Choice(NOT_MET, None, _why_not(verdicts))
+        best = max(passing, key=lambda x: self.gain(scored[x]))
+        text, leads = self._lead(scored[best], alone)
+        if best != self.alone and (leads or self.alone not in passing):
+            return Choice(DRAFT, best, f"it is {text}")
+        safe = [x for x in passing if x.is_lossless and x != self.alone]
+        if self.search.wants_quality and safe:
+            fastest = min(safe, key=lambda x: scored[x].value(RELATIVE))
+            speed, leads = _speed(scored[fastest])
+            if leads:
+                why = f"it is {speed}, and lossless: its quality is the verifier's"
+                return Choice(DRAFT, fastest, why)
+        if best == self.alone:
+            gains = "better" if self.search.wants_quality else "faster"
+            why = f"no other setting that keeps the limits is {gains}"
+        else:
+            why = f"the best other setting, {best.described()}, is {text}: this may be chance"
+        return Choice(DO_NOT_DRAFT, self.alone, why)
+
+    def _lead(self, scores: Scores, alone: Scores) -> tuple[str, bool]:
+        """How a setting compares with the verifier alone, and whether it is shown to be better."""
+        if not self.search.wants_quality:
+            return _speed(scores)
+        gain = over(scores, alone, str(self.quality), self._bootstrap)
+        if gain["low"] is None:
+            return "of unknown quality", False
+        ends = f"[{gain['low']:+.3g}, {gain['high']:+.3g}]"
+        text = f"{gain['value']:+.3g} {ends} {self.quality} over the verifier alone"
+        return text, gain["low"] > 0.0
+
+
+def _speed(scores: Scores) -> tuple[str, bool]:
+    figure = scores.figures[RELATIVE]
+    value, low, high = (figure[name] for name in ("value", "low", "high"))
+    if not value or not low or not high:
+        return "of unknown speed", False
+    text = f"{1.0 / value:.3g} [{1.0 / high:.3g}, {1.0 / low:.3g}] times as fast as the verifier"
+    return f"{text} alone", high < 1.0
+
+
+def _excess(limit: Mapping[str, Any]) -> float:
+    """How far a figure is beyond its limit, in standard errors."""
+    if limit["by_law"]:
+        return -math.inf
+    if limit["value"] is None or limit["error"] is None:
+        return math.inf
+    return (limit["value"] - limit["limit"]) / max(limit["error"], 1e-9)
+
+
+def _missed(limits: Mapping[str, Mapping[str, Any]]) -> float:
+    return max(_excess(limit) for limit in limits.values())
+
+
+def _chance(limits: Mapping[str, Mapping[str, Any]]) -> float:
+    """About how probable it is that the figure nearest to its limit is within it."""
+    return 0.5 * math.erfc(_missed(limits) / math.sqrt(2.0))
+
+
+def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Names the setting that comes closest to the limits."""
+    nearest = min(verdicts, key=lambda x: _missed(verdicts[x]))
+    name, limit = max(verdicts[nearest].items(), key=lambda item: _excess(item[1]))
+    if limit["value"] is None or limit["low"] is None:
+        return "no setting has the figures that the limits need"
+    text = (
+        f"{nearest.described()} comes closest to {name.upper()}={limit['limit']:g}: it has "
+        f"{limit['value']:.3g} [{limit['low']:.3g}, {limit['high']:.3g}]"
+    )
+    if limit["value"] > limit["limit"]:
+        return text
+    return f"{text}, which may be beyond it: relax the limit, or add texts"
+
+
+def answer(
+    look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts
+) -> tuple[dict[str, Any], Choice]:
+    """Chooses a setting by successive halving, and measures it on the held-out texts.
+
+    The verifier alone is in every round.
+
+    Args:
+      settings: without the verifier alone.
+      parts: see `Search.parts`.
 
     Returns:
-      The choice, and all rounds.
-
-    Source: Karnin et al., Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013).
+      The answer's part of `results.json`, and the choice.
     """
-    left, rounds, failed = list(settings), list[HalvingRound](), dict[Setting, str]()
-    for number, here in enumerate(texts):
-        tell(
-            f"round {number + 1} of {len(texts)}: measuring {len(left)} settings on "
-            f"{here.rows} texts ..."
-        )
-        found = {alone: look(alone, number)}
+    *names, held_out = parts
+    left, rounds = list(settings), []
+    for i in range(len(names)):
+        texts = parts[names[i]][1]
+        tell(f"round {i + 1} of {len(names)}: measuring {len(left)} settings on {texts} texts ...")
+        scored = {judge.alone: look(judge.alone, names[: i + 1])}
         for setting in left:
             tell(f"  {setting.described()} ...")
             try:
-                found[setting] = look(setting, number)
+                scored[setting] = look(setting, names[: i + 1])
             except MeasuringError as error:
-                failed[setting] = str(error)
-                tell(f"  failed: {failed[setting]}")
-        judged = judge.judge(found, alone, here)
-        rounds.append(HalvingRound(here, found, judged, dict(failed)))
-        left = _kept(found, judged, [setting for setting in left if setting in found])
-    return judge.choose(rounds[-1].found, alone), rounds
+                tell(f"  failed: {error}")
+        rounds.append({"texts": texts, "settings": _of_round(scored, judge)})
+        left = judge.left(scored)
+    choice = judge.choose(scored)
+    chosen = choice.setting
+    results: dict[str, Any] = {
+        "limits": judge.search.limits,
+        "answer": choice.answer,
+        "setting": None if chosen is None else chosen.to_dict(),
+        "described": None if chosen is None else chosen.described(),
+        "why": choice.why,
+        "rounds": rounds,
+        "held_out": None,
+    }
+    if chosen is not None:
+        start, stop, timed = parts[held_out]
+        tell(f"measuring {chosen.described()} on {stop - start} held-out texts ...")
+        try:
+            verifier, scores = look(judge.alone, [held_out]), look(chosen, [held_out])
+        except MeasuringError as error:
+            raise UserError(f"{chosen.described()} failed on the held-out texts: {error}") from None
+        limits = judge.verdict(chosen, scores, verifier)
+        for limit in limits.values():
+            below = limit["value"] is not None and limit["value"] <= limit["limit"]
+            limit["met"] = limit["by_law"] or below
+        results["held_out"] = {
+            "texts": stop - start,
+            "timed": timed,
+            "met": all(limit["met"] for limit in limits.values()),
+            "limits": limits,
+            "figures": _figures(scores, judge.quality),
+            "verifier": _figures(verifier, judge.quality),
+        }
+    return results, choice
 
 
-def _kept(
-    found: Mapping[Setting, Scores], judged: Mapping[Setting, Judged], settings: Sequence[Setting]
-) -> list[Setting]:
-    hopeful = [setting for setting in settings if judged[setting].chance >= _HOPELESS]
-    ranked = sorted(hopeful, key=lambda setting: -judged[setting].worth)
-    count = math.ceil(len(settings) / 2)
-    lossless = [setting for setting in hopeful if setting.is_lossless]
-    safe = sorted(lossless, key=lambda setting: relative(found[setting]))[:1]
-    if not safe or safe[0] in ranked[:count]:
-        return ranked[:count]
-    return [*ranked[: max(count - 1, 1)], *safe]
+def _of_round(scored: Mapping[Setting, Scores], judge: Judge) -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": setting.described(),
+            "limits": judge.verdict(setting, scores, scored[judge.alone]),
+            "figures": _figures(scores, judge.quality),
+        }
+        for setting, scores in scored.items()
+    ]
+
+
+def _figures(scores: Scores, quality: str | None) -> dict[str, Any]:
+    names = _FIGURES if quality is None else (quality, *_FIGURES)
+    return {name: scores.figures[name] for name in names if name in scores.figures}

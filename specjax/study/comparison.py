@@ -6,6 +6,7 @@ A stopped run can be resumed.
 import dataclasses
 import gc
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -14,23 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_flag
 from specjax.errors import UserError
+from specjax.runs.evaluation import shown
 from specjax.runs.inputs import tokens_of
 from specjax.runs.merging import OnStart
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import PART, RunDirectory
 from specjax.study import plots
-from specjax.study.answer import answer, parts_of
-from specjax.study.choose import Search, promising
-from specjax.study.demand import Demand
-from specjax.study.expect import cannot_estimate, estimate, sampling_key
-from specjax.study.frontier import frontier_of, with_balls
+from specjax.study.choose import Judge, Search, answer, promising
+from specjax.study.expect import cannot_estimate, estimate, frontier_of, sampling_key
 from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
     Bench,
-    Measured,
     Measuring,
     MeasuringError,
     joined,
@@ -43,7 +40,7 @@ from specjax.study.points import (
     Points,
 )
 from specjax.study.replicas import GRID, SHARED, finish, share
-from specjax.study.scores import Scores, over, score
+from specjax.study.scores import NATS, RELATIVE, Scores, over, score
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
@@ -64,7 +61,6 @@ def compare(
     output_dir: PathLike,
     measured: str = FRONT,
     search: Search | None = None,
-    with_times: bool = True,
     options: Mapping[str, Any] | None = None,
     prompts: Prompting | None = None,
     one_bucket: bool = False,
@@ -74,14 +70,10 @@ def compare(
 ) -> dict[str, Any]:
     """Estimates settings, measures the promising settings, and writes tables and plots.
 
-    Estimates need a single pass over the verifier's outputs (see `expect`); settings that cannot be
-    estimated are measured. With a demand, settings are measured by successive halving (see
-    `choose`): the chosen setting is measured again on held-out texts, and written as `tuned.gin`.
-    Estimates and measurements in the directory are not repeated.
-
-    A setting that fails, because its decoder cannot be made or memory is full, gets a line with the
-    reason; the others are measured, and the next start tries it again. A kill loses only the
-    setting that was being measured. Tables and plots include the settings of earlier grids.
+    Settings that cannot be estimated are measured. With limits the chosen setting is measured again
+    on held-out texts (see `choose`). Estimates and measurements in the directory are not repeated,
+    and a kill loses only the setting that was being measured. A setting that fails gets a line with
+    the reason; the next start tries it again. Tables and plots include settings of earlier grids.
 
     With `process` this process measures its share of the settings, in its own directory in
     `output_dir`; the last process to end merges all, if they are on the same file system.
@@ -89,17 +81,11 @@ def compare(
     Args:
       make_models: returns the models of settings by name, "verifier" and the drafters; called after
         the arguments have been checked.
-      settings: a grid, or settings, with the verifier alone first at each temperature.
-      texts: the texts.
-      measuring: how settings are measured.
+      settings: a grid, or settings; the verifier alone of each sampling is added.
       output_dir: a new directory, or that of a comparison with the same texts and measuring.
       measured: the settings to measure: "front", selected by estimates; "all", without estimates;
         or "none".
-      search: how settings are estimated and chosen, and the demand.
-      with_times: whether to measure the times of passes for estimates; required unless `measured`
-        is "none".
       options: more options of every decoder, such as `max_new_tokens`.
-      prompts: how prompts are made from texts.
       one_bucket: whether to pad all prompts to the same bucket, for fewer programs.
       allow_other_environment: continue a run that began on another device or with other versions.
       on_start: called with the `RunDirectory` after all checks and before the long work; before a
@@ -107,39 +93,46 @@ def compare(
       process: this process among several replicas; None for a single process.
 
     Returns:
-      The content of `results.json`: `best` (see `tables.best_rows`), `table_2`, `quality`, the
-      numbers of settings that are `estimated`, `done` and `failed`, `failures`: setting -> why,
-      `rank_correlation` of expected and measured speed-ups, `verdicts`: for each sampling the
-      setting to decode with and why, and `gin_file`, which decodes with it if there is one
-      sampling; with a demand also the result of `answer`.
+      The content of `results.json`.
 
     Raises:
-      ImportError: the figures cannot be drawn, or a metric cannot be computed.
       OSError: the directory cannot be written, or another process works there.
-      TypeError: a value has a wrong type.
-      ValueError: a text cannot be decoded, or the directory has another run.
+      UserError: a value is wrong, a text cannot be decoded, a library is missing, or the directory
+        has another run.
     """
     plots.check()
     measuring = measuring.fitted(texts, quiet=measured == NONE)
     prompts, search = prompts or Prompting(), search or Search()
-    demand = search.asked
-    _check(measured, demand is not None, with_times, process)
+    chooses = bool(search.limits)
+    if measured not in (FRONT, ALL, NONE):
+        raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
+    if chooses and measured == NONE:
+        raise UserError("limits need measurements: leave out --estimate, or the limits")
+    if process is not None and (chooses or measured != ALL):
+        raise UserError(
+            "several processes must measure all settings: give --full and no limits, or use one "
+            "process"
+        )
     parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}
-    if demand is not None:
-        texts = in_random_order(texts, search.seed)
-        parts = parts_of(search, len(texts.examples), measuring)
+    if chooses:
+        order = np.random.default_rng(search.seed).permutation(len(texts.examples))
+        texts = texts.in_order(order.tolist())
+        parts = search.parts(len(texts.examples), measuring)
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
-    grid = with_balls(grid, demand)
-    _check_settings(grid, demand, measuring.quality, measured)
+    # Each sampling is compared with its verifier alone.
+    with_baselines = ((setting.verifier_alone, setting) for setting in grid)
+    grid = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])
+    if chooses:
+        _check_limits(grid, search, measuring.quality)
     settings = grid if process is None else share(grid, process)
     with SHARED.directory(output_dir, process) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
         configuration = _configuration(bench, prompts)
-        if demand is not None:
-            configuration |= {"search": search.to_dict(), "grid": _digest(_values(grid))}
+        if chooses:
+            asked = {"search": dataclasses.asdict(search), "grid": _digest(_values(grid))}
+            configuration |= asked
         if process is not None:
-            allowed = allow_other_environment
-            SHARED.check_whole(run, configuration, allow_other_environment=allowed)
+            SHARED.check_whole(run, configuration, allow_other_environment=allow_other_environment)
             configuration[PART] = dataclasses.asdict(process)
         run.claim(configuration, allow_other_environment=allow_other_environment)
         points = Points(run, measuring.quality, measuring.bootstrap)
@@ -151,7 +144,7 @@ def compare(
         measurer = Measurer(bench, points, prompts, parts)
         taken = settings
         if measured != ALL:
-            taken = _promising(bench, points, settings, search, parts, with_times)
+            taken = _promising(bench, points, settings, search, parts)
             if measured != NONE and len(taken) < len(settings):
                 tell(
                     f"measuring {len(taken)} of {len(settings)} settings, the best by the "
@@ -159,18 +152,16 @@ def compare(
                 )
         more: dict[str, Any] = {}
         names = [*parts]
-        if demand is not None:
-            alone = settings[0].verifier_alone
+        if chooses:
+            judge = Judge(search, settings[0].verifier_alone, points.quality, points.bootstrap)
             others = [setting for setting in taken if not setting.is_alone]
-            more, choice = answer(
-                measurer.look, others, alone, search, parts, points.quality, points.bootstrap
-            )
+            more, choice = answer(measurer.look, others, judge, parts)
             names = names[:-1]
             chosen = choice.setting, choice.why
         elif measured != NONE:
             measurer.measure_all(taken)
         advice = points.recommended(names[-1])
-        if demand is None:
+        if not chooses:
             chosen = advice[0] if len(advice) == 1 else (None, "")
         more["gin_file"] = _write_chosen(run, *chosen, bench, prompts)
         results = points.finish(settings, advice, names, more)
@@ -181,54 +172,18 @@ def compare(
     return results
 
 
-def _check(measured: Any, has_demand: bool, with_times: Any, process: Process | None) -> None:
-    """Raises an error unless these arguments can be combined."""
-    if measured not in (FRONT, ALL, NONE):
-        raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
-    check_flag("with_times", with_times)
-    if has_demand and measured == NONE:
-        raise UserError("a demand needs measurements: leave out DEMAND or --estimate")
-    if not with_times and measured != NONE:
-        raise UserError("with_times must be True, because estimates select the settings to measure")
-    if process is not None and (has_demand or measured != ALL):
-        raise UserError(
-            "several processes must measure all settings: give --full and no DEMAND, or use "
-            "one process"
-        )
-
-
-def _check_settings(
-    settings: Sequence[Setting], demand: Demand | None, quality: str | None, measured: str
-) -> None:
-    """Raises an error unless these settings can be compared."""
-    if not settings:
-        raise UserError("settings is empty: give at least one setting")
-    seen: set[Setting] = set()
-    for setting in settings:
-        if not isinstance(setting, Setting):
-            raise UserError(f"settings must be a Grid or a list of Settings, got {setting!r}")
-        seen.add(setting)
-        if measured != NONE and setting.verifier_alone not in seen:
-            raise UserError(
-                f"settings has no verifier alone before {setting.described()}: add "
-                "Setting(method='VerifierAlone') with the same temperature, top_k, top_p and "
-                "processors"
-            )
-    if demand is None:
-        return
-    demand.check_quality(quality)
+def _check_limits(settings: Sequence[Setting], search: Search, quality: str | None) -> None:
+    """Raises an error if no setting can be chosen, whatever is measured."""
     lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
-    if quality is None and demand.reads_quality and lossy:
+    if quality is None and (search.wants_quality or (search.max_loss is not None and lossy)):
         raise UserError(
-            f"demand={demand.described()!r} needs a measured quality, because "
-            f"{lossy[0].described()} is not lossless: give references and METRICS, or compare only "
-            "lossless settings"
+            "these limits need a measured quality: give references and METRICS, or MAX_NATS"
         )
     # One verifier alone is the baseline.
     ways = [*dict.fromkeys(map(sampling_key, settings))]
     if len(ways) > 1:
         raise UserError(
-            "a demand needs one (temperature, top_k, top_p, processors) for all settings, got "
+            "limits need one (temperature, top_k, top_p, processors) for all settings, got "
             f"{', '.join(map(str, ways))}: use one output_dir for each"
         )
 
@@ -239,7 +194,6 @@ def _promising(
     settings: Sequence[Setting],
     search: Search,
     parts: Mapping[str, tuple[int, int, int]],
-    with_times: bool,
 ) -> list[Setting]:
     """Estimates settings; returns the settings to measure, in the order of the grid."""
     why_not = {setting: cannot_estimate(setting, bench.models) for setting in settings}
@@ -254,33 +208,29 @@ def _promising(
     read = bench.prompts[: min(limit, search.estimate_limit)]
     if len(read) < search.estimate_limit:
         tell(f"ESTIMATE_LIMIT={search.estimate_limit}: estimating from all {len(read)} texts")
-    rows = bench.measuring.latency_batch_size
-    how: dict[str, Any] = {"batch_size": rows, "draws": search.draws, "seed": search.seed}
-    about = {**how, "settings": _values(known), "texts": len(read), "with_times": with_times}
+    how: dict[str, Any] = {
+        "batch_size": bench.measuring.latency_batch_size,
+        "draws": search.draws,
+        "seed": search.seed,
+    }
     line = [setting for setting in frontier_of(known) if setting not in known]
-    about |= {"shared": bench.shared.size} if bench.shared.size else {}
-    about |= {"frontier": _values(line)} if line else {}
-    about["models"] = {name: model.fingerprint for name, model in bench.models.items()}
+    about = {
+        **how,
+        "settings": _values(known),
+        "frontier": _values(line),
+        "texts": len(read),
+        "models": {name: model.fingerprint for name, model in bench.models.items()},
+    }
     points.estimate(
         about,
-        lambda: estimate(
-            bench.models,
-            [*known, *line],
-            read,
-            options=bench.options,
-            shared=bench.shared,
-            with_times=with_times,
-            tell=tell,
-            **how,
-        ),
+        lambda: estimate(bench.models, [*known, *line], read, options=bench.options, **how),
         line,
     )
-    taken = [setting for setting in settings if setting.is_alone] + left
+    taken = {setting for setting in settings if setting.is_alone} | set(left)
     for group in drawn_alike(known):
         estimates = [points.estimates[setting] for setting in group]
-        taken += promising(estimates, search.asked, search.candidates, rows)
-    chosen = set(taken)
-    return [setting for setting in settings if setting in chosen]
+        taken |= set(promising(estimates, search.candidates, search.max_nats))
+    return [setting for setting in settings if setting in taken]
 
 
 def _write_chosen(
@@ -296,10 +246,6 @@ def _write_chosen(
     words_of = f"{setting.described()}: {why.rstrip('.')}."
     text = infer_gin(words_of, names, run.path / CHOSEN_NAME, made_by)
     return str(run.write(CHOSEN_NAME, text.encode()))
-
-
-def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    return [setting.to_dict() for setting in settings]
 
 
 def _bench(
@@ -318,8 +264,8 @@ def _bench(
     ]
     if one_bucket:
         longest = max(map(len, tokens))
-        own = next(length for length in decoder.buckets if length >= longest)
-        options = {**options, "buckets": (own,)}
+        bucket = next(length for length in decoder.buckets if length >= longest)
+        options = {**options, "buckets": (bucket,)}
     # Alike for all settings, because a model that reads whole prompts would seem slower.
     alike = prompts.task is not None and decoder.can_share_prefix
     shared = {"shared": common_of(tokens)} if alike else {}
@@ -332,7 +278,7 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
     described = bench.decoder(alone, bench.measuring.batch_size).describe()
     written = [(e.id, e.inputs) for e in bench.texts.examples], list(bench.texts.references)
     names = [name for name in ("verifier", "drafter") if name in bench.models]
-    found = {
+    configuration = {
         "models": {name: bench.models[name].fingerprint for name in names},
         "options": {name: described[name] for name in ("max_new_tokens", "buckets", "mesh")},
         "stop": list(bench.options.get("stop", ())),
@@ -344,8 +290,13 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
         **({"shared": len(bench.shared)} if len(bench.shared) else {}),
         "chat": prompts.chat,
     }
-    problems = bench.texts.problems
-    return found if problems is None else {**found, "problems": _digest(problems)}
+    if bench.texts.problems is not None:
+        configuration["problems"] = _digest(bench.texts.problems)
+    return configuration
+
+
+def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    return [setting.to_dict() for setting in settings]
 
 
 def _digest(values: Any) -> str:
@@ -356,11 +307,7 @@ class Measurer:
     """Measures settings on parts of the texts, each once.
 
     Args:
-      bench: all texts.
-      points: stores the results.
-      prompts: how prompts were made.
-      parts: name -> the start and end of a part's texts, and how many are timed; by default a
-        single part of all texts.
+      parts: name -> the start and end of a part's texts, and how many are timed.
     """
 
     def __init__(
@@ -368,11 +315,9 @@ class Measurer:
         bench: Bench,
         points: Points,
         prompts: Prompting,
-        parts: Mapping[str, tuple[int, int, int]] | None = None,
+        parts: Mapping[str, tuple[int, int, int]],
     ):
-        everything = (0, len(bench.prompts), bench.measuring.latency_limit)
-        self._bench, self._points, self._prompts = bench, points, prompts
-        self._parts = dict(parts or {WHOLE: everything})
+        self._bench, self._points, self._prompts, self._parts = bench, points, prompts, parts
 
     def measure_all(self, settings: Sequence[Setting]) -> None:
         """Measures the missing settings; a failed setting does not stop the others."""
@@ -396,7 +341,7 @@ class Measurer:
         Raises:
           MeasuringError: the setting could not be measured; the point says why.
         """
-        last = names[-1]
+        last, how = names[-1], self._bench.measuring
         point = self._points.of(last).get(setting)
         if point is not None and point.scores is not None:
             return point.scores
@@ -405,57 +350,36 @@ class Measurer:
             alone = self._points.scored(last).get(setting.verifier_alone)
             if setting.method != VERIFIER_ALONE and alone is None:
                 raise UserError("the verifier alone failed, so there is no baseline")
-            own = measure(setting, self._bench.part(*self._parts[last]))
+            measured = measure(setting, self._bench.part(*self._parts[last]))
             earlier = [self._points.measured(setting, name) for name in names[:-1]]
             everything = self._bench.part(self._parts[names[0]][0], self._parts[last][1])
-            scores = score(setting, joined([*earlier, own]), everything)
+            scores = score(setting, joined([*earlier, measured]), everything)
         except Exception as error:
             self._points.put_failed(setting, last, error)
             error.__traceback__ = None  # frees the objects in its frames
             gc.collect()
             raise MeasuringError(error) from None
-        about = self._about(setting, own, scores, alone or scores)
-        about["process"]["seconds"] = time.perf_counter() - begin
-        self._points.put(setting, last, own, scores, about)
-        tell(f"  {_shown(scores, self._bench.measuring.quality)}")
-        return scores
-
-    def _about(
-        self, setting: Setting, measured: Measured, scores: Scores, alone: Scores
-    ) -> dict[str, Any]:
-        """The other values of a point's line, besides its figures."""
-        how, bench = self._bench.measuring, self._bench
-        used = [name for name in ("verifier", *setting.drafters) if name in bench.models]
-        options = {**bench.options, "batch_size": how.batch_size}
-        return {
+        models = self._bench.models
+        used = [name for name in ("verifier", *setting.drafters) if name in models]
+        options = {**self._bench.options, "batch_size": how.batch_size}
+        about = {
             "over_verifier": {
-                name: over(scores, alone, name, how.bootstrap) for name in how.metrics
+                name: over(scores, alone or scores, name, how.bootstrap) for name in how.metrics
             },
             "latency_of": {
                 "texts": measured.times.seconds.shape[2] * how.latency_batch_size,
                 "batch_size": how.latency_batch_size,
                 "repeats": how.repeats,
             },
-            "models": {name: bench.models[name].fingerprint for name in used},
-            "infer": words(infer_names(setting, bench.models, options, self._prompts)),
+            "models": {name: models[name].fingerprint for name in used},
+            "infer": words(infer_names(setting, models, options, self._prompts)),
             "process": {
                 "compiled": measured.compiled,
                 "compiled_while_timed": measured.compiled_late,
+                "seconds": time.perf_counter() - begin,
             },
         }
-
-
-def _shown(scores: Scores, quality: str | None) -> str:
-    parts = []
-    for name in (quality, "relative_latency", "nats_per_token"):
-        values = scores.figures.get(name) if name is not None else None
-        if values is not None and values["value"] is not None and values["low"] is not None:
-            ends = f"[{values['low']:.4g}, {values['high']:.4g}]"
-            parts.append(f"{str(name).replace('_', ' ')} {values['value']:.4g} {ends}")
-    return ", ".join(parts)
-
-
-def in_random_order(texts: Texts, seed: int) -> Texts:
-    """Shuffles the texts of a search; the last texts are held out."""
-    order = np.random.default_rng(seed).permutation(len(texts.examples))
-    return texts.in_order([int(i) for i in order])
+        self._points.put(setting, last, measured, scores, about)
+        names_shown = [name for name in (how.quality, RELATIVE, NATS) if name and scores.has(name)]
+        tell("  " + ", ".join(f"{name} {shown(scores.figures[name])}" for name in names_shown))
+        return scores

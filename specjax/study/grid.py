@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from specjax.checks import one_number, tuple_text, whole_number
+from specjax.checks import tuple_text
 from specjax.errors import UserError
 from specjax.text.parts import made_part
 from specjax.text.setting import (
@@ -62,11 +62,8 @@ class Grid:
       methods: methods and their strengths; a name or a text (see `text.setting.named_method`) ->
         None, a number or several numbers, which replace `{}`. The verifier alone and the drafters
         alone are always included. None: every rule with usual strengths.
-      temperatures: at least 0 each.
-      top_k: the top-k of all settings; None for all tokens.
-      top_p: likewise.
-      processors: likewise, such as ("RepetitionPenalty(1.3)", "MinP(0.05)").
-      max_drafts: the lengths of drafts, or the longest drafts with a policy; at least 1 each.
+      top_k: the top-k of all settings; None for all tokens. Likewise `top_p` and `processors`.
+      max_drafts: the lengths of drafts, or the longest drafts with a policy.
       min_draft: the fewest tokens of a draft with a policy.
       stopping: policies and their thresholds, in the form of `methods`; None is a fixed length.
       longest: the longest draft with a policy; None: each of `max_drafts`.
@@ -74,11 +71,9 @@ class Grid:
       drafters: names of models; None is "drafter".
       verifications: such as "Block"; None: the default of each kind of drafts. Those that verify
         trees are combined with trees only, the others with chains only.
-      plans: more settings, at each temperature, top-k and top-p.
 
     Raises:
-      TypeError: a value has a wrong type.
-      ValueError: a name is unknown, a value is out of range, or an axis is empty.
+      UserError: a name is unknown, a value is out of range, or an axis is empty.
     """
 
     methods: Choices | None = None
@@ -93,7 +88,6 @@ class Grid:
     drafting: Sequence[str | None] = (None,)
     drafters: Sequence[str | None] = (None,)
     verifications: Sequence[str | None] = (None,)
-    plans: Sequence[Setting] = ()
 
     def __post_init__(self) -> None:
         if self.methods is None:
@@ -102,24 +96,11 @@ class Grid:
             _check_axis(name, getattr(self, name), Sequence | Mapping, "a tuple of names or a dict")
         for name in ("temperatures", "max_drafts", "drafting", "drafters", "verifications"):
             _check_axis(name, getattr(self, name), Sequence, "a tuple")
-        for plan in self.plans if isinstance(self.plans, list | tuple) else [self.plans]:
-            if not isinstance(plan, Setting):
-                raise UserError(
-                    f"plans must be a tuple of settings, such as plans(), got {plan!r}: write "
-                    "texts such as 'Lookup()' into `drafting`"
-                )
-        span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
-        for temperature in self.temperatures:
-            one_number("temperatures", temperature, **span)
-        for name in ("max_drafts", "longest"):
-            given = getattr(self, name)
-            for length in given if name == "max_drafts" else [1 if given is None else given]:
-                whole_number(name, length, low=1)
         self.settings()  # checks the parts
 
     def settings(self) -> list[Setting]:
         """Returns all settings, each once; at each temperature the models alone first."""
-        found: dict[Setting, None] = {}
+        settings: dict[Setting, None] = {}
         misfits: list[tuple[dict[str, Any], MisfitError]] = []
         fitting: set[tuple[str, Any]] = set()
         drafters = ["drafter" if name is None else name for name in self.drafters]
@@ -130,9 +111,9 @@ class Grid:
                 "top_p": self.top_p,
                 "processors": self.processors,
             }
-            found[Setting(method=VERIFIER_ALONE, **drawn)] = None
+            settings[Setting(method=VERIFIER_ALONE, **drawn)] = None
             for drafter in drafters:
-                found[Setting(method=DRAFTER_ALONE, drafter=drafter, **drawn)] = None
+                settings[Setting(method=DRAFTER_ALONE, drafter=drafter, **drawn)] = None
             combined = itertools.product(
                 self._methods(), drafters, self._verified_drafting(), self._drafts()
             )
@@ -144,17 +125,15 @@ class Grid:
                     **draft,
                 }
                 try:
-                    found[Setting(drafter=drafter, **values, **drawn)] = None
+                    settings[Setting(drafter=drafter, **values, **drawn)] = None
                 except MisfitError as error:
                     misfits.append((values, error))
                 else:
                     fitting |= set(values.items())
-            for plan in self.plans:
-                found[dataclasses.replace(plan, **drawn)] = None
         for values, misfit in misfits:
             if not fitting >= values.items():  # a value that fits nothing
                 raise misfit
-        return list(found)
+        return list(settings)
 
     def _methods(self) -> Iterator[Named]:
         assert self.methods is not None
@@ -186,21 +165,19 @@ class Grid:
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""
         for name, threshold in _pairs("stopping", self.stopping):
-            if isinstance(name, str) and name.startswith("adaptive_"):
-                raise UserError(
-                    f"stopping={name!r} was renamed: write {name.removeprefix('adaptive_')!r}"
-                )
             policy = named_stopping(name, threshold)
-            own = [self.longest] if policy is not None and self.longest else self.max_drafts
-            for length in own:
+            lengths: Sequence[int] = self.max_drafts
+            if policy is not None and self.longest is not None:
+                lengths = [self.longest]
+            for length in lengths:
                 least = 0 if policy is None else self.min_draft
                 yield {"max_draft": length, "stopping": policy, "min_draft": least}
 
 
-def _pairs(axis: str, given: Choices) -> Iterator[tuple[Any, float | None]]:
+def _pairs(axis: str, choices: Choices) -> Iterator[tuple[Any, float | None]]:
     """Each name with each of its numbers."""
-    choices = given if isinstance(given, Mapping) else dict.fromkeys(given)
-    for name, numbers in choices.items():
+    named = choices if isinstance(choices, Mapping) else dict.fromkeys(choices)
+    for name, numbers in named.items():
         if name is None and numbers is not None:
             raise UserError(f"{axis}: None takes no number, got {numbers!r}")
         if isinstance(numbers, Mapping):

@@ -26,8 +26,8 @@ class Prompting:
         template.
       truncate: where long texts are cut: "end" or "beginning"; None: long texts are errors.
       task: the task that has made the texts from records, or None.
-      dtype: the dtype of the models; None: that of each checkpoint.
-      tokenizer: the path of the tokenizer, if the models' directories have none.
+      dtype: None: that of each checkpoint.
+      tokenizer: its path, if the models' directories have none.
       weights: the form of their matrices; see `specjax.load_pair`.
     """
 
@@ -44,30 +44,34 @@ class Prompting:
 
     def names(self) -> dict[str, str]:
         """Returns gin names -> values, for any working directory and inputs without answers."""
-        found = {"DTYPE": repr(self.dtype_name), "TOKENIZER": repr(self._tokenizer())}
         weights = dict(self.weights) if isinstance(self.weights, Mapping) else self.weights
-        found["WEIGHTS"] = repr(weights)
-        found |= {"CHAT": repr(self.chat), "TRUNCATE": repr(self.truncate)}
+        tokenizer = None if self.tokenizer is None else portable_path(self.tokenizer)
+        values = {
+            "DTYPE": self.dtype_name,
+            "TOKENIZER": tokenizer,
+            "WEIGHTS": weights,
+            "CHAT": self.chat,
+            "TRUNCATE": self.truncate,
+        }
+        names = {name: repr(value) for name, value in values.items()}
         if isinstance(self.task, FewShot):
             examples = self.task.examples
             if examples is not None and not os.fspath(examples).startswith(SEQIO_PREFIX):
                 examples = portable_path(examples)
             task = dataclasses.replace(self.task, limit=None, references=None, examples=examples)
-            found["TASK"] = "@FewShot()"
+            names["TASK"] = "@FewShot()"
             for field in dataclasses.fields(task):
                 value = getattr(task, field.name)
                 if value != field.default:
-                    found[f"FewShot.{field.name}"] = repr(value)
-        return found
+                    names[f"FewShot.{field.name}"] = repr(value)
+        return names
 
     @property
     def dtype_name(self) -> str | None:
         """The name of the dtype, such as "bfloat16", or None."""
-        known = self.dtype is None or isinstance(self.dtype, str)
-        return self.dtype if known else np.dtype(self.dtype).name
-
-    def _tokenizer(self) -> str | None:
-        return None if self.tokenizer is None else portable_path(self.tokenizer)
+        if self.dtype is None or isinstance(self.dtype, str):
+            return self.dtype
+        return np.dtype(self.dtype).name
 
 
 def infer_names(
@@ -79,14 +83,11 @@ def infer_names(
     """Returns all names, and their values as gin code.
 
     Args:
-      setting: the setting.
-      models: by name.
       options: more options of every decoder, such as `max_new_tokens` and `batch_size`.
-      prompts: how prompts are made.
     """
     # The drafter of an earlier grid may not be loaded.
-    own, loaded = setting.drafter, {"drafter": models["verifier"], **models}
-    drafter = loaded[own].name if own in loaded else own
+    loaded = {"drafter": models["verifier"], **models}
+    drafter = loaded[setting.drafter].name if setting.drafter in loaded else setting.drafter
     paths = {"VERIFIER": models["verifier"].name, "DRAFTER": drafter}
     return {
         **{name: repr(portable_path(path)) for name, path in paths.items()},
@@ -100,7 +101,7 @@ def _portable(
     setting: Setting, models: Mapping[str, TextModel], prompts: Prompting
 ) -> dict[str, str]:
     """The names of a setting, with full paths of the models and tables of its drafts."""
-    found, plan = setting.to_gin(), setting.made("drafting")
+    names, plan = setting.to_gin(), setting.made("drafting")
     copies, scope = plan, "drafting/"
     if isinstance(plan, Cascade):
         places = [models[name].name if name in models else name for name in plan.models]
@@ -108,16 +109,16 @@ def _portable(
             name if name == "drafter" else portable_path(place)
             for name, place in zip(plan.models, places, strict=True)
         ]
-        found["drafting/Cascade.models"] = repr(tuple(paths))
+        names["drafting/Cascade.models"] = repr(tuple(paths))
         if prompts.dtype is not None:
-            found.setdefault("drafting/Cascade.dtype", repr(prompts.dtype_name))
+            names.setdefault("drafting/Cascade.dtype", repr(prompts.dtype_name))
         if prompts.weights is not None:
-            found.setdefault("drafting/Cascade.weights", repr(prompts.weights))
+            names.setdefault("drafting/Cascade.weights", repr(prompts.weights))
         copies, scope = plan.last, "drafting/last/"
     table = copies.bigram if isinstance(copies, Lookup) else None
     if isinstance(table, str) and table != "built-in":
-        found[f"{scope}Lookup.bigram"] = repr(portable_path(table))
-    return found
+        names[f"{scope}Lookup.bigram"] = repr(portable_path(table))
+    return names
 
 
 def words(names: Mapping[str, str]) -> list[str]:
@@ -128,14 +129,7 @@ def words(names: Mapping[str, str]) -> list[str]:
 def infer_gin(
     title: str, names: Mapping[str, str], file: str | os.PathLike[str], more: Sequence[str] = ()
 ) -> str:
-    """Returns a gin file for `specjax infer`.
-
-    Args:
-      title: the first line of the comment.
-      names: from `infer_names`.
-      file: its path, for the comment.
-      more: more lines of the comment.
-    """
+    """Returns a gin file for `specjax infer`: its comment begins with `title` and `more`."""
     lines = [
         *(f"# {line}" for line in (title, *more)),
         "#",

@@ -1,6 +1,6 @@
 """Measures settings, and times them in turns with the verifier alone.
 
-Axes: n texts, c timed chunks of texts, s samples of a text.
+Axes: n texts, c timed chunks of texts, s samples of a text, r repeats.
 """
 
 import dataclasses
@@ -8,12 +8,13 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import Float, Int, Int32
 
-from specjax.checks import check_part, whole_number
+from specjax.checks import whole_number
 from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
 from specjax.evaluation.efficiency import VERIFIER, check_costs
@@ -22,11 +23,13 @@ from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.evaluation import PASS_AT_1, Scoring, check_answers, figures_of
 from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts
-from specjax.study.turns import in_turns
 from specjax.text import Decoder, TextModel
 from specjax.text.prefixes import Prefix
 from specjax.text.setting import Setting
 
+_Side = TypeVar("_Side", bound=Hashable)
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
 # The most times a chunk is timed until nothing is compiled meanwhile.
 _TRIES = 3
 
@@ -44,7 +47,6 @@ class Measuring:
       latency_batch_size: the batch size for times.
       latency_limit: the number of timed texts, the first of all.
       repeats: how often each of these is timed.
-      bootstrap: the resampling.
       answer: extracts the scored part of an output, such as `AnswerAfter("####")`; None: all.
       reference_answer: likewise, for references.
       sandbox: runs outputs as programs, which adds the metric "pass_at_1"; None runs nothing.
@@ -52,10 +54,8 @@ class Measuring:
         0.05}, for the figure `cost_per_token`; settings of a drafter without a cost lack it.
 
     Raises:
-      ImportError: a metric's library is not installed.
+      UserError: a value is out of range, a metric is unknown or its library is not installed.
       OSError: programs cannot be contained here.
-      TypeError: a value has a wrong type.
-      ValueError: a value is out of range, or a metric is unknown.
     """
 
     metrics: Sequence[str] = ("bleu",)
@@ -83,7 +83,6 @@ class Measuring:
             if absent := [name for name in (VERIFIER, "drafter") if name not in self.costs]:
                 raise UserError(f"costs has no cost for the {absent[0]}: add costs[{absent[0]!r}]")
         put(self, "seed", whole_number("seed", self.seed, low=0))
-        check_part("bootstrap", self.bootstrap, ("interval", "difference"), "Bootstrap()")
 
     @property
     def quality(self) -> str | None:
@@ -98,27 +97,24 @@ class Measuring:
     def fitted(self, texts: Texts, *, quiet: bool = False) -> "Measuring":
         """Adapts to few texts or missing references, with messages about the changes.
 
-        Args:
-          texts: the texts.
-          quiet: whether to leave out the messages, because nothing will be measured.
-
         Raises:
-          ValueError: a metric cannot use the references, problems and sandbox are not both given,
+          UserError: a metric cannot use the references, problems and sandbox are not both given,
             or there are too few texts to time.
         """
         how, count, say = self, len(texts.examples), (lambda text: None) if quiet else tell
-        if count < 2 * self.latency_batch_size:
+        least = 2 * self.latency_batch_size
+        if count < least:
             raise UserError(
-                f"{count} texts are too few for an interval of the latency: give at least "
-                f"{2 * self.latency_batch_size} texts, twice latency_batch_size"
+                f"{count} texts are too few for an interval of the latency: give at least {least} "
+                "texts, twice latency_batch_size"
             )
         if count < self.latency_limit:
             say(f"LATENCY_LIMIT={self.latency_limit}: timing all {count} texts")
             how = dataclasses.replace(how, latency_limit=count)
-        if how.latency_limit < 2 * self.latency_batch_size:
+        if how.latency_limit < least:
             raise UserError(
-                f"latency_limit must be at least {2 * self.latency_batch_size}, twice "
-                f"latency_batch_size, got {self.latency_limit}"
+                f"latency_limit must be at least {least}, twice latency_batch_size, got "
+                f"{self.latency_limit}"
             )
         if (texts.problems is None) != (self.sandbox is None):
             raise UserError(
@@ -138,27 +134,26 @@ class Measuring:
 
     def scorers(self, texts: Texts) -> dict[str, Scoring]:
         """Returns the metrics with the references, or the problems, of all texts."""
-        own = self.reference_answer
-        wanted: Sequence[Sequence[str]] = texts.references
-        if own is not None:
-            wanted = [tuple(map(own, several)) for several in wanted]
-        found = {}
+        references: Sequence[Sequence[str]] = texts.references
+        if (answer := self.reference_answer) is not None:
+            references = [tuple(map(answer, several)) for several in references]
+        scorers = {}
         for name in self.metrics:
             if name != PASS_AT_1:
-                found[name] = Scoring(METRICS[name], wanted, self.answer)
+                scorers[name] = Scoring(METRICS[name], references, self.answer)
             elif self.sandbox is not None and texts.problems is not None:
-                found[name] = Scoring(PassAt1(self.sandbox), texts.problems)
-        return found
+                scorers[name] = Scoring(PassAt1(self.sandbox), texts.problems)
+        return scorers
 
     def describe(self) -> dict[str, Any]:
         """Returns JSON values, without fields that are None."""
-        made = dataclasses.asdict(dataclasses.replace(self, answer=None, reference_answer=None))
+        values = dataclasses.asdict(dataclasses.replace(self, answer=None, reference_answer=None))
         for name in ("answer", "reference_answer"):
-            made[name] = repr(getattr(self, name))
+            values[name] = repr(getattr(self, name))
         for name in ("answer", "reference_answer", "sandbox", "costs"):
             if getattr(self, name) is None:
-                del made[name]
-        return made
+                del values[name]
+        return values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,13 +161,12 @@ class Bench:
     """The models and texts for measuring settings.
 
     Attributes:
-      models: by name: "verifier", and the drafters of the settings.
-      texts: n texts.
-      prompts: the tokens of their inputs.
-      measuring: how settings are measured, fitted to the texts.
+      models: "verifier" and the drafters of the settings, by name.
+      prompts: the tokens of the texts.
+      measuring: fitted to the texts.
       options: more options of every decoder, such as `max_new_tokens`.
-      shared: `[L]` tokens with which most prompts begin, such as few-shot examples: every decoder
-        reads them once, before it is timed. Without tokens it reads whole prompts.
+      shared: tokens with which most prompts begin, such as few-shot examples: every decoder reads
+        them once, before it is timed. Without tokens it reads whole prompts.
     """
 
     models: Mapping[str, TextModel]
@@ -180,17 +174,12 @@ class Bench:
     prompts: Sequence[np.ndarray]
     measuring: Measuring
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shared: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    shared: Int32[np.ndarray, " L"] = dataclasses.field(
+        default_factory=lambda: np.zeros(0, np.int32)
+    )
 
     def decoder(self, setting: Setting, batch_size: int) -> Decoder:
-        """Returns the decoder of a setting."""
         return setting.decoder(self.models, batch_size=batch_size, **self.options)
-
-    def _prefixed(self, setting: Setting, batch_size: int) -> "_Prefixed":
-        """The decoder of a setting, which has read the shared tokens."""
-        decoder = self.decoder(setting, batch_size)
-        shares = self.shared.size > 0
-        return _Prefixed(decoder, decoder._whole_prefix(self.shared) if shares else None)
 
     def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
         """Returns the bench of some texts, of which the first `timed` are timed."""
@@ -203,47 +192,22 @@ class Bench:
         )
 
 
-class _Prefixed(NamedTuple):
-    """A decoder with the beginning of all prompts, or None."""
-
-    decoder: Decoder
-    prefix: Prefix | None
-
-    def given(self, bench: Bench, places: Sequence[int], seed: int) -> dict[str, Any]:
-        """The arguments of a call for the texts at these places."""
-        return {
-            "prompts": [bench.prompts[i] for i in places],
-            # Row ids are places in the file, so that a part of the texts has the same outputs.
-            "ids": [bench.texts.examples[i].id for i in places],
-            "seed": seed,
-            "prefix": self.prefix,
-        }
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Times:
-    """The seconds of chunks of texts.
+    """The seconds and the emitted tokens of chunks of texts."""
 
-    Attributes:
-      seconds: `[s, r, c]`, of each sample, repeat and chunk.
-      tokens: `[s, c]`, emitted tokens.
-    """
-
-    seconds: np.ndarray  # [s, r, c]
-    tokens: np.ndarray  # [s, c]
+    seconds: Float[np.ndarray, "s r c"]
+    tokens: Int[np.ndarray, "s c"]
 
     @property
-    def usual(self) -> np.ndarray:
-        """`[c]`: the mean over samples of the median over repeats."""
+    def usual(self) -> Float[np.ndarray, " c"]:
+        """The mean over samples of the median over repeats."""
         return np.median(self.seconds, axis=1).mean(axis=0)
 
     @property
-    def mean(self) -> np.ndarray:
-        """`[c]`: the mean over samples and repeats."""
+    def mean(self) -> Float[np.ndarray, " c"]:
+        """The mean over samples and repeats."""
         return self.seconds.mean(axis=(0, 1))
-
-
-_OWN, _OF_VERIFIER = "own", "verifier"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -253,8 +217,8 @@ class Measured:
     Attributes:
       seeds: s seeds.
       rows: for each seed the n lines of a `predictions.jsonl`.
-      times: the times of the first texts.
-      verifier_times: the times of the verifier alone, measured in turns; None for itself.
+      times: of the first texts.
+      verifier_times: of the verifier alone, measured in turns; None for itself.
       compiled: the number of programs compiled or read from disk before the timing.
       compiled_late: the same within the final times.
     """
@@ -269,7 +233,7 @@ class Measured:
     def to_record(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Returns a JSON value and arrays for `of_record`."""
         value = {name: getattr(self, name) for name in _PLAIN}
-        both = {_OWN: self.times, _OF_VERIFIER: self.verifier_times}
+        both = {"own": self.times, "verifier": self.verifier_times}
         arrays = {
             f"{name}/{field}": getattr(times, field)
             for name, times in both.items()
@@ -281,26 +245,22 @@ class Measured:
     @classmethod
     def of_record(cls, value: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> "Measured":
         """Restores `to_record`; other values and arrays are ignored."""
-        own, of_verifier = (
-            Times(arrays[f"{name}/seconds"], arrays[f"{name}/tokens"])
-            if f"{name}/seconds" in arrays
-            else None
-            for name in (_OWN, _OF_VERIFIER)
+
+        def times(name: str) -> Times:
+            return Times(arrays[f"{name}/seconds"], arrays[f"{name}/tokens"])
+
+        return cls(
+            times=times("own"),
+            verifier_times=times("verifier") if "verifier/seconds" in arrays else None,
+            **{name: value[name] for name in _PLAIN},
         )
-        assert own is not None
-        named = {name: value[name] for name in _PLAIN}
-        return cls(times=own, verifier_times=of_verifier, **named)
 
 
 _PLAIN = ("seeds", "rows", "compiled", "compiled_late")
 
 
 class MeasuringError(Exception):
-    """A setting could not be measured, for example because memory is full or a model gives NaN.
-
-    Args:
-      error: the original error.
-    """
+    """A setting could not be measured, for example because memory is full or a model gives NaN."""
 
     def __init__(self, error: Exception):
         super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -312,30 +272,26 @@ def measure(setting: Setting, bench: Bench) -> Measured:
     A row's output depends on its seed and its place. So it is the same at any batch size (unless a
     policy reads the other rows), and in every part of the texts.
 
-    Args:
-      setting: the setting.
-      bench: the models and texts.
-
-    Returns:
-      The measurements.
-
     Raises:
-      ValueError: a model gave NaN, or the parts of the setting cannot be combined; also any error
+      UserError: a model gave NaN, or the parts of the setting cannot be combined; also any error
         of decoding, such as a full memory.
     """
     how, alone = bench.measuring, setting.verifier_alone
     seeds = how.seeds_at(setting.temperature)
     with count_compilations() as counts:
-        reader = bench._prefixed(setting, how.batch_size)
-        rows = [_decode(reader, bench, seed) for seed in seeds]
+        reader = _Reader.of(setting, bench, how.batch_size)
+        rows = [_decode(reader, seed) for seed in seeds]
         same = how.batch_size == how.latency_batch_size
-        timed = [reader if same else bench._prefixed(setting, how.latency_batch_size)]
+        readers = [reader if same else _Reader.of(setting, bench, how.latency_batch_size)]
         if setting != alone:
-            timed.append(bench._prefixed(alone, how.latency_batch_size))
-        chunks = _chunks(bench)
-        for each in timed:
-            _warm(each, bench, chunks, seeds[0])
-    times, late = _time(timed, bench, chunks, seeds)
+            readers.append(_Reader.of(alone, bench, how.latency_batch_size))
+        size = how.latency_batch_size
+        # An incomplete last chunk is left out.
+        starts = range(0, how.latency_limit - size + 1, size)
+        chunks = [list(range(start, start + size)) for start in starts]
+        for each in readers:
+            _warm(each, chunks, seeds[0])
+    times, late = _time(readers, chunks, seeds)
     return Measured(
         seeds=seeds,
         rows=rows,
@@ -348,6 +304,13 @@ def measure(setting: Setting, bench: Bench) -> Measured:
 
 def joined(parts: Sequence[Measured]) -> Measured:
     """Joins the measurements of a setting on several parts of the texts, in order."""
+
+    def times(several: Sequence[Times]) -> Times:
+        return Times(
+            np.concatenate([part.seconds for part in several], axis=-1),
+            np.concatenate([part.tokens for part in several], axis=-1),
+        )
+
     others = [part.verifier_times for part in parts if part.verifier_times is not None]
     return Measured(
         seeds=parts[0].seeds,
@@ -355,8 +318,8 @@ def joined(parts: Sequence[Measured]) -> Measured:
             list(itertools.chain(*several))
             for several in zip(*(part.rows for part in parts), strict=True)
         ],
-        times=_joined_times([part.times for part in parts]),
-        verifier_times=_joined_times(others) if others else None,
+        times=times([part.times for part in parts]),
+        verifier_times=times(others) if others else None,
         compiled=sum(part.compiled for part in parts),
         compiled_late=sum(part.compiled_late for part in parts),
     )
@@ -367,75 +330,101 @@ def tell(text: str) -> None:
     print(f"specjax: {text}", file=sys.stderr, flush=True)
 
 
-def _joined_times(parts: Sequence[Times]) -> Times:
-    return Times(
-        np.concatenate([part.seconds for part in parts], axis=-1),
-        np.concatenate([part.tokens for part in parts], axis=-1),
-    )
+def in_turns(
+    sides: Mapping[_Side, Callable[[_Part], _Result]], parts: Sequence[_Part], repeats: int
+) -> Iterator[tuple[_Side, int, int, _Result]]:
+    """Calls all sides on each part of the work before the next part, in alternating order.
+
+    So slow changes of the machine affect all sides equally.
+
+    Yields:
+      For each call the side, the repeat, the place of the part, and the result.
+    """
+    names = list(sides)
+    for repeat in range(repeats):
+        for i, part in enumerate(parts):
+            for name in names[:: -1 if (repeat + i) % 2 else 1]:
+                yield name, repeat, i, sides[name](part)
 
 
-def _decode(reader: _Prefixed, bench: Bench, seed: int) -> list[dict[str, Any]]:
-    examples = bench.texts.examples
-    given = reader.given(bench, range(len(examples)), seed)
-    rows = {row.index: row for row in reader.decoder.rows(**given)}
-    found = []
+def timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Returns the seconds of a call, and its result."""
+    begin = time.perf_counter()
+    result = call()
+    return time.perf_counter() - begin, result
+
+
+class _Reader(NamedTuple):
+    """A decoder of the texts, with the beginning of all prompts, or None."""
+
+    decoder: Decoder
+    bench: Bench
+    prefix: Prefix | None
+
+    @classmethod
+    def of(cls, setting: Setting, bench: Bench, batch_size: int) -> "_Reader":
+        decoder = bench.decoder(setting, batch_size)
+        shares = bench.shared.size > 0
+        return cls(decoder, bench, decoder._whole_prefix(bench.shared) if shares else None)
+
+    def arguments(self, places: Sequence[int], seed: int) -> dict[str, Any]:
+        """The arguments of a call for the texts at these places."""
+        return {
+            "prompts": [self.bench.prompts[i] for i in places],
+            # Row ids are places in the file, so that a part of the texts has the same outputs.
+            "ids": [self.bench.texts.examples[i].id for i in places],
+            "seed": seed,
+            "prefix": self.prefix,
+        }
+
+
+def _decode(reader: _Reader, seed: int) -> list[dict[str, Any]]:
+    examples = reader.bench.texts.examples
+    arguments = reader.arguments(range(len(examples)), seed)
+    rows = {row.index: row for row in reader.decoder.rows(**arguments)}
+    records = []
     for i, example in enumerate(examples):
         if rows[i].error is not None:
             raise UserError(f"row {example.id}: {rows[i].error}")
-        found.append(record_of_row(example, rows[i]))
-    return found
+        records.append(record_of_row(example, rows[i]))
+    return records
 
 
-def _chunks(bench: Bench) -> list[list[int]]:
-    """The places of the timed texts, in chunks; an incomplete last chunk is left out."""
-    size, most = bench.measuring.latency_batch_size, bench.measuring.latency_limit
-    return [list(range(start, start + size)) for start in range(0, most - size + 1, size)]
-
-
-def _warm(reader: _Prefixed, bench: Bench, chunks: list[list[int]], seed: int) -> None:
+def _warm(reader: _Reader, chunks: list[list[int]], seed: int) -> None:
     """Decodes a chunk of each shape."""
     shapes: dict[int, list[int]] = {}
     for chunk in chunks:
-        longest = max(len(bench.prompts[i]) for i in chunk)
+        longest = max(len(reader.bench.prompts[i]) for i in chunk)
         shapes.setdefault(int(np.searchsorted(reader.decoder.buckets, longest)), chunk)
     for chunk in shapes.values():
-        _run(reader, bench, chunk, seed)
+        reader.decoder(**reader.arguments(chunk, seed), progress=False)
 
 
-def _run(reader: _Prefixed, bench: Bench, chunk: list[int], seed: int) -> tuple[float, int]:
-    """The seconds of a chunk, and its emitted tokens."""
-    given = reader.given(bench, chunk, seed)
-    begin = time.perf_counter()
-    result = reader.decoder(**given, progress=False)
-    return time.perf_counter() - begin, int(result.info.per_row.emitted.sum())
-
-
-def _run_compiled(
-    reader: _Prefixed, bench: Bench, seed: int, chunk: list[int]
-) -> tuple[float, int, int]:
-    """Like `_run`, again if programs were compiled; also returns how many still were."""
+def _run(reader: _Reader, seed: int, chunk: list[int]) -> tuple[float, int, int]:
+    """The seconds of a chunk, its emitted tokens, and how many programs were compiled meanwhile."""
+    arguments = reader.arguments(chunk, seed)
     for _ in range(_TRIES):
         with count_compilations() as counts:
-            spent, emitted = _run(reader, bench, chunk, seed)
+            spent, result = timed(lambda: reader.decoder(**arguments, progress=False))
         late = counts.compiled + counts.read
         if not late:
             break
-    return spent, emitted, late
+    return spent, int(result.info.per_row.emitted.sum()), late
 
 
 def _time(
-    readers: list[_Prefixed], bench: Bench, chunks: list[list[int]], seeds: list[int]
+    readers: list[_Reader], chunks: list[list[int]], seeds: list[int]
 ) -> tuple[list[Times], int]:
     """The times of each decoder, and the number of programs compiled within them."""
-    shape = (len(seeds), bench.measuring.repeats, len(chunks))
-    found = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in readers]
+    shape = (len(seeds), readers[0].bench.measuring.repeats, len(chunks))
+    times = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in readers]
     compiled = 0
     for repeat, (i, seed) in itertools.product(range(shape[1]), enumerate(seeds)):
         # A text gets both orders over its repeats and seeds.
         order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
-        sides = {k: functools.partial(_run_compiled, readers[k], bench, seed) for k in order}
+        sides = {k: functools.partial(_run, readers[k], seed) for k in order}
         for k, _, j, (spent, emitted, late) in in_turns(sides, chunks, 1):
             compiled += late
-            found[k].seconds[i, repeat, j] = spent
-            found[k].tokens[i, j] = emitted
-    return found, compiled
+            times[k].seconds[i, repeat, j] = spent
+            times[k].tokens[i, j] = emitted
+    return times, compiled

@@ -10,8 +10,7 @@ import numpy as np
 
 from specjax.checks import require
 from specjax.evaluation import Bootstrap
-from specjax.study.expect import Expected
-from specjax.study.frontier import drawn_points
+from specjax.study.expect import Expected, is_chain, sampling_key
 from specjax.study.scores import DEFERRALS, NATS, RELATIVE, Scores
 from specjax.study.tables import common, curves, front
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting
@@ -44,30 +43,25 @@ def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -
     front (see `tables.front`) have rings and are joined by steps. A setting without a finite figure
     is left out of that plot.
 
-    Args:
-      scored: the settings with figures.
-      quality: the figure on the vertical axis.
-      bootstrap: the resampling of the figures.
-
     Returns:
       File name -> content; empty plots are left out.
     """
-    made: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for name in PLOTS:
-        made |= _files(name, figure(scored, name, quality, bootstrap))
-    return made
+        files |= _files(name, figure(scored, name, quality, bootstrap))
+    return files
 
 
 def _files(name: str, drawn: Any) -> dict[str, bytes]:
     """The files of a figure; none without a figure."""
-    made = {}
+    files = {}
     for kind in KINDS if drawn is not None else ():
         image = io.BytesIO()
         # No date, so that equal plots are equal files.
         about = {"CreationDate": None} if kind == "pdf" else {}
         drawn.savefig(image, format=kind, dpi=_DPI, metadata=about)
-        made[f"{name}.{kind}"] = image.getvalue()
-    return made
+        files[f"{name}.{kind}"] = image.getvalue()
+    return files
 
 
 def draw_acceptance(
@@ -82,21 +76,24 @@ def acceptance_figure(
 ) -> Any:
     """Draws acceptance against nats per token, with a panel for each temperature.
 
-    Args:
-      estimates: the estimates of settings; those without a finite divergence are left out.
-      frontier: the estimates of the frontier, the line that no rule is above.
+    The frontier is the line that no rule is above. A rule is a point for each sampling and drafter
+    of chains. Settings without a finite divergence are left out.
 
     Returns:
       A matplotlib `Figure`, or None without a frontier.
     """
     line = {**frontier, **{x: e for x, e in estimates.items() if x.rule.startswith("KLPrice(")}}
-    points = {x.setting: x for x in drawn_points(estimates) if _is_placed(x)}
+    first: dict[tuple[Any, ...], Expected] = {}
+    for x, estimate in estimates.items():
+        if is_chain(x) and _is_placed(estimate):
+            first.setdefault((sampling_key(x), x.drafter, x.rule), estimate)
+    points = {estimate.setting: estimate for estimate in first.values()}
     temperatures = sorted({x.temperature for x in line if _is_placed(line[x])})
     if not temperatures:
         return None
     figures: Any = require("matplotlib.figure", "eval")
-    made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
-    axes = made.subplots(1, len(temperatures), squeeze=False)[0]
+    drawn = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = drawn.subplots(1, len(temperatures), squeeze=False)[0]
     labels = _Labels(points)
     for axis, temperature in zip(axes, temperatures, strict=True):
         best = [e for x, e in line.items() if x.temperature == temperature and _is_placed(e)]
@@ -104,48 +101,38 @@ def acceptance_figure(
         axis.plot(nats, accepted, color="black", linewidth=2.4, alpha=0.5, label="frontier")
         here = {x: e for x, e in points.items() if x.temperature == temperature}
         for curve in curves(here):
-            found = [(here[x].nats_per_token, here[x].acceptance) for x in curve]
-            axis.plot(*np.asarray(found).T, markersize=5, **labels.styles[labels.of(curve[0])])
+            places = [(here[x].nats_per_token, here[x].acceptance) for x in curve]
+            axis.plot(*np.asarray(places).T, markersize=5, **labels.styles[labels.of(curve[0])])
         axis.set_xlim(-0.02 * nats.max(), 1.05 * nats.max())
         axis.set(title=f"temperature {temperature:g}", ylabel="acceptance of drafted tokens")
         axis.set_xlabel("nats per token from the verifier")
         axis.grid(alpha=0.3)
-    _legend(made, axes, ["frontier", *labels.styles])
-    return made
+    _legend(drawn, axes, ["frontier", *labels.styles])
+    return drawn
 
 
 def _is_placed(estimate: Expected) -> bool:
     return math.isfinite(estimate.nats_per_token) and math.isfinite(estimate.acceptance)
 
 
-def _legend(made: Any, axes: Any, first: Iterable[str]) -> None:
+def _legend(drawn: Any, axes: Any, first: Iterable[str]) -> None:
     handles = {label: handle for axis in axes for handle, label in _handles(axis)}
     order = [label for label in dict.fromkeys((*first, *handles)) if label in handles]
-    made.legend(
+    drawn.legend(
         [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
     )
 
 
 def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap: Bootstrap) -> Any:
-    """Draws a plot.
-
-    Args:
-      scored: see `draw`.
-      name: a key of `PLOTS`.
-      quality: see `draw`.
-      bootstrap: see `draw`.
-
-    Returns:
-      A matplotlib `Figure`, or None for an empty plot.
-    """
+    """Draws a plot of `PLOTS`; returns a matplotlib `Figure`, or None for an empty plot."""
     cost, words = PLOTS[name]
     of_curves = itertools.chain(*curves(scored))
     if not any(_values(scored[setting], cost, quality) for setting in of_curves):
         return None
     figures: Any = require("matplotlib.figure", "eval")
     temperatures = sorted({setting.temperature for setting in scored})
-    made = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
-    axes = made.subplots(1, len(temperatures), squeeze=False)[0]
+    drawn = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = drawn.subplots(1, len(temperatures), squeeze=False)[0]
     labels = _Labels(scored)
     for axis, temperature in zip(axes, temperatures, strict=True):
         here = {x: scores for x, scores in scored.items() if x.temperature == temperature}
@@ -154,8 +141,8 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
         axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
         axis.margins(0.08)
         axis.grid(alpha=0.3)
-    _legend(made, axes, labels.styles)
-    return made
+    _legend(drawn, axes, labels.styles)
+    return drawn
 
 
 class _Labels:
@@ -176,7 +163,6 @@ class _Labels:
         }
 
     def of(self, setting: Setting) -> str:
-        """The label of a curve, without the fields that all curves share."""
         return setting.described(without=self._shared)
 
 
@@ -197,10 +183,10 @@ def _panel(
     if cost == RELATIVE:
         axis.axvline(1.0, color="black", linestyle="--", linewidth=0.6)
     for points in curves(scored):
-        found = [values for x in points if (values := _values(scored[x], cost, quality))]
-        if not found:
+        places = [values for x in points if (values := _values(scored[x], cost, quality))]
+        if not places:
             continue
-        x, y, low, high = np.asarray(found).T
+        x, y, low, high = np.asarray(places).T
         axis.errorbar(
             x,
             y,

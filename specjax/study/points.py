@@ -1,14 +1,7 @@
-"""The measured settings of a comparison, in the directory of its run.
+"""The measured settings of a comparison, in the directory of its run (see docs/compare.md).
 
-points/         a sealed record for each setting and each part of the texts: its outputs, its
-                times, its figures and their resamples
-points.jsonl    a line for each setting, with its figures
-settings.csv    the same, a number in each column
-best.csv, .tex  the front, the models alone and the fastest lossless settings
-table_2.csv, .tex   table 2 of Faster Cascades
-quality_*.png, .pdf the figures
-acceptance_nats.png, .pdf   acceptance against nats per token, with the frontier, by estimates
-results.json    the tables, and how many settings are done
+Each setting has a sealed record for each part of the texts: its outputs, its times, its figures and
+their resamples.
 """
 
 import contextlib
@@ -53,10 +46,8 @@ class Point:
     """A setting on a part of the texts.
 
     Attributes:
-      setting: the setting.
       about: the other values of its line: `status` and more.
-      scores: its figures; None if it has failed.
-      part: the part of the texts.
+      scores: None if it has failed.
     """
 
     setting: Setting
@@ -66,17 +57,16 @@ class Point:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be measured."""
         return self.about["status"] == _FAILED
 
     def line(self, expected: Expected | None = None) -> bytes:
         """Returns its line in `points.jsonl`."""
-        found = {"setting": self.setting.described(), **self.setting.to_dict(), **self.about}
+        values = {"setting": self.setting.described(), **self.setting.to_dict(), **self.about}
         if self.scores is not None:
-            found["figures"] = self.scores.figures
+            values["figures"] = self.scores.figures
         if expected is not None:
-            found["expected"] = expected.to_dict()
-        text = json.dumps(found, allow_nan=False, ensure_ascii=False)
+            values["expected"] = expected.to_dict()
+        text = json.dumps(values, allow_nan=False, ensure_ascii=False)
         return text.encode(errors="backslashreplace") + b"\n"
 
 
@@ -86,14 +76,11 @@ class Points:
     Args:
       run: the directory, open and claimed.
       quality: the name of the first metric, or None.
-      bootstrap: the resampling.
 
     Attributes:
-      quality: likewise.
-      bootstrap: likewise.
       store: the records.
       estimates: setting -> its estimate.
-      frontier: the estimates of the settings on the frontier; see `frontier`.
+      frontier: the estimates of the settings on the frontier; see `expect.frontier_of`.
     """
 
     def __init__(self, run: RunDirectory, quality: str | None, bootstrap: Bootstrap):
@@ -101,8 +88,7 @@ class Points:
         self.store = Store(run, RECORDS)
         self.estimates: dict[Setting, Expected] = {}
         self.frontier: dict[Setting, Expected] = {}
-        self._times: Mapping[str, Any] | None = None
-        self._found: dict[str, dict[Setting, Point]] = {}
+        self._points: dict[str, dict[Setting, Point]] = {}
 
     def read(self, models: Mapping[str, TextModel] | None = None) -> None:
         """Reads the points of earlier starts.
@@ -111,39 +97,36 @@ class Points:
           models: by name; the models of the points must be the same.
 
         Raises:
-          ValueError: a record is damaged, or was measured with another model.
+          UserError: a record is damaged, or was measured with another model.
         """
         for key, _, point in self._records():
-            self._check_models(key, point, models or {})
+            for name, fingerprint in point.about.get("models", {}).items():
+                if models and name in models and models[name].fingerprint != fingerprint:
+                    raise UserError(
+                        f"{self.store.path(key)} was measured with another model {name!r}: choose "
+                        "another output_dir, or delete the file to measure it again"
+                    )
             self._keep(point)
 
     def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record, Point]]:
         """The records of points; other records have keys that are texts."""
-        keys = self.store.keys()
-        for key in keys:
+        for key in self.store.keys():  # noqa: SIM118
             record = self.store.get(key) if isinstance(key, tuple) else None
-            if isinstance(key, tuple) and record is not None:
-                point = None
-                # Earlier versions tried parts that do not fit, and wrote that this failed.
-                with naming_record(self.store, key), contextlib.suppress(MisfitError):
-                    point = _point(str(key[1]), record)
-                if point is not None:
-                    yield key, record, point
-
-    def _check_models(self, key: Any, point: Point, models: Mapping[str, TextModel]) -> None:
-        for name, fingerprint in point.about.get("models", {}).items():
-            if name in models and models[name].fingerprint != fingerprint:
-                raise UserError(
-                    f"{self.store.path(key)} was measured with another model {name!r}: choose "
-                    "another output_dir, or delete the file to measure it again"
-                )
+            if not isinstance(key, tuple) or record is None:
+                continue
+            point = None
+            # Earlier versions tried parts that do not fit, and wrote that this failed.
+            with naming_record(self.store, key), contextlib.suppress(MisfitError):
+                point = _point(str(key[1]), record)
+            if point is not None:
+                yield key, record, point
 
     def _keep(self, point: Point) -> None:
-        self._found.setdefault(point.part, {})[point.setting] = point
+        self._points.setdefault(point.part, {})[point.setting] = point
 
     def of(self, part: str = WHOLE) -> dict[Setting, Point]:
         """Returns all points of a part of the texts."""
-        return dict(self._found.get(part, {}))
+        return dict(self._points.get(part, {}))
 
     def scored(self, part: str = WHOLE) -> dict[Setting, Scores]:
         """Returns the figures of the settings that have figures."""
@@ -157,41 +140,33 @@ class Points:
 
     def recommended(self, part: str = WHOLE) -> list[Recommendation]:
         """Returns what to decode with, for each sampling whose verifier alone was measured."""
-        scored, found = self.scored(part), []
+        scored, advice = self.scored(part), []
         for group in tables.drawn_alike(scored):
             alone = group[0].verifier_alone
             if alone in scored and len(group) > 1:
                 here = {setting: scored[setting] for setting in group}
                 runs = {setting: self.measured(setting, part) for setting in group}
                 times = {x: (run.times, run.verifier_times or run.times) for x, run in runs.items()}
-                found.append(recommend(here, times, self.quality, self.bootstrap, self._times))
-        return found
+                advice.append(recommend(here, times, self.quality, self.bootstrap))
+        return advice
 
     def estimate(
-        self,
-        about: Any,
-        make: Callable[[], tuple[list[Expected], Any]],
-        frontier: Collection[Setting] = (),
+        self, about: Any, make: Callable[[], list[Expected]], frontier: Collection[Setting] = ()
     ) -> None:
         """Estimates settings, or reads the estimates of an earlier start.
 
-        New times of passes would differ, and a resumed run must measure the same settings.
-
         Args:
           about: JSON values that identify these estimates.
-          make: makes the estimates, and the times of passes as JSON values.
           frontier: the settings that are estimated for the frontier.
         """
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         key = f"estimates {digest}"
         record = self.store.get(key)
         if record is None:
-            found, times = make()
-            values = [[estimate.setting.to_dict(), estimate.to_dict()] for estimate in found]
-            self.store.put(key, {"estimates": values, "times": times})
+            estimates = [[x.setting.to_dict(), x.to_dict()] for x in make()]
+            self.store.put(key, {"estimates": estimates})
             record = self.store.get(key)
         assert record is not None
-        self._times = record.value["times"]
         with naming_record(self.store, key):
             for values, figures in record.value["estimates"]:
                 setting = Setting(**values)
@@ -237,7 +212,7 @@ class Points:
     def take(self, other: "Points") -> None:
         """Copies the points of another directory of the same run; a failure replaces no figures."""
         for key, record, point in other._records():
-            mine = self._found.get(point.part, {}).get(point.setting)
+            mine = self._points.get(point.part, {}).get(point.setting)
             if mine is None or mine.scores is None or point.scores is not None:
                 self.store.put(key, *record)
                 self._keep(point)
@@ -247,7 +222,7 @@ class Points:
 
         Args:
           order: settings; settings that were neither estimated nor measured have no line.
-          parts: parts of the texts; the last part with a measurement of a setting counts.
+          parts: the last part with a measurement of a setting counts.
         """
         estimated = {"status": _ESTIMATED}
         here = {setting: Point(setting, estimated, None) for setting in self.estimates}
@@ -266,34 +241,31 @@ class Points:
         parts: Sequence[str] = (WHOLE,),
         more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Writes the tables and plots of all points.
+        """Writes the tables and plots of all points; returns the content of `results.json`.
+
+        Tables and plots use only the last of `parts`, so that settings are paired.
 
         Args:
           order: see `write`.
           advice: what is recommended on the last part.
-          parts: see `write`; tables and plots use only the last part, so that settings are paired.
           more: more values of `results.json`.
-
-        Returns:
-          The content of `results.json`.
         """
         points = self.write(order, parts)
         paired = self.scored(parts[-1])
         scored = {p.setting: paired[p.setting] for p in points if p.setting in paired}
         # The failures of an earlier grid are not tried again.
-        asked = set(order)
-        failed = [point for point in points if point.has_failed and point.setting in asked]
+        grid = set(order)
+        failed = [point for point in points if point.has_failed and point.setting in grid]
         failures = {point.setting.described(): point.about["error"] for point in failed}
-        best = tables.best_rows(scored, self.quality, self.bootstrap, self.estimates)
+        best = tables.best_rows(scored, self.quality, self.bootstrap)
         if not scored:
             best = tables.estimated_rows([*self.estimates.values()])
-        made: list[dict[str, Any]] = []
+        table_2: list[dict[str, Any]] = []
         if self.quality is not None:
-            made = tables.table_2(scored, self.quality, self.bootstrap)
+            table_2 = tables.table_2(scored, self.quality, self.bootstrap)
             for name, data in plots.draw(scored, self.quality, self.bootstrap).items():
                 self._run.write(name, data)
-            rows = tables.table_2_rows(made, self.quality)
-            self._write_tables("table_2", rows)
+            self._write_tables("table_2", tables.table_2_rows(table_2, self.quality))
         for name, data in plots.draw_acceptance(self.estimates, self.frontier).items():
             self._run.write(name, data)
         self._write_tables("best", best)
@@ -306,9 +278,8 @@ class Points:
             "done": sum(point.scores is not None for point in points),
             "failed": len(failures),
             "failures": failures,
-            "rank_correlation": tables.rank_correlation(scored, self.estimates),
             "best": best,
-            "table_2": made,
+            "table_2": table_2,
             "verdicts": [
                 {"recommended": one.setting.described(), "text": one.text} for one in advice
             ],
@@ -350,10 +321,10 @@ def naming_record(store: Store, key: Key) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"{store.path(key)} has no valid setting ({told}): delete it, and run the same command "
-            "again"
+            f"{store.path(key)} has no valid setting ({reason}): delete it, and run the same "
+            "command again"
         ) from None
 
 
@@ -362,7 +333,7 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
 
     Raises:
       FileNotFoundError: it is not a directory of a comparison.
-      ValueError: a record is damaged.
+      UserError: a record is damaged.
     """
     run = RunDirectory(directory, config_name=CONFIG_NAME, makes=MADE)
     configuration = run.peek()
@@ -376,48 +347,46 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
         bootstrap = Bootstrap(**how["bootstrap"])
     except (LookupError, TypeError) as error:
         raise UserError(f"{run.path / CONFIG_NAME} is damaged ({error}): restore it") from None
-    found = Points(run, quality, bootstrap)
-    found.read()
-    return found
+    points = Points(run, quality, bootstrap)
+    points.read()
+    return points
 
 
 def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predictions]] | None:
     """Reads the predictions of a comparison.
 
-    Args:
-      directory: any path.
-
     Returns:
       The setting's text -> the predictions of each seed; None if it is not a comparison.
 
     Raises:
-      ValueError: a record is damaged, or no setting is done.
+      UserError: a record is damaged, or no setting is done.
     """
     place = Path(directory).expanduser()
     if not (place / CONFIG_NAME).is_file():
         return None
-    found = read_points(place)
-    if not found.scored():
+    points = read_points(place)
+    if not points.scored():
         raise UserError(
             f"{place} has no setting that was measured on all texts: run specjax compare there "
-            "without --estimate, or in another directory without DEMAND"
+            "without --estimate, or in another directory without limits"
         )
-    made: dict[str, list[Predictions]] = {}
-    for setting in found.scored():
-        name, measured = setting.described(), found.measured(setting)
+    predictions: dict[str, list[Predictions]] = {}
+    for setting in points.scored():
+        name, measured = setting.described(), points.measured(setting)
         runs = [
             predictions_of(rows, f"{place}: {name}, seed {seed}")
             for seed, rows in zip(measured.seeds, measured.rows, strict=True)
         ]
-        made[name] = [*map(_of_drafter, runs)] if setting.method == DRAFTER_ALONE else runs
-    return made
+        alone = setting.method == DRAFTER_ALONE
+        predictions[name] = [*map(_of_drafter, runs)] if alone else runs
+    return predictions
 
 
-def _of_drafter(found: Predictions) -> Predictions:
+def _of_drafter(run: Predictions) -> Predictions:
     """A model that decodes alone counts as the verifier, but this model is the drafter."""
-    if found.counts is None:
-        return found
-    calls = {"drafter": found.counts.calls["verifier"]}
-    counts = dataclasses.replace(found.counts, calls=calls, deferrals=None)
+    if run.counts is None:
+        return run
+    calls = {"drafter": run.counts.calls["verifier"]}
+    counts = dataclasses.replace(run.counts, calls=calls, deferrals=None)
     # The verifier has not read the texts.
-    return dataclasses.replace(found, counts=counts, log_p=np.full(len(found), np.nan))
+    return dataclasses.replace(run, counts=counts, log_p=np.full(len(run), np.nan))

@@ -10,41 +10,40 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Float32, Int32, Key
 
 from specjax.compilation import jit
 from specjax.rules import Deferral, Lossless, accept_probability
 from specjax.sampling import draw, num_uniforms, residual_weights, total
 from specjax.text.teacher_forcing import KnownRows, check_read, read
 from specjax.text.text_models import TextModel
-from specjax.types import Array, LanguageModel, Params, Rule, Sampling, Stopping
+from specjax.types import LanguageModel, Params, Rule, Sampling, Stopping
 from specjax.types.drafting import Drawn
 
 
 class Laws(NamedTuple):
-    """A model's distributions along texts; or `[M, ...]` at some positions.
+    """A model's distributions along texts; or `M` positions in place of `B N`.
 
     Attributes:
-      probs: `[B, N, V]` float32, the distribution of the token at each position.
-      confidences: `[B, N, V]` float32, or None.
-      hidden: `[B, N, D]`, the last hidden states of the previous tokens.
+      probs: the distribution of the token at each position.
+      hidden: the last hidden states of the previous tokens.
     """
 
-    probs: Array  # [B, N, V]
-    confidences: Array | None  # [B, N, V]
-    hidden: Array  # [B, N, D]
+    probs: Float32[Array, "B N V"]
+    confidences: Float32[Array, "B N V"] | None
+    hidden: Float[Array, "B N D"]
 
 
 class Positions(NamedTuple):
     """The figures of a rule at M positions.
 
     Attributes:
-      acceptance: `[M]` float32, sum_v min(pi, q).
-      defers: `[M]` float32, delta of a deferral rule; NaN for other rules.
-      nats: `[M]` float32, sum_v pi log(pi / p) over the tokens that p can draw.
-      impossible: `[M]` float32, the probability under pi of tokens that p cannot draw.
-      overshoot: `[M]` float32, max_v pi(v) / p(v); infinite if pi has tokens that p cannot draw.
-      ratios: `[S, M]` float32, pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1
-        without draws.
+      acceptance: sum_v min(pi, q).
+      defers: delta of a deferral rule; NaN for other rules.
+      nats: sum_v pi log(pi / p) over the tokens that p can draw.
+      impossible: the probability under pi of tokens that p cannot draw.
+      overshoot: max_v pi(v) / p(v); infinite if pi has tokens that p cannot draw.
+      ratios: pi(y) / q(y) of tokens y that follow pi; see `positions`. S is 1 without draws.
     """
 
     acceptance: Any  # [M]
@@ -65,9 +64,9 @@ def laws_along(
     with_confidence: bool,
 ) -> Laws:
     """Returns a model's distributions at all positions of texts."""
-    found = read(model, params, rows)
-    confidences = found.confidences() if with_confidence else None
-    return Laws(found.probs(sampling), confidences, found.hidden)
+    reading = read(model, params, rows)
+    confidences = reading.confidences() if with_confidence else None
+    return Laws(reading.probs(sampling), confidences, reading.hidden)
 
 
 def laws_of_models(
@@ -76,16 +75,22 @@ def laws_of_models(
     sampling: Sampling,
     with_confidence: Sequence[bool],
 ) -> Iterator[Laws]:
-    """Yields `laws_along` of each model; raises ValueError if one gives NaN."""
-    for model, wanted in zip(models, with_confidence, strict=True):
-        laws = laws_along(model.model, model.prepared, rows, sampling, with_confidence=wanted)
+    """Yields `laws_along` of each model; raises UserError if one gives NaN."""
+    for model, reads in zip(models, with_confidence, strict=True):
+        laws = laws_along(model.model, model.prepared, rows, sampling, with_confidence=reads)
         check_read(np.isfinite(np.asarray(jnp.sum(laws.probs, axis=-1))[rows.real]), model)
         yield laws
 
 
 @functools.partial(jit, static_argnames="samples")
 def positions(
-    rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array, *, samples: int
+    rule: Rule,
+    drafter: Laws,
+    verifier: Laws,
+    tokens: Int32[Array, " M"],
+    key: Key[Array, ""],
+    *,
+    samples: int,
 ) -> Positions:
     """Returns the figures of a rule at each position; its strength is traced.
 
@@ -95,11 +100,10 @@ def positions(
     gives every rule the same uniforms, which reduces the noise of comparisons.
 
     Args:
-      rule: the rule, with scalar strengths.
-      drafter: its distributions `[M, V]`; confidences are needed only if the rule reads them.
+      rule: with scalar strengths.
+      drafter: at M positions; confidences are needed only if the rule reads them.
       verifier: likewise.
-      tokens: `[M]` int32, the text's tokens.
-      key: the key of the draws; it is consumed.
+      tokens: the text's.
       samples: S.
     """
     count, vocab = drafter.probs.shape
@@ -127,7 +131,7 @@ def positions(
         )
 
     reads = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
-    given = (
+    arguments = (
         drafter.probs,
         verifier.probs,
         drafter.confidences if reads[0] else None,
@@ -135,13 +139,18 @@ def positions(
         tokens,
         uniforms,
     )
-    axes = tuple(None if x is None else 0 for x in given)
-    found = jax.vmap(at, in_axes=axes)(*given)
-    return Positions._make((*found[:-1], found[-1].T))
+    axes = tuple(None if x is None else 0 for x in arguments)
+    *figures, ratios = jax.vmap(at, in_axes=axes)(*arguments)
+    return Positions._make((*figures, ratios.T))
 
 
-def coupled(pi: Array, p: Array, token: Array, uniforms: Array) -> Array:
-    """Tokens `[S]` that follow pi, coupled to the text's token; uniforms `[S, U]`."""
+def coupled(
+    pi: Float32[Array, " V"],
+    p: Float32[Array, " V"],
+    token: Int32[Array, ""],
+    uniforms: Float32[Array, "S U"],
+) -> Int32[Array, " S"]:
+    """Returns tokens that follow pi, coupled to the text's token."""
     kept = jnp.where(p[token] > 0.0, pi[token] / p[token], jnp.sign(pi[token]))
     others = jax.vmap(draw, in_axes=(None, 0))(residual_weights(pi, p), uniforms[:, 1:])
     return jnp.where(uniforms[:, 0] < kept, token, others)
@@ -161,20 +170,23 @@ def _defers(rule: Rule, q: Any, p: Any, q_conf: Any, p_conf: Any) -> Array:
 
 @functools.partial(jit, static_argnames=("policy", "least", "longest"))
 def draft_lengths(
-    policy: Stopping, params: Params, drafter: Laws, texts: Array, *, longest: int, least: int = 0
-) -> Array:
+    policy: Stopping,
+    params: Params,
+    drafter: Laws,
+    texts: Int32[Array, "B N"],
+    *,
+    longest: int,
+    least: int = 0,
+) -> Int32[Array, "B N"]:
     """Returns the length of a draft from each position, if its tokens are those of the text.
+
+    Past the end of a text a draft repeats the last position.
 
     Args:
       policy: the static part of a policy that does not read earlier rounds.
       params: its parameters, which are traced.
-      drafter: the drafter's distributions.
-      texts: `[B, N]` int32.
       longest: G.
       least: the fewest tokens of a draft, whatever the policy decides.
-
-    Returns:
-      `[B, N]` int32 in 0 .. G. Past the end of a text a draft repeats the last position.
     """
     rows, width = texts.shape
     count = rows * width

@@ -37,24 +37,13 @@ GRID = "grid"
 
 
 def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
-    """Returns the settings that a replica measures.
+    """Returns the settings that a replica measures, in order, with the verifier alone of each.
 
-    Args:
-      settings: all settings, in order.
-      process: the replica.
-
-    Returns:
-      Its settings, in order, with the verifier alone of each; perhaps none. Whether a setting
-      belongs to a replica does not depend on the rest of the grid.
+    Whether a setting belongs to a replica does not depend on the rest of the grid.
 
     Raises:
-      ValueError: the processes form one JAX program, or are more than the settings.
+      UserError: the processes are more than the settings.
     """
-    if process.together:
-        raise UserError(
-            "a comparison cannot run as one program of several processes: give only "
-            "--process_count and --process_index"
-        )
     others = [setting for setting in settings if setting.method != VERIFIER_ALONE]
     if process.count > len(others):
         raise UserError(
@@ -62,26 +51,26 @@ def share(settings: Sequence[Setting], process: Process) -> list[Setting]:
             f"got {process.count}"
         )
 
-    def is_own(setting: Setting) -> bool:
+    def measures(setting: Setting) -> bool:
         return int(setting.key.rpartition("-")[2], 16) % process.count == process.index
 
-    needed = {setting.verifier_alone for setting in others if is_own(setting)}
+    needed = {setting.verifier_alone for setting in others if measures(setting)}
     if not needed:
         tell(
             f"warning: process {process.index} of {process.count} has no settings to measure: "
             "use fewer processes"
         )
     compared = {setting.verifier_alone for setting in others}
-    return [x for x in settings if (x in needed if x in compared else is_own(x))]
+    return [x for x in settings if (x in needed if x in compared else measures(x))]
 
 
 def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> None:
     """Merges all parts if every part has measured the same grid."""
-    found = beside(part, process)
-    grids = [_grid_of(path) for path in found]
+    parts = beside(part, process)
+    grids = [_grid_of(path) for path in parts]
     if None not in grids and all(grid == grids[0] for grid in grids):
         with contextlib.suppress(InUseError):  # another part that has just ended writes the same
-            _merge(SHARED.directory(part.path.parent), found, on_start)
+            _merge(SHARED.directory(part.path.parent), parts, on_start)
     else:
         say_unmerged(part, process)
 
@@ -103,34 +92,30 @@ def merge_comparison(
       parts: see `specjax.runs.merging.merge`.
       on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
 
-    Returns:
-      The content of `results.json`.
-
     Raises:
-      FileNotFoundError: a part is missing, or all are.
-      OSError: the directory cannot be written.
-      ValueError: the parts are of different runs or grids, or one has not ended.
+      OSError: a part is missing, or the directory cannot be written.
+      UserError: the parts are of different runs or grids, or one has not ended.
     """
     check_path(output_dir, "merge: ")
     whole = SHARED.directory(output_dir)
     return _merge(whole, SHARED.find(parts or [whole.path]), on_start)
 
 
-def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
-    configuration = SHARED.common(found)
+def _merge(whole: RunDirectory, parts: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
+    configuration = SHARED.common(parts)
     order: dict[Setting, None] = {}
-    for path in found:
+    for path in parts:
         if (grid := _grid_of(path)) is None:
             raise UserError(
                 f"{path} has not measured all of its settings: run the same command there again"
             )
         order |= dict.fromkeys(grid)
-    sources = [read_points(path) for path in found]
+    sources = [read_points(path) for path in parts]
     with whole as run:
         # The parts agree in their environment; an earlier merge may have another.
         run.claim(configuration, allow_other_environment=True)
         if on_start is not None:
-            on_start(run, paths={path.name: str(path) for path in found})
+            on_start(run, paths={path.name: str(path) for path in parts})
         points = Points(run, sources[0].quality, sources[0].bootstrap)
         points.read()
         # In reverse, so that the verifier alone is that of the first part.
@@ -143,7 +128,7 @@ def _merge(whole: RunDirectory, found: Sequence[Path], on_start: OnStart | None)
             )
         (whole.path / CHOSEN_NAME).unlink(missing_ok=True)  # of an earlier grid
         results = points.finish(list(order), points.recommended())
-    tell(f"merged {len(found)} parts: {len(order)} settings in {whole.path / POINTS_NAME}")
+    tell(f"merged {len(parts)} parts: {len(order)} settings in {whole.path / POINTS_NAME}")
     return results
 
 

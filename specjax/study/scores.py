@@ -3,11 +3,12 @@
 Axes: n texts, c timed chunks, R resamples.
 """
 
-import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from specjax.evaluation import Bootstrap, Sums, ratio
 from specjax.evaluation.bootstrap import divided, mean
@@ -16,28 +17,34 @@ from specjax.runs.scored import predictions_of
 from specjax.study.measure import Bench, Measured, Times
 from specjax.text.setting import DRAFTER_ALONE, Setting
 
-RELATIVE, NATS = "relative_latency", "nats_per_token"
+RELATIVE, NATS, DEFERRALS = "relative_latency", "nats_per_token", "deferrals_per_token"
 # Figures of the verifier, which `specjax.evaluation` also has for a drafter alone.
 _OF_A_VERIFIER = (
     "tokens_per_verifier_call",
-    "deferrals_per_token",
-    "nats_per_token",
+    DEFERRALS,
+    NATS,
     "impossible_share",
 )
-DEFERRALS = "deferrals_per_token"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scores:
+class Scores(NamedTuple):
     """Figures and their resamples.
 
     Attributes:
       figures: name -> `value`, `low`, `high`, `error`: JSON values, None if undefined.
-      resampled: name -> `[R]`, the figure of each resample of the texts.
+      resampled: name -> the figure of each resample of the texts.
     """
 
     figures: Mapping[str, Mapping[str, float | None]]
-    resampled: Mapping[str, np.ndarray]
+    resampled: Mapping[str, Float[np.ndarray, " R"]]
+
+    def value(self, name: str) -> float:
+        """The value of a figure, or NaN."""
+        value = self.figures.get(name, {}).get("value")
+        return math.nan if value is None else value
+
+    def has(self, name: str) -> bool:
+        return not math.isnan(self.value(name))
 
 
 def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
@@ -49,16 +56,10 @@ def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
       `relative_latency`: `latency` over the verifier's, both measured in turns on the same texts.
       `relative_time_per_token`: the same per emitted token.
 
-    Args:
-      setting: the setting.
-      measured: its measurements.
-      bench: the texts and the metrics.
-
-    Returns:
-      The figures. The bootstrap resamples the texts, each with the outputs of all seeds.
+    The bootstrap resamples the texts, each with the outputs of all seeds.
 
     Raises:
-      ValueError: a figure cannot be computed.
+      UserError: a figure cannot be computed.
     """
     costs = prices(setting, bench.measuring.costs)
     runs = []
@@ -66,35 +67,26 @@ def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
         run = predictions_of(rows, setting.described())
         known = costs is not None and run.counts is not None and {*run.counts.calls} <= {*costs}
         runs.append((run, decoding_figures(run, costs if known else None)))
-    made = pooled_figures(runs, bench.measuring.scorers(bench.texts))
-    made |= _latency(measured.times, measured.verifier_times, bench)
+    sums_of = pooled_figures(runs, bench.measuring.scorers(bench.texts))
+    sums_of |= _latency(measured.times, measured.verifier_times, bench)
     if setting.method == DRAFTER_ALONE:
         # A model that decodes alone counts as the verifier, but this model is the drafter.
-        made = {name: sums for name, sums in made.items() if name not in _OF_A_VERIFIER}
+        sums_of = {name: sums for name, sums in sums_of.items() if name not in _OF_A_VERIFIER}
     bootstrap = bench.measuring.bootstrap
-    resampled = {key: bootstrap.replicates(sums) for key, sums in made.items()}
+    resampled = {key: bootstrap.replicates(sums) for key, sums in sums_of.items()}
     return Scores(
-        {key: as_json(bootstrap.summary(made[key].value, resampled[key])) for key in made},
+        {key: as_json(bootstrap.summary(sums_of[key].value, resampled[key])) for key in sums_of},
         resampled,
     )
 
 
 def prices(setting: Setting, costs: Mapping[str, float] | None) -> dict[str, float] | None:
-    """Returns the cost of a pass of each model of a setting.
-
-    Args:
-      setting: the setting.
-      costs: see `Measuring`.
-
-    Returns:
-      Model's name -> cost; None if the setting's drafter has no cost.
-    """
+    """Returns the cost of a pass of each model of a setting; None if its drafter has no cost."""
     if costs is None or setting.drafter not in costs:
         return None
-    own = costs[setting.drafter]
     if setting.method == DRAFTER_ALONE:  # a model that decodes alone counts as the verifier
-        return {"verifier": own}
-    return {**costs, "drafter": own}
+        return {"verifier": costs[setting.drafter]}
+    return {**costs, "drafter": costs[setting.drafter]}
 
 
 def _latency(times: Times, verifier: Times | None, bench: Bench) -> dict[str, Sums]:
@@ -115,8 +107,7 @@ def _latency(times: Times, verifier: Times | None, bench: Bench) -> dict[str, Su
 
 def over(scores: Scores, other: Scores, name: str, bootstrap: Bootstrap) -> dict[str, Any]:
     """Returns the paired difference of a figure to that of another setting."""
-    ours, theirs = scores.figures[name]["value"], other.figures[name]["value"]
-    if ours is None or theirs is None:
+    if not (scores.has(name) and other.has(name)):
         return as_json(bootstrap.summary(np.nan, np.zeros(1)))
-    apart = scores.resampled[name] - other.resampled[name]
-    return as_json(bootstrap.summary(ours - theirs, apart))
+    difference = scores.resampled[name] - other.resampled[name]
+    return as_json(bootstrap.summary(scores.value(name) - other.value(name), difference))

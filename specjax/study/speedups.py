@@ -5,7 +5,7 @@ Axes: s samples, r repeats, c chunks of texts.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Times
 from specjax.study.scores import Scores, over
+from specjax.text.passes import PassTimes
 from specjax.text.setting import Setting
+from specjax.theory import expected_tokens
 
 _Name = TypeVar("_Name")
 # Times of the same work whose quartiles differ by more than this were disturbed.
@@ -47,14 +49,33 @@ class RoundCost(NamedTuple):
         """The speed-up of calls that take only the time of their passes."""
         return self.tokens / self.passes
 
+    @property
+    def acceptance(self) -> float:
+        """The rate of acceptance that yields these tokens."""
+        return acceptance_for(self.tokens, self.max_draft)
+
+    @property
+    def break_even(self) -> float:
+        """The rate of acceptance at which a round yields what it costs; above 1: none does."""
+        return acceptance_for(self.passes, self.max_draft)
+
+    def described(self) -> str:
+        """Says what a round costs and yields, and which acceptance would break even."""
+        g, c, r, tokens = self
+        text = (
+            f"Drafting {g} tokens at c = {c:.2g} (a drafter's pass) and checking them at r = "
+            f"{r:.2g} (a verifier's pass over {g + 1} tokens) takes {self.passes:.2g} passes of "
+            f"the verifier over one token, and yields {tokens:.2g} tokens: an acceptance of "
+            f"{self.acceptance:.2f}"
+        )
+        if self.break_even > 1.0:
+            return f"{text}, and no acceptance breaks even."
+        return f"{text}, and {self.break_even:.2f} breaks even."
+
     def why(self) -> str:
         """Says why drafting gains no more, and what would."""
         g, c, r, tokens = self
-        text = (
-            f"Why: drafting {g} tokens at c = {c:.2g} (a drafter's pass) and checking them at r = "
-            f"{r:.2g} (a verifier's pass over {g + 1} tokens) takes {self.passes:.2g} passes of "
-            f"the verifier over one token, and yields {tokens:.2g} tokens."
-        )
+        text = f"Why: {self.described()}"
         if self.ideal > _WORTH:
             return (
                 f"{text} The passes allow {self.ideal:.2g}x; calls and prompts, or other work on "
@@ -73,17 +94,37 @@ class RoundCost(NamedTuple):
         return f"{text} A drafter that agrees more often would help: distil it from the verifier."
 
 
+def acceptance_for(tokens: float, max_draft: int) -> float:
+    """Returns the rate of acceptance at which drafts of G tokens yield this many tokens a round.
+
+    It is above 1 if no rate does, and below 0 for less than a token.
+    """
+    if not 1.0 <= tokens <= max_draft + 1:
+        return math.inf if tokens > 1.0 else -math.inf
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        if expected_tokens(middle, max_draft) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def round_cost(times: PassTimes, max_draft: int, tokens: float) -> RoundCost:
+    """Returns what a round of a pair costs, by times of passes of the one width G + 1."""
+    table, step = times.tables["verifier", "drafter"], times.steps["verifier"]
+    return RoundCost(max_draft, table.draft[0] / step, table.verifier[0][-1] / step, tokens)
+
+
 def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:
     """Returns the tokens per second of a setting over those of the verifier alone.
 
-    Args:
-      times: of the setting.
-      alone: of the verifier alone, in turns on the same chunks.
-      level: the confidence of the interval.
+    Its interval is Student's, of the logarithm of the ratio of sums over chunks (linearised); of a
+    single chunk it is infinite.
 
-    Returns:
-      The speed-up. Its interval is Student's, of the logarithm of the ratio of sums over chunks
-      (linearised); of a single chunk it is infinite.
+    Args:
+      alone: of the verifier alone, in turns on the same chunks.
     """
     # Imported here because it takes long.
     from scipy.stats import t
@@ -106,44 +147,31 @@ def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:
 def speedups(
     times: Mapping[_Name, tuple[Times, Times]], level: float = 0.95
 ) -> dict[_Name, Interval]:
-    """Returns speed-ups whose intervals hold jointly (Bonferroni), because the best is named.
-
-    Args:
-      times: name -> the arguments of `speedup`.
-      level: the joint confidence.
-    """
+    """Returns speed-ups whose intervals hold jointly (Bonferroni), because the best is named."""
     each = 1.0 - (1.0 - level) / max(1, len(times))
     return {name: speedup(*both, each) for name, both in times.items()}
 
 
 def best(gains: Mapping[_Name, Interval]) -> _Name | None:
-    """Returns the fastest that is shown to gain; else the fastest that may gain; else the fastest.
-
-    Args:
-      gains: see `speedups`.
-    """
+    """Returns the fastest that is shown to gain, else that may gain, else at all."""
     surely = [name for name, gain in gains.items() if gain.low > 1.0]
     perhaps = [name for name, gain in gains.items() if gain.high >= 1.0]
     return max(surely or perhaps or gains, key=lambda name: gains[name].value, default=None)
 
 
 def spread(times: Sequence[Times]) -> float:
-    """Returns the upper over the lower quartile of the times of the same work.
+    """Returns the upper over the lower quartile of the times of the same decoder and chunks.
 
-    Args:
-      times: of the same decoder on the same chunks, such as the verifier alone in several turns.
-
-    Returns:
-      1 on a quiet machine, or if nothing was done twice; samples are different texts.
+    It is 1 on a quiet machine, or if nothing was done twice; samples are different texts.
     """
     turns = np.concatenate([one.seconds for one in times], axis=1)  # [s, r, c]
     low, high = np.percentile(turns / np.median(turns, axis=1, keepdims=True), (25, 75))
     return float(high / low)
 
 
-def in_words(found: Interval) -> str:
+def in_words(gain: Interval) -> str:
     """Returns a speed-up with its interval, such as "1.21x [1.15, 1.27]"."""
-    return f"{found.value:.3g}x [{found.low:.3g}, {found.high:.3g}]"
+    return f"{gain.value:.3g}x [{gain.low:.3g}, {gain.high:.3g}]"
 
 
 def conclusion(
@@ -209,7 +237,6 @@ def recommend(
     times: Mapping[Setting, tuple[Times, Times]],
     quality: str | None,
     bootstrap: Bootstrap,
-    passes: Mapping[str, Any] | None = None,
 ) -> Recommendation:
     """Recommends a setting at no loss, and names a faster one of another distribution.
 
@@ -217,47 +244,34 @@ def recommend(
       scored: the measured settings of one sampling, the verifier alone among them.
       times: those of each setting, and of the verifier alone in turns with it.
       quality: the name of the quality figure, or None.
-      bootstrap: the resampling of the figures.
-      passes: `PassTimes` as JSON values, or None.
     """
     alone = next(iter(scored)).verifier_alone
     drafts = [x for x in scored if not x.is_alone]
     lossless = {x: times[x] for x in drafts if x.is_lossless}
     gains = speedups(lossless, bootstrap.level)
-    chain = best({x: gains[x] for x in gains if x.drafting is None and x.stopping is None})
     text = conclusion(
         {x.described(): gain for x, gain in gains.items()},
         where=f"at temperature {alone.temperature:g}",
-        cost=None if chain is None or passes is None else _cost(chain, scored[chain], passes),
-        spread=spread([theirs for _, theirs in times.values()]),
+        spread=spread([of_verifier for _, of_verifier in times.values()]),
     )
-    advised = best(gains)
-    if advised is None or gains[advised].low <= 1.0:
-        advised = alone
+    fastest = best(gains)
+    if fastest is None or gains[fastest].low <= 1.0:
+        if fastest is not None:
+            text += " specjax bench says why."
+        fastest = alone
     others = speedups({x: times[x] for x in drafts if x not in lossless}, bootstrap.level)
     faster = {x: gain for x, gain in others.items() if gain.low > 1.0}
     if quality is not None:
-        apart = {x: over(scored[x], scored[alone], quality, bootstrap) for x in faster}
+        differences = {x: over(scored[x], scored[alone], quality, bootstrap) for x in faster}
         kept = {
-            x: faster[x] for x in faster if apart[x]["high"] is not None and apart[x]["high"] >= 0.0
+            x: faster[x]
+            for x, difference in differences.items()
+            if difference["high"] is not None and difference["high"] >= 0.0
         }
         if (first := best(kept)) is not None:
             text += (
                 f" Not lossless, but not shown to be worse: {first.described()}, "
-                f"{in_words(kept[first])}, {quality} {shown(apart[first])} over the verifier's."
+                f"{in_words(kept[first])}, {quality} {shown(differences[first])} over the "
+                "verifier's."
             )
-    return Recommendation(advised, text)
-
-
-def _cost(setting: Setting, scores: Scores, times: Mapping[str, Any]) -> RoundCost | None:
-    """The cost of a round of a chain of fixed length; None if its passes were not measured."""
-    width, tokens = int(setting.max_draft or 0) + 1, scores.figures["tokens_per_verifier_call"]
-    for table in times["tables"]:
-        if (table["reviewer"], table["drafter"]) == ("verifier", setting.drafter):
-            step = times["steps"]["verifier"]
-            passes = dict(zip(table["widths"], table["verifier"][0], strict=True))
-            widths = [known for known in passes if known >= width]
-            if widths and tokens["value"] is not None:
-                c, r = table["draft"][0] / step, passes[min(widths)] / step
-                return RoundCost(width - 1, c, r, tokens["value"])
-    return None
+    return Recommendation(fastest, text)

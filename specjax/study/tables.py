@@ -9,67 +9,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import as_json, shown
 from specjax.study.expect import Expected
 from specjax.study.scores import NATS, RELATIVE, Scores, over
-from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.setting import Setting
 
 Scored = Mapping[Setting, Scores]
 Rows = list[dict[str, Any]]
 
 
-def least_cost(cost: np.ndarray, quality: np.ndarray, wanted: ArrayLike) -> np.ndarray:
-    """Returns the least cost on a curve with at least the wanted quality.
+def least_cost(
+    cost: Float[np.ndarray, "*R m"], quality: Float[np.ndarray, "*R m"], wanted: ArrayLike
+) -> Float[np.ndarray, "*R"]:
+    """Returns the least cost on a curve with at least the wanted quality; NaN if no part has it.
 
     The curve is linear between neighbouring points.
-
-    Args:
-      cost: `[..., m]`.
-      quality: `[..., m]`, of the same points.
-      wanted: `[...]`, the least quality.
-
-    Returns:
-      `[...]`, NaN if no part of the curve has this quality.
     """
     level = np.asarray(wanted, np.float64)[..., None]
-    found = np.where(quality >= level, cost, np.inf)
+    costs = np.where(quality >= level, cost, np.inf)
     before, after = quality[..., :-1] - level, quality[..., 1:] - level
     crosses = (before < 0) != (after < 0)
     # The place between two points with exactly the wanted quality.
     share = np.divide(before, before - after, out=np.zeros_like(before), where=crosses)
     there = cost[..., :-1] + share * (cost[..., 1:] - cost[..., :-1])
-    found = np.concatenate([found, np.where(crosses, there, np.inf)], axis=-1)
-    least = found.min(axis=-1)
+    least = np.concatenate([costs, np.where(crosses, there, np.inf)], axis=-1).min(axis=-1)
     return np.where(np.isfinite(least), least, np.nan)
 
 
-def best_quality(cost: np.ndarray, quality: np.ndarray, most: ArrayLike) -> np.ndarray:
-    """Returns the best quality on a curve at a limited cost; see `least_cost`.
-
-    Args:
-      cost: `[..., m]`.
-      quality: `[..., m]`.
-      most: `[...]`, the largest cost.
-
-    Returns:
-      `[...]`, NaN if every part of the curve costs more.
-    """
+def best_quality(
+    cost: Float[np.ndarray, "*R m"], quality: Float[np.ndarray, "*R m"], most: ArrayLike
+) -> Float[np.ndarray, "*R"]:
+    """Returns the best quality on a curve at a limited cost; see `least_cost`."""
     return -least_cost(-quality, -cost, -np.asarray(most, np.float64))
 
 
-def pareto(cost: ArrayLike, quality: ArrayLike) -> np.ndarray:
-    """Returns the Pareto front: no other setting is cheaper and as good, or better and as cheap.
-
-    Args:
-      cost: `[m]`.
-      quality: `[m]`.
-
-    Returns:
-      `[m]` bool.
-    """
+def pareto(cost: ArrayLike, quality: ArrayLike) -> Bool[np.ndarray, " m"]:
+    """Returns the Pareto front: no other setting is cheaper and as good, or better and as cheap."""
     x, y = np.asarray(cost, np.float64), np.asarray(quality, np.float64)
     as_good = (x[:, None] <= x) & (y[:, None] >= y)
     better = (x[:, None] < x) | (y[:, None] > y)
@@ -87,57 +66,53 @@ def front(scored: Scored, cost: str, quality: str, bootstrap: Bootstrap) -> list
       scored: the settings; those without either figure are left out.
       cost: the figure to minimise.
       quality: the figure to maximise; `nats_per_token` is minimised.
-      bootstrap: the resampling of the figures.
-
-    Returns:
-      The settings on the front, in order.
     """
-    known = [x for x in scored if _has(scored[x], cost) and _has(scored[x], quality)]
+    known = [x for x in scored if scored[x].has(cost) and scored[x].has(quality)]
     if not known:
         return []
-    equal = {x: x.verifier_alone for x in known if x.is_lossless}
-    of = {x: scored.get(equal.get(x, x), scored[x]) for x in known}
-    better = _above(of, quality, bootstrap)
+    verifiers = {x: x.verifier_alone for x in known if x.is_lossless}
+    by_law = {x: scored.get(verifiers.get(x, x), scored[x]) for x in known}
+    better = _above(by_law, quality, bootstrap)
     cheaper = _above({x: scored[x] for x in known}, cost, bootstrap).T
     leads = (better.T if quality == NATS else better) | cheaper
     beaten = (leads & ~leads.T).any(axis=0)
     return [x for x, is_beaten in zip(known, beaten, strict=True) if not is_beaten]
 
 
-def _above(scored: Scored, name: str, how: Bootstrap) -> np.ndarray:
-    """`[m, m]` bool: whether the figure of setting i is shown to be above that of setting j."""
-    values = np.asarray([_value(scores, name) for scores in scored.values()])
-    found = values[:, None] > values
+def _above(scored: Scored, name: str, how: Bootstrap) -> Bool[np.ndarray, "m m"]:
+    """Whether the figure of setting i is shown to be above that of setting j."""
+    values = np.asarray([scores.value(name) for scores in scored.values()])
+    above = values[:, None] > values
     if not all(name in scores.resampled for scores in scored.values()):
-        return found
+        return above
     again = np.stack([scores.resampled[name] for scores in scored.values()])
     for i in range(len(values)):
         with np.errstate(invalid="ignore"):  # infinity minus infinity
-            apart = again[i] - again
-        for j in np.flatnonzero(found[i]):
-            found[i, j] = how.summary(values[i] - values[j], apart[j]).low > 0.0
-    return found
+            differences = again[i] - again
+        for j in np.flatnonzero(above[i]):
+            above[i, j] = how.summary(values[i] - values[j], differences[j]).low > 0.0
+    return above
 
 
 def curves(settings: Iterable[Setting]) -> list[list[Setting]]:
     """Returns the settings of each curve, in the order of their strengths, without models alone."""
-    found: dict[Any, list[Setting]] = {}
+    groups: dict[Any, list[Setting]] = {}
     for setting in settings:
         if not setting.is_alone:
-            found.setdefault(setting.curve, []).append(setting)
-    return [sorted(curve, key=lambda x: x.strength or 0.0) for curve in found.values()]
+            groups.setdefault(setting.curve, []).append(setting)
+    return [sorted(curve, key=lambda x: x.strength or 0.0) for curve in groups.values()]
 
 
 def common(settings: Iterable[Setting]) -> set[str]:
     """Returns the fields, except rule and method, in which all settings that use them agree."""
     # Models alone have no drafts, and sequential cascades no blocks.
     drafting = [setting for setting in settings if not setting.is_alone]
-    found = set()
+    shared = set()
     for name in set(Setting.__dataclass_fields__) - {"rule", "method"}:
-        own = {getattr(setting, name) for setting in drafting}
-        if len(own - {None} if name in ("max_draft", "verification") else own) < 2:
-            found.add(name)
-    return found
+        values = {getattr(setting, name) for setting in drafting}
+        if len(values - {None} if name in ("max_draft", "verification") else values) < 2:
+            shared.add(name)
+    return shared
 
 
 def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
@@ -146,18 +121,10 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
     `latency_reduction`: the verifier's latency over the least latency at which the method has at
     least the verifier's quality. `best_quality`: the method's best quality at most at the
     verifier's latency. Both interpolate linearly between neighbouring strengths, also on resampled
-    texts for the intervals; `matched` and `within` are the shares of resamples in which the value
-    exists. `measured_reduction`: at the fastest measured setting whose quality is not shown to be
-    below the verifier's (the paired interval of the difference is not below 0); its interval keeps
-    this setting. A lossless curve counts with the verifier's quality.
-
-    Args:
-      scored: the settings with figures.
-      quality: the name of the quality figure.
-      bootstrap: the resampling of the figures.
-
-    Returns:
-      The rows.
+    texts; `matched` and `within` are the shares of resamples in which the value exists.
+    `measured_reduction`: at the fastest measured setting whose quality is not shown to be below the
+    verifier's; its interval keeps this setting. A lossless curve counts with the verifier's
+    quality.
 
     Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), table 2.
     """
@@ -165,16 +132,16 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
     shared = common(scored) - {"temperature"}
     for points in curves(scored):
         verifier = scored.get(points[0].verifier_alone)
-        known = [p for p in points if _has(scored[p], RELATIVE) and _has(scored[p], quality)]
-        if verifier is None or not known or not _has(verifier, quality):
+        known = [p for p in points if scored[p].has(RELATIVE) and scored[p].has(quality)]
+        if verifier is None or not known or not verifier.has(quality):
             continue
         method = known[0].described(without={*shared, "strength", "temperature"})
         cost, cost_again = _columns(scored, known, RELATIVE)
         good, good_again = _columns(scored, known, quality)
-        wanted, wanted_again = _value(verifier, quality), verifier.resampled[quality]
+        wanted, wanted_again = verifier.value(quality), verifier.resampled[quality]
         if by_law := known[0].is_lossless:
             good, good_again = np.full_like(good, wanted), np.tile(wanted_again, (len(known), 1)).T
-        made = {
+        columns = {
             "latency_reduction": (
                 1.0 / least_cost(cost, good, wanted),
                 1.0 / least_cost(cost_again, good_again, wanted_again),
@@ -190,10 +157,10 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
             "settings": len(known),
             "by_law": by_law,
         }
-        for name, (value, again) in made.items():
+        for name, (value, again) in columns.items():
             row[name] = as_json(bootstrap.summary(float(value), again))
         row["matched"], row["within"] = (
-            float(np.isfinite(again).mean()) for _, again in made.values()
+            float(np.isfinite(again).mean()) for _, again in columns.values()
         )
         rows.append(row | _measured(scored, known, verifier, quality, bootstrap))
     return rows
@@ -209,7 +176,7 @@ def _measured(
         return setting.is_lossless or (high is not None and high >= 0.0)
 
     def latency(setting: Setting) -> float:
-        return _value(scored[setting], RELATIVE)
+        return scored[setting].value(RELATIVE)
 
     best = min(filter(kept, settings), key=latency, default=None)
     if best is None:
@@ -222,24 +189,19 @@ def _measured(
     }
 
 
-def best_rows(
-    scored: Scored,
-    quality: str | None,
-    bootstrap: Bootstrap,
-    estimates: Mapping[Setting, Expected] | None = None,
-) -> Rows:
+def best_rows(scored: Scored, quality: str | None, bootstrap: Bootstrap) -> Rows:
     """Returns rows for the front of speed and quality (without a quality: nats per token).
 
     The models alone and the fastest lossless setting of each temperature are included. Rows are in
-    the order of speed. `expected` is the estimated speed-up.
+    the order of speed.
     """
     rows = []
     for group in drawn_alike(scored):
         here = {setting: scored[setting] for setting in group}
         first = front(here, RELATIVE, quality or NATS, bootstrap)
         lossless = [x for x in group if x.is_lossless and not x.is_alone]
-        fastest = sorted(lossless, key=lambda x: _value(scored[x], RELATIVE))[:1]
-        for setting in sorted(group, key=lambda x: -_value(scored[x], RELATIVE)):
+        fastest = sorted(lossless, key=lambda x: scored[x].value(RELATIVE))[:1]
+        for setting in sorted(group, key=lambda x: -scored[x].value(RELATIVE)):
             if setting in first or setting in fastest or setting.is_alone:
                 figures = scored[setting].figures
                 on_front = "yes" if setting in first else "-"
@@ -247,44 +209,43 @@ def best_rows(
                 if quality is not None:
                     row[quality] = shown(figures[quality])
                 row["speedup"] = shown(_inverse(figures[RELATIVE]))
-                if estimates:
-                    known = estimates.get(setting)
-                    row["expected"] = None if known is None else known.to_dict()["speedup"]
                 for name in (NATS, "tokens_per_verifier_call"):
                     row[name] = shown(figures.get(name))
                 rows.append(row)
     return rows
 
 
-# The least ratio of the speeds of two neighbouring rows in a table of estimates.
+# The least ratio of the tokens per call of two neighbouring rows in a table of estimates.
 _LEAST_STEP = 1.01
 
 
 def estimated_rows(estimates: Sequence[Expected]) -> Rows:
-    """Returns rows for the front of expected speed and nats per token.
+    """Returns rows for the fronts of tokens per call and nats per token, one for each draft.
 
-    The models alone and the fastest lossless setting are included. A setting that is not at least
-    1% faster than the row before is left out, because it hardly differs from it. Without times the
-    speed is the tokens per call.
+    Settings of one draft cost the same passes. The models alone and the lossless settings are
+    included. A setting that does not yield at least 1% more tokens than the row before is left out,
+    because it hardly differs from it.
     """
+    groups: dict[Any, list[Expected]] = {}
+    for estimate in estimates:
+        setting = estimate.setting
+        draft = (setting.drafter, setting.max_draft, setting.min_draft, setting.stopping)
+        kind = (setting.is_alone, *draft, setting.verification, setting.verifier_alone)
+        groups.setdefault(kind, []).append(estimate)
     rows = []
-    known = {x.setting: x for x in estimates}
-    for group in drawn_alike(known):
-        here = [known[setting] for setting in group]
-        speeds = np.asarray([x.speed for x in here])
-        nats = [x.nats_per_token for x in here]
-        first = pareto(-speeds, -np.asarray(nats))
-        lossless = [x for x in here if x.setting.is_lossless and not x.setting.is_alone]
-        fastest = sorted(lossless, key=lambda x: -x.speed)[:1]
+    for group in groups.values():
+        tokens = np.asarray([x.tokens_per_call for x in group])
+        on_front = pareto(-tokens, [-x.nats_per_token for x in group])
         last = 0.0
-        for i in np.argsort(speeds, kind="stable"):
-            estimate = here[i]
-            differs = first[i] and speeds[i] >= _LEAST_STEP * last
-            if estimate.setting.is_alone or estimate in fastest or differs:
-                last = speeds[i]
+        for i in np.argsort(tokens, kind="stable"):
+            estimate = group[i]
+            differs = on_front[i] and tokens[i] >= _LEAST_STEP * last
+            if estimate.setting.is_alone or estimate.setting.is_lossless or differs:
+                last = tokens[i]
                 figures = {name: x for name, x in estimate.to_dict().items() if name != "error"}
-                described, on_front = estimate.setting.described(), "yes" if first[i] else "-"
-                rows.append({"setting": described, "front": on_front, **figures})
+                front_text = "-" if estimate.setting.is_alone or not on_front[i] else "yes"
+                described = estimate.setting.described()
+                rows.append({"setting": described, "front": front_text, **figures})
     return rows
 
 
@@ -316,21 +277,6 @@ def flat_rows(scored: Scored, estimates: Mapping[Setting, Expected]) -> Rows:
                 row |= {f"{name}_{end}" if end != "value" else name: figure[end] for end in _ENDS}
         rows.append(row)
     return rows
-
-
-def rank_correlation(scored: Scored, estimates: Mapping[Setting, Expected]) -> float | None:
-    """Returns Spearman's correlation of estimated and measured speed-ups; None for fewer than 3."""
-    # The speed-up of the verifier alone is 1, estimated and measured.
-    others = [x for x in scored if x in estimates and x.method != VERIFIER_ALONE]
-    both = [x for x in others if not np.isnan(estimates[x].speedup)]
-    expected = [estimates[x].speedup for x in both]
-    measured = [1.0 / _value(scored[x], RELATIVE) for x in both]
-    if len(both) < 3 or len(set(expected)) < 2 or len(set(measured)) < 2:
-        return None
-    # Imported here because it takes long.
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(expected, measured).statistic)
 
 
 _ENDS = ("value", "low", "high")
@@ -380,10 +326,10 @@ def _escaped(cell: Any) -> str:
 
 def drawn_alike(settings: Iterable[Setting]) -> list[list[Setting]]:
     """Returns the settings of each temperature, top-k and top-p, in order."""
-    found: dict[Setting, list[Setting]] = {}
+    groups: dict[Setting, list[Setting]] = {}
     for setting in settings:
-        found.setdefault(setting.verifier_alone, []).append(setting)
-    return list(found.values())
+        groups.setdefault(setting.verifier_alone, []).append(setting)
+    return list(groups.values())
 
 
 def _inverse(figure: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -391,17 +337,9 @@ def _inverse(figure: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: None if x is None else 1.0 / x for name, x in ends.items()}
 
 
-def _columns(scored: Scored, settings: list[Setting], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A figure of a curve's settings `[m]`, and its resamples `[R, m]`."""
-    values = np.asarray([_value(scored[x], name) for x in settings], np.float64)
+def _columns(
+    scored: Scored, settings: list[Setting], name: str
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, "R m"]]:
+    """A figure of a curve's settings, and its resamples."""
+    values = np.asarray([scored[x].value(name) for x in settings])
     return values, np.stack([scored[x].resampled[name] for x in settings], axis=-1)
-
-
-def _value(scores: Scores, name: str) -> float:
-    """The value of a figure, or NaN."""
-    value = scores.figures.get(name, {}).get("value")
-    return np.nan if value is None else value
-
-
-def _has(scores: Scores, name: str) -> bool:
-    return scores.figures.get(name, {}).get("value") is not None

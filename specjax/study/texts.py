@@ -17,12 +17,9 @@ PathLike = str | os.PathLike[str]
 
 
 class Texts(NamedTuple):
-    """n texts.
+    """Texts with their references, perhaps none, and their programming problems, or None.
 
-    Attributes:
-      examples: their ids are their places in the file.
-      references: for each text its references, perhaps none.
-      problems: the programming problem of each text, or None.
+    The ids of the examples are their places in the file.
     """
 
     examples: Sequence[Example]
@@ -57,74 +54,65 @@ def read_texts(
     """Reads texts and references.
 
     Args:
-      source: see `specjax.data.examples.read_examples`.
+      source: see `specjax.data.examples.read_examples`, which also has `format`, `inputs_field`,
+        `targets_field` and `split`.
       references: files of references (see `specjax.runs.scored.read_references`); None: the
-        references of `targets_field` or of the task, if given.
-      references_field: see `read_references`.
-      format: see `read_examples`.
-      inputs_field: likewise.
-      targets_field: likewise.
-      split: likewise.
+        references of `targets_field` or of the task, if there are any.
       limit: the number of texts, the first of the source; None for all.
       task: makes prompts and references from the source's records; `references` must then be left
         out, or be the name of the same field.
       problems: a file of problems (see `specjax.evaluation.read_problems`), a line for each text.
 
-    Returns:
-      The texts.
-
     Raises:
       FileNotFoundError: a file is missing.
-      TypeError: a path is not a path.
-      ValueError: a file is unreadable, or the references or problems do not match the texts.
+      UserError: a file is unreadable, or the references or problems do not match the texts.
     """
     check_path(source, "source=")
     most = None if limit is None else whole_number("limit", limit, low=1)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
-    own = references is None
+    in_source = references is None
     if task is not None:
-        own = own or references == getattr(task, "references", None)
-        if not own or references_field is not None:
+        in_source = in_source or references == getattr(task, "references", None)
+        if not in_source or references_field is not None:
             raise UserError(
                 "references and references_field must be left out: `task` names the field of "
                 "its references"
             )
-    elif own and references_field is not None:
+    elif in_source and references_field is not None:
         raise UserError(
             f"references_field={references_field!r} needs references: give their file, or give "
             "the field of the inputs as `targets_field`"
         )
-    elif not own and targets_field is not None:
+    elif not in_source and targets_field is not None:
         raise UserError(
             "give either `references` (files) or `targets_field` (a field of the inputs), not both"
         )
     place = os.path.expanduser(source)
-    found = read_inputs(place, format=format, split=split, task=task, **fields)
+    examples = read_inputs(place, format=format, split=split, task=task, **fields)
     name = os.fspath(source)
     if getattr(task, "limit", None) is None:  # otherwise the task has reported it
-        report_all(len(found), name, "limit", most)
-    if own or references is None:
-        wanted = [_targets(example) for example in found]
+        report_all(len(examples), name, "limit", most)
+    if in_source or references is None:
+        expected = [_targets(example) for example in examples]
     else:
-        wanted = read_references(references, field=references_field)
-        _check_count(name, found, wanted, "references")
+        expected = read_references(references, field=references_field)
+        _check_count(name, examples, expected, "references")
     tests = None
     if problems is not None:
         path = os.fspath(problems)
         tests = read_problems(problems)
-        _check_count(name, found, tests, f"problems in {path}")
-        check_problems(tests, [example.inputs for example in found], path, name)
+        _check_count(name, examples, tests, f"problems in {path}")
+        check_problems(tests, [example.inputs for example in examples], path, name)
         tests = tests[:most]
     # Examples keep their references, so that the predictions can be scored later.
-    examples = [
+    scored = [
         example._replace(targets=texts[0] if len(texts) == 1 else texts or None)
-        for example, texts in zip(found, wanted, strict=True)
+        for example, texts in zip(examples, expected, strict=True)
     ]
-    return Texts(examples[:most], wanted[:most], tests)
+    return Texts(scored[:most], expected[:most], tests)
 
 
 def _targets(example: Example) -> tuple[str, ...]:
-    """The example's own references."""
     targets = example.targets
     if isinstance(targets, str):
         return (targets,)

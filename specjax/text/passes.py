@@ -177,7 +177,7 @@ def measure_costs(
 ) -> Costs:
     """Measures a pair on this machine with a few rounds, for the start of a run.
 
-    `specjax bench cost` measures longer, on real prompts, and evaluates the costs.
+    `specjax bench --costs` measures longer.
 
     Args:
       pair: the models.
@@ -196,7 +196,7 @@ def measure_costs(
     if jax.process_count() > 1:
         raise UserError(
             "several processes must share the same costs: measure them in a single process with "
-            "specjax bench cost --output FILE, and read that file"
+            "specjax bench --costs FILE, and read that file"
         )
     widths = tuple(widths)
     assert widths[-1] >= 2, widths
@@ -417,7 +417,7 @@ def _least_seconds(call: Callable[[], Any]) -> float:
 
 def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
     """Checks that costs belong to a pair and to the sizes; warns of another machine."""
-    how = "measure them with `specjax bench cost --output FILE`"
+    how = "measure them with `specjax bench --costs FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
         raise UserError(
             f"CostAware: the costs belong to another pair ({costs.pair}, not {pair.fingerprint}): "
@@ -436,7 +436,7 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
         warnings.warn(
             f"CostAware: the costs were measured with drafts of up to {costs.widths[-1] - 1} "
             f"tokens, but max_draft is {max_draft}, so the times of wider passes are extrapolated: "
-            f"{how} and --max-draft {max_draft}",
+            f"{how} and --drafts {max_draft}",
             stacklevel=2,
         )
     here = machine()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import scaling
+from benchmarks.loops import Loops
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
 from tests import tiny_pair
 
 

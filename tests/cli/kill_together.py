@@ -135,20 +135,20 @@ class Compare:
         return _names(output), rows, figures
 
 
-class Demand(Compare):
+class Limits(Compare):
     """Estimates a grid, and measures until a setting is chosen, which depends on times."""
 
     flags = ()
     settings: ClassVar[dict[str, Any]] = {
-        "DEMAND": "nats per token <= 9",
+        "MAX_NATS": 9,
         "CANDIDATES": 2,
         "ROUNDS": 2,
     }
 
     def outcome(self, output: Path) -> Any:
-        """The files (but settings' texts and figures), the counts, and that the demand is met."""
+        """The files (but settings' texts and figures), the counts, and that the limits are kept."""
         results = json.loads((output / "results.json").read_text())
-        met = [part["met"] for part in results["held_out"]["demands"]]
+        met = [one["met"] for one in results["held_out"]["limits"].values()]
         names = [name for name in _names(output) if not name.startswith(("points/", "quality_"))]
         # The answer depends on times: with an unlucky one it is not to draft.
         return names, results["estimated"], results["failed"], met
@@ -242,7 +242,7 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
     "train_head": TrainHead,
     "convert": Convert,
     "compare": Compare,
-    "demand": Demand,
+    "limits": Limits,
     "evaluate": Evaluate,
 }
 

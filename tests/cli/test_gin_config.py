@@ -426,7 +426,7 @@ def test_messages_name_what_was_typed(files):
             ["compare", "--estimate", "--full"],
             "not allowed with argument --estimate; see specjax compare --help",
         ),
-        (["bench", "speed"], "unknown benchmark; choose from acceptance, cost, peers, speedup"),
+        (["bench"], "the following arguments are required: --inputs; see specjax bench --help"),
     ],
 )
 def test_what_a_user_may_type_gets_the_right_hint(capsys, words, message):

@@ -73,7 +73,7 @@ EVERY = [
     ["train", "head"],
     ["compare"],
     ["infer"],
-    *(["bench", name] for name in ("acceptance", "cost", "peers", "speedup")),
+    ["bench"],
 ]
 
 

@@ -43,8 +43,7 @@ COMMANDS = [
     (["evaluate", "--gin.PREDICTIONS=in.jsonl", "--gin.SCORE=built-in:gsm8k/verifier"], LLAMA),
     (["demo", "--output=out"], PAIR),
     (["demo", "--built-in=gsm8k", "--output=out"], LLAMAS),
-    *((["bench", name, "--inputs=in.txt", "--rows=1"], PAIR) for name in ("speedup", "cost")),
-    (["bench", "acceptance", "--inputs=in.txt"], PAIR),
+    (["bench", "--inputs=in.txt"], PAIR),
 ]
 
 

@@ -167,10 +167,10 @@ WAYS = {
     "infer": ("infer", (), {}),
     "full": ("compare", ("--full",), {"LATENCY_LIMIT": 2}),
     "estimate": ("compare", ("--estimate",), {"ESTIMATE_LIMIT": 2, "LATENCY_LIMIT": 2}),
-    "demand": (
+    "limits": (
         "compare",
         (),
-        {"ESTIMATE_LIMIT": 2, "ROUNDS": 1, "LATENCY_LIMIT": 2, "DEMAND": "quality >= 0"},
+        {"ESTIMATE_LIMIT": 2, "ROUNDS": 1, "LATENCY_LIMIT": 2, "MAX_LATENCY": 9},
     ),
 }
 
@@ -198,7 +198,7 @@ def test_every_command_takes_a_pair_and_a_task(tmp_path, capsys, way, pair, task
     values = {"VERIFIER": tmp_path / "large", "DRAFTER": tmp_path / "small"}
     if task == "gemma_gsm8k":
         values |= {"EXAMPLES": tmp_path / "in.jsonl", "SHOTS": 1, "LIMIT": None}
-    if task == "gemma_gsm8k" and way in ("full", "demand"):
+    if task == "gemma_gsm8k" and way in ("full", "limits"):
         values["METRICS"] = "('numeric_accuracy',)"
     assert main(words_of(way, pair, task, tmp_path, **values)) == 2
     error = capsys.readouterr().err

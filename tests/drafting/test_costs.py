@@ -78,7 +78,7 @@ def test_a_file_is_read_back(tmp_path):
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "costs.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=f"{message}.*: measure it with specjax bench cost"):
+    with pytest.raises(ValueError, match=f"{message}.*: measure it with specjax bench --costs"):
         read_costs(path)
 
 

@@ -60,8 +60,8 @@ def _compare(output: Path, seed: int = 0, **others: Any) -> Any:
     return [results["done"], results["failed"], [x["setting"] for x in lines], figures]
 
 
-def _demand(output: Path, seed: int = 0) -> Any:
-    search = Search(demand="nats per token <= 9", rounds=1, candidates=2, held_out=0.5)
+def _limits(output: Path, seed: int = 0) -> Any:
+    search = Search(max_nats=9.0, rounds=1, candidates=2, held_out=0.5)
     found = _compare(output, seed, measured="front", search=search)
     return [found, (output / "tuned.gin").is_file()]
 
@@ -158,7 +158,7 @@ def _train_head(output: Path, seed: int = 0) -> Any:
 RUNS = {
     "infer": Run(_infer, _infer, ("predictions.jsonl", "infer_config.json")),
     "compare": Run(_compare, _compare, ("points/*",)),
-    "demand": Run(_demand, _demand, ("points/*",)),
+    "limits": Run(_limits, _limits, ("points/*",)),
     "train": Run(_train, _train, ("samples/*", "checkpoints/**/*")),
     "train head": Run(_train_head, _train_head, ("head_data/*", "checkpoints/**/*")),
     "merge": Run(_write_parts, _merge, ("*/infer_config.json", "*/predictions.jsonl")),

@@ -7,7 +7,7 @@ import numpy as np
 from specjax.evaluation import Bootstrap, ratio
 from specjax.evaluation.bootstrap import mean
 from specjax.runs.evaluation import as_json
-from specjax.study.demand import Counts
+from specjax.study.choose import HELD_OUT
 from specjax.study.scores import Scores
 from specjax.text.setting import Setting
 
@@ -31,17 +31,21 @@ class World:
 
     Args:
       seed: of the noise.
-      rows: how many texts each round has looked at, the held-out ones last.
+      rows: how many texts each round has looked at, and the number of held-out texts.
       spread: the standard deviation of a text's quality.
       truth: what is true of each setting.
     """
 
     def __init__(self, seed, rows=(50, 100, 200, 200), spread=10.0, truth=TRUTH):
         self.draws = np.random.default_rng(seed)
-        *rounds, held_out = rows
-        self.texts = [Counts(n, n) for n in rounds]
-        self.held = Counts(held_out, held_out)
-        total = rounds[-1] + held_out
+        *ends, held_out = rows
+        places = zip([0, *ends], [*ends, ends[-1] + held_out], strict=True)
+        names = [*(f"round {i + 1}" for i in range(len(ends))), HELD_OUT]
+        self.parts = {
+            name: (start, stop, stop - start)
+            for name, (start, stop) in zip(names, places, strict=True)
+        }
+        total = ends[-1] + held_out
         shared = self.draws.normal(size=(total, 1)) * 0.8
         noise = shared + 0.6 * self.draws.normal(size=(total, 3 * len(truth)))
         self.figures = {}
@@ -55,14 +59,9 @@ class World:
         self.looked = []
         self._scored = {}
 
-    def look(self, setting, number):
-        self.looked.append((setting, number))
-        return self._scores(setting, slice(0, self.texts[number].rows))
-
-    def held_out(self, setting):
-        return self._scores(setting, slice(self.texts[-1].rows, None))
-
-    def _scores(self, setting, rows):
+    def look(self, setting, names):
+        self.looked.append((setting, names[-1]))
+        rows = slice(self.parts[names[0]][0], self.parts[names[-1]][1])
         key = (setting, rows.start, rows.stop)
         if key not in self._scored:
             self._scored[key] = self._of(setting, rows)
@@ -70,15 +69,15 @@ class World:
 
     def _of(self, setting, rows):
         good, slow, far = (values[rows] for values in self.figures[setting])
-        made = {
+        sums = {
             "bleu": mean(good),
             "relative_latency": ratio(slow, 1.0),
             "nats_per_token": mean(far),
+            "latency": mean(0.1 * slow),
         }
-        made["latency"] = mean(0.1 * slow)
-        again = {name: BOOTSTRAP.replicates(sums) for name, sums in made.items()}
+        again = {name: BOOTSTRAP.replicates(each) for name, each in sums.items()}
         figures = {
-            name: as_json(BOOTSTRAP.summary(sums.value, again[name])) for name, sums in made.items()
+            name: as_json(BOOTSTRAP.summary(each.value, again[name])) for name, each in sums.items()
         }
         return Scores(figures, again)
 

@@ -379,63 +379,42 @@ def test_another_drafter_is_estimated_again(tmp_path):
     found = []
     for seed in (3, 4):
         models = {**world.models(), "small": tiny_pair.tabular(seed)}
-        how = {"measured": "none", "with_times": False, "make_models": lambda m=models: m}
+        how = {"measured": "none", "make_models": lambda m=models: m}
         world.run(tmp_path / "out", asked, **how)
         found.append(lines(tmp_path / "out")[1]["expected"]["acceptance"])
     assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(
-    ("temperatures", "references", "demand", "told"),
+    ("temperatures", "references", "limits", "told"),
     [
-        ((1.0, 0.0), world.REFERENCES, "as good as the verifier", "needs one .temperature, top_k"),
-        ((1.0,), [()] * 6, "quality >= 3", "needs a measured quality"),
+        ((1.0, 0.0), world.REFERENCES, {"max_loss": 0.0}, "need one .temperature, top_k"),
+        ((1.0,), [()] * 6, {"max_latency": 0.9}, "need a measured quality"),
     ],
 )
-def test_a_demand_without_an_answer_is_refused_before_any_work(
-    tmp_path, temperatures, references, demand, told
+def test_limits_without_an_answer_are_refused_before_any_work(
+    tmp_path, temperatures, references, limits, told
 ):
     def make_models():
         raise AssertionError("no model is needed")
 
     asked = world.settings(temperatures, lossless=None)
-    how = {"search": Search(demand=demand, rounds=1), "make_models": make_models}
+    how = {"search": Search(**limits, rounds=1), "make_models": make_models}
     with pytest.raises(ValueError, match=told):
         world.run(tmp_path / "out", asked, references=references, **how)
     assert not (tmp_path / "out").exists()
 
 
-ALONE_COLD = dataclasses.replace(world.VERIFIER, temperature=0.0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "others", "kind", "told"),
-    [
-        ([], {}, ValueError, "settings is empty: give at least one setting"),
-        ([OPT], {}, ValueError, "settings has no verifier alone before OPT.0.1., Block, G=2, T=1:"),
-        ([OPT, world.VERIFIER], {}, ValueError, "settings has no verifier alone before OPT"),
-        ([ALONE_COLD, world.DRAFTER], {}, ValueError, "no verifier alone before drafter alone"),
-        ([world.VERIFIER, "OPT(0.1)"], {}, ValueError, "settings must be a Grid or a list of Sett"),
-        (
-            ASKED[:3],
-            {
-                "references": [()] * 6,
-                "search": Search(demand="as good as the verifier", rounds=1),
-            },
-            ValueError,
-            "needs a measured quality, because OPT.* is not lossless",
-        ),
-    ],
-)
-def test_settings_that_cannot_be_compared_are_refused_before_any_work(
-    tmp_path, asked, others, kind, told
-):
-    def make_models():
-        raise AssertionError("no model is needed")
-
-    with pytest.raises(kind, match=told):
-        world.run(tmp_path / "out", asked, make_models=make_models, **others)
+def test_lossy_settings_need_a_quality_for_a_limit_on_its_loss(tmp_path):
+    search = Search(max_loss=0.0, rounds=1)
+    with pytest.raises(ValueError, match="these limits need a measured quality: give references"):
+        world.run(tmp_path / "out", ASKED[:3], references=[()] * 6, search=search)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_verifier_alone_is_always_compared(tmp_path):
+    assert world.run(tmp_path / "out", [OPT])["done"] == 2
+    assert [line["method"] for line in lines(tmp_path / "out")] == ["VerifierAlone", None]
 
 
 def test_failures_of_an_earlier_grid_do_not_count(tmp_path):
@@ -456,7 +435,7 @@ def test_where_no_single_setting_is_recommended_no_earlier_choice_stays(tmp_path
     assert results["gin_file"] is None and not (output / CHOSEN_NAME).exists()
 
 
-def test_where_a_demand_is_not_met_no_earlier_choice_stays(tmp_path):
+def test_where_limits_are_not_kept_no_earlier_choice_stays(tmp_path):
     with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
         run.claim({"name": "a run"})
         path = run.write(CHOSEN_NAME, b"an earlier choice")

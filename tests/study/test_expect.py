@@ -1,6 +1,5 @@
 """Estimates: exact where they say so, approximate elsewhere, one program for each rule."""
 
-import dataclasses
 import json
 import math
 
@@ -10,12 +9,17 @@ import numpy as np
 import pytest
 
 from specjax import rules, testing, verification
-from specjax.drafting import Costs
-from specjax.study.drafting_plans import plans
-from specjax.study.expect import Expected, cannot_estimate, estimate, expect, sampling_key
+from specjax.study.expect import (
+    PRICES,
+    Expected,
+    cannot_estimate,
+    estimate,
+    expect,
+    frontier_of,
+    sampling_key,
+)
 from specjax.study.positions import positions
 from specjax.text import TextModel
-from specjax.text.passes import PassTimes
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import KnownTexts, written
 from specjax.tokenizers import ByteTokenizer
@@ -94,8 +98,7 @@ def test_what_the_verifier_cannot_draw_is_null_in_json(models, texts):
     assert found.acceptance == pytest.approx(1.0) and found.defers == 0.0
     assert found.tokens_per_call == pytest.approx(TOKENS)  # all of a text in a round
     again = Expected.of(found.setting, told)
-    assert again.nats_per_token == math.inf and math.isnan(again.speedup)
-    assert again.to_dict() == found.to_dict() and again.speed == found.tokens_per_call
+    assert again.nats_per_token == math.inf and again.to_dict() == found.to_dict()
 
 
 def test_the_drafter_alone_is_as_far_from_the_verifier_as_it_is(models, texts):
@@ -143,69 +146,6 @@ def test_order_and_company_change_nothing(models, texts):
     assert again.tokens_per_call == pytest.approx(together[3].tokens_per_call, rel=1e-12)
 
 
-def times(rows=1):
-    """Of passes over one, two or three tokens."""
-    table = Costs((rows,), (1, 2, 3), (1.0,), ((5.0, 6.0, 8.0),))
-    tables = {("verifier", "drafter"): table}
-    prompts = {"verifier": 0.5, "drafter": 0.25}
-    return PassTimes(rows, {"verifier": 5.0, "drafter": 1.5}, prompts, 2.0, tables)
-
-
-def test_latency_is_that_of_the_passes(models, texts):
-    settings = [ALONE, DRAFTER, Setting(max_draft=2, verification="Token")]
-    alone, drafter, found = of(models, texts, settings, times=times())
-    assert alone.speedup == 1.0 and alone.latency == pytest.approx(2.0 + 5.0 * TOKENS)
-    assert drafter.latency == pytest.approx(2.0 - 0.5 + 0.25 + 1.5 * TOKENS)
-    rounds = TOKENS / found.tokens_per_call
-    # Two passes of the drafter, one of the verifier over three tokens, one more after whole drafts.
-    least = rounds * (2 * 1.0 + 8.0)
-    assert 2.25 + least < found.latency < 2.25 + least + rounds * 1.0
-    assert found.speed == found.speedup == pytest.approx(alone.latency / found.latency)
-    (batch,) = of(models, texts, settings[2:], times=times(4))
-    assert batch.latency > found.latency  # a whole draft in any row costs a pass
-
-
-def test_a_tree_takes_a_pass_for_each_level(models, texts):
-    setting = Setting(drafting="Tree(depth=2, width=2, children='top')")
-    table = {("drafter", None): Costs((1,), (1, 8), (0.0,), ((1.5, 5.0),))}
-    own = times()
-    own = dataclasses.replace(own, tables={**own.tables, **table})
-    (found,) = of(models, texts, [setting], times=own)
-    seconds = (found.latency - 2.25) * found.tokens_per_call / TOKENS
-    # A pass over two nodes takes 0.5 more than over one; the first and a leaf's read three tokens.
-    first = 1.0 + 2 * 0.5
-    least = first + 1.0 + 0.5 + own.tables["verifier", "drafter"].at_widths((7,)).verifier[0][0]
-    assert least < seconds < least + first
-
-
-@pytest.mark.parametrize(("wide", "best"), [(5.0, "tree"), (9.0, "chain")])
-def test_a_tree_is_faster_where_wide_passes_are_cheap(models, texts, wide, best):
-    tree = Setting(drafting="Tree(parents=(0, 0, 1, 2))")
-    tables = {
-        ("verifier", "drafter"): Costs((1,), (1, 3, 5), (1.0,), ((5.0, 5.0, wide),)),
-        ("drafter", None): Costs((1,), (1, 8), (0.0,), ((1.0, 1.0),)),
-    }
-    own = dataclasses.replace(times(), tables=tables)
-    found = of(models, texts, [Setting(max_draft=2), tree], times=own)
-    assert found[1].tokens_per_call > found[0].tokens_per_call
-    assert found[("chain", "tree").index(best)] is max(found, key=lambda one: one.speedup)
-
-
-def test_prompts_take_their_time(models, texts):
-    """Each model with a place in K reads the prompt: what is gained must make up for that."""
-    setting = Setting(drafting="Cascade(((2, 2), (0, 2)), models=('drafter', 'small'))")
-    three = {**models, "small": models["drafter"]}
-    one = Costs((1,), (1, 8), (0.5,), ((1.0, 1.0),))
-    tables = {(r, d): one for r in three for d in (*three, None)}
-    given = PassTimes(1, dict.fromkeys(three, 1.0), dict.fromkeys(three, 0.0), 4.0, tables)
-    (free,) = of(three, texts, [setting], times=given)
-    read = {"verifier": 9.0, "drafter": 3.0, "small": 1.0}
-    dear = PassTimes(1, given.steps, read, 4.0, tables)
-    (found,) = of(three, texts, [setting], times=dear)
-    assert found.latency == pytest.approx(free.latency + 3.0 + 1.0 + 1.0)
-    assert found.nats_per_token == 0.0 and found.tokens_per_call == free.tokens_per_call > 1.0
-
-
 def test_greedy_estimates_are_what_decoding_counts(models):
     """At temperature 0 the verifier's text is also the one that each lossless setting writes."""
     rng = np.random.default_rng(0)
@@ -225,10 +165,6 @@ def test_greedy_estimates_are_what_decoding_counts(models):
         Setting(temperature=0.0, max_draft=3),
         Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)"),
         Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)", min_draft=2),
-        *(
-            Setting(temperature=0.0, drafting=f"Tree(parents=(0, 0, 1, 1, 2), children={kind!r})")
-            for kind in ("top+1", "without")
-        ),
     ]
     for setting, found in zip(settings, of(pair, texts, settings), strict=True):
         rows = setting.decoder(pair, **size)(list(prompts), progress=False).info.per_row
@@ -255,18 +191,8 @@ CANNOT = {
         {"rule": "Chow(0.3)", "method": "TokenCascade"},
         "choice of the model depends on the text",
     ),
-    "rule": ({"rule": "Lossy(0.1)", "drafting": "Lookup()"}, "the rule must be Lossless"),
-    "level": ({"drafting": "Cascade(((1, 1), (0, 1)), ('drafter', 'x'))"}, "no model 'x'"),
-    "beam": ({"drafting": "Tree(depth=2, width=2, beam=1)"}, "depends on tokens that are not in"),
-    "copies": ({"drafting": "Lookup(copies=3)"}, "drafts branches of several drafters"),
-    "branches": (
-        {"drafting": "Branches(('drafter', Lookup()))"},
-        "is not a Cascade, a Lookup or a Tree",
-    ),
-    "rules": (
-        {"drafting": "Cascade(((1, 1), (0, 1)), ('drafter',), Lookup(), rules=Lossy(0.1))"},
-        "a Cascade may set only K, models, last and lenience",
-    ),
+    "drafting": ({"drafting": "Lookup()"}, "drafting=Lookup is not a chain of one drafter"),
+    "tree": ({"drafting": "Tree(depth=2, width=2)"}, "is not a chain of one drafter"),
 }
 
 
@@ -278,29 +204,27 @@ def test_what_can_only_be_measured_is_named(models, texts, name):
         of(models, texts, [Setting(**values)])
 
 
-def test_prompts_are_decoded_and_passes_measured(models, texts, monkeypatch):
-    """Of settings of every kind, at two temperatures, in one call."""
-    asked = []
-
-    def measured(models, tables, widths, *, rows, prompt_length, call, read):
-        call()
-        asked.append((sorted(tables, key=str), widths, rows, prompt_length))
-        one = Costs((rows,), (1, 8), (0.5,), ((1.0, 1.0),))
-        steps = dict.fromkeys(models, 1.0)
-        return PassTimes(rows, steps, steps, 4.0, dict.fromkeys(tables, one))
-
-    monkeypatch.setattr("specjax.study.expect.measure_times", measured)
-    settings = [ALONE, DRAFTER, Setting(max_draft=3), *plans(max_draft=2, leniences=(1.0,))]
-    settings = list(dict.fromkeys([*settings, Setting(temperature=0.0)]))
+def test_prompts_are_decoded_at_each_temperature(models, texts):
+    settings = [ALONE, DRAFTER, Setting(max_draft=3), Setting(temperature=0.0)]
     lines = []
     options = {"max_new_tokens": 4, "buckets": (16,)}
-    found, told = estimate(
+    found = estimate(
         models, settings, texts.prompts[:6], options=options, batch_size=2, tell=lines.append
     )
-    assert [one.setting for one in found] == settings and all(one.speed > 0 for one in found)
-    tables = [("drafter", None), ("verifier", "drafter"), ("verifier", None)]
-    assert asked == [(tables, (1, 2, 4, 6), 2, 1)] and json.loads(json.dumps(told))["rows"] == 2
+    assert [one.setting for one in found] == settings
+    assert all(one.tokens_per_call >= 1.0 for one in found)
     assert sum("the verifier decodes 6 prompts" in line for line in lines) == 2
+
+
+def test_each_sampling_and_drafter_has_a_frontier():
+    settings = [ALONE, Setting(), Setting(rule="OPT(0.1)"), Setting(rule="OPT(0.2)", max_draft=3)]
+    line = frontier_of(settings)
+    assert [setting.strength for setting in line] == list(PRICES)
+    assert {setting.rule.split("(")[0] for setting in line} == {"KLPrice"}
+    assert frontier_of([ALONE, Setting()]) == []
+    assert frontier_of([Setting(rule="OPT(0.1)", temperature=0.0)]) == []
+    more = [*settings, Setting(rule="OPT(0.1)", drafter="small"), Setting(rule="OPT(0.1)", top_k=5)]
+    assert len(frontier_of(more)) == 3 * len(PRICES)
 
 
 def test_a_model_that_gives_nan_is_named(models, texts):

@@ -92,16 +92,6 @@ def test_each_kind_of_drafts_has_the_verifications_that_fit():
     assert found == {(True, "Token"), (True, "Block"), (False, "Walk"), (False, "Traversal")}
 
 
-def test_plans_are_taken_at_each_temperature():
-    plan = Setting(drafting="Cascade(((4, 0), (0, 3)), models=('drafter', 'small'))")
-    made = settings({"lossless": None}, temperatures=(1.0, 0.0), top_k=9, plans=(plan,))
-    found = [one for one in made if one.drafting is not None]
-    assert [(one.temperature, one.top_k, one.max_draft) for one in found] == [
-        (1.0, 9, None),
-        (0.0, 9, None),
-    ]
-
-
 def test_without_methods_there_is_every_rule():
     rules = {one.rule.partition("(")[0] for one in settings(None)}
     assert rules == {kind.__name__ for kind in ALL_RULES}
@@ -125,10 +115,13 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
         ({"methods": ("never",)}, "methods must be one of Lossless, "),
         ({"methods": (3,)}, "a method must be a name or a text, got 3"),
         ({"methods": {"lossy": 1.5}}, "strength must lie in"),
-        ({"temperatures": (-1.0,)}, "temperatures must be finite and at least 0"),
+        ({"temperatures": (-1.0,)}, "temperature must be finite and at least 0"),
         ({"temperatures": 1.0}, "temperatures must be a tuple"),
-        ({"max_drafts": (0,)}, "max_drafts must be a whole number of at least 1"),
-        ({"longest": 0}, "longest must be a whole number of at least 1"),
+        ({"max_drafts": (0,)}, "max_draft must be a whole number of at least 1"),
+        (
+            {"longest": 0, "stopping": {"confidence": 0.4}},
+            "max_draft must be a whole number of at least 1",
+        ),
         (
             {"verifications": ("Blok",)},
             "verification=.Blok.: there is no such name; did you mean Block?",
@@ -138,12 +131,8 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
             r"none of verifications=\('Block',\) can verify the trees of drafting='Tree",
         ),
         ({"verifications": ("Walk",)}, "can verify the chains of drafting=None: add None"),
-        ({"plans": ("Lookup()",)}, r"plans must be a tuple of settings.* got 'Lookup\(\)': write"),
-        ({"plans": "Lookup()"}, r"plans must be a tuple of settings.* got 'Lookup\(\)'"),
-        ({"plans": None}, "plans must be a tuple of settings.* got None"),
         ({"stopping": {None: 0.3}}, "None takes no number"),
         ({"stopping": ("sure",)}, "must be one of"),
-        ({"stopping": {"adaptive_confidence": 0.3}}, "'adaptive_confidence' was renamed"),
     ],
 )
 def test_what_is_no_grid_is_refused(axes, message):

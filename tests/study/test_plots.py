@@ -1,10 +1,13 @@
 """The figures: what is drawn, and that it can be told apart without colours."""
 
+import math
+
 import numpy as np
 import pytest
 
 from specjax.evaluation import Bootstrap
 from specjax.study import Setting, plots
+from specjax.study.expect import Expected
 from specjax.study.scores import Scores
 
 VERIFIER, DRAFTER = Setting(method="VerifierAlone"), Setting(method="DrafterAlone")
@@ -114,3 +117,29 @@ def test_there_is_a_panel_for_each_temperature():
 @pytest.mark.parametrize("scored", [{}, {VERIFIER: SCORED[VERIFIER]}])
 def test_without_points_nothing_is_drawn(scored):
     assert plots.draw(scored, "bleu", BOOTSTRAP) == {}
+
+
+def estimates(**rules):
+    found = {}
+    for rule, points in rules.items():
+        for strength, nats, accepted in points:
+            one = Setting(rule=f"{rule}({strength})")
+            found[one] = Expected(setting=one, acceptance=accepted, nats_per_token=nats)
+    return found
+
+
+def test_the_figure_of_acceptance_has_the_frontier_as_a_line():
+    line = estimates(KLPrice=[(0.1, 0.01, 0.6), (1.0, 0.1, 0.8), (20.0, 0.5, 1.0)])
+    points = estimates(Lossy=[(0.2, 0.02, 0.6), (0.5, 0.2, 0.8)], Mixture=[(0.5, math.inf, 0.9)])
+    # The same rule with other drafts is the same point.
+    again = Setting(rule="Lossy(0.2)", max_draft=3)
+    points[again] = Expected(setting=again, acceptance=0.6, nats_per_token=0.02)
+    drawn = plots.acceptance_figure(points, line)
+    (axis,) = drawn.axes
+    shown = {one.get_label(): one.get_xydata().tolist() for one in axis.get_lines()}
+    assert shown["frontier"] == [[0.01, 0.6], [0.1, 0.8], [0.5, 1.0]]
+    assert shown["Lossy"] == [[0.02, 0.6], [0.2, 0.8]]
+    # A rule with impossible tokens has no place in it.
+    assert set(shown) == {"frontier", "Lossy"}
+    assert set(plots.draw_acceptance(points, line)) == {f"acceptance_nats.{x}" for x in plots.KINDS}
+    assert plots.draw_acceptance(points, {}) == {}

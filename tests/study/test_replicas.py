@@ -48,8 +48,6 @@ def test_too_many_parts_are_refused():
         ValueError, match="process_count must be at most 8, the number of settings to"
     ):
         share(SETTINGS, Process(0, 9))
-    with pytest.raises(ValueError, match="a comparison cannot run as one program"):
-        share(SETTINGS, Process(0, 2, together=True))
 
 
 ASKED = world.settings(opt=(0.1, 0.5), token_cascade=0.3)

@@ -11,7 +11,7 @@ from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot
 from specjax.decoding import Method
 from specjax.evaluation import Bootstrap
-from specjax.study import Measuring, Setting, Texts, expect, measure
+from specjax.study import Measuring, Setting, Texts, measure
 from specjax.study.comparison import _bench, _configuration
 from specjax.study.infer_names import Prompting
 
@@ -67,26 +67,3 @@ def test_outputs_are_those_of_whole_prompts(models, setting, monkeypatch):
     texts = [[row["prediction"] for row in one.rows[0]] for one in (own, whole)]
     assert texts[0] == texts[1]
     assert len(begun) == (2 if setting == ALONE else 3)
-
-
-def test_estimates_count_the_rest_of_prompts(models, monkeypatch):
-    """The drafter's time is that of the tokens it reads, and the timed call takes the prefix."""
-    bench = _made(models, TASK)
-
-    seen = []
-
-    class SeenError(Exception):
-        pass
-
-    def told(*_, call, read, **__):
-        seen.append((read, call()[0].prefilled))
-        raise SeenError
-
-    monkeypatch.setattr(expect, "measure_times", told)
-    for shared in (None, bench.shared[:0], bench.shared):
-        with pytest.raises(SeenError):
-            expect.estimate(models, [ALONE], bench.prompts, options=OPTIONS, shared=shared)
-    total, first = sum(map(len, bench.prompts)), len(bench.prompts[0])
-    rest = total - len(bench.prompts) * bench.shared.size
-    assert seen == [(1.0, first), (1.0, first), (rest / total, first - bench.shared.size)]
-    assert rest < 0.6 * total

@@ -1,65 +1,244 @@
-"""`specjax bench NAME`: measures a pair of models; each result is a ratio within one run.
+"""`specjax bench`: does drafting pay for this pair on this machine, and why not?
 
-A benchmark is a module with `HELP`, `add_arguments(parser)` and `run(args) -> Report`. `bench`
-prints its table and, as the last line, all figures as JSON. Further benchmarks are in the folder
-`benchmarks/` of a checkout: `python -m benchmarks.NAME`.
+Further measurements are in the folder `benchmarks/` of a checkout: `python -m benchmarks.NAME`.
 """
 
 import argparse
-import importlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from specjax import drafting
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
-from specjax.cli.help_format import HelpFormatter
+from specjax.decoding.scoring import powers_of_two
 from specjax.errors import UserError
+from specjax.study.measure import Times, in_turns, tell, timed
+from specjax.study.speedups import (
+    RoundCost,
+    best,
+    conclusion,
+    round_cost,
+    speedup,
+    speedups,
+    spread,
+)
+from specjax.text import Decoder, Pair, Result
+from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
+from specjax.text.results import finite
+from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.writing import write_atomically
 
-BENCHMARKS = {
-    "acceptance": "specjax.cli.bench.acceptance",
-    "cost": "specjax.cli.bench.cost",
-    "peers": "specjax.cli.bench.peers",
-    "speedup": "specjax.cli.bench.speedup",
-}
-# Former benchmarks of the command -> their modules in `benchmarks`.
-MOVED = {
-    "cascades": "cascades",
-    "drafting": "lookups",
-    "loop": "loop",
-    "ragged": "ragged",
-    "screening": "estimates",
-    "stopping": "stopping",
-}
+_NOTES = (
+    "speedup: of whole calls over the verifier alone, in turns, with its 95 % interval.",
+    "c: the time of a drafter's pass, and r: that of the verifier's pass over G + 1 tokens, both",
+    "over the verifier's pass over one token (verifier_ms; check_ms is r times it, and call_ms the",
+    "rest of a call with its prompts). acceptance: the rate that yields these tokens per call;",
+    "break_even: the rate at which drafting costs what it yields (-: no rate does). ideal:",
+    "the speed-up if calls took only the time of their passes; a speedup above it means that other",
+    "work disturbed the times of the passes.",
+)
+# How long passes are measured for a file of costs, for each batch size.
+_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds one subcommand per benchmark."""
-    names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
-    for name, module_name in BENCHMARKS.items():
-        module = importlib.import_module(module_name)
-        sub = names.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP,
-            formatter_class=HelpFormatter,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(bench=module.run)
+    """Adds the command's arguments."""
+    workload.add_workload(parser)
+    parser.set_defaults(rows=[1], temperatures=[0.0])
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
+    parser.add_argument(
+        "--costs", help="writes the times of passes into this JSON file, for CostAware"
+    )
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Raises ValueError for an unknown benchmark, or one that is now in `benchmarks`."""
-    name = words[0] if words else ""
-    if name in MOVED:
-        raise UserError(
-            f"bench {name} was moved: run python -m benchmarks.{MOVED[name]} in a checkout, "
-            "with the same options"
-        )
-    if not name.startswith("-") and name not in BENCHMARKS:
-        what = f"bench {name}: unknown benchmark" if name else "give a benchmark"
-        raise UserError(f"{what}; choose from {', '.join(BENCHMARKS)}")
+class Side(NamedTuple):
+    """The verifier alone, or with drafts: its times and its results, of each chunk of prompts."""
+
+    times: Times
+    results: list[Result]
+
+    def per_pass(self) -> float:
+        """The emitted tokens per pass of a batch, which waits for its last row."""
+        infos = [result.info.per_row for result in self.results]
+        passes = sum(int(info.verifier_calls.max()) for info in infos)
+        return sum(int(info.emitted.sum()) for info in infos) / passes
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the chosen benchmark and prints its report."""
-    report: Report = args.bench(args)
-    report.show(args.benchmark)
+    """Times whole calls and passes of every batch size, and prints tables and a verdict.
+
+    All sides take turns at every batch, in which rows that end early wait for the last row.
+    """
+    workload.check_positive(args, "drafts")
+    if sorted(set(args.rows)) != args.rows:
+        raise UserError(f"--rows must increase, got {args.rows}")
+    if args.costs is not None:
+        _check_output(Path(args.costs))
+    pair, tokens = workload.load(args)
+    rows, verdicts = [], []
+    passes: dict[tuple[int, int], dict[str, float]] = {}
+    for batch in args.rows:
+        chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
+        decoders = _decoders(pair, tokens, args, batch, args.temperatures[0])
+        times: dict[int, PassTimes] = {}
+        for length in args.drafts:
+            print(f"B={batch} G={length}: measuring passes ...", flush=True)
+            times[length] = pass_times(pair, decoders[0], chunks[0], length)
+            passes[batch, length] = _of_passes(times[length], length)
+        for temperature in args.temperatures:
+            print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
+            decoders = _decoders(pair, tokens, args, batch, temperature)
+            sides = measure(decoders, chunks, args.repeats)
+            costs = {
+                length: round_cost(times[length], length, side.per_pass() / sides[0].per_pass())
+                for length, side in sides.items()
+                if length
+            }
+            for length, cost in costs.items():
+                sizes = {"rows": batch, "max_draft": length, "temperature": temperature}
+                rows.append({**sizes, **figures(sides[0], sides[length], cost)})
+            where = f"at batch {batch}, temperature {temperature:g}"
+            verdicts.append(_verdict(sides, costs, where))
+    table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
+    notes = ["", table_of_passes, "", *_NOTES, "", *verdicts]
+    report = Report(rows, list(rows[0]), notes)
+    for row in rows:  # for the line of JSON
+        row["passes"] = passes[row["rows"], row["max_draft"]]
+    report.show("bench")
+    if args.costs is not None:
+        tell("measuring the costs of passes of every width ...")
+        widths = powers_of_two(max(args.drafts) + 1)
+        length = max(map(len, tokens))
+        every = measure_costs(pair, args.rows, widths, prompt_length=length, seconds=_SECONDS)
+        names = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
+        write_atomically(Path(args.costs), costs_file(every, models=names))
+        tell(f"wrote {args.costs}")
     return 0
+
+
+def _check_output(path: Path) -> None:
+    """Checks, before minutes of measurement, that the file can be written or replaced."""
+    if not path.parent.is_dir():
+        raise UserError(f"--costs {path}: {path.parent} is not a directory: make it first")
+    if path.exists():
+        try:
+            drafting.read_costs(path)
+        except (OSError, UserError):
+            raise UserError(
+                f"--costs {path} is not a file of costs: choose another name, or move it"
+            ) from None
+
+
+def _decoders(
+    pair: Pair,
+    tokens: Sequence[np.ndarray],
+    args: argparse.Namespace,
+    batch: int,
+    temperature: float,
+) -> dict[int, Decoder]:
+    """Draft length -> the decoder; 0: the verifier alone."""
+    settings = {0: Setting(method=VERIFIER_ALONE, temperature=temperature)}
+    settings |= {n: Setting(max_draft=n, temperature=temperature) for n in args.drafts}
+    # With one bucket all batches run the same program.
+    options: dict[str, Any] = {"buckets": (max(map(len, tokens)),), "max_new_tokens": args.max_new}
+    return {
+        length: setting.decoder(pair.named, batch_size=batch, **options)
+        for length, setting in settings.items()
+    }
+
+
+def pass_times(
+    pair: Pair, alone: Decoder, prompts: Sequence[Any], max_draft: int, **options: Any
+) -> PassTimes:
+    """Measures the passes of a pair with drafts of a fixed length.
+
+    Args:
+      alone: the verifier alone.
+      prompts: a batch.
+      **options: see `measure_times`.
+    """
+    return measure_times(
+        pair.named,
+        [("verifier", "drafter")],
+        (max_draft + 1,),
+        rows=alone.batch_size,
+        prompt_length=alone.buckets[0],
+        call=lambda: alone(list(prompts), max_new_tokens=1, progress=False),
+        **options,
+    )
+
+
+def measure(
+    decoders: dict[int, Decoder], chunks: Sequence[Sequence[np.ndarray]], repeats: int
+) -> dict[int, Side]:
+    """Returns the times and the results of each decoder; the decoders take turns."""
+
+    def decode(decoder: Decoder, place: int) -> tuple[float, Result]:
+        prompts: list[Any] = list(chunks[place])
+        ids = range(place * len(prompts), (place + 1) * len(prompts))
+        return timed(lambda: decoder(prompts, ids=ids, progress=False))
+
+    calls = {name: lambda i, one=one: decode(one, i) for name, one in decoders.items()}
+    for call in calls.values():
+        call(0)  # compiles
+    seconds = {name: np.zeros((1, repeats, len(chunks))) for name in decoders}
+    results: dict[int, dict[int, Result]] = {name: {} for name in decoders}
+    for name, repeat, place, (spent, result) in in_turns(calls, range(len(chunks)), repeats):
+        seconds[name][0, repeat, place] = spent
+        results[name][place] = result
+    return {name: _side(seconds[name], list(of.values())) for name, of in results.items()}
+
+
+def _side(seconds: np.ndarray, results: list[Result]) -> Side:
+    emitted = np.asarray([[result.info.per_row.emitted.sum() for result in results]])
+    return Side(Times(seconds, emitted), results)
+
+
+def figures(alone: Side, drafts: Side, cost: RoundCost) -> dict[str, float | None]:
+    """Returns a line of the table."""
+    gain = speedup(drafts.times, alone.times)
+    infos = [result.info.per_row for result in drafts.results]
+    calls = sum(int(info.verifier_calls.sum()) for info in infos)
+    return {
+        "speedup": gain.value,
+        "speedup_low": finite(gain.low),
+        "speedup_high": finite(gain.high),
+        "tokens_per_call": sum(int(info.emitted.sum()) for info in infos) / calls,
+        "c": cost.c,
+        "r": cost.r,
+        "acceptance": finite(cost.acceptance),
+        "break_even": finite(cost.break_even),
+        "ideal": cost.ideal,
+        "alone_tokens_per_s": float(alone.times.tokens.sum() / alone.times.usual.sum()),
+    }
+
+
+def _verdict(sides: dict[int, Side], costs: dict[int, RoundCost], where: str) -> str:
+    """What was fastest, or why drafting does not pay; then what a round costs."""
+    alone = sides[0].times
+    gains = speedups({n: (side.times, alone) for n, side in sides.items() if n})
+    length = best(gains)
+    assert length is not None
+    text = conclusion(
+        {f"drafts of {n}": gain for n, gain in gains.items()},
+        where=where,
+        cost=costs[length],
+        spread=spread([alone]),
+    )
+    return f"{text} {costs[length].described()}" if gains[length].low > 1.0 else text
+
+
+def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:
+    """The times of passes, in milliseconds."""
+    table = times.tables["verifier", "drafter"]
+    return {
+        "rows": times.rows,
+        "max_draft": max_draft,
+        "draft_ms": 1e3 * table.draft[0],
+        "verifier_ms": 1e3 * times.steps["verifier"],
+        "check_ms": 1e3 * table.verifier[0][-1],
+        "call_ms": 1e3 * times.call,
+    }

@@ -28,7 +28,7 @@ def number(text: str) -> Given:
 
 
 def add_pair(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Adds the arguments for the pair and its prompts; `required`: whether prompts are required."""
+    """Adds the arguments for the pair and its prompts."""
     parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
     parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
     parser.add_argument("--inputs", required=required, help="a text file, one prompt per line")
@@ -46,7 +46,7 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
 
 
 def read_texts(args: argparse.Namespace) -> list[str]:
-    """Returns the first `--prompts` texts of `--inputs`; raises ValueError for columns."""
+    """Returns the first `--prompts` texts of `--inputs`."""
     if guess_format(args.inputs) == "tsv":
         raise UserError(
             f"--inputs={args.inputs} has columns, but must have one prompt per line: write the "
@@ -59,11 +59,7 @@ def read_texts(args: argparse.Namespace) -> list[str]:
 
 
 def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
-    """Returns the tokens of the texts, `[n]` int32 each.
-
-    Raises:
-      ValueError: a text is empty or longer than the Decoder's last bucket; the message names it.
-    """
+    """Returns the tokens of the texts; an error names a text that is empty or too long."""
     prompts = []
     for i, text in enumerate(texts):
         name = f"{args.inputs}, prompt {i + 1}"
@@ -76,7 +72,7 @@ def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> 
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raises ValueError unless these numbers, or lists of numbers, are in 1 .. 2**31 - 1."""
+    """Raises UserError unless these numbers, or lists of numbers, are in 1 .. 2**31 - 1."""
     for name in names:
         value = getattr(args, name)
         values = value if isinstance(value, list) else [value]
@@ -98,11 +94,7 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
-    """Loads the pair and the tokens of the prompts.
-
-    Raises:
-      ValueError: there are too few prompts for a batch, or a prompt cannot be decoded.
-    """
+    """Loads the pair and the tokens of the prompts."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
@@ -111,7 +103,7 @@ def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
 
 
 def enough_texts(args: argparse.Namespace) -> list[str]:
-    """Returns the texts of `read_texts`; raises ValueError if they do not fill a batch."""
+    """Returns the texts of `read_texts`, which must fill a batch."""
     texts = read_texts(args)
     if len(texts) < max(args.rows):
         raise UserError(
@@ -122,11 +114,7 @@ def enough_texts(args: argparse.Namespace) -> list[str]:
 
 
 def grown(verifier: TextModel) -> TextModel:
-    """Returns a larger network with the same outputs, which takes more time.
-
-    Raises:
-      ValueError: the network cannot grow.
-    """
+    """Returns a larger network with the same outputs, which takes more time."""
     if not isinstance(getattr(verifier.model, "config", None), T5Config | LlamaConfig):
         raise UserError(
             f"{verifier.name} is neither a T5 nor a Llama, which --grown needs: leave out --grown"

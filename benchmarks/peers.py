@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.cli.bench import ctranslate2_peer, transformers_peer, workload
+from benchmarks import command, ctranslate2_peer, transformers_peer
+from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.errors import UserError
-from specjax.study.turns import in_turns, timed
+from specjax.study.measure import in_turns, timed
 from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
 from specjax.types import Sampling
@@ -297,3 +299,12 @@ def _medians(samples: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
 
 def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> int:
     return sum(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

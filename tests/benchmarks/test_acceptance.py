@@ -1,4 +1,4 @@
-"""`bench acceptance` counts rows, and its figures are those of the rows."""
+"""`benchmarks.acceptance` counts rows, and its figures are those of the rows."""
 
 import json
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.cli.bench import acceptance
+from benchmarks import acceptance
+from benchmarks.acceptance import main
 from specjax.cli.bench.report import Report
-from specjax.cli.main import main
 from specjax.text.results import Result, Row, RowInfo, RunInfo
 from tests import tiny_pair
 
@@ -30,7 +30,7 @@ def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
 
     monkeypatch.setattr(specjax.Decoder, "__call__", spy)
     sizes = ["--rows=4", "--drafts=2", "--max-new=6", "--temperatures", "0", "1"]
-    assert main(["bench", "acceptance", *arguments, *sizes]) == 0
+    assert main([*arguments, *sizes]) == 0
     assert alone == [0.0]
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["temperature"], row["verification"]) for row in rows] == [

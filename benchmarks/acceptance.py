@@ -1,10 +1,13 @@
 """Compares verification algorithms on one pair: tokens per verifier call, and greedy outputs."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks import command
 from specjax import rules, verification
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
@@ -136,3 +139,12 @@ def _root(parts: np.ndarray) -> float | None:
     """The standard error of a sum of independent parts, from which a mean of 0 was estimated."""
     count = len(parts)
     return float(np.sqrt(count / (count - 1) * np.sum(parts**2))) if count > 1 else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,19 +3,22 @@
 import argparse
 import dataclasses
 import statistics
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from benchmarks import command
+from benchmarks.loops import REMEDY, Loops
 from specjax import drafting
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import REMEDY, Loops
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.errors import UserError
 from specjax.memory import sizes_in_words, told_if_full
-from specjax.study.turns import in_turns
+from specjax.study.measure import in_turns
 from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
@@ -269,3 +272,12 @@ def _described(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[
         },
         "sizes": {"max_new": args.max_new, "prompt_length": loops.inputs.shape[1]},
     }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs this benchmark; see `benchmarks.command.main`."""
+    return command.main(__file__, HELP, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""CTranslate2's greedy decoding of a verifier, for `bench peers`."""
+"""CTranslate2's greedy decoding of a verifier, for `benchmarks.peers`."""
 
 import json
 import tempfile

@@ -12,9 +12,9 @@ import sentencepiece
 import torch
 import transformers
 
+from benchmarks import ctranslate2_peer, peers, transformers_peer
+from benchmarks.peers import main
 from specjax.checkpoints import save_model
-from specjax.cli.bench import ctranslate2_peer, peers, transformers_peer
-from specjax.cli.main import main
 from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
 from specjax.testing import grown as _grown
 from specjax.tokenizers.load import keep_sentinels
@@ -31,7 +31,7 @@ def arguments(tmp_path_factory):
     for name in tiny_pair.SIZES:
         keep_sentinels(directory / "models" / name, tiny_pair.VOCAB)  # as exported ones have it
     small = ["--drafts=2", "--max-new=6", "--repeats=1", "--pilot=1"]
-    return ["bench", "peers", *named, *small]
+    return [*named, *small]
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
 
 def test_a_turn_counts_what_was_emitted(monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr("specjax.study.turns.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("specjax.study.measure.time.perf_counter", lambda: next(clock))
     samples, _ = peers._turns({"a": lambda i: np.zeros(i)}, range(13), 1)
     assert samples == {"a": [sum(range(10)), sum(range(10, 13))]}
     assert peers._medians(samples) == {"a": 39.0}

@@ -1,14 +1,13 @@
-"""`bench cost` recovers the costs of a loop whose times are known, and writes them."""
+"""`benchmarks.costs` recovers the costs of a loop whose times are known, and writes them."""
 
-import argparse
 import json
 
 import pytest
 
 import specjax
+from benchmarks.costs import main
+from benchmarks.loops import Loops
 from specjax.cli.bench import workload
-from specjax.cli.bench.loops import Loops
-from specjax.cli.main import main
 from specjax.drafting import read_costs
 from tests import tiny_pair
 
@@ -22,7 +21,7 @@ def arguments(tmp_path, monkeypatch):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
     sizes = ["--rows=2", "--max-draft=3", "--held-out=2", "--max-new=6", "--repeats=2"]
-    return ["bench", "cost", f"--inputs={prompts}", *sizes]
+    return [f"--inputs={prompts}", *sizes]
 
 
 @pytest.fixture
@@ -82,21 +81,8 @@ def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, t
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
-    prompts = arguments[2].removeprefix("--inputs=")
+    prompts = arguments[0].removeprefix("--inputs=")
     change = [word.replace("PROMPTS", prompts) for word in change]
     assert main([*arguments, *change]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_fewer_prompts_than_requested_are_reported(tmp_path, capsys):
-    path = tmp_path / "prompts.txt"
-    path.write_text("a\nb\nc\n")
-    parser = argparse.ArgumentParser()
-    workload.add_workload(parser)
-    given = [[], ["--prompts=2"], ["--prompts=3"], ["--prompts=4"]]
-    found = [workload.read_texts(parser.parse_args([f"--inputs={path}", *one])) for one in given]
-    every = ["a", "b", "c"]
-    assert found == [every, ["a", "b"], every, every]
-    line = f"specjax: using all 3 inputs of {path}; --prompts=4 is larger\n"
-    assert capsys.readouterr().err == line

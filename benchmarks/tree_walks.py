@@ -7,14 +7,15 @@ the child of rank i has the next token y and is accepted with probability
 
 where l_i is the law of this child's token, m_i the mass that is left for it (m_1 = P pi), and f_i
 the probability that its elder siblings fail. The child's weight is then min(1, m_i(y) / l_i(y)).
-So the rounds are a Markov chain along the text, as those of chains are (see `walking`). If a law
-depends on the tokens of elder siblings (children without replacement), these are drawn.
+So the rounds are a Markov chain along the text, as those of chains are (see `study.expect`). If a
+law depends on the tokens of elder siblings (children without replacement), these are drawn.
 
 Only the emitted text is followed, so a tree whose shape depends on other tokens cannot be walked.
 
 Axes: B rows, N longest text, V vocabulary, D depth, K children of a node.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from specjax.drafting import Topology
 from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.sampling import TINY, num_uniforms, total
+from specjax.study.expect import Expected, expect, ratio_error, sampling_key, visits
 from specjax.study.positions import Laws, coupled, laws_of_models
 from specjax.text import TextModel, Tree
 from specjax.text.setting import Setting
@@ -162,57 +164,86 @@ def walk_tree(
     return TreeLaw(stands - ends, whole)
 
 
-def tree_of(setting: Setting) -> Tree | None:
-    """Returns the trees that a setting drafts, or None."""
+def tree_of(setting: Setting) -> Tree:
+    """Returns the trees that a setting drafts."""
     plan = setting.made("drafting")
-    return plan if isinstance(plan, Tree) else None
+    if not isinstance(plan, Tree):
+        raise UserError(f"setting must draft trees, got drafting={setting.drafting!r}")
+    return plan
 
 
-class TreeWalks:
-    """The rounds of settings with trees, gathered over batches of texts.
+class TreeEstimate(NamedTuple):
+    """The estimate of a setting with trees, and the probability that a round accepts a leaf."""
+
+    expected: Expected
+    whole: float
+
+
+def expect_trees(
+    models: Mapping[str, TextModel],
+    texts: KnownTexts,
+    settings: Sequence[Setting],
+    *,
+    draws: int = 4,
+    seed: int = 0,
+) -> list[TreeEstimate]:
+    """Estimates settings with trees on the verifier's outputs, of one drafter and one sampling.
 
     Args:
-      settings: of one drafter and one sampling; those without trees are left out.
+      models: "verifier" and the drafter, by name.
       draws: the number of draws for rules whose pi is not p, and for children that are drawn
         without replacement.
+      seed: the seed of these draws.
+
+    Raises:
+      UserError: a tree cannot be walked, or a model gives NaN.
     """
-
-    def __init__(self, settings: Sequence[Setting], draws: int):
-        self._trees = {one: tree for one in settings if (tree := tree_of(one)) is not None}
-        self._found: dict[Setting, list[TreeLaw]] = {setting: [] for setting in self._trees}
-        self._greedy = settings[0].temperature < TINY
-        self._draws = draws
-
-    @property
-    def read_confidence(self) -> bool:
-        """Whether the drafter's confidences are needed."""
-        return self._greedy and bool(self._trees)
-
-    def read(self, laws: Sequence[Laws], tokens: Array, rows: int, key: Array) -> None:
-        """Adds a batch.
-
-        Args:
-          laws: of the drafter and the verifier.
-          tokens: `[B, N]` int32, the texts.
-          rows: the number of texts; further rows only fill the batch.
-          key: the key of the draws; it is consumed.
-        """
-        drafter = laws[0] if self._greedy else laws[0]._replace(confidences=None)
-        for setting, tree in self._trees.items():
-            rule, judge = setting.made("rule"), setting.made("verification")
+    trees = {setting: tree_of(setting) for setting in settings}
+    names = ("rule", "drafter", "temperature", "top_k", "top_p")
+    chains = [Setting(**{name: getattr(x, name) for name in names}) for x in settings]
+    known = {sampling_key(settings[0]): texts}
+    plain = expect(models, known, chains, draws=draws, seed=seed)
+    pair = models[settings[0].drafter], models["verifier"]
+    greedy = settings[0].temperature < TINY
+    rules = [setting.made("rule") for setting in settings]
+    reads = (
+        greedy or any(rule.reads_draft_confidence for rule in rules),
+        any(rule.reads_verifier_confidence for rule in rules),
+    )
+    laws_of: dict[Setting, list[TreeLaw]] = {setting: [] for setting in settings}
+    one = jax.random.key(seed)
+    rows_of = rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)
+    for i, (of_texts, rows) in enumerate(batches(texts, rows_of)):
+        laws = list(laws_of_models(pair, rows, settings[0].sampling, reads))
+        drafter = laws[0] if greedy else laws[0]._replace(confidences=None)
+        key = jax.random.fold_in(jax.random.fold_in(one, i), 1)
+        for setting, rule in zip(settings, rules, strict=True):
+            tree, judge = trees[setting], setting.made("verification")
+            if reason := cannot_walk(tree, judge):
+                raise UserError(f"{setting.described()} cannot be estimated: {reason}")
             several = []
-            for own in jax.random.split(key, _draws_of(tree, rule, self._draws)):
-                targets = targets_along(rule, *laws, tokens, own)
-                several.append(walk_tree(tree, judge, drafter, targets, jax.random.fold_in(own, 1)))
-            stacked = (np.stack(x)[:, :rows] for x in zip(*several, strict=True))
-            self._found[setting].append(TreeLaw(*stacked))
-
-    def laws(self) -> dict[Setting, TreeLaw]:
-        """Returns `[S, n, N, D + 1]` and `[S, n, N]` for each tree; S draws."""
-        return {
-            setting: TreeLaw(*(np.concatenate(x, axis=1) for x in zip(*found, strict=True)))
-            for setting, found in self._found.items()
-        }
+            for draw in jax.random.split(key, _draws_of(tree, rule, draws)):
+                targets = targets_along(rule, *laws, jnp.asarray(rows.outputs), draw)
+                several.append(
+                    walk_tree(tree, judge, drafter, targets, jax.random.fold_in(draw, 1))
+                )
+            stacked = (np.stack(x)[:, : len(of_texts)] for x in zip(*several, strict=True))
+            laws_of[setting].append(TreeLaw(*stacked))
+    emitted = np.asarray([len(text) for text in texts.outputs])
+    estimates = []
+    for setting, chain in zip(settings, plain, strict=True):
+        accepted, whole = (np.concatenate(x, axis=1) for x in zip(*laws_of[setting], strict=True))
+        begun = visits(accepted, emitted)
+        rounds = begun.sum(axis=2).mean(axis=0)
+        expected = dataclasses.replace(
+            chain,
+            setting=setting,
+            tokens_per_call=int(emitted.sum()) / float(rounds.sum()),
+            error=ratio_error(emitted, rounds),
+            drafted_per_call=float(trees[setting].shape.size),
+        )
+        estimates.append(TreeEstimate(expected, float((begun * whole).sum() / begun.sum())))
+    return estimates
 
 
 def tree_rates(
@@ -234,7 +265,7 @@ def tree_rates(
       texts: the verifier's outputs.
       setting: its drafting is a `Tree`, of which only `children` matters.
       most: K, at least 1 and at most V.
-      draws: see `TreeWalks`.
+      draws: see `expect_trees`.
       seed: the seed of these draws.
 
     Returns:
@@ -244,8 +275,6 @@ def tree_rates(
       ValueError: the setting has no trees, or a model gives NaN.
     """
     tree, rule = tree_of(setting), setting.made("rule")
-    if tree is None:
-        raise UserError(f"setting must draft trees, got drafting={setting.drafting!r}")
     pair = models[setting.drafter], models["verifier"]
     greedy = setting.temperature < TINY
     reads = greedy or rule.reads_draft_confidence, rule.reads_verifier_confidence

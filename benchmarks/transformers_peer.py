@@ -1,4 +1,4 @@
-"""transformers' greedy decoding of a pair, for `bench peers`."""
+"""transformers' greedy decoding of a pair, for `benchmarks.peers`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,0 +1,129 @@
+"""`specjax bench`: figures of known times and counts, a verdict, a file of costs, and refusals."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import specjax
+from specjax.cli import bench
+from specjax.cli.bench import workload
+from specjax.cli.main import main
+from specjax.drafting import Costs, read_costs
+from specjax.study.speedups import round_cost
+from specjax.text.passes import PassTimes
+from tests import tiny_pair
+
+# Steps of the verifier alone take 2.0, its passes over three tokens 3.0, drafted tokens 0.5.
+TIMES = PassTimes(
+    2, {"verifier": 2.0}, {}, 0.0, {("verifier", "drafter"): Costs((2,), (3,), (0.5,), ((3.0,),))}
+)
+
+
+def side(seconds, emitted, calls):
+    """Of a single chunk of two rows."""
+    rows = SimpleNamespace(emitted=np.asarray(emitted), verifier_calls=np.asarray(calls))
+    result = SimpleNamespace(info=SimpleNamespace(per_row=rows))
+    return bench._side(np.full((1, 1, 1), seconds), [result])
+
+
+def test_speedup_and_its_ideal():
+    """Two rows in a batch. Alone: 6 and 10 tokens in 10 passes; together: in 3 and 5 rounds."""
+    alone, drafts = side(40.0, [6, 10], [6, 10]), side(32.0, [6, 10], [3, 5])
+    cost = round_cost(TIMES, 2, drafts.per_pass() / alone.per_pass())
+    assert cost.c == 0.25 and cost.r == 1.5 and cost.tokens == 2.0
+    row = bench.figures(alone, drafts, cost)
+    assert (row["c"], row["r"], row["tokens_per_call"]) == (0.25, 1.5, 2.0)
+    assert row["speedup"] == pytest.approx(40 / 32)
+    assert row["speedup_high"] is None  # of a single chunk there is no interval
+    # Passes alone: 10 of 2.0; together: 5 times (two drafts and a block) = 5 * 4.0.
+    assert row["ideal"] == pytest.approx(20 / 20)
+    # A round yields 1 + a + a^2 = 2 tokens, and costs as much.
+    assert row["acceptance"] == row["break_even"] == pytest.approx((5**0.5 - 1) / 2)
+    assert row["alone_tokens_per_s"] == pytest.approx(16 / 40)
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    """Of a pair whose programs compile quickly."""
+    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
+    sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
+    return ["bench", f"--inputs={prompts}", *sizes]
+
+
+def test_figures_fit_together(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
+    assert main(arguments) == 0
+    *_, legend, _, verdict, line = capsys.readouterr().out.splitlines()
+    assert legend == "work disturbed the times of the passes."
+    assert "at batch 2, temperature 0" in verdict and "drafts of 2" in verdict
+    (row,) = json.loads(line)["rows"]
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+    assert 1 <= row["tokens_per_call"] <= 3 and row["ideal"] > 0
+    assert row["passes"]["draft_ms"] == 500.0 and row["passes"]["check_ms"] == 3000.0
+
+
+def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
+    monkeypatch.setattr(bench, "_SECONDS", 0.01)
+    path = tmp_path / "costs.json"
+    assert main([*arguments, "--drafts", "1", "3", "--rows", "1", "2", f"--costs={path}"]) == 0
+    costs = read_costs(path)
+    pair = workload.load_pair()
+    assert costs.pair == pair.fingerprint
+    assert costs.rows == (1, 2) and costs.widths == (1, 2, 4)
+    policy = specjax.drafting.CostAware(costs=costs)
+    decoder = specjax.Decoder(pair, max_draft=3, batch_size=2, stopping=policy)
+    assert decoder(["ba"], progress=False).info.emitted > 0
+    assert json.loads(path.read_text())["models"].keys() == {"drafter", "verifier"}
+    assert main([*arguments, f"--costs={path}"]) == 0  # a file of costs may be replaced
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--rows=9"], "has 4 prompts, but a batch needs 9"),
+        (["--rows", "2", "1"], "--rows must increase, got [2, 1]"),
+        (["--drafts=0"], "--drafts must be at least 1, got [0]"),
+        (["--inputs=/missing.txt"], "/missing.txt"),
+        (["--max-new=2147483648"], "--max-new must be below 2147483648, got 2147483648"),
+        (["--grown"], "is neither a T5 nor a Llama, which --grown needs: leave out --grown"),
+        (["--costs=/missing/costs.json"], "/missing is not a directory: make it first"),
+        (["--costs=PROMPTS"], "is not a file of costs: choose another name"),
+        (["speedup"], "speedup: unexpected argument"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
+    prompts = arguments[1].removeprefix("--inputs=")
+    assert main([*arguments, *(word.replace("PROMPTS", prompts) for word in change)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("", "prompt 2 is empty"), ("ba " * 1100, "prompt 2 has 3301 tokens, more than 1024")],
+)
+def test_a_prompt_that_cannot_be_decoded_is_named(arguments, tmp_path, capsys, line, message):
+    inputs = tmp_path / "odd.txt"
+    inputs.write_text(f"ba\n{line}\nba\nba\n", encoding="utf-8")
+    assert main([*arguments, f"--inputs={inputs}"]) == 2
+    assert f"{inputs}, {message}" in capsys.readouterr().err
+
+
+def test_fewer_prompts_than_requested_are_reported(tmp_path, capsys):
+    path = tmp_path / "prompts.txt"
+    path.write_text("a\nb\nc\n")
+    parser = argparse.ArgumentParser()
+    workload.add_workload(parser)
+    given = [[], ["--prompts=2"], ["--prompts=3"], ["--prompts=4"]]
+    texts = [workload.read_texts(parser.parse_args([f"--inputs={path}", *one])) for one in given]
+    every = ["a", "b", "c"]
+    assert texts == [every, ["a", "b"], every, every]
+    line = f"specjax: using all 3 inputs of {path}; --prompts=4 is larger\n"
+    assert capsys.readouterr().err == line
