@@ -28,7 +28,7 @@ from specjax.types import DraftOutcome, Params, Stopping
 
 # The format of the files that `Costs.to_dict` makes.
 FORMAT = 1
-_HOW = "measure it with specjax bench cost --output FILE"
+_HOW = "measure it with specjax bench --costs FILE"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -110,7 +110,7 @@ class Costs:
 
 
 def read_costs(path: str | os.PathLike[str]) -> Costs:
-    """Reads a file that `specjax bench cost --output` wrote.
+    """Reads a file that `specjax bench --costs` wrote.
 
     A `Decoder` checks that the costs belong to its pair and this machine.
 
