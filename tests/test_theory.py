@@ -9,7 +9,7 @@ from scipy import optimize
 from specjax import theory, verification
 from specjax.drafting import Topology
 from specjax.types import ScoredBlock
-from tests.study.tree_rounds import outcomes, rates_of
+from tests.benchmarks.tree_rounds import outcomes, rates_of
 
 TRIALS = 400_000
 
