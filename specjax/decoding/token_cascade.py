@@ -192,11 +192,7 @@ class _FallbackCascade(PairMethod):
     """Drafts until the drafter defers; then the verifier reads the draft and writes a token.
 
     Attributes:
-      verifier: the large model.
-      drafter: the small model.
       limit: G >= 1, the most tokens of the drafter between two passes of the verifier.
-      eos_ids: tokens that end a row.
-      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     limit: int = 10
