@@ -24,15 +24,7 @@ from specjax.types import (
 _WORD = 2**32 - 1
 
 
-def check_prompts(
-    prompts: PromptBatch,
-    copies: int,
-    *,
-    vocab_size: int,
-    min_draft: int,
-    max_draft: int,
-    max_new: int,
-) -> None:
+def check_prompts(method: Any, prompts: PromptBatch, copies: int, max_new: int) -> None:
     """Raises UserError, naming the argument, for a wrong shape, dtype or value."""
     if np.ndim(prompts.inputs) != 2:
         raise UserError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
@@ -41,12 +33,12 @@ def check_prompts(
     check_count("copies", copies, "give the number of rows of each prompt")
     rows, width = np.shape(prompts.inputs)
     prefix = () if prompts.prefix is None else np.shape(prompts.prefix)
-    forced, last = prefix[-1] if prefix else 0, vocab_size - 1
+    forced, last = prefix[-1] if prefix else 0, method.vocab_size - 1
     spans = {
         "inputs": ("[B, P]", (rows, width), 0, last),
         "input_lengths": ("[B]", (rows,), 1, width),
         "limits": ("[B]", (rows,), 0, max_new),
-        "draft_limits": ("[B]", (rows,), min_draft, max_draft),
+        "draft_limits": ("[B]", (rows,), method.min_draft, method.max_draft),
         "seeds": ("scalar or [B]", (rows,), 0, _WORD),
         "ids": ("[B]", (rows,), 0, _WORD),
         "prefix": ("[B, F]", (rows, forced), 0, last),

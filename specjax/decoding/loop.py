@@ -196,14 +196,7 @@ class Method(abc.ABC):
         Returns:
           A state for `run`.
         """
-        check_prompts(
-            prompts,
-            copies,
-            vocab_size=self.vocab_size,
-            min_draft=self.min_draft,
-            max_draft=self.max_draft,
-            max_new=max_new,
-        )
+        check_prompts(self, prompts, copies, max_new)
         self.check_params(params, np.shape(prompts.inputs)[0] * copies)
         processors = prompts.sampling.processors or ()
         arrays = getattr(params, "processors", ())

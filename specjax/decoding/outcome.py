@@ -1,6 +1,6 @@
 """The state, target, output and statistics of a round.
 
-Axes: B rows, G longest block, N positions, V vocabulary, D width.
+Axes: B rows, G longest block, N = G + 1 nodes, V vocabulary, D width.
 """
 
 from typing import Any, NamedTuple

@@ -282,12 +282,14 @@ class Round:
         self, params: MethodParams, state: RoundState, inputs: DraftInputs
     ) -> DraftInputs:
         """The drafter's inputs, in which only the rows are active that it serves."""
-        limits = drafter_calls.draft_limits(
-            self.drafter, params.drafter, state.drafter, inputs.limits
+        allowed = inputs.limits
+        drafts = (
+            drafter_calls.draft_limits(self.drafter, params.drafter, state.drafter, allowed) > 0
         )
-        if not self.process_drafts:
-            inputs = inputs._replace(sampling=unprocessed(inputs.sampling))
-        return inputs if self._reads_bonus(params.rule) else inputs._replace(active=limits > 0)
+        return inputs._replace(
+            sampling=inputs.sampling if self.process_drafts else unprocessed(inputs.sampling),
+            active=inputs.active if self._reads_bonus(params.rule) else drafts,
+        )
 
     def _reads_bonus(self, rule: Rule) -> bool:
         return rule.reads_draft or self.verification.has_carry

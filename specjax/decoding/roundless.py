@@ -141,8 +141,6 @@ class Autoregressive(SequentialMethod):
 
     Attributes:
       model: the language model; it counts as the verifier.
-      eos_ids: tokens that end a row.
-      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     model: LanguageModel
@@ -219,8 +217,6 @@ class PairMethod(SequentialMethod):
     Attributes:
       verifier: the large model; None, as for the drafter, if it is bound later.
       drafter: the small model.
-      eos_ids: tokens that end a row.
-      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     verifier: LanguageModel = dataclasses.field(default=_LATER, kw_only=True)

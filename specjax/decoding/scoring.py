@@ -1,6 +1,6 @@
 """The verifier's pass over drafted blocks, no wider than the longest block.
 
-Axes: B rows, G longest block, V vocabulary, D width, W tokens of a pass.
+Axes: B rows, G longest block, N = G + 1 nodes, V vocabulary, D width, W tokens of a pass.
 """
 
 import functools
@@ -138,7 +138,7 @@ def powers_of_two(full: int) -> tuple[int, ...]:
 
 
 def check_widths(widths: Any, full: int) -> None:
-    """Raises ValueError unless widths are a tuple that increases up to `full`."""
+    """Raises UserError unless widths are a tuple that increases up to `full`."""
     whole = isinstance(widths, tuple) and all(type(width) is int for width in widths)
     rising = whole and list(widths) == sorted({*widths, full}) and widths[0] >= 1
     if not rising or widths[-1] != full:

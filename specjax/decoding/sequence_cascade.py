@@ -65,12 +65,6 @@ class SequenceCascade(PairMethod):
     row's limit, the rule decides. If it defers, the verifier writes a new response from the prompt,
     which replaces the first. Rows of a batch do so independently. Its parameters: `MethodParams`
     with `rules.SequenceChow` or `rules.SequenceChowLog`.
-
-    Attributes:
-      verifier: the large model.
-      drafter: the small model.
-      eos_ids: tokens that end a row.
-      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     @property

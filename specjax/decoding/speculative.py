@@ -38,8 +38,6 @@ class Speculative(Method):
       verification: the verification algorithm.
       widths: the widths of the verifier's passes; see `Round`.
       process_drafts: whether processors change the drafter's distributions too; see `Round`.
-      eos_ids: tokens that end a row.
-      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     verifier: LanguageModel

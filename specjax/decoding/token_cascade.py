@@ -7,7 +7,7 @@ rows that end with the draft need no pass of the verifier.
 Source: Faster Cascades via Speculative Decoding (arXiv 2405.19261), eq. 2, section 5 and E.1;
 Speculative Decoding with Big Little Decoder (arXiv 2302.07863).
 
-Axes: B rows, G longest draft, V vocabulary.
+Axes: B rows, G longest draft, N = G + 1 places, V vocabulary.
 """
 
 import abc
@@ -47,12 +47,6 @@ from specjax.types import (
 )
 
 
-def check_limit(limit: Any) -> None:
-    """Raises ValueError unless a draft's longest length is a whole number of at least 1."""
-    remedy = "give how many tokens the drafter may write before the verifier runs"
-    check_count("limit", limit, remedy)
-
-
 class Drafted(NamedTuple):
     """The tokens that the drafter has written. Entries past `counts` are arbitrary.
 
@@ -60,7 +54,6 @@ class Drafted(NamedTuple):
       counts: 0 .. G.
       log_q: the tokens' log-probabilities when they were drawn.
       probs: the distributions that they were drawn from; or None.
-      confidences: or None.
       calls: the number of passes that read a token of the row.
       ended: whether the last token ends the row by an EOS or its limit.
       stopped: whether the last token completes a stop string.
@@ -192,17 +185,14 @@ class _FallbackCascade(PairMethod):
     """Drafts until the drafter defers; then the verifier reads the draft and writes a token.
 
     Attributes:
-      verifier: the large model.
-      drafter: the small model.
       limit: G >= 1, the most tokens of the drafter between two passes of the verifier.
-      eos_ids: tokens that end a row.
-      partitioner: the layout of arrays on a mesh; None for one device.
     """
 
     limit: int = 10
 
     def __post_init__(self) -> None:
-        check_limit(self.limit)
+        remedy = "give how many tokens the drafter may write before the verifier runs"
+        check_count("limit", self.limit, remedy)
         super().__post_init__()
 
     @property

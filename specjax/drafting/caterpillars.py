@@ -152,9 +152,10 @@ class CaterpillarDrafter(Drafter):
         drafter, rows = self.drafter, inputs.tokens.size
         # As if the path were committed, after which the drafter drafts nothing.
         moved = drafter_calls.commit(drafter, state, block.tokens, block.num_drafted)
+        last = last_token(block.tokens, block.num_drafted, inputs.tokens)
         none = jnp.zeros((rows,), jnp.int32)
         inputs = DraftInputs(
-            tokens=last_token(block.tokens, block.num_drafted, inputs.tokens),
+            tokens=last,
             limits=none,
             uniforms=jnp.zeros((rows, drafter.num_uniforms), jnp.float32),
             sampling=inputs.sampling,

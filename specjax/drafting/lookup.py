@@ -350,9 +350,7 @@ class LookupFirst(SeveralDrafters):
     min_match: int = 3
 
     def __post_init__(self) -> None:
-        assert isinstance(self.lookup, LookupDrafter), (
-            f"lookup: a LookupDrafter, not {self.lookup!r}"
-        )
+        assert isinstance(self.lookup, LookupDrafter), "lookup must be a LookupDrafter"
         self._check_parts(("lookup", "drafter"))
         check_count("min_match", self.min_match, "give a number of tokens")
         low, high = self.lookup.min_ngram, self.lookup.max_ngram
@@ -498,9 +496,7 @@ class LookupTreeDrafter(Drafter):
     copies: int
 
     def __post_init__(self) -> None:
-        assert isinstance(self.lookup, LookupDrafter), (
-            f"lookup: a LookupDrafter, not {self.lookup!r}"
-        )
+        assert isinstance(self.lookup, LookupDrafter), "lookup must be a LookupDrafter"
         check_count("copies", self.copies, "give the number of copies")
 
     @property

@@ -2,8 +2,8 @@
 
 Nodes are numbered level by level; node 0 is the last committed token.
 
-Axes: B rows, G nodes without the root, W nodes of a level that get children, K children of a node,
-n nodes of a tree that grows, m nodes that have been read, V vocabulary.
+Axes: B rows, G nodes without the root, N = G + 1 nodes, W nodes of a level that get children, K
+children of a node, n nodes of a tree that grows, m nodes that have been read, V vocabulary.
 """
 
 import dataclasses

@@ -355,7 +355,7 @@ def test_the_weights_of_a_heads_loss_can_be_taken_out():
 
 def test_the_oracle_drafts_what_agrees():
     agrees = np.array([[1, 1, 0, 1, 1, 1, 0]], bool)
-    runs = drafting.oracle.agreeing_runs(agrees)
+    runs = drafting.stopping.agreeing_runs(agrees)
     np.testing.assert_array_equal(runs, [[2, 1, 0, 3, 2, 1, 0, 0]])
     policy, memory = drafting.GreedyOracle(), jnp.zeros(1, jnp.int32)
     taken = []
