@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import require
-from specjax.errors import UserError
+from specjax.errors import MissingLibraryError, UserError
 
 # The prefix of specjax's own tasks.
 TASK_PREFIX = "specjax_"
@@ -124,7 +124,12 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
     """The data set of a task of `TFDS_DATA`, which TensorFlow Datasets downloads at first."""
     try:
         return task.get_dataset(**options)
-    except (ImportError, PermissionError):
+    except ModuleNotFoundError as error:
+        raise MissingLibraryError(
+            f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
+            f"not installed: run pip install {error.name}"
+        ) from error
+    except PermissionError:
         raise
     except Exception as error:  # of requests, httpx, urllib, TensorFlow or a file system
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
+from specjax.checksums import find_damage
 from specjax.training.checkpoint_store import CHECKPOINTS_NAME, DAMAGED_NAME, CheckpointStore
 from tests.training.toy import assert_equal_trees, train_copies
 
@@ -107,7 +107,7 @@ def test_links_among_damaged_checkpoints_lead_nowhere(whole, tmp_path, capsys):
     step = run / CHECKPOINTS_NAME / "20"
     shutil.rmtree(step)
     step.symlink_to(mine)
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(ValueError, match="20 cannot be read"):
         train_copies(run)
     step.unlink()
     shutil.copytree(whole[0] / CHECKPOINTS_NAME / "20", step)
@@ -161,15 +161,3 @@ def test_checkpoints_without_their_configuration_are_nobodys(whole, tmp_path):
     (run / "train_config.json").unlink()
     with pytest.raises(FileExistsError, match="checkpoints exists, but train_config.json does not"):
         train_copies(run, seed=8)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(whole, tmp_path):
-    """It has no log."""
-    run = tmp_path / "run"
-    shutil.copytree(whole[0], run)
-    place = run / CHECKPOINTS_NAME / "20"
-    owner = json.loads((place / CHECKSUMS_NAME).read_text())["owner"]
-    (place / "metrics.jsonl").unlink()
-    write_checksums(place, owner=owner)
-    with pytest.raises(ValueError, match=r"20 has no metrics\.jsonl: an earlier version .* finish"):
-        train_copies(run)
