@@ -247,7 +247,9 @@ def _repeat_first(
     return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
-def _prefix_or_empty(prompts: Prompts) -> tuple[Int32[Array, "B F"], Int32[Array, " B"]]:
+def _prefix_or_empty(
+    prompts: Prompts,
+) -> tuple[Int32[AnyArray, "B F"], Int32[AnyArray, " B"]]:
     rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
     if prefix is None:
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)

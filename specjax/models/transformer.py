@@ -54,7 +54,7 @@ def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePo
     )
 
 
-def _mask_bias(mask: Bool[Array, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
+def _mask_bias(mask: Bool[AnyArray, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
     return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
 
 
@@ -144,7 +144,9 @@ class Stack(nn.Module):
         elif not config.tie_embeddings:
             self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
 
-    def cross_keys_values(self, encoded: Float[Array, "B P E"], mask: Bool[Array, "B P"]) -> Cross:
+    def cross_keys_values(
+        self, encoded: Float[Array, "B P E"], mask: Bool[AnyArray, "B P"]
+    ) -> Cross:
         """The keys and values of the encoder's output for each layer."""
         pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
         keys, values = zip(*pairs, strict=True)
@@ -159,7 +161,7 @@ class Stack(nn.Module):
         memory: Memory | None = None,
         cross: Cross | None = None,
         *,
-        mask: Bool[Array, "B T"] | None = None,
+        mask: Bool[AnyArray, "B T"] | None = None,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "B T E"], list[Array], list[Array]]:
         length = x.shape[1]
@@ -288,7 +290,7 @@ class Network(nn.Module):
     def encode(
         self,
         tokens: Integer[AnyArray, "B P"],
-        mask: Bool[Array, "B P"],
+        mask: Bool[AnyArray, "B P"],
         deterministic: bool = True,
     ) -> Cross:
         """The encoder's keys and values for the decoder; the mask is false at padding."""
@@ -300,7 +302,7 @@ class Network(nn.Module):
         self,
         tokens: Integer[AnyArray, "B T"],
         cross: Cross | None = None,
-        seen: Bool[Array, "B T"] | None = None,
+        seen: Bool[AnyArray, "B T"] | None = None,
     ) -> CacheEntries:
         """The cache entries of decoder tokens that start at position 0.
 
@@ -321,7 +323,7 @@ class Network(nn.Module):
         self,
         tokens: Integer[AnyArray, "B T"],
         encoder_tokens: Integer[AnyArray, "B P"] | None = None,
-        mask: Bool[Array, "B P"] | None = None,
+        mask: Bool[AnyArray, "B P"] | None = None,
         deterministic: bool = True,
     ) -> Float32[Array, "B T V"]:
         cross = None
