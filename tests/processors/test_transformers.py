@@ -220,7 +220,7 @@ WRONG = [
         lambda: processors.LogitBias({3: -np.inf}),
         r"to forbid tokens write SuppressTokens\(\(3,\)\)",
     ),
-    (lambda: processors.SuppressTokens(["the"]), r"token ids \(whole numbers\), got 'the'"),
+    (lambda: processors.SuppressTokens(["the"]), "token ids of at least 0, got 'the'"),
     (lambda: processors.SuppressTokens("the"), "a list of token ids"),
     (lambda: processors.ForcedTokens({-1: 3}), "positions"),
     (lambda: processors.ForcedTokens(3), "tokens must be like"),

@@ -459,7 +459,7 @@ def test_a_request_may_leave_out_log_probabilities():
         ({"num_samples": 1.5}, ValueError, "num_samples must be a whole number"),
         ({"num_samples": 2**20, "id": 2**20}, ValueError, r"id must be .* in 0 .. 4095"),
         ({"log_probs": 1}, ValueError, "log_probs must be True or False"),
-        ({"log_probs": True}, ValueError, "log_probs must be left out, because the engine keeps"),
+        ({"log_probs": True}, ValueError, "log_probs must be left out: make the engine with"),
     ],
 )
 def test_what_a_request_cannot_have_is_refused_at_once(change, error, message):

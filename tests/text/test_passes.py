@@ -131,20 +131,6 @@ def test_a_pass_without_time_is_refused():
         passes.as_costs([passes.Fit(1.0, {1: 2.0, 2: 0.0}, 0.0, 0.9)], (4,), (1, 2), "")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rows": (0,)}, "rows must be a whole number of at least 1, got 0"),
-        ({"widths": (1,)}, r"widths must end with G \+ 1 \(at least 2\), got \(1,\)"),
-        ({"widths": (2, 1, 3)}, "widths must be a tuple of whole numbers that increases"),
-        ({"prompt_length": 0}, "prompt_length must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_wrong_sizes_are_refused(pair, change, message):
-    with pytest.raises(ValueError, match=message):
-        passes.measure_costs(pair, **{"rows": (1,), "widths": (1, 2), **change})
-
-
 def test_a_wider_pass_takes_no_less():
     found = passes.Fit(1.0, {1: 2.0, 2: 9.0, 4: 3.0, 8: 4.0}, 0.0, 0.9)
     costs = passes.as_costs([found], (4,), (1, 2, 4, 8), "")
