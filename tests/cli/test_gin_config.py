@@ -403,10 +403,6 @@ def test_messages_name_what_was_typed(files):
         (["infer", "--gin_file=methods/max_gram.gin"], "it was renamed to methods/lookup.gin"),
         (["train_head"], "unknown command; it was renamed to train head"),
         (["compare", "--gin.DRAFTS=1"], "--gin.DRAFTS: no such name; it was renamed to MAX_DRAFTS"),
-        (
-            ["compare", "--gin.LENIENCES=(1.0,)"],
-            "--gin.LENIENCES: no such name; it was renamed to plans.leniences",
-        ),
         (["train-bigram", "x"], "it was renamed to train bigram"),
         (
             ["infer", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.VERIFIER=c"],
