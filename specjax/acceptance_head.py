@@ -65,7 +65,9 @@ class AcceptanceHead(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: Float[Array, "*B D"], features: Float[Array, "*B F"] | None = None
+        self,
+        hidden: Float[Array | np.ndarray, "*B D"],
+        features: Float[Array | np.ndarray, "*B F"] | None = None,
     ) -> Float32[Array, "*B"]:
         config = self.config
         x = hidden.astype(jnp.float32)
@@ -134,8 +136,8 @@ def init_head(config: HeadConfig, key: Key[Array, ""]) -> Params:
 def apply_head(
     config: HeadConfig,
     params: Params,
-    hidden: Float[Array, "*B D"],
-    features: Float[Array, "*B F"] | None = None,
+    hidden: Float[Array | np.ndarray, "*B D"],
+    features: Float[Array | np.ndarray, "*B F"] | None = None,
 ) -> Float32[Array, "*B"]:
     """The chance that tokens are accepted, as log-odds; their sigmoid is (3.1) of SpecDec++.
 

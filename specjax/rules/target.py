@@ -21,6 +21,7 @@ from specjax.checks import check_part, checked
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling import residual_mass, total
+from specjax.sampling.draws import Weights
 from specjax.types import Rule, traced_dataclass
 
 _FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
@@ -184,19 +185,19 @@ def _targets(rule: Rule, *distributions: Any) -> Any:
     return jax.vmap(rule)(*distributions)
 
 
-def entropy(x: Float32[Array, " V"]) -> Float32[Array, ""]:
+def entropy(x: Weights) -> Float32[Array, ""]:
     """H(x) = -sum x log x, in nats, with 0 log 0 = 0."""
     # x + x == x only at zero. It needs no constant, which XLA on CPUs would write as an array.
     is_zero = (x + x == x).astype(x.dtype)
     return -total(x * jnp.log(x + is_zero))
 
 
-def cross_entropy(x: Float32[Array, " V"], y: Float32[Array, " V"]) -> Float32[Array, ""]:
+def cross_entropy(x: Weights, y: Weights) -> Float32[Array, ""]:
     """-sum x log y, in nats; infinite if y = 0 < x anywhere."""
     return -total(jnp.where(x > 0.0, x * jnp.log(y), 0.0))
 
 
-def kl_divergence(x: Float32[Array, " V"], y: Float32[Array, " V"]) -> Float32[Array, ""]:
+def kl_divergence(x: Weights, y: Weights) -> Float32[Array, ""]:
     """KL(x || y), in nats; infinite if y = 0 < x anywhere."""
     both = (x > 0.0) & (y > 0.0)
     ratio = jnp.where(both, x, 1.0) / jnp.where(both, y, 1.0)
@@ -206,12 +207,12 @@ def kl_divergence(x: Float32[Array, " V"], y: Float32[Array, " V"]) -> Float32[A
     return jnp.where(jnp.any((x > 0.0) & (y <= 0.0)), jnp.inf, total(terms))
 
 
-def total_variation(p: Float32[Array, " V"], q: Float32[Array, " V"]) -> Float32[Array, ""]:
+def total_variation(p: Weights, q: Weights) -> Float32[Array, ""]:
     """D_TV(p, q) = sum_v max(0, p(v) - q(v))."""
     return residual_mass(p, q)
 
 
-def accept_probability(q: Float32[Array, " V"], target: Float32[Array, " V"]) -> Float32[Array, ""]:
+def accept_probability(q: Weights, target: Weights) -> Float32[Array, ""]:
     """The probability that token verification accepts a drafted token: sum min(q, pi).
 
     It is 1 - D_TV(pi, q) for every rule.

@@ -16,6 +16,8 @@ from specjax.sampling.kernel_choice import on_one_tpu
 # Entries per node of the tree that a draw descends (the lanes of a TPU), and the most of its root.
 _FAN_OUT, _ROOT = 128, 512
 TINY = float(jnp.finfo(jnp.float32).tiny)
+# Of JAX, or a row of NumPy on the host.
+Weights = Float32[Array | np.ndarray, " V"]
 
 
 def num_uniforms(vocab_size: int) -> int:
@@ -84,8 +86,8 @@ def descend(levels: list[Array], uniform: Array, size: int) -> Array:
 
 
 def residual(
-    target: Float32[Array, " V"],
-    draft: Float32[Array, " V"],
+    target: Weights,
+    draft: Weights,
     scale: Float32[Array, ""] | float = 1.0,
 ) -> Float32[Array, " V"]:
     """The distribution after a rejected draft: norm((scale * target - draft)_+).
@@ -100,8 +102,8 @@ def residual(
 
 
 def residual_weights(
-    target: Float32[Array, " V"],
-    draft: Float32[Array, " V"],
+    target: Weights,
+    draft: Weights,
     scale: Float32[Array, ""] | float = 1.0,
 ) -> Float32[Array, " V"]:
     """`residual` before normalisation: weights with a positive sum, for `draw`."""
@@ -111,8 +113,8 @@ def residual_weights(
 
 
 def residual_mass(
-    target: Float32[Array, " V"],
-    draft: Float32[Array, " V"],
+    target: Weights,
+    draft: Weights,
     scale: Float32[Array, ""] | float = 1.0,
 ) -> Float32[Array, ""]:
     """sum_v (scale * target(v) - draft(v))_+."""
@@ -122,15 +124,13 @@ def residual_mass(
     return 0.5 * total(left + jnp.abs(left))
 
 
-def normalise(
-    weights: Float32[Array, " V"], fallback: Float32[Array, " V"]
-) -> Float32[Array, " V"]:
+def normalise(weights: Weights, fallback: Weights) -> Float32[Array, " V"]:
     """Weights / sum(weights); `fallback` if the sum is zero."""
     mass = total(weights)
     return jnp.where(mass > 0.0, weights / jnp.where(mass > 0.0, mass, 1.0), fallback)
 
 
-def total(weights: Float32[Array, " V"]) -> Float32[Array, ""]:
+def total(weights: Weights) -> Float32[Array, ""]:
     """The sum of weights.
 
     XLA sums in a tree on every backend: the relative error is below 1e-6 at V = 262,144. Our own

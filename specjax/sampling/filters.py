@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt32
 from specjax.platforms import by_platform
 
 
-def descending_bits(logits: Float32[Array, " V"]) -> UInt32[Array, " V"]:
+def descending_bits(logits: Float32[Array, "*B V"]) -> UInt32[Array, "*B V"]:
     """Integers that order floats from the largest (+inf) down; equal floats get equal integers.
 
     NaN comes first, whatever its sign: a filter must not hide it.
