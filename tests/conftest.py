@@ -16,6 +16,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_shared.name, "programs")
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+# With a limit, in bytes, JAX locks the directory: no worker reads what another has half written.
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(1 << 35)
 
 from tests import shape_checks
 
