@@ -808,6 +808,8 @@ def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
         raise UserError(
             f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
         )
+    for place, rounds in places.items() if isinstance(places, Mapping) else ():
+        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
     return places
 
 

@@ -175,8 +175,6 @@ def test_wrong_numbers_are_refused(pair):
         decoder(PROMPTS, num_samples=2, best_of=3)
     with pytest.raises(ValueError, match="best_of must be .*got 0"):
         decoder(PROMPTS, num_samples=2, best_of=0)
-    with pytest.raises(ValueError, match=r"no option best_of: write decoder\(prompts"):
-        decoder.rows(PROMPTS, num_samples=2, best_of=1)
     with pytest.raises(ValueError, match=r"id of prompt 0 .* 0 .. 2147483647 \(num_samples=2\)"):
         decoder(PROMPTS[:1], num_samples=2, ids=[2**31])
     with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1, got 0"):

@@ -100,8 +100,6 @@ def test_numbers_of_a_policy_are_given_once(pair, policy):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         specjax.Decoder(pair, stopping=specjax.Own(policy, 5), **SHAPE)
     assert str(error.value).endswith(f": write stopping={policy!r}")
-    with pytest.raises(ValueError, match="no option stopping_params: write stopping=Own"):
-        specjax.Decoder(pair, stopping=policy, stopping_params=5, **SHAPE)
 
 
 def test_a_policy_that_is_bound_has_its_params(pair):

@@ -135,5 +135,3 @@ def test_an_engine_streams_its_requests():
             engine.stream_step(every=wrong)
         with pytest.raises(ValueError, match="every must be a whole number of at least 1"):
             decoder.stream_tokens(["one"], every=wrong)
-    with pytest.raises(ValueError, match="no option stream: write decoder.stream"):
-        decoder(["one"], stream=True)

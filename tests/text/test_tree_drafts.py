@@ -60,7 +60,7 @@ WRONG = [
     (lambda: Tree(depth=10**9, width=1), ValueError, "more than 512 nodes"),
     (lambda: Tree(parents=(0,) * 513), ValueError, r"a tree has len\(parents\) = 513 nodes, and"),
     (lambda: Tree(depth=2, width=2, children="all"), ValueError, "children must be one of 'top'"),
-    (lambda: Tree(depth=2, parents=(0, 0)), ValueError, "depth must be left out, because parents"),
+    (lambda: Tree(depth=2, parents=(0, 0)), ValueError, "must be left out: parents gives"),
     (lambda: Tree(parents=(0, 2)), ValueError, r"parents\[1\] must be at most 1"),
 ]
 
