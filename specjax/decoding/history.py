@@ -211,7 +211,7 @@ def commit(
 
 
 def put_at(
-    buffer: Array, values: Array, starts: Int32[Array, " B"], kept: Bool[Array, "B n"] | None = None
+    buffer: Array, values: Array, starts: Array, kept: Bool[Array, "B n"] | None = None
 ) -> Array:
     """Writes values at a place of each row; those past the end are dropped.
 

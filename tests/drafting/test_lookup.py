@@ -145,14 +145,14 @@ def test_it_is_prompt_lookup_of_transformers():
     lengths = rng.integers(2, WIDTH + 1, ROWS).astype(np.int32)
     nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
     state = begin(drafter, inputs, lengths, *nothing)
-    inputs = DraftInputs(
+    draft_inputs = DraftInputs(
         jnp.zeros(ROWS, jnp.int32),
         jnp.full(ROWS, G),
         jnp.zeros((ROWS, 0)),
         sampling(ROWS),
         jnp.ones(ROWS, bool),
     )
-    block, _ = drafter.propose((), state, inputs, with_confidence=False)
+    block, _ = drafter.propose((), state, draft_inputs, with_confidence=False)
     for i, (row, n) in enumerate(zip(inputs, lengths, strict=True)):
         found, _ = theirs.get_candidates(torch.tensor(row[None, :n], dtype=torch.long))
         expected = found[0, n:].tolist()
