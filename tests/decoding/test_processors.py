@@ -376,7 +376,7 @@ def test_wrong_values_are_refused():
     with pytest.raises(AssertionError, match=r"draw rows by the functions of specjax.processing"):
         sampling.distribution(jnp.zeros(V), drawn)
     method = decoding.Autoregressive(MODEL)
-    with pytest.raises(ValueError, match="an entry for each processor, got 0 for 1"):
+    with pytest.raises(AssertionError, match="one for each processor"):
         begin(method, decoding.MethodParams(P), INPUTS, LENGTHS, sampling=drawn, **GIVEN)
 
 
