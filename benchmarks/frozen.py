@@ -72,7 +72,7 @@ def _prompts(of: str) -> list[str]:
 
 def _without_names(program: str) -> str:
     """A StableHLO module without what names and places in the source decide."""
-    program = re.sub(r"^#loc.*$", "", program, flags=re.MULTILINE)
+    program = re.sub(r"^#loc.*\n", "", program, flags=re.MULTILINE)
     program = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", program)
     program = re.sub(r'(, )?jax\.result_info = "[^"]*"', "", program)
     symbols: dict[str, str] = {}
@@ -119,13 +119,23 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def public_names() -> list[str]:
-    """The names in every module's `__all__`."""
-    names = []
-    for module in pkgutil.walk_packages(specjax.__path__, "specjax."):
-        if module.ispkg and not module.name.startswith(("specjax.cli", "specjax.integrations")):
-            package = importlib.import_module(module.name)
-            names += [f"{module.name}.{name}" for name in getattr(package, "__all__", ())]
-    return sorted([*names, *(f"specjax.{name}" for name in specjax.__all__)])
+    """The names in every package's `__all__`, and those that a module of `specjax` defines."""
+    names = [f"specjax.{name}" for name in specjax.__all__]
+    for info in pkgutil.walk_packages(specjax.__path__, "specjax."):
+        is_module = not info.ispkg and info.name.count(".") == 1 and info.name != "specjax.__main__"
+        if info.name.startswith(("specjax.cli", "specjax.integrations")):
+            continue
+        if info.ispkg or is_module:
+            module = importlib.import_module(info.name)
+            own = [
+                name
+                for name, value in vars(module).items()
+                if is_module
+                and not name.startswith("_")
+                and getattr(value, "__module__", None) == info.name
+            ]
+            names += [f"{info.name}.{name}" for name in getattr(module, "__all__", own)]
+    return sorted(names)
 
 
 def main(action: str, file: str) -> int:
