@@ -250,6 +250,10 @@ def train_head(
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
     """Raises UserError for a pair that cannot train a head."""
     for name, model in pair.named.items():
+        if model.mesh is not None:
+            raise UserError(
+                f"the {name} is on a mesh: load the pair without a mesh to train a head"
+            )
         if run.makes(model.name):
             raise UserError(
                 f"{name}={model.name} is an output of the run in output_dir={run.path}: "
