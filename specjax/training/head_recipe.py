@@ -88,6 +88,8 @@ class HeadRecipe:
         # The validation data use the next seed.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
+        if not isinstance(self.labelling, Labelling):
+            raise UserError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # The other fields are checked by these, before any model is loaded.
         _ = self.task(1), self.trainer(self.rows_per_batch)
 
