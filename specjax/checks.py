@@ -216,54 +216,14 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
     return (x > low if open_low else x >= low) & (x < high if open_high else x <= high)
 
 
-def unpacked(where: str, value: Any, names: Sequence[str]) -> Any:
-    """Checks that a method returned a tuple of these items, and returns it."""
-    if not isinstance(value, tuple) or len(value) != len(names):
-        raise UserError(f"{where} must return ({', '.join(names)}), got {_described(value)}")
-    return value
-
-
-def check_array(what: str, value: Any, axes: str, shape: Sequence[int], dtype: Any) -> None:
-    """Raises UserError (at trace time) unless a value is an array of this shape and dtype.
-
-    `axes` is the shape in letters, such as "[B, V]".
-    """
-    actual = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if actual != (tuple(shape), np.dtype(dtype)):
-        raise UserError(
-            f"{what} must be {axes} = {list(shape)} {np.dtype(dtype)}, got {_described(value)}"
-        )
-
-
-def check_like(what: str, new: Any, old: Any) -> None:
-    """Raises UserError (at trace time) unless two states agree in structure, shapes and dtypes."""
-    before: Any = jax.tree_util.tree_flatten_with_path(old)
-    after: Any = jax.tree_util.tree_flatten_with_path(new)
-    if before[1] != after[1]:
-        raise UserError(f"{what} must keep its structure {before[1]}, got {after[1]}")
-    for (path, was), (_, now) in zip(before[0], after[0], strict=True):
-        kinds = [(jax.numpy.shape(x), jax.numpy.result_type(x)) for x in (was, now)]
-        if kinds[0] != kinds[1]:
-            raise UserError(
-                f"{what}{jax.tree_util.keystr(path)} must stay {_described(was)}, got "
-                f"{_described(now)}"
-            )
-
-
 def checked_scores(model: Any, returned: Any, tokens: Any) -> Any:
-    """Checks the result of `LanguageModel.score` for `tokens [B, T]`, and returns it."""
+    """The result of `LanguageModel.score` for `tokens [B, T]`; asserts hold its author to it."""
     where = f"{type(model).__name__}.score"
-    logits, hidden, updates = unpacked(where, returned, ("logits", "hidden", "updates"))
-    dtype = getattr(logits, "dtype", np.dtype(bool))
-    floats = dtype if jax.numpy.issubdtype(dtype, jax.numpy.floating) else np.float32
-    shape = (*tokens.shape, model.vocab_size)
-    check_array(f"{where}: logits", logits, "[B, T, V]", shape, floats)
-    return logits, hidden, updates
-
-
-def _described(value: Any) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{list(value.shape)} {value.dtype}"
-    if isinstance(value, tuple):
-        return f"a {type(value).__name__} of {len(value)}"
-    return shown(value)
+    is_triple = isinstance(returned, tuple) and len(returned) == 3
+    assert is_triple, f"{where} must return (logits, hidden, updates)"
+    logits, shape = returned[0], [*tokens.shape, model.vocab_size]
+    is_float = jax.numpy.issubdtype(logits.dtype, jax.numpy.floating)
+    assert is_float and [*logits.shape] == shape, (
+        f"{where}: logits must be floats {shape}, got {logits.dtype}{[*logits.shape]}"
+    )
+    return returned

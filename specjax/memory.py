@@ -80,7 +80,7 @@ def told_if_full(what: str, remedy: str) -> Iterator[None]:
 def check_fits(
     what: str, needed: int, remedy: str, devices: Collection[jax.Device] | None = None
 ) -> None:
-    """Raises ValueError if arrays cannot fit; `needed` bytes on each device, or on the host."""
+    """Raises UserError if arrays cannot fit; `needed` bytes on each device, or on the host."""
     local = [d for d in devices or () if d.process_index == jax.process_index()]
     room, where = host_bytes(), "the machine has"
     if local and local[0].platform != "cpu":

@@ -73,6 +73,17 @@ def test_imports_keep_the_borders():
     assert not list(broken_borders(_modules()))
 
 
+def test_every_module_that_is_imported_exists():
+    """Also where a function imports it, which mypy does not see."""
+    for path in [*ROOT.rglob("*.py"), *(ROOT.parent / "benchmarks").rglob("*.py")]:
+        for name in _imports(path):
+            place = ROOT.parent.joinpath(*name.split("."))
+            within = place.with_suffix(".py").exists() or place.is_dir()
+            if name.startswith("specjax.") and not within:
+                # A name of the package itself.
+                assert place.parent == ROOT and hasattr(specjax, place.name), f"{path}: {name}"
+
+
 def test_every_package_has_a_floor():
     assert {part for _, part in _modules()} == {*FLOOR, ENTRY}
     assert len(FLOORS) <= 11

@@ -53,6 +53,11 @@ def read_examples(
     Raises:
       UserError: a field is missing, or is neither a text nor a number; see also `read_records`.
     """
+    for name, field in ((option, inputs_field), ("targets_field", targets_field)):
+        if isinstance(field, bool) or not isinstance(field, str | int | None):
+            raise UserError(
+                f"{name} must be the name of a field or the number of a column, got {field!r}"
+            )
     named = isinstance(inputs_field, str) or isinstance(targets_field, str)
     options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
     options["header"] = True if named else None if inputs_field is None else False

@@ -59,6 +59,9 @@ class FewShot:
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), low=low)
         whole_number("limit_seed", self.limit_seed, low=0)
+        for name, kind in (("instruction", str), ("separator", str), ("references", str | None)):
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(f"{name} must be a text, got {getattr(self, name)!r}")
         if self.shots and self.examples is None:
             raise UserError(f"shots={self.shots} needs examples: give a file, or shots=0")
         if self.shots and not self.completion:

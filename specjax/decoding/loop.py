@@ -547,7 +547,6 @@ def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int,
 
     def trace(params: Params) -> None:
         prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
-        prompts = Prompts(jnp.zeros((1, 2), jnp.int32), jnp.full(1, 2, jnp.int32))
         with noting() as noted:
             state = method.prefill(params, prompts, method.cache_length(2, 0, 1))
         # The same traced arrays.

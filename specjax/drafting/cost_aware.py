@@ -75,6 +75,9 @@ class Costs:
                 f"verifier must be a tuple of {count} tuples of {width} seconds above 0, got "
                 f"{self.verifier}"
             )
+        for name in ("machine", "pair"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name} must be a string, got {getattr(self, name)!r}")
 
     def __repr__(self) -> str:
         times = f"{zlib.crc32(repr((self.draft, self.verifier)).encode()):08x}"

@@ -271,7 +271,11 @@ def confidence_log_odds(confidences: Array) -> Array:
 def traced(part: Any, name: str) -> Float32[Array, ""]:
     """A number of a policy or an estimate as a parameter; `bind` leaves None in its place."""
     value = getattr(part, name)
-    assert value is not None, f"{type(part).__name__}: {name} is in the parameters of bind()"
+    if value is None:
+        raise UserError(
+            f"{type(part).__name__}: {name} is None: give a number, or pass the parameters that "
+            "bind() returned"
+        )
     return jnp.float32(value)
 
 

@@ -72,7 +72,9 @@ class HorizontalCascade(SeveralDrafters):
         longest = [drafter.max_draft for drafter in self.drafters]
         counts = tuple(longest) if self.counts is None else self.counts
         fits = isinstance(counts, tuple) and len(counts) == len(longest)
-        if not fits or any(n not in range(1, most + 1) for n, most in zip(counts, longest)):  # noqa: B905
+        if not fits or any(
+            n not in range(1, most + 1) for n, most in zip(counts, longest, strict=True)
+        ):
             raise UserError(
                 f"counts must be a tuple of numbers from 1 to the drafters' {longest}, got "
                 f"{self.counts!r}: leave out a drafter that contributes nothing"

@@ -13,12 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from specjax.checks import (
-    check_part,
-    check_static,
-    one_number,
-    whole_number,
-)
+from specjax.checks import check_part, check_static, one_number, whole_number
 from specjax.drafting.estimates import (
     Estimate,
     HeadEstimate,
@@ -342,7 +337,7 @@ def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None
         return
     try:
         policy.bind(head)
-    except ValueError:  # bind() has moved its numbers to the parameters
+    except UserError:  # bind() has moved its numbers to the parameters
         return
     raise UserError(
         f"stopping=Own({type(policy).__name__}(...), params) must have no params, because this "

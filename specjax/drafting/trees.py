@@ -485,6 +485,7 @@ def _distributions(tree: _Growing, sampling: Sampling, width: int) -> Array:
 
 def _ranks(tree: _Growing, sampling: Sampling, q: Array) -> Array:
     """The probabilities by which tokens and paths are ranked, `[B, W, V]`: those of q."""
+    # A greedy q has no second token: there they are those at temperature 1.
     rows = jnp.asarray(sampling.temperature)
     ones = jnp.ones(rows.shape, jnp.float32)
     plain = dataclasses.replace(sampling, temperature=ones, top_k=None, top_p=None)

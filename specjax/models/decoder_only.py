@@ -33,10 +33,11 @@ class RotaryConfig(DecoderOnlyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        types = tuple(self.layer_types)
-        object.__setattr__(self, "layer_types", types)
-        if not all(kind in (SLIDING, FULL) for kind in types):
-            raise UserError(f"layer_types={types} may only name {SLIDING} and {FULL}")
+        types = self.layer_types
+        listed = isinstance(types, tuple | list)
+        if not listed or not all(kind in (SLIDING, FULL) for kind in types):
+            raise UserError(f"layer_types={types!r} may only name {SLIDING} and {FULL}")
+        object.__setattr__(self, "layer_types", tuple(types))
         if types and len(types) != self.num_layers:
             raise UserError(f"layer_types has {len(types)} names, but num_layers={self.num_layers}")
         if SLIDING in types and self.sliding_window is None:

@@ -24,7 +24,8 @@ class MT5Config(T5Config):
     """An mT5; see `T5Config`."""
 
 
-# Only a head that differs from the embedding is untied.
+# Only a head that differs from the embedding is untied. transformers 4 scales the input of a head
+# that the file calls tied, and transformers 5 never scales: a file that does not say is refused.
 def _from_hf(fields: HFFields) -> MT5Config:
     untied = fields.head == "separate"
     said_tied = fields.flag("tie_word_embeddings", True)

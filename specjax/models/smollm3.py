@@ -35,9 +35,10 @@ class SmolLM3Config(RotaryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        listed = isinstance(self.rotated, tuple | list)
+        if not listed or not all(isinstance(flag, bool) for flag in self.rotated):
+            raise UserError(f"rotated={self.rotated!r} must be a tuple of True and False")
         object.__setattr__(self, "rotated", tuple(self.rotated))
-        if not all(isinstance(flag, bool) for flag in self.rotated):
-            raise UserError(f"rotated={self.rotated} must be a tuple of True and False")
         if self.rotated and len(self.rotated) != self.num_layers:
             raise UserError(
                 f"rotated has {len(self.rotated)} values, but num_layers={self.num_layers}"

@@ -48,7 +48,8 @@ class T5Config(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = self.mlp_activations
-        if isinstance(names, str) or not names or not all(name in ACTIVATIONS for name in names):
+        listed = isinstance(names, tuple | list) and names
+        if not listed or not all(name in ACTIVATIONS for name in names):
             raise UserError(
                 f"mlp_activations={names!r} must be a tuple of names, such as ('relu',); it may "
                 f"only name {', '.join(ACTIVATIONS)}"
@@ -167,7 +168,8 @@ def t5_from_hf(
     )
 
 
-# A head is tied unless the checkpoint's differs from the embedding.
+# A head is tied unless the checkpoint's differs from the embedding. `scale_decoder_outputs`
+# (transformers 5) says whether a tied head scales its input; without it, as in 4.x, it does.
 def _from_hf(fields: HFFields) -> T5Config:
     untied = is_untied(fields)
     scales = fields.flag("scale_decoder_outputs")

@@ -25,7 +25,8 @@ class UMT5Config(T5Config):
     relpos_per_layer: bool = True
 
 
-# As in transformers 4, a head scales its input if the file calls it tied.
+# As in transformers 4, a head scales its input if the file calls it tied. transformers 5 scales the
+# logits of every UMT5 by `d_model ** -0.5`, also those of untied heads, which were trained without.
 def _from_hf(fields: HFFields) -> UMT5Config:
     scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     version = str(fields.values.get("transformers_version") or "4").split(".")[0]

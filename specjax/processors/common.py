@@ -99,9 +99,9 @@ def checked_ids(name: str, ids: Any, kind: str = "token id") -> tuple[int, ...]:
 
 def check_known(of: Processor, name: str, ids: tuple[int, ...], model: Any) -> None:
     """Refuses an id that is not a token of the model's tokenizer."""
-    size = model.model.vocab_size
-    if max(ids) >= size:
+    size, largest = model.model.vocab_size, max(ids, default=-1)
+    if largest >= size:
         raise UserError(
-            f"{type(of).__name__}.{name} has the token id {max(ids)}, but the verifier has {size} "
+            f"{type(of).__name__}.{name} has the token id {largest}, but the verifier has {size} "
             f"tokens: give ids in 0 .. {size - 1}"
         )

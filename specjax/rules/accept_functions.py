@@ -95,6 +95,8 @@ class Cactus(Spans, TargetRule):
 
 def _redrawn(q: Array, p: Array, refused: Array, scale: Array) -> Array:
     """sum_x refused(x) norm((scale(x) p - q)_+), in O(V log V)."""
+    # Sorted by q / p, each residual is positive on a first part of the tokens, so sums over them
+    # are differences of cumulative sums.
     ratio = jnp.where(p > 0.0, q / jnp.where(p > 0.0, p, 1.0), jnp.inf)
     order = jnp.argsort(ratio)
     zero = jnp.zeros((1,), jnp.float32)

@@ -192,7 +192,11 @@ def _from_verifier(mass: Array, ratio: Array) -> Array:
 def _within_budget(
     q: Array, p: Array, budget: Array, divergence: Callable[[Array, Array], Array]
 ) -> tuple[Array, Array]:
-    """The smallest keep = 1 - strength with a divergence within the budget, and its 1 / beta."""
+    """The smallest keep = 1 - strength with a divergence within the budget, and its 1 / beta.
+
+    `divergence` is the part where p has a given mass and pi = ratio p. No part is negative, and
+    each is zero at ratio 1.
+    """
     kept_cost = divergence(p, q / jnp.where(p > 0.0, p, 1.0))
 
     def spent(log_keep, inverse):
@@ -209,7 +213,12 @@ def _within_budget(
 def _smallest_keep(
     q: Array, p: Array, spent: Callable[[Array, Array], Array], budget: Array
 ) -> tuple[Array, Array]:
-    """The smallest keep with `spent(log(keep), 1 / beta)` within the budget; its 1 / beta."""
+    """The smallest keep with `spent(log(keep), 1 / beta)` within the budget; its 1 / beta.
+
+    `spent` falls as keep grows; it is zero at keep = 1 and constant below min p / q. The root is
+    bracketed in log(keep), by false position (Illinois) and by halving; the result is the end of
+    the bracket that is within the budget.
+    """
 
     def narrow(state):
         low, high, low_excess, high_excess, inverse, count = state

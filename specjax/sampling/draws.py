@@ -155,7 +155,10 @@ def _cumulative_by_product(x: Array) -> Array:
 
 
 def _first_above(weights: Array, cumulative: Array, target: Array) -> tuple[Array, Array]:
-    """The first positive entry whose cumulative weight exceeds the target, else the last."""
+    """The first positive entry whose cumulative weight exceeds the target, else the last.
+
+    Also returns the target minus the cumulative weight before that entry.
+    """
     size, place = weights.size, np.arange(weights.size, dtype=np.int32)
     positive = weights > 0.0
     # One reduction: the minimum is the first hit, else the last positive entry, else 2 * size.

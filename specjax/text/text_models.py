@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.acceptance_head import Head
@@ -119,9 +120,9 @@ class TextModel:
     @functools.cached_property
     def width(self) -> int:
         """D, the width of its last hidden states."""
-        token: Any = np.ones((1, 1), np.int32)
 
         def read(params: Params) -> Any:
+            token = jnp.ones((1, 1), jnp.int32)
             filled = self.model.prefill(params, Prompts(token, token[0]), 2)
             tokens = filled.tokens[:, None]
             return self.model.extend(params, filled.cache, tokens, filled.positions)

@@ -151,5 +151,12 @@ class CheckpointStore:
 
 def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
     """The figure that chooses the best checkpoint."""
-    name = f"validation_{choose_by}"
+    prefix = "validation_"
+    name = f"{prefix}{choose_by}"
+    if name not in figures:
+        measured = [key.removeprefix(prefix) for key in figures if key.startswith(prefix)]
+        raise UserError(
+            f"choose_by={choose_by!r} is not measured in this run: choose one of "
+            f"{', '.join(measured)}"
+        )
     return name.replace("_", " "), figures[name]

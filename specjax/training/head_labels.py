@@ -1,8 +1,7 @@
 """The training data of an acceptance head: drafted tokens along verifier's texts, and labels.
 
 Source: SpecDec++ (arXiv 2405.19715), section 3.3. Axes: B rows, N longest text, T positions of a
-chunk, V vocabulary, D the drafter's width, n positions of
-all rows, E = rows + 1 ends.
+chunk, V vocabulary, D the drafter's width, n positions of all rows, E = rows + 1 ends.
 """
 
 import functools

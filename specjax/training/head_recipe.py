@@ -88,6 +88,8 @@ class HeadRecipe:
         # The validation data use the next seed.
         one_number("HeadRecipe: seed", self.seed, low=0, high=2**31 - 2, dtype=np.int32)
         object.__setattr__(self, "seed", int(self.seed))
+        if not isinstance(self.labelling, Labelling):
+            raise UserError(f"HeadRecipe: labelling must be a Labelling, got {self.labelling!r}")
         # The other fields are checked by these, before any model is loaded.
         _ = self.task(1), self.trainer(self.rows_per_batch)
 
@@ -250,6 +252,10 @@ def train_head(
 def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
     """Raises UserError for a pair that cannot train a head."""
     for name, model in pair.named.items():
+        if model.mesh is not None:
+            raise UserError(
+                f"the {name} is on a mesh: load the pair without a mesh to train a head"
+            )
         if run.makes(model.name):
             raise UserError(
                 f"{name}={model.name} is an output of the run in output_dir={run.path}: "

@@ -120,6 +120,7 @@ DIVERGENCES: dict[str, Callable[..., Array]] = {
 
 def _log_probabilities(logits: Array, teacher_logits: Array) -> tuple[Array, Array]:
     """The logarithms of p and q; -1e30 for impossible tokens, which both may have."""
+    # A KL of a token that the other one lacks is then 1e30 times its probability, not infinite.
     both = jax.lax.stop_gradient(teacher_logits), logits
     p, q = (jnp.maximum(jax.nn.log_softmax(x, axis=-1), -1e30) for x in both)
     return p, q

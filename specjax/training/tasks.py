@@ -37,10 +37,14 @@ class Task(Protocol):
         """Initial parameters: a nested dict of float32 arrays."""
 
     def loss(self, params: Params, constants: Any, batch: Any, key: Key[Array, ""]) -> Total:
-        """The loss, summed over a batch."""
+        """The loss, summed over a batch: a pytree of arrays with the rows first."""
 
     def evaluate(self, params: Params, constants: Any, batch: Any) -> Mapping[str, Total]:
-        """Figures of a batch of validation data, without randomness."""
+        """Figures of a batch of validation data by name, without randomness.
+
+        "loss" is required; the mean of the total that `TrainerConfig.choose_by` names chooses the
+        best checkpoint.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

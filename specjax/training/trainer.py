@@ -77,6 +77,8 @@ class TrainerConfig:
             value = whole_number(name, getattr(self, name), low=low)
             object.__setattr__(self, name, value)  # 1e4 has become 10000
         checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
+        if not isinstance(self.optimizer, AdamW):
+            raise UserError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
         for name in ("allow_other_environment", "progress"):
             check_flag(name, getattr(self, name))
 

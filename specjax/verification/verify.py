@@ -59,6 +59,9 @@ def accept(
     assert block.tokens.ndim == 1, "verification takes one row: vmap over rows"
     assert uniforms.size == longest, "verification needs a uniform for each token"
     assert targets.shape[0] == longest + 1, "target_probs must have a row after each token"
+    is_traced = isinstance(block.num_drafted, jax.core.Tracer)
+    # A longer block would have another law than the target's, in silence.
+    assert is_traced or 0 <= int(block.num_drafted) <= longest, "num_drafted must lie in 0 .. G"
     for probs in (targets, targets if block.draft_probs is None else block.draft_probs):
         assert probs.shape == targets.shape, "draft_probs and target_probs must have one shape"
         assert probs.dtype == jnp.float32, "distributions must be float32"

@@ -148,3 +148,11 @@ def test_unaligned_files_give_an_error(tmp_path, longer):
         (tmp_path / side).write_text("a\nb\nc\n" if side == longer else "a\nb\n")
     with pytest.raises(ValueError, match=rf"{longer}:3: this line has no counterpart"):
         list(read_aligned(tmp_path / "left", tmp_path / "right"))
+
+
+@pytest.mark.parametrize("field", [1.5, True, ["a"]])
+@pytest.mark.parametrize("name", ["inputs_field", "targets_field"])
+def test_a_field_is_a_name_or_a_number(tmp_path, name, field):
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=f"{name} must be the name of a field or the number"):
+        list(read_examples(tmp_path / "a.jsonl", **{name: field}))

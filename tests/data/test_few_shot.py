@@ -140,6 +140,8 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
         ({"prompt": "{"}, ValueError, "has an unpaired"),
+        ({"separator": 3}, ValueError, "separator must be a text, got 3"),
+        ({"references": 3}, ValueError, "references must be a text, got 3"),
     ],
 )
 def test_a_wrong_task_is_refused(options, error, message):

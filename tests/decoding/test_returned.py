@@ -152,11 +152,11 @@ def test_a_part_that_returns_something_else_is_named(pair, name):
     [
         (
             lambda self, params, cache, tokens, at: (jnp.zeros((*tokens.shape, 7)),) * 2 + ((),),
-            r"Mine.score: logits must be \[B, T, V\] = \[2, 1, 259\] float32, got \[2, 1, 7\]",
+            r"Mine.score: logits must be floats \[2, 1, 259\], got float32\[2, 1, 7\]",
         ),
         (
             lambda self, params, cache, tokens, at: (jnp.zeros((*tokens.shape, VOCAB)),) * 2,
-            r"Mine.score must return \(logits, hidden, updates\), got a tuple of 2",
+            r"Mine.score must return \(logits, hidden, updates\)",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_language_model_that_returns_something_else_is_named(pair, score, mess
     model = _own(testing.TabularModel, score=score, extend=types.LanguageModel.extend)(VOCAB, 1)
     mine = specjax.TextModel(model, pair.verifier.params, pair.verifier.tokenizer)
     for models in (mine, specjax.Pair(drafter=pair.drafter, verifier=mine)):
-        with pytest.raises(ValueError, match=message.replace("2, 1,", "2, [16],")):
+        with pytest.raises(AssertionError, match=message.replace("2, 1,", "2, [16],")):
             specjax.Decoder(models, **SHAPE)([[20], [21]])
 
 

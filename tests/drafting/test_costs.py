@@ -47,6 +47,7 @@ def test_costs_may_be_static():
         ("draft", (1.0, float("nan")), "draft must be a tuple of 2 seconds"),
         ("verifier", ((1.0, 2.0, 3.0),), "verifier must be a tuple of 2 tuples of 3 seconds"),
         ("verifier", ((1.0, 2.0, 3.0), (1.0, 2.0)), "verifier must be a tuple of 2 tuples"),
+        ("machine", None, "machine must be a string, got None"),
         ("verifier", ((1.0, 2.0, 3.0), (0.0, 2.0, 3.0)), "tuples of 3 seconds above 0"),
     ],
 )

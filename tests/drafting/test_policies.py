@@ -313,7 +313,9 @@ def test_a_policy_of_the_users_own_stays_itself(policy):
     ],
 )
 def test_a_number_that_was_left_out_is_named(policy):
-    with pytest.raises(AssertionError, match="is in the parameters of bind"):
+    with pytest.raises(
+        ValueError, match="is None: give a number, or pass the parameters that bind"
+    ):
         policy.bind()
 
 

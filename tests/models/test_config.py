@@ -103,6 +103,8 @@ def test_impossible_values_are_named(name, changes, message):
         ),
         ("gemma2", {"final_logit_softcap": "no"}, "final_logit_softcap='no' must be a number"),
         ("t5_v1_1", {"mlp_activations": "relu"}, r"mlp_activations='relu' must .* \('relu',\)"),
+        ("t5_v1_1", {"mlp_activations": 5}, "mlp_activations=5 must be a tuple of names"),
+        ("t5gemma2", {"layer_types": 5}, "layer_types=5 may only name sliding_attention"),
     ],
 )
 def test_values_of_a_wrong_type_are_named(name, changes, message):

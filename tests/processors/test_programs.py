@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -285,3 +286,11 @@ def test_many_schemas_share_few_programs(decoder):
 def test_shapes_are_few():
     assert len({padded_size(n) for n in range(1, 152_000)}) == 16
     assert all(n <= padded_size(n) <= max(8, 2 * n - 1) for n in range(1, 5000))
+
+
+def test_a_tokenizer_without_an_end_has_nothing_to_forbid():
+    model = SimpleNamespace(
+        tokenizer=SimpleNamespace(eos_ids=()), model=SimpleNamespace(vocab_size=5)
+    )
+    _, forbidden = processors.MinNewTokens(3).bind(model)
+    assert not forbidden.any()

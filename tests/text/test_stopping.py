@@ -136,7 +136,7 @@ def test_costs_of_other_sizes_are_told(pair):
     few = drafting.CostAware(costs(pair, rows=(4, 8)))
     with pytest.raises(ValueError, match="with at least 4 rows, but the batch has 1: .*--rows 1 4"):
         specjax.Decoder(pair, stopping=few, max_draft=4, batch_size=1)
-    with pytest.warns(UserWarning, match="drafts of up to 4 tokens, but max_draft is 6, .*draft 6"):
+    with pytest.warns(UserWarning, match="of up to 4 tokens, but max_draft is 6, .*--drafts 6"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), max_draft=6, **SHAPE)
 
 

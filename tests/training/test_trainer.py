@@ -298,7 +298,7 @@ def test_the_figure_that_chooses_is_the_callers(tmp_path):
 
 
 def test_a_figure_that_is_not_measured_chooses_nothing(tmp_path):
-    with pytest.raises(KeyError, match="validation_score"):
+    with pytest.raises(ValueError, match="choose_by='score' is not measured in this run"):
         train_copies(tmp_path, num_steps=1, choose_by="score")
 
 

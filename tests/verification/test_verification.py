@@ -271,6 +271,13 @@ def test_a_block_of_other_shapes_is_no_block(change):
         jax.eval_shape(call, block)
 
 
+def test_a_length_beyond_the_block_is_refused():
+    probs = jnp.full((4, 2), 0.5)
+    block = ScoredBlock(jnp.zeros((3,), jnp.int32), probs, probs, jnp.int32(9))
+    with pytest.raises(AssertionError, match="num_drafted must lie in 0"):
+        verification.verify(verification.Token(), jax.random.key(0), block)
+
+
 class FewScales(verification.Token):
     def acceptance(self, block, carry=()):
         judged = super().acceptance(block, carry)
