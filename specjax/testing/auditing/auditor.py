@@ -100,7 +100,7 @@ def audit(
     if rule is not None:
         # Imported here: who audits a verifier without a rule needs none of this.
         from specjax.rules import Budgeted
-        from specjax.rules.checking import check_is_rule
+        from specjax.rules.target import check_is_rule
 
         check_is_rule("rule", rule)
         if isinstance(rule, Budgeted):
