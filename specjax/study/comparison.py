@@ -119,6 +119,8 @@ def compare(
         texts = texts.in_order(order.tolist())
         parts = search.parts(len(texts.examples), measuring)
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
+    if not grid or not all(isinstance(setting, Setting) for setting in grid):
+        raise UserError(f"settings must be a Grid or a list of Settings, got {grid!r:.60}")
     # Each sampling is compared with its verifier alone.
     with_baselines = ((setting.verifier_alone, setting) for setting in grid)
     grid = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])

@@ -61,7 +61,7 @@ def read_texts(
       limit: the number of texts, the first of the source; None for all.
       task: makes prompts and references from the source's records; `references` must then be left
         out, or be the name of the same field.
-      problems: a file of problems (see `specjax.evaluation.read_problems`), a line for each text.
+      problems: a file of problems (see `evaluation.programs.read_problems`), a line for each text.
 
     Raises:
       FileNotFoundError: a file is missing.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
-from specjax.checks import check_path
+from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
 from specjax.models.int8 import form_of
@@ -220,6 +220,7 @@ def load_pair(
     if drafter is None or verifier is None:
         directory = built_in_pair(built_in)
         drafter, verifier = directory / "drafter", directory / "verifier"
+    check_flag("translate_drafter", translate_drafter)
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     whole = ("drafter",) if replicate_drafter else ()
     paths = {"verifier": verifier, "drafter": drafter}

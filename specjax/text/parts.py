@@ -255,6 +255,8 @@ class _TextReader(NamedTuple):
         if depth <= 0:
             raise self.refused(f"is nested deeper than {_DEEPEST} levels")
         if isinstance(node, ast.Dict):
+            if any(isinstance(key, ast.Dict | ast.List) for key in node.keys):
+                raise self.refused("has a dict whose key is no number or text")
             keys = [self.literal(key, 1) for key in node.keys]
             values = [self.literal(each, depth - 1) for each in node.values]
             return dict(zip(keys, values, strict=True))

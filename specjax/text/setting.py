@@ -163,7 +163,7 @@ class Setting:
         self.sampling  # noqa: B018  checks the values
         # Equal settings have equal JSON, and so one key.
         if self.top_k is not None:
-            put("top_k", int(self.top_k))
+            put("top_k", whole_number("top_k", self.top_k, low=1))
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
         fields = (*_FIELDS, "max_draft", "min_draft", "processors")

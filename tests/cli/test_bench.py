@@ -97,6 +97,7 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
         (["--rows=9"], "has 4 prompts, but a batch needs 9"),
         (["--rows", "2", "1"], "--rows must increase, got [2, 1]"),
         (["--drafts=0"], "--drafts must be at least 1, got [0]"),
+        (["--temperatures", "0", "nan"], "--temperatures must be finite and at least 0, got nan"),
         (["--inputs=/missing.txt"], "/missing.txt"),
         (["--max-new=2147483648"], "--max-new must be below 2147483648, got 2147483648"),
         (["--grown"], "is neither a T5 nor a Llama, which --grown needs: leave out --grown"),

@@ -272,10 +272,13 @@ def test_nothing_gets_out_as_an_ordinary_user(outside):
 def test_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mark = f"mark-{os.getpid()}"
-    QUICK.run(
-        f"import os, time\nif os.fork() == 0:\n  open('/proc/self/comm', 'w').write({mark!r})\n"
-        "  time.sleep(1000)"
+    name_itself = (
+        "import ctypes, os, time\nl = ctypes.CDLL(None)\n"
+        f"l.prctl(15, {mark.encode()!r})\nname = ctypes.create_string_buffer(16)\n"
+        f"l.prctl(16, name)\nassert name.value == {mark[:15].encode()!r}\n"
+        "if os.fork() == 0: time.sleep(1000)"
     )
+    assert QUICK.run(name_itself) == (True, "")
     names = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -412,6 +412,13 @@ def test_lossy_settings_need_a_quality_for_a_limit_on_its_loss(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("asked", [[], [world.VERIFIER, "OPT(0.1)"]])
+def test_what_is_no_setting_is_refused_before_any_work(tmp_path, asked):
+    with pytest.raises(ValueError, match="settings must be a Grid or a list of Settings, got"):
+        world.run(tmp_path / "out", asked)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_verifier_alone_is_always_compared(tmp_path):
     assert world.run(tmp_path / "out", [OPT])["done"] == 2
     assert [line["method"] for line in lines(tmp_path / "out")] == ["VerifierAlone", None]

@@ -128,4 +128,4 @@ def test_an_engine_without_room_says_so_in_one_line(monkeypatch, function):
     message = r"rows? with prompts of 16 and outputs of 8 tokens: out of memory \(.*\): choose a"
     with pytest.raises(ValueError, match=message) as error:
         engine.step()
-    assert failures.is_refusal(error.value)
+    assert isinstance(error.value, failures.REFUSALS)

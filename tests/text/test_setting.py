@@ -158,6 +158,8 @@ def test_named_policies_are_settings(name):
     [
         (lambda: Setting(rule="OTP(0.2)"), "rule='OTP': there is no such name; did you mean OPT?"),
         (lambda: Setting(rule="OPT(0.2"), "is not a class with arguments"),
+        (lambda: Setting(rule="OPT({[]: 1})"), "has a dict whose key is no number or text"),
+        (lambda: Setting(top_k=[1]), "top_k must be a single whole number, got [1]"),
         (lambda: Setting(rule="OPT(0.2, 0.3)"), "too many positional arguments"),
         (lambda: Setting(rule="OPT(__import__('os'))"), "there is no part __import__"),
         (lambda: Setting(rule="no_such.module.Rule(1)"), "nothing is imported for a text"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax import drafting
+from specjax.checks import one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     workload.check_positive(args, "drafts")
     if sorted(set(args.rows)) != args.rows:
         raise UserError(f"--rows must increase, got {args.rows}")
+    for temperature in args.temperatures:  # before minutes of measurement
+        one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         _check_output(Path(args.costs))
     pair, tokens = workload.load(args)
