@@ -28,7 +28,10 @@ from specjax.types import DraftOutcome, Params, Stopping
 
 # The format of the files that `Costs.to_dict` makes.
 FORMAT = 1
-_HOW = "measure it with specjax bench --costs FILE"
+_HOW = (
+    "measure it with specjax bench --costs FILE, --rows up to your batch size and --drafts up to "
+    "your longest draft"
+)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

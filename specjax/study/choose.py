@@ -306,6 +306,15 @@ class Judge:
             why = f"the best other setting, {best.described()}, is {text}: this may be chance"
         return Choice(DO_NOT_DRAFT, self.alone, why)
 
+    def chance(self, chosen: Setting, scores: Scores, alone: Scores) -> str | None:
+        """Says how the chosen setting does on texts that it was not chosen by, if its lead is gone.
+
+        None if it leads there too, or if the verifier alone is beyond a limit.
+        """
+        text, leads = _speed(scores) if chosen.is_lossless else self._lead(scores, alone)
+        limits = self.verdict(self.alone, alone, alone).values()
+        return None if leads or not all(limit["within"] for limit in limits) else text
+
     def _lead(self, scores: Scores, alone: Scores) -> tuple[str, bool]:
         """How a setting compares with the verifier alone, and whether it is shown to be better."""
         if not self.search.wants_quality:
@@ -389,28 +398,23 @@ def answer(
         rounds.append({"texts": texts, "settings": _of_round(scored, judge)})
         left = judge.left(scored)
     choice = judge.choose(scored)
-    chosen = choice.setting
-    results: dict[str, Any] = {
-        "limits": judge.search.limits,
-        "answer": choice.answer,
-        "setting": None if chosen is None else chosen.to_dict(),
-        "described": None if chosen is None else chosen.described(),
-        "why": choice.why,
-        "rounds": rounds,
-        "held_out": None,
-    }
-    if chosen is not None:
+    held: dict[str, Any] | None = None
+    if (chosen := choice.setting) is not None:
         start, stop, timed = parts[held_out]
         tell(f"measuring {chosen.described()} on {stop - start} held-out texts ...")
         try:
             verifier, scores = look(judge.alone, [held_out]), look(chosen, [held_out])
         except MeasuringError as error:
             raise UserError(f"{chosen.described()} failed on the held-out texts: {error}") from None
+        if choice.answer == DRAFT and (text := judge.chance(chosen, scores, verifier)):
+            why = f"the best other setting, {chosen.described()}, is {text} on held-out texts"
+            choice = Choice(DO_NOT_DRAFT, judge.alone, f"{why}: its lead may be chance")
+            chosen, scores = judge.alone, verifier
         limits = judge.verdict(chosen, scores, verifier)
         for limit in limits.values():
             below = limit["value"] is not None and limit["value"] <= limit["limit"]
             limit["met"] = limit["by_law"] or below
-        results["held_out"] = {
+        held = {
             "texts": stop - start,
             "timed": timed,
             "met": all(limit["met"] for limit in limits.values()),
@@ -418,6 +422,15 @@ def answer(
             "figures": _figures(scores, judge.quality),
             "verifier": _figures(verifier, judge.quality),
         }
+    results: dict[str, Any] = {
+        "limits": judge.search.limits,
+        "answer": choice.answer,
+        "setting": None if chosen is None else chosen.to_dict(),
+        "described": None if chosen is None else chosen.described(),
+        "why": choice.why,
+        "rounds": rounds,
+        "held_out": held,
+    }
     return results, choice
 
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from specjax.checks import check_flag, checked, shown, whole_number
+from specjax.checks import check_flag, shown, whole_number
 from specjax.decoding import Method
 from specjax.errors import UserError
 from specjax.text.stops import check_stops
@@ -267,10 +267,13 @@ def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
 
 def check_buckets(buckets: Any) -> tuple[int, ...]:
     """Returns the checked lengths of buckets."""
-    lengths: Any = checked("buckets", buckets, low=1, dtype=np.int32)
-    if not lengths.ndim or np.any(np.diff(lengths) < 1):
-        raise UserError(f"buckets must be increasing lengths, such as (64, 128), got {buckets}")
-    return tuple(lengths.tolist())
+    lengths: Any = tuple(buckets) if isinstance(buckets, Sequence | np.ndarray) else ()
+    whole = all(isinstance(x, int | float | np.number) and x >= 1 and x % 1 == 0 for x in lengths)
+    if not lengths or not whole or any(a >= b for a, b in itertools.pairwise(lengths)):
+        raise UserError(
+            f"buckets must be increasing lengths in tokens, such as (64, 128), got {shown(buckets)}"
+        )
+    return tuple(map(int, lengths))
 
 
 def check_decoding(options: Mapping[str, Any]) -> None:

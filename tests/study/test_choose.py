@@ -162,6 +162,20 @@ def test_what_may_be_faster_by_chance_is_not_chosen():
     assert choice.answer == DO_NOT_DRAFT and "this may be chance" in choice.why
 
 
+def test_a_lead_that_is_gone_on_unseen_texts_is_not_chosen():
+    class Lucky(Scaled):
+        relative = 0.7
+
+        def look(self, setting, names):
+            self.relative = 1.0 if HELD_OUT in names else 0.7
+            return super().look(setting, names)
+
+    _, choice, results = searched({"max_loss": 0.0}, world=Lucky(0), settings=[LOSSLESS])
+    assert choice.answer == DO_NOT_DRAFT and choice.setting == ALONE
+    assert "on held-out texts: its lead may be chance" in choice.why
+    assert results["held_out"]["figures"] == results["held_out"]["verifier"]
+
+
 @pytest.mark.parametrize(
     ("limits", "why"),
     [

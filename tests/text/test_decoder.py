@@ -490,8 +490,8 @@ def test_places_that_are_not_there_cannot_be_done(decoder):
         ({"batch_size": 0}, "batch_size must"),
         ({"max_new_tokens": 0}, "max_new_tokens must"),
         ({"buckets": (8, 4)}, "increasing lengths"),
-        ({"buckets": 64}, r"buckets must be increasing lengths, .* got 64"),
-        ({"buckets": (1.5, 2)}, "buckets must be a whole number .* got 1.5"),
+        ({"buckets": 64}, r"buckets must be increasing lengths .* got 64"),
+        ({"buckets": (1.5, 2)}, "buckets must be increasing lengths"),
     ],
 )
 def test_bad_decoders_are_refused(pair, options, message):
@@ -555,7 +555,10 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
         ({"rule": rules.OPT}, "rule must be an instance, got the class OPT"),
         ({"verification": "block"}, "verification must be like .*, got 'block'"),
         ({"verification": verification.Block}, "verification must be an instance, got the class"),
-        ({"drafting": specjax.Own(3)}, r"drafter must be like NeuralDrafter\(...\), got 3"),
+        (
+            {"drafting": specjax.Own(3)},
+            r"drafter must be like drafting.NeuralDrafter\(...\), got 3",
+        ),
         ({"stopping": 3}, r"stopping must be like drafting.FixedLength\(\), got 3"),
         ({"method": 3}, r"method must be like specjax.TokenCascade\(\), got 3"),
         ({"drafting": 3}, r"drafting must be like specjax.Lookup\(\), got 3"),

@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=[1], temperatures=[0.0])
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
     parser.add_argument(
-        "--costs", help="writes the times of passes into this JSON file, for CostAware"
+        "--costs",
+        help="writes the times of passes into this JSON file, for CostAware; give --rows up to "
+        "your batch size and --drafts up to your longest draft (of specjax infer: 1 16 and 12)",
     )
 
 
