@@ -17,7 +17,7 @@ from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.errors import UserError
-from specjax.memory import sizes_in_words, told_if_full
+from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.study.measure import in_turns
 from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> Report:
     for rows in args.rows:
         print(f"B={rows} ...", flush=True)
         sizes = rows, loops.inputs.shape[1], args.max_draft, loops.max_new
-        with told_if_full(sizes_in_words(*sizes), REMEDY):
+        with explain_full_memory(sizes_in_words(*sizes), REMEDY):
             runs = measure(loops, rows, args)
         known = [one for case, (one, _) in runs.items() if not case.held_out]
         fits.append(fit(known))

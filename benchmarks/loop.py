@@ -19,7 +19,7 @@ from specjax import Decoder, Pair, TextModel, drafting
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.compilation import jit, step_options
-from specjax.memory import sizes_in_words, told_if_full
+from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.study.measure import in_turns
 from specjax.types import Array, Params, Prompts, Sampling, Stopping
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Report:
     ):
         print(f"B={batch} G={max_draft} T={temperature:g} ...", flush=True)
         sizes = batch, loops.inputs.shape[1], max_draft, loops.max_new
-        with told_if_full(sizes_in_words(*sizes), REMEDY):
+        with explain_full_memory(sizes_in_words(*sizes), REMEDY):
             found = measure(loops, tokens, batch, max_draft, temperature, args.repeats)
         rows.append({"rows": batch, "max_draft": max_draft, "temperature": temperature, **found})
     return Report(rows, list(rows[0]))

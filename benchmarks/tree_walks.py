@@ -166,7 +166,7 @@ def walk_tree(
 
 def tree_of(setting: Setting) -> Tree:
     """Returns the trees that a setting drafts."""
-    plan = setting.made("drafting")
+    plan = setting.part("drafting")
     if not isinstance(plan, Tree):
         raise UserError(f"setting must draft trees, got drafting={setting.drafting!r}")
     return plan
@@ -205,7 +205,7 @@ def expect_trees(
     plain = expect(models, known, chains, draws=draws, seed=seed)
     pair = models[settings[0].drafter], models["verifier"]
     greedy = settings[0].temperature < TINY
-    rules = [setting.made("rule") for setting in settings]
+    rules = [setting.part("rule") for setting in settings]
     reads = (
         greedy or any(rule.reads_draft_confidence for rule in rules),
         any(rule.reads_verifier_confidence for rule in rules),
@@ -218,7 +218,7 @@ def expect_trees(
         drafter = laws[0] if greedy else laws[0]._replace(confidences=None)
         key = jax.random.fold_in(jax.random.fold_in(one, i), 1)
         for setting, rule in zip(settings, rules, strict=True):
-            tree, judge = trees[setting], setting.made("verification")
+            tree, judge = trees[setting], setting.part("verification")
             if reason := cannot_walk(tree, judge):
                 raise UserError(f"{setting.described()} cannot be estimated: {reason}")
             several = []
@@ -274,7 +274,7 @@ def tree_rates(
     Raises:
       ValueError: the setting has no trees, or a model gives NaN.
     """
-    tree, rule = tree_of(setting), setting.made("rule")
+    tree, rule = tree_of(setting), setting.part("rule")
     pair = models[setting.drafter], models["verifier"]
     greedy = setting.temperature < TINY
     reads = greedy or rule.reads_draft_confidence, rule.reads_verifier_confidence

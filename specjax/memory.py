@@ -65,7 +65,7 @@ def in_words(size: int) -> str:
 
 
 @contextlib.contextmanager
-def told_if_full(what: str, remedy: str) -> Iterator[None]:
+def explain_full_memory(what: str, remedy: str) -> Iterator[None]:
     """Turns out-of-memory errors of XLA and Python into one line about `what`."""
     try:
         yield

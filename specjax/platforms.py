@@ -94,7 +94,7 @@ def row(x: Shaped[Array, "N V"], index: Int32[Array, ""]) -> Shaped[Array, " V"]
     return by_platform(x, index, tpu=by_mask, default=by_index)
 
 
-def laid_out(
+def with_layout(
     x: Array, order: tuple[int, ...], names: tuple[str | None, ...] | None = None
 ) -> Array:
     """`x` with a layout for TPUs: its axes in this order, the last in lanes.
@@ -129,4 +129,4 @@ def rows_in_tiles(x: Float32[Array, "B T V"]) -> Float32[Array, "B T V"]:
     Otherwise XLA uses rows and positions for the tile if a sum runs over the vocabulary: 6 x 8
     numbers in 128 x 8.
     """
-    return laid_out(x, (1, 0, 2), ("batch", None, "vocab"))
+    return with_layout(x, (1, 0, 2), ("batch", None, "vocab"))

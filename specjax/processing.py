@@ -118,7 +118,9 @@ def logs_along(
     return Logs(lax.cond(jnp.any(rare), exact, lambda p: p, p), conf)
 
 
-def begun(prompts: PromptBatch, vocab_size: int, room: int, params: Any) -> Processing | None:
+def initial_processing(
+    prompts: PromptBatch, vocab_size: int, room: int, params: Any
+) -> Processing | None:
     """The processors after the prompts and the forced beginnings of their outputs.
 
     `params` are the arrays that rows share, for each processor; for `room` see `Processor.init`.

@@ -105,7 +105,7 @@ def test_a_stopping_policy(pair, page, temperature):
         decoder = specjax.Decoder(
             pair,
             max_draft=4,
-            stopping=specjax.Own(page.Unsure(), jnp.float32(threshold)),
+            stopping=specjax.WithParams(page.Unsure(), jnp.float32(threshold)),
             sampling=Sampling(temperature),
             **SHAPE,
         )
@@ -156,7 +156,7 @@ def test_a_drafter_that_lags_and_catches_up(pair, page):
     alone = specjax.Decoder(looping, sampling=Sampling(0.0), **(SHAPE | {"max_new_tokens": 24}))
     decoder = specjax.Decoder(
         looping,
-        drafting=specjax.Own(page.Remembered(3, 259)),
+        drafting=specjax.WithParams(page.Remembered(3, 259)),
         sampling=Sampling(0.0),
         **(SHAPE | {"max_new_tokens": 24}),
     )
@@ -172,7 +172,7 @@ def test_a_drafter_that_lags_and_catches_up(pair, page):
 def test_a_whole_method(pair, page):
     model = pair.verifier
     method = page.Echo(model.model, eos_ids=tuple(model.tokenizer.eos_ids))
-    own = specjax.Own(method, page.EchoParams(model.params))
+    own = specjax.WithParams(method, page.EchoParams(model.params))
     echo = specjax.Decoder(model, method=own, **SHAPE)
     plain = specjax.Decoder(model, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
     doubled = echo(PROMPTS)
@@ -235,7 +235,7 @@ def test_widths_end_with_the_longest_draft(pair, options, message):
 
 def test_descriptions_tell_own_parameters_apart(pair, page):
     def described(threshold):
-        own = specjax.Own(page.Unsure(), jnp.float32(threshold))
+        own = specjax.WithParams(page.Unsure(), jnp.float32(threshold))
         return specjax.Decoder(pair, stopping=own, **SHAPE).describe()
 
     one, two = described(0.1), described(0.2)

@@ -53,13 +53,13 @@ def test_an_array_that_is_there_twice_is_counted_once():
 )
 def test_a_failed_allocation_is_told_in_one_line(allocate):
     message = r"^arrays: out of memory \(.+\): shrink them$"
-    told = memory.told_if_full("arrays", "shrink them")
+    told = memory.explain_full_memory("arrays", "shrink them")
     with pytest.raises(ValueError, match=message), told:
         allocate()
 
 
 def test_other_errors_of_xla_stay_as_they_are():
-    told = memory.told_if_full("arrays", "shrink them")
+    told = memory.explain_full_memory("arrays", "shrink them")
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: broken"), told:
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 

@@ -141,9 +141,9 @@ def _audit(job: dict[str, Any], limit: float) -> Any:
 
 
 def _make_rule(text: str) -> Any:
-    from specjax.text.parts import made_part
+    from specjax.text.parts import make_part
 
-    return made_part("rule", text)
+    return make_part("rule", text)
 
 
 def load(target: str) -> Callable[..., Any]:

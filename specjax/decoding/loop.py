@@ -27,7 +27,7 @@ from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning, continuing, noting
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
-from specjax.processing import begun, bound
+from specjax.processing import bound, initial_processing
 from specjax.rules import Lossless
 from specjax.types import (
     Axes,
@@ -354,7 +354,7 @@ class Method(abc.ABC):
         """The processors after the prompts; traced."""
         shared = getattr(params, "processors", ())
         # Drafts may reach past the end of an output.
-        return begun(prompts, self.vocab_size, max_new + self.max_draft + 1, shared)
+        return initial_processing(prompts, self.vocab_size, max_new + self.max_draft + 1, shared)
 
 
 def check_pair(method: Method, params: Any, rows: int) -> None:

@@ -340,8 +340,8 @@ def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None
     except UserError:  # bind() has moved its numbers to the parameters
         return
     raise UserError(
-        f"stopping=Own({type(policy).__name__}(...), params) must have no params, because this "
-        f"policy needs none: write stopping={policy!r}"
+        f"stopping=WithParams({type(policy).__name__}(...), params) must have no params, because "
+        f"this policy needs none: write stopping={policy!r}"
     )
 
 

@@ -27,7 +27,7 @@ from specjax.models.weights import (
     rows,
     truncated_init,
 )
-from specjax.platforms import laid_out
+from specjax.platforms import with_layout
 
 ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
 
@@ -83,7 +83,7 @@ class Dense(nn.Module):
         # Without this layout, XLA on TPUs transposes the kernels of queries, keys and values: a
         # copy of each, in every call.
         dot = functools.partial(jnp.dot, precision=precision)
-        y = laid_out(product(dot, flat, kernel), (0, 1))
+        y = with_layout(product(dot, flat, kernel), (0, 1))
         if self.has_bias:
             init, axes = nn.initializers.zeros, self.axes[1:]
             bias = param_with_axes("bias", init, shape[1:], self.param_dtype, axes=axes)

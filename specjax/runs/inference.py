@@ -52,7 +52,7 @@ from specjax.runs.predictions import (
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import MODEL_NAMES, PART, RunDirectory
 from specjax.text import Decoder, TextModel
-from specjax.text.assembly import known_costs
+from specjax.text.assembly import measured_costs
 from specjax.text.directories import shown_path
 from specjax.text.passes import costs_file
 from specjax.text.requests import check_truncate, checked_chat
@@ -227,7 +227,7 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
     decoder = None
     if run.kept and path.exists():
         # If this decoder differs and cannot take the costs, claim() reports the difference.
-        with contextlib.suppress(TypeError, ValueError), known_costs(read_costs(path)):
+        with contextlib.suppress(TypeError, ValueError), measured_costs(read_costs(path)):
             decoder = make()
     decoder = make() if decoder is None else decoder
     if process is not None and decoder.costs is not None:

@@ -101,7 +101,7 @@ class Search:
     def holds_by_law(self, name: str, setting: Setting) -> bool:
         """Whether a setting certainly keeps a limit: it is lossless, or its rule has the bound."""
         if name == "max_nats" and setting.method is None:
-            rule = setting.made("rule")
+            rule = setting.part("rule")
             if isinstance(rule, KLBall) and setting.strength is not None:
                 assert self.max_nats is not None
                 return setting.strength <= self.max_nats

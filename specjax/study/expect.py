@@ -196,9 +196,9 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
         return None
     if setting.method is not None:
         return "the choice of the model depends on the text so far"
-    if isinstance(setting.made("rule"), Budgeted):
+    if isinstance(setting.part("rule"), Budgeted):
         return "the decisions of Budgeted depend on earlier tokens"
-    if setting.made("verification").has_carry:
+    if setting.part("verification").has_carry:
         return f"{setting.verification} carries its targets from round to round"
     policy = _policy(setting)
     if policy.reads_past or policy.is_random:
@@ -300,7 +300,7 @@ def visits(
 
 
 def _policy(setting: Setting) -> Stopping:
-    policy: Stopping | None = setting.made("stopping")
+    policy: Stopping | None = setting.part("stopping")
     return FixedLength() if policy is None else policy
 
 
@@ -345,7 +345,7 @@ def _read(
     """Reads the texts with both models, in a single pass for all settings."""
     pair = models[settings[0].drafter], models[VERIFIER]
     ruled = [_KEEPS if setting.is_alone else setting for setting in settings]
-    rules = {setting.rule: setting.made("rule") for setting in ruled}
+    rules = {setting.rule: setting.part("rule") for setting in ruled}
     stopped = [setting for setting in settings if setting.stopping is not None]
     bound = {
         (setting.stopping, setting.min_draft): _policy(setting).bind(pair[0].head)
@@ -405,7 +405,7 @@ def _walked(setting: Setting, read: _Read) -> Expected:
         lengths = np.minimum(np.minimum(of_policy, most), left)
     ratios = np.ones((len(figures.ratios), *real.shape))
     ratios[:, real] = figures.ratios
-    block = setting.made("verification").keeps_last_pass
+    block = setting.part("verification").keeps_last_pass
     rounds, drafted = walk(ratios, emitted, lengths, block=block)
     return Expected(
         setting=setting,

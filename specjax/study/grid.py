@@ -8,7 +8,7 @@ from typing import Any
 
 from specjax.checks import tuple_text
 from specjax.errors import UserError
-from specjax.text.parts import made_part
+from specjax.text.parts import make_part
 from specjax.text.setting import (
     DRAFTER_ALONE,
     VERIFIER_ALONE,
@@ -148,11 +148,11 @@ class Grid:
     def _verified_drafting(self) -> Iterator[tuple[str | None, str | None]]:
         """Each kind of drafting with each verification that fits."""
         walking = {
-            name: name is not None and made_part("verification", name).walks_trees
+            name: name is not None and make_part("verification", name).walks_trees
             for name in self.verifications
         }
         for drafting in self.drafting:
-            trees = Setting(drafting=drafting).made("verification").walks_trees
+            trees = Setting(drafting=drafting).part("verification").walks_trees
             fitting = [name for name, walks in walking.items() if name is None or walks == trees]
             if not fitting:
                 kind = "the trees" if trees else "the chains"

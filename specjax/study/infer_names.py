@@ -101,7 +101,7 @@ def _portable(
     setting: Setting, models: Mapping[str, TextModel], prompts: Prompting
 ) -> dict[str, str]:
     """The names of a setting, with full paths of the models and tables of its drafts."""
-    names, plan = setting.to_gin(), setting.made("drafting")
+    names, plan = setting.to_gin(), setting.part("drafting")
     copies, scope = plan, "drafting/"
     if isinstance(plan, Cascade):
         places = [models[name].name if name in models else name for name in plan.models]

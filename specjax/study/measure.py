@@ -365,7 +365,7 @@ class _Reader(NamedTuple):
     def of(cls, setting: Setting, bench: Bench, batch_size: int) -> "_Reader":
         decoder = bench.decoder(setting, batch_size)
         shares = bench.shared.size > 0
-        return cls(decoder, bench, decoder._whole_prefix(bench.shared) if shares else None)
+        return cls(decoder, bench, decoder.whole_prefix(bench.shared) if shares else None)
 
     def arguments(self, places: Sequence[int], seed: int) -> dict[str, Any]:
         """The arguments of a call for the texts at these places."""

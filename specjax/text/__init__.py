@@ -3,7 +3,7 @@
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.text.decoder import Decoder
 from specjax.text.directories import load_models, load_pair, load_text_model
-from specjax.text.drafts import Branches, Cascade, Lookup, Own, Tree
+from specjax.text.drafts import Branches, Cascade, Lookup, Tree, WithParams
 from specjax.text.engine import Engine
 from specjax.text.parts import register_part
 from specjax.text.requests import Request
@@ -20,7 +20,6 @@ __all__ = [
     "Lookup",
     "Models",
     "OracleCascade",
-    "Own",
     "Pair",
     "Request",
     "Result",
@@ -29,6 +28,7 @@ __all__ = [
     "TextModel",
     "TokenCascade",
     "Tree",
+    "WithParams",
     "load_models",
     "load_pair",
     "load_text_model",

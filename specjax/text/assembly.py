@@ -33,11 +33,11 @@ from specjax.text.drafts import (
     MOST_NODES,
     Branches,
     DraftPlan,
-    Ingredients,
     ModelDrafts,
-    Own,
     OwnDrafts,
+    PlanInputs,
     Planned,
+    WithParams,
     check_is_plan,
 )
 from specjax.text.passes import check_costs, measure_costs
@@ -62,21 +62,21 @@ class Parts:
     verification: Verification | None = None
     max_draft: int | None = None
     min_draft: int | None = None
-    stopping: Stopping | Own | None = None
-    drafting: DraftPlan | Own | None = None
-    method: PairMethod | Own | None = None
+    stopping: Stopping | WithParams | None = None
+    drafting: DraftPlan | WithParams | None = None
+    method: PairMethod | WithParams | None = None
     widths: Sequence[int] | None = None
     process_drafts: bool | None = None
 
     @property
     def policy(self) -> Stopping | None:
         """The stopping policy without its parameters."""
-        return self.stopping.part if isinstance(self.stopping, Own) else self.stopping
+        return self.stopping.part if isinstance(self.stopping, WithParams) else self.stopping
 
     @property
     def plan(self) -> DraftPlan:
         """How drafts are made."""
-        if isinstance(self.drafting, Own):
+        if isinstance(self.drafting, WithParams):
             return OwnDrafts(self.drafting)
         return ModelDrafts() if self.drafting is None else self.drafting
 
@@ -136,7 +136,7 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise UserError(
             f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
         )
-    if isinstance(parts.method, Own):
+    if isinstance(parts.method, WithParams):
         parts.check_none("`method` has its own", but=("method", "rule"))
         return _own_method(named, main, parts.method, parts.rule)
     if parts.method is not None:
@@ -184,7 +184,7 @@ def _check_pair_method(method: Any, rule: Any) -> None:
 
 
 def _own_method(
-    named: Mapping[str, TextModel], main: TextModel, own: Own, rule: Rule | None
+    named: Mapping[str, TextModel], main: TextModel, own: WithParams, rule: Rule | None
 ) -> Assembled:
     method, params = own.part, own.params
     needed = [
@@ -315,7 +315,7 @@ def _planned(
         return _place(main, params)
 
     models = {**named, "verifier": main}
-    planned = plan.make(Ingredients(models, parts.longest, neural, place, main is _ANY))
+    planned = plan.make(PlanInputs(models, parts.longest, neural, place, main is _ANY))
     if isinstance(plan, OwnDrafts):  # checked with the method
         return planned
     size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
@@ -343,7 +343,7 @@ def _neural(
     stopping = FixedLength() if parts.policy is None else parts.policy
     check_policy(stopping)
     params: Any = ()
-    if isinstance(parts.stopping, Own):
+    if isinstance(parts.stopping, WithParams):
         params = parts.stopping.params
         check_own_params(stopping, params, small.head)
     elif small is not _ANY:
@@ -365,7 +365,7 @@ _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("cos
 
 
 @contextlib.contextmanager
-def known_costs(costs: Costs) -> Iterator[None]:
+def measured_costs(costs: Costs) -> Iterator[None]:
     """A `Decoder` made in this context uses these costs, if they belong to its pair."""
     token = _known_costs.set(costs)
     try:
@@ -449,7 +449,7 @@ class BoundProcessors(NamedTuple):
 
 
 def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
-    """Binds processors, some of them `Own(processor, params)`, to the verifier."""
+    """Binds processors, some of them `WithParams(processor, params)`, to the verifier."""
     if processors is None:
         return BoundProcessors()
     if isinstance(processors, str) or not isinstance(processors, Sequence):
@@ -471,7 +471,7 @@ def bind_request(sampling: Sampling, model: TextModel) -> Sampling:
 def _bound(processors: Any, model: TextModel) -> list[tuple[Processor, Params]]:
     pairs: list[tuple[Processor, Params]] = []
     for i, entry in enumerate(processors):
-        part = entry.part if isinstance(entry, Own) else entry
+        part = entry.part if isinstance(entry, WithParams) else entry
         needed = ("bind", "init", "process", "advance", "check_limit", "order", "forbids")
         check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
         leaves, structure = jax.tree.flatten(part)
@@ -479,7 +479,7 @@ def _bound(processors: Any, model: TextModel) -> list[tuple[Processor, Params]]:
             f"{type(part).__name__} is no pytree: decorate it with @types.traced_dataclass"
         )
         check_static(f"processors[{i}]", structure)
-        bound, shared = (part, entry.params) if isinstance(entry, Own) else part.bind(model)
+        bound, shared = (part, entry.params) if isinstance(entry, WithParams) else part.bind(model)
         pairs.append((bound, shared))
     check_one_constraint([x for x, _ in pairs])
     return sorted(pairs, key=lambda pair: pair[0].order)

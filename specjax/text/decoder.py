@@ -26,7 +26,7 @@ from specjax.compilation import compile_seconds
 from specjax.decoding.roundless import PairMethod
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.memory import told_if_full
+from specjax.memory import explain_full_memory
 from specjax.text import requests as requests_lib
 from specjax.text import teacher_forcing
 from specjax.text.assembly import (
@@ -39,7 +39,7 @@ from specjax.text.assembly import (
     warn_of_ignored,
 )
 from specjax.text.chat import Chat
-from specjax.text.drafts import DraftPlan, Own
+from specjax.text.drafts import DraftPlan, WithParams
 from specjax.text.engine import Engine
 from specjax.text.prefixes import Prefix, common_of
 from specjax.text.requests import DRAWN, Contexts, Limits, Prompt, Request
@@ -79,17 +79,17 @@ class Decoder:
       max_draft: G, tokens drafted per round; 5 by default.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
       stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`, or
-        `Own(policy, params)`; `drafting.FixedLength()` by default. Another threshold compiles
-        nothing. `drafting.CostAware()` without costs measures them now.
-      drafting: how drafts are made, such as `Lookup()`, `Cascade(...)`, `Tree(...)` or `Own(...)`;
-        by default the pair's small model drafts.
-      method: a cascade such as `TokenCascade()`, or `Own(method, params)`; it replaces all of the
-        above except the rule.
+        `WithParams(policy, params)`; `drafting.FixedLength()` by default. Another threshold
+        compiles nothing. `drafting.CostAware()` without costs measures them now.
+      drafting: how drafts are made, such as `Lookup()`, `Cascade(...)`, `Tree(...)` or
+        `WithParams(...)`; by default the pair's small model drafts.
+      method: a cascade such as `TokenCascade()`, or `WithParams(method, params)`; it replaces all
+        of the above except the rule.
       widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
       processors: change the distribution that tokens are drawn from, such as
         `(processors.RepetitionPenalty(1.3), processors.MinP(0.05))`; they run in the order of
-        `specjax.processors`, and each strength may be per prompt. `Own(processor, params)` is your
-        own with arrays.
+        `specjax.processors`, and each strength may be per prompt. `WithParams(processor, params)`
+        is your own with arrays.
       process_drafts: whether they change the drafter's distributions too, which accepts more
         drafts; True by default. The output follows the same distribution.
       sampling: temperature, top-k and top-p, each a value or one value per prompt of the call;
@@ -130,11 +130,11 @@ class Decoder:
         verification: Verification | None = None,
         max_draft: int | None = None,
         min_draft: int | None = None,
-        stopping: Stopping | Own | None = None,
-        drafting: DraftPlan | Own | None = None,
-        method: PairMethod | Own | None = None,
+        stopping: Stopping | WithParams | None = None,
+        drafting: DraftPlan | WithParams | None = None,
+        method: PairMethod | WithParams | None = None,
         widths: Sequence[int] | None = None,
-        processors: Sequence[Processor | Own] | None = None,
+        processors: Sequence[Processor | WithParams] | None = None,
         process_drafts: bool | None = None,
         sampling: Sampling | None = None,
         max_new_tokens: int = 128,
@@ -202,7 +202,7 @@ class Decoder:
         ids: Any = None,
         rule: Rule | None = None,
         sampling: Sampling | None = None,
-        processors: Sequence[Processor | Own] | None = None,
+        processors: Sequence[Processor | WithParams] | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         num_samples: int = 1,
@@ -453,7 +453,7 @@ class Decoder:
         """
         self._check_prefixes("give whole prompts instead of a prefix")
         prefix = Prefix(self.encode(prompt, "the prefix"), prompt, self.method, self.params)
-        with told_if_full(f"a prefix of {len(prefix)} tokens", "give a shorter prefix"):
+        with explain_full_memory(f"a prefix of {len(prefix)} tokens", "give a shorter prefix"):
             prefix.beginning  # noqa: B018  reads it
         return prefix
 
@@ -643,7 +643,7 @@ class Decoder:
         ids: Any = None,
         rule: Rule | None = None,
         sampling: Sampling | None = None,
-        processors: Sequence[Processor | Own] | None = None,
+        processors: Sequence[Processor | WithParams] | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         num_samples: int = 1,
@@ -688,7 +688,7 @@ class Decoder:
             requests_lib.check_request(request, prompt, limits, name)
         self._contexts.check(max(map(len, tokens)))
         if share_prefix:
-            prefix = self._whole_prefix(common_of(tokens))
+            prefix = self.whole_prefix(common_of(tokens))
         return _Call(requests, tokens, rule, params, log_probs, sources, num_samples, prefix)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
@@ -701,7 +701,7 @@ class Decoder:
             )
         return prefix
 
-    def _whole_prefix(self, tokens: np.ndarray) -> Prefix:
+    def whole_prefix(self, tokens: np.ndarray) -> Prefix:
         """The prefix of whole prompts, of which most begin with these tokens."""
         self._check_prefixes("share_prefix must be False")
         return Prefix(tokens, None, self.method, self.params)

@@ -54,12 +54,12 @@ MOST_NODES = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Own:
+class WithParams:
     """A user's own part with its parameters, for a `Decoder`.
 
-        Decoder(verifier, drafting=Own(MyDrafter(), params))
-        Decoder(pair, stopping=Own(MyPolicy(), params))
-        Decoder(verifier, method=Own(MyMethod(), params))
+        Decoder(verifier, drafting=WithParams(MyDrafter(), params))
+        Decoder(pair, stopping=WithParams(MyPolicy(), params))
+        Decoder(verifier, method=WithParams(MyMethod(), params))
 
     Attributes:
       part: a drafter, a stopping policy, a processor or a method; see `specjax.types`.
@@ -71,7 +71,7 @@ class Own:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ingredients:
+class PlanInputs:
     """The inputs of a plan that makes a drafter.
 
     Attributes:
@@ -137,7 +137,7 @@ class DraftPlan(abc.ABC):
         return max_draft
 
     @abc.abstractmethod
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         """Makes the drafter."""
 
 
@@ -157,7 +157,7 @@ class ModelDrafts(DraftPlan):
     def needs(self) -> tuple[str, ...]:
         return (self.model,)
 
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         drafter, params = ingredients.neural(self.model)
         drafter = dataclasses.replace(drafter, name=self.model)
         return Planned(drafter, params, params.stopping)
@@ -167,14 +167,14 @@ class ModelDrafts(DraftPlan):
 class OwnDrafts(DraftPlan):
     """The user's own drafter drafts."""
 
-    own: Own
+    own: WithParams
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        why = "the drafter of drafting=Own(...) has its own"
+        why = "the drafter of drafting=WithParams(...) has its own"
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         return Planned(self.own.part, ingredients.place(self.own.params), self.own.params)
 
 
@@ -237,7 +237,7 @@ class Lookup(DraftPlan):
         copied = (self.max_copy or max_draft) * self.copies
         return max(copied, max_draft) if self.needs else copied
 
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         vocab_size = ingredients.models["verifier"].model.vocab_size
         lookup = self.copier(vocab_size, self.max_copy or ingredients.max_draft)
         table = self.table(ingredients)
@@ -255,7 +255,7 @@ class Lookup(DraftPlan):
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
-    def table(self, ingredients: Ingredients) -> Params:
+    def table(self, ingredients: PlanInputs) -> Params:
         """Returns the parameters of `copier`: the bigram table, or ()."""
         if self.bigram is None or ingredients.is_trial:
             return ()
@@ -355,7 +355,7 @@ class Tree(DraftPlan):
     def longest(self, max_draft: int) -> int:
         return self.shape.size
 
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         chain, params = ingredients.neural("drafter", 1)
         drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
@@ -407,7 +407,7 @@ class Branches(DraftPlan):
     def longest(self, max_draft: int) -> int:
         return sum(plan.longest(max_draft) for plan in self._plans)
 
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         results = [plan.make(ingredients) for plan in self._plans]
         models: dict[str, TextModel] = {}
         for i, planned in enumerate(results):
@@ -522,7 +522,7 @@ class Cascade(DraftPlan):
     def default_verification(self) -> Verification:
         return self.verification if self.width is None else Traversal()
 
-    def make(self, ingredients: Ingredients) -> Planned:
+    def make(self, ingredients: PlanInputs) -> Planned:
         levels = self._levels(ingredients)
         stopping: dict[str, Params] = {}
 
@@ -561,7 +561,7 @@ class Cascade(DraftPlan):
             models=levels,
         )
 
-    def _levels(self, ingredients: Ingredients) -> dict[str, TextModel]:
+    def _levels(self, ingredients: PlanInputs) -> dict[str, TextModel]:
         """The models by name, loaded after all have been checked to be different."""
         main, named = ingredients.models["verifier"], ingredients.models
         if ingredients.is_trial:

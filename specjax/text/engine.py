@@ -20,7 +20,7 @@ from specjax.decoding import Method
 from specjax.decoding.loop import beginning_of, first_state
 from specjax.decoding.state import ByToken, end_row, insert_rows, watch_stops
 from specjax.errors import UserError
-from specjax.memory import check_state_fits, sizes_in_words, told_if_full
+from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
 from specjax.text.assembly import bind_request
@@ -179,7 +179,7 @@ class Engine:
         """Ends the engine if a step does not come to its end, since `run` takes its buffers."""
         self._check_alive()
         try:
-            with told_if_full(self._in_words(), _REMEDY):
+            with explain_full_memory(self._in_words(), _REMEDY):
                 yield
         except BaseException as error:
             self._end, self._state = type(error).__name__, None

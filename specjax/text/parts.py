@@ -58,7 +58,7 @@ def register_part(kind: _Class) -> _Class:
     if same is not None:
         del PARTS[same]
     PARTS[kind.__name__] = kind
-    made_part.cache_clear()
+    make_part.cache_clear()
     return kind
 
 
@@ -160,12 +160,12 @@ class Part(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)  # grids ask for the same few
-def made_part(field: str, text: str | None) -> Any:
+def make_part(field: str, text: str | None) -> Any:
     """Makes the object of a field of `Setting` from its text; None for None."""
     return None if text is None else Part.parse(text, field).make(field)
 
 
-def known_name(what: str, name: str, names: Iterable[str]) -> str:
+def match_name(what: str, name: str, names: Iterable[str]) -> str:
     """Looks a name up among others, ignoring case and underscores."""
     names = list(names)
     if not isinstance(name, str):
@@ -192,7 +192,7 @@ def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def own_parts() -> tuple[type, ...]:
+def registered_parts() -> tuple[type, ...]:
     """Returns the classes that the user has registered."""
     return tuple(kind for name, kind in PARTS.items() if name not in SHIPPED)
 
@@ -200,7 +200,7 @@ def own_parts() -> tuple[type, ...]:
 def names_of(*fields: str) -> list[str]:
     """Returns the parts of fields of `Setting`, or all, and the user's own."""
     shipped = [one.__name__ for field in fields for one in BY_FIELD.get(field, ())]
-    return [*(shipped or SHIPPED), *(kind.__name__ for kind in own_parts())]
+    return [*(shipped or SHIPPED), *(kind.__name__ for kind in registered_parts())]
 
 
 class _TextReader(NamedTuple):
@@ -223,7 +223,7 @@ class _TextReader(NamedTuple):
         if not isinstance(call.func, ast.Name):
             raise self.refused("is not a class with arguments")
         if names is not None:
-            name = known_name(self.what, call.func.id, names)
+            name = match_name(self.what, call.func.id, names)
         elif (name := _find(call.func.id, PARTS) or "") == "":
             hint = _meant(call.func.id, PARTS) or ": give your own class to specjax.register_part"
             raise UserError(f"{self.shown}: there is no part {call.func.id}{hint}")

@@ -268,7 +268,8 @@ def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
 def check_buckets(buckets: Any) -> tuple[int, ...]:
     """Returns the checked lengths of buckets."""
     lengths: Any = tuple(buckets) if isinstance(buckets, Sequence | np.ndarray) else ()
-    whole = all(isinstance(x, int | float | np.number) and x >= 1 and x % 1 == 0 for x in lengths)
+    numbers = all(isinstance(x, int | float | np.number) for x in lengths)
+    whole = numbers and all(x >= 1 and float(x).is_integer() for x in lengths)
     if not lengths or not whole or any(a >= b for a, b in itertools.pairwise(lengths)):
         raise UserError(
             f"buckets must be increasing lengths in tokens, such as (64, 128), got {shown(buckets)}"

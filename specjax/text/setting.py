@@ -18,7 +18,7 @@ from specjax.errors import UserError
 from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
 from specjax.text.drafts import ModelDrafts, check_is_plan
-from specjax.text.parts import PARTS, PLACE, Part, known_name, made_part, names_of, own_parts
+from specjax.text.parts import PARTS, PLACE, Part, make_part, match_name, names_of, registered_parts
 from specjax.text.text_models import Models, TextModel
 from specjax.types import Sampling
 
@@ -154,7 +154,7 @@ class Setting:
         if (
             self.temperature == 0.0
             and self.method is None
-            and _lossless_greedily(self.made("rule"))
+            and _lossless_greedily(self.part("rule"))
         ):
             put("rule", "Lossless")
         if not isinstance(self.drafter, str):
@@ -167,16 +167,16 @@ class Setting:
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
         fields = (*_FIELDS, "max_draft", "min_draft", "processors")
-        _check_fit(own_parts(), *(getattr(self, name) for name in fields))
+        _check_fit(registered_parts(), *(getattr(self, name) for name in fields))
 
     def _plan(self) -> Any:
-        plan = self.made("drafting")
+        plan = self.part("drafting")
         return ModelDrafts() if plan is None else plan
 
     @property
     def sampling(self) -> Sampling:
         """The sampling of both models."""
-        parts = tuple(made_part("processors", text) for text in self.processors)
+        parts = tuple(make_part("processors", text) for text in self.processors)
         return Sampling(self.temperature, self.top_k, self.top_p, parts or None)
 
     @property
@@ -223,9 +223,9 @@ class Setting:
         plain = "".join(c if c.isalnum() else "-" for c in self.described(without=_USUAL))
         return f"{plain[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def made(self, name: str) -> Any:
+    def part(self, name: str) -> Any:
         """Makes the object of a field, such as the rule for "rule"; None if the field is None."""
-        return made_part(name, getattr(self, name))
+        return make_part(name, getattr(self, name))
 
     def decoder(self, models: Mapping[str, TextModel], **options: Any) -> Decoder:
         """Makes a decoder.
@@ -250,12 +250,12 @@ class Setting:
         drafter = {"drafter": models[self.drafter]} if self.drafter in models else {}
         named = Models(**{**others, **drafter})
         names = ("verification", "stopping", "drafting", "method")
-        parts = {name: self.made(name) for name in names if getattr(self, name) is not None}
+        parts = {name: self.part(name) for name in names if getattr(self, name) is not None}
         if self.max_draft is not None:
             parts["max_draft"] = self.max_draft
         if self.min_draft:
             parts["min_draft"] = self.min_draft
-        return Decoder(named, rule=self.made("rule"), **parts, **options)
+        return Decoder(named, rule=self.part("rule"), **parts, **options)
 
     def to_gin(self) -> dict[str, str]:
         """Returns names of `runs/infer.gin` and parameters -> their values as gin code."""
@@ -295,7 +295,7 @@ class Setting:
         """The models that draft, by the names in `drafting`."""
         if self.method == VERIFIER_ALONE:
             return ()
-        plan = self.made("drafting")
+        plan = self.part("drafting")
         return ("drafter",) if plan is None else getattr(plan, "models", plan.needs)
 
     def described(self, *, without: Collection[str] = ()) -> str:
@@ -344,7 +344,7 @@ def _checked_text(field: str, text: Any) -> str:
     if field == "method" and (alone := known_or_none(text, (VERIFIER_ALONE, DRAFTER_ALONE))):
         return alone
     text = str(Part.parse(text, field))
-    part = made_part(field, text)
+    part = make_part(field, text)
     if field == "drafting":
         check_is_plan(part)
     _check_single(field, part, text)
@@ -377,10 +377,10 @@ def _check_fit(
         "method": method,
     }
     alone = (VERIFIER_ALONE, DRAFTER_ALONE)  # made of no part
-    chosen = {field: made_part(field, text) for field, text in texts.items() if text not in alone}
+    chosen = {field: make_part(field, text) for field, text in texts.items() if text not in alone}
     parts = Parts(**chosen, max_draft=max_draft, min_draft=min_draft or None)
     try:
-        check_fit(parts, [made_part("processors", text) for text in processors])
+        check_fit(parts, [make_part("processors", text) for text in processors])
     except (TypeError, ValueError) as error:
         values = {**texts, "processors": processors, "min_draft": min_draft}
         shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if value)
@@ -413,7 +413,7 @@ def _canonical(processors: Any) -> tuple[str, ...]:
         part = Part.parse(text, what)
         part.make(what)  # checks the arguments
         texts.append(str(part.without_defaults()))
-    parts = [made_part(what, text) for text in texts]
+    parts = [make_part(what, text) for text in texts]
     for text, one in zip(texts, parts, strict=True):
         check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
         _check_single(what, one, text)
@@ -456,9 +456,9 @@ def named_stopping(name: str | None, threshold: float | None = None) -> str | No
 
 
 def known_or_none(name: str, names: Iterable[str]) -> str | None:
-    """Like `known_name`, but returns None for an unknown name."""
+    """Like `match_name`, but returns None for an unknown name."""
     try:
-        return known_name("", name, names)
+        return match_name("", name, names)
     except ValueError:
         return None
 

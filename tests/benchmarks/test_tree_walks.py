@@ -77,7 +77,7 @@ def test_a_wrong_walk_is_off(models, texts, monkeypatch):  # noqa: F811
     case = ("bush", "independent", "Traversal")
     want = TOKENS / rounds_of(TREES["bush"], "independent", "Traversal", Q, P)
     monkeypatch.setattr(
-        tree_walks, "_JUDGES", {type(setting_of(*case).made("verification")): False}
+        tree_walks, "_JUDGES", {type(setting_of(*case).part("verification")): False}
     )
     (found,) = estimated(models, texts, [setting_of(*case)])
     assert abs(found.tokens_per_call - want) > 1e-3

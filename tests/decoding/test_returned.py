@@ -67,7 +67,7 @@ def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_
     with pytest.raises(ValueError, match="Short has fixed_length=False: use Block or"):
         specjax.Decoder(
             pair.verifier,
-            drafting=specjax.Own(Short()),
+            drafting=specjax.WithParams(Short()),
             verification=verification.GreedyBlock(),
             **SHAPE,
         )
@@ -83,7 +83,7 @@ def test_blocks_of_any_claimed_length_are_exact(beyond):
     verifier = specjax.TextModel(testing.TabularModel(VOCAB, 1), jnp.asarray(p), ByteTokenizer())
     q = jax.nn.softmax(jnp.asarray(_table(2))[:VOCAB], axis=-1)
     decoder = specjax.Decoder(
-        verifier, drafting=specjax.Own(Short(beyond=beyond), q), max_new_tokens=2,
+        verifier, drafting=specjax.WithParams(Short(beyond=beyond), q), max_new_tokens=2,
         batch_size=1024, buckets=(16,),
     )  # fmt: skip
     result = decoder([[20]] * rows, seed=1, draft_limit=[i % 3 for i in range(rows)])
@@ -112,7 +112,7 @@ def _draft(change):
         return change(block, state)
 
     table = jnp.full((VOCAB, VOCAB), 1 / VOCAB, jnp.float32)
-    return {"drafting": specjax.Own(_own(Short, propose=propose)(), table)}
+    return {"drafting": specjax.WithParams(_own(Short, propose=propose)(), table)}
 
 
 WRONG = {
@@ -188,7 +188,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)
-    mine = specjax.Decoder(pair.verifier, method=specjax.Own(method, alone.params), **SHAPE)
+    mine = specjax.Decoder(pair.verifier, method=specjax.WithParams(method, alone.params), **SHAPE)
     assert np.isnan(mine([[20]], log_probs=True)[0].log_probs).all()
     assert np.isfinite(alone([[20]], log_probs=True)[0].log_probs).all()
     # Sources likewise.

@@ -251,11 +251,11 @@ def test_caches_are_laid_out_by_t5x_s_rules_on_its_mesh():
     # Keys of 8 rows and 2 heads.
     cache = re.compile(r'sharding.*\[\{"data"\}, \{"model"\}, \{\}, \{\}\].*tensor<8x2x')
 
-    def laid_out():
+    def with_layout():
         run = jax.jit(lambda p, b: pair.predict_batch_with_aux(p, b))  # traced anew each time
         return bool(cache.search(run.lower(params, batch).as_text()))
 
     with mesh, flax_partitioning.axis_rules(axis_rules):
-        assert laid_out()
+        assert with_layout()
     with mesh, flax_partitioning.axis_rules((("batch", "data"),)):
-        assert not laid_out()
+        assert not with_layout()

@@ -556,7 +556,7 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
         ({"verification": "block"}, "verification must be like .*, got 'block'"),
         ({"verification": verification.Block}, "verification must be an instance, got the class"),
         (
-            {"drafting": specjax.Own(3)},
+            {"drafting": specjax.WithParams(3)},
             r"drafter must be like drafting.NeuralDrafter\(...\), got 3",
         ),
         ({"stopping": 3}, r"stopping must be like drafting.FixedLength\(\), got 3"),

@@ -12,7 +12,7 @@ import pytest
 import specjax
 from specjax import drafting, processors, rules, verification
 from specjax.text import assembly, parts
-from specjax.text.parts import PARTS, Part, made_part, register_part
+from specjax.text.parts import PARTS, Part, make_part, register_part
 from specjax.text.setting import MisfitError, Setting
 from specjax.types import traced_dataclass
 from tests.variants import variants
@@ -282,8 +282,8 @@ def registered():
 def test_a_registered_class_is_named_like_others(registered):
     setting = Setting(rule="halfway(0.3)")
     assert setting.rule == "Halfway(0.3)" and setting.strength == 0.3
-    assert isinstance(setting.made("rule"), Halfway)
-    assert isinstance(made_part("rule", "Budgeted(Halfway(0.3), 0.1)").rule, Halfway)
+    assert isinstance(setting.part("rule"), Halfway)
+    assert isinstance(make_part("rule", "Budgeted(Halfway(0.3), 0.1)").rule, Halfway)
     with pytest.raises(ValueError, match="drafting must be like specjax.Lookup"):
         Setting(drafting="Halfway(0.3)")
     with pytest.raises(MisfitError, match="cannot be combined: stopping must be like"):
@@ -382,9 +382,9 @@ def check_pair_of_parts(models, values):
     if values.get("method") in ("VerifierAlone", "DrafterAlone"):
         models, values = models.verifier, {"processors": values["processors"]}
     made = {
-        field: tuple(made_part(field, x) for x in text)
+        field: tuple(make_part(field, x) for x in text)
         if field == "processors"
-        else made_part(field, text)
+        else make_part(field, text)
         if isinstance(text, str)
         else text
         for field, text in values.items()
@@ -408,7 +408,7 @@ QUICK = (
 
 @pytest.mark.parametrize("fields", variants(PAIRS, *QUICK), ids="-".join)
 def test_a_setting_is_refused_if_and_only_if_its_decoder_is(models, fields):
-    with assembly.known_costs(costs_of(models)):
+    with assembly.measured_costs(costs_of(models)):
         for pair in itertools.product(*(KINDS[field] for field in fields)):
             check_pair_of_parts(models, dict(zip(fields, pair, strict=True)))
 

@@ -148,7 +148,7 @@ def test_named_methods_are_settings(name):
 def test_named_policies_are_settings(name):
     number = {"cost": None, "budget": 8}.get(name, 0.3)
     if name == "budget":
-        assert Setting(stopping="Budget(tokens=8)").made("stopping").tokens == 8
+        assert Setting(stopping="Budget(tokens=8)").part("stopping").tokens == 8
         return
     assert Setting(stopping=named_stopping(name, number)).threshold == number
 
@@ -243,7 +243,7 @@ def test_its_gin_bindings_make_the_same_parts(setting):
         bound = gin_config.value_of(f"Decoder.{name}")
         if isinstance(bound, gin.config.ConfigurableReference):
             bound = bound.scoped_configurable_fn()
-        expected = None if setting.is_alone else setting.made(name)
+        expected = None if setting.is_alone else setting.part(name)
         assert repr(bound) == repr(expected)
     assert np.isclose(gin_config.value_of("Sampling.temperature"), setting.temperature)
 
@@ -284,7 +284,7 @@ def greedy_laws(rule):
 def test_what_is_lossless_at_temperature_0_is_no_setting_of_its_own(name, strength):
     text, method = named_method(name, strength)
     warm, cold = (Setting(rule=text, method=method, temperature=t) for t in (0.5, 0.0))
-    rule = warm.made("rule")
+    rule = warm.part("rule")
     assert warm.rule == text or text == "lossless"
     if rule.reads_draft_confidence or rule.reads_verifier_confidence:
         assert cold.rule == text  # two tokens say nothing of the confidences

@@ -96,15 +96,17 @@ def test_a_budget_that_the_rows_fill_is_reported(pair):
 )
 def test_numbers_of_a_policy_are_given_once(pair, policy):
     name = type(policy).__name__
-    message = f"stopping=Own({name}(...), params) must have no params, because this policy ne"
+    message = (
+        f"stopping=WithParams({name}(...), params) must have no params, because this policy ne"
+    )
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        specjax.Decoder(pair, stopping=specjax.Own(policy, 5), **SHAPE)
+        specjax.Decoder(pair, stopping=specjax.WithParams(policy, 5), **SHAPE)
     assert str(error.value).endswith(f": write stopping={policy!r}")
 
 
 def test_a_policy_that_is_bound_has_its_params(pair):
     whole = specjax.Decoder(pair, stopping=drafting.Confidence(0.3), **SHAPE)
-    own = specjax.Own(*drafting.Confidence(0.3).bind())
+    own = specjax.WithParams(*drafting.Confidence(0.3).bind())
     found = specjax.Decoder(pair, stopping=own, **SHAPE)(PROMPTS[:2])
     assert found.texts == whole(PROMPTS[:2]).texts
 
@@ -203,11 +205,11 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
     rows = decoder.batch_size
     assert asked == [([1, rows], (1, 2, 4, 5))] and decoder.costs == costs(pair)
     assert decoder(PROMPTS).texts == alone
-    with assembly.known_costs(costs(pair)):
+    with assembly.measured_costs(costs(pair)):
         again = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 1 and again.describe() == decoder.describe()
     assert again.costs == decoder.costs
-    with assembly.known_costs(dataclasses.replace(costs(pair), pair="another")):
+    with assembly.measured_costs(dataclasses.replace(costs(pair), pair="another")):
         specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 2
     own = specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), **options)
