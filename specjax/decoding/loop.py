@@ -347,10 +347,12 @@ class Method(abc.ABC):
             model_names=self.model_names,
             by_token=by_token,
             of_nodes=self.drafts_trees,
-            processing=self.begun(params, prompts, max_new),
+            processing=self.initial_processing(params, prompts, max_new),
         )
 
-    def begun(self, params: Params, prompts: PromptBatch, max_new: int) -> Processing | None:
+    def initial_processing(
+        self, params: Params, prompts: PromptBatch, max_new: int
+    ) -> Processing | None:
         """The processors after the prompts; traced."""
         shared = getattr(params, "processors", ())
         # Drafts may reach past the end of an output.

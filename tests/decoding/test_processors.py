@@ -398,7 +398,7 @@ def test_no_processor_hides_a_nan():
     for name, (processor, _) in PROCESSORS.items():
         given, shared = bound_to(V, processor)
         drawn = types.Sampling(processors=given)
-        state = processing.begun(batch._replace(sampling=drawn), V, 4, shared)
+        state = processing.initial_processing(batch._replace(sampling=drawn), V, 4, shared)
         drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, 2), drawn)
         drawn = processing.bound(processing.with_processing(drawn, state), shared)
         found = np.asarray(jnp.isnan(processing.distributions(logits, drawn)).any(axis=1))

@@ -23,7 +23,7 @@ from specjax.decoding import speculative
 from specjax.decoding.state import add_step
 from specjax.drafting import CaterpillarDrafter
 from specjax.drafting.several import SeveralDrafters
-from specjax.processing import advance, begun, bound
+from specjax.processing import advance, bound, initial_processing
 from specjax.sampling import Sampling, distribution
 from specjax.types import PromptBatch
 from specjax.verification import num_accepted_probs
@@ -245,7 +245,7 @@ class Law:
             drawn = Sampling(processors=self.processors)
             prompts = PromptBatch(inputs, one, ids=one, limits=one * 0 + num_tokens, sampling=drawn)
             room = num_tokens + self.round.drafter.max_draft + 1
-            at = begun(prompts, vocab, room, params.processors)
+            at = initial_processing(prompts, vocab, room, params.processors)
             first = self.prefill(params, prompts.prompts), at
             law = np.zeros((vocab,) * num_tokens)
             # emitted tokens and carry -> chance, and one of the states that come there

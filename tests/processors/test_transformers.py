@@ -135,7 +135,7 @@ def test_all_together_run_in_the_order_of_transformers():
     prompts = rng.integers(0, 6, (ROWS, PROMPT)).astype(np.int32)
     outputs = rng.integers(0, 6, (ROWS, 4)).astype(np.int32)
     batch = PromptBatch(prompts, LENGTHS, np.arange(ROWS), np.full(ROWS, 4), sampling=drawn)
-    state = processing.begun(batch, V, 5, shared)
+    state = processing.initial_processing(batch, V, 5, shared)
     drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, ROWS), drawn)
     drawn = processing.bound(processing.with_processing(drawn, state), shared)
     kept = []
