@@ -8,7 +8,9 @@ import inspect
 import types
 import typing
 
+import jax
 import jaxtyping
+import numpy as np
 
 # The packages whose functions are traced. The others take users' values.
 PACKAGES = (
@@ -72,7 +74,11 @@ def _fits(value, hint):
         return len(value) == len(parts) and all(map(_fits, value, parts))
     if origin is dict:
         return all(_fits(each, parts[1]) for each in value.values())
-    return isinstance(value, hint) if inspect.isclass(hint) else True
+    if not inspect.isclass(hint):
+        return True
+    if isinstance(value, np.ndarray) and hint.array_type is jax.Array:  # JAX takes both
+        hint = hint.dtype[np.ndarray, hint.dim_str]
+    return isinstance(value, hint)
 
 
 def _told(value):

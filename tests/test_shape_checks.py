@@ -5,6 +5,7 @@ import sys
 
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 from jaxtyping import Array, Float, Int
 
@@ -21,7 +22,8 @@ def draw(
 
 def test_an_array_that_fits_passes():
     total, _ = draw(jnp.ones((2, 3)), jnp.zeros((2,), jnp.int32), "no array")
-    assert total.shape == (2,) and draw(jnp.ones((2, 3)), None, None)[1] is None
+    assert total.shape == draw(np.ones((2, 3), np.float32), None, None)[0].shape == (2,)
+    assert draw(jnp.ones((2, 3)), None, None)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,7 @@ def test_an_array_that_fits_passes():
         (jnp.ones((2, 3)), jnp.zeros((3,), jnp.int32)),
         (jnp.ones((2, 3)), jnp.zeros((2,))),
         (jnp.ones((2, 1)), None),
+        (np.ones((2, 3, 1), np.float32), None),
         (None, None),
     ],
 )

@@ -124,7 +124,7 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Int32[Array, "B T"],
+        tokens: Int[Array, "B T"],
         positions: Int32[Array, " B"],
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheUpdates]:
         """Reads tokens at `positions[b] ..` without changing the cache.
@@ -143,7 +143,7 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Int32[Array, "B T"],
+        tokens: Int[Array, "B T"],
         positions: Int32[Array, " B"],
         tree: TreeShape,
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheUpdates]:
@@ -168,7 +168,7 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Int32[Array, "B T"],
+        tokens: Int[Array, "B T"],
         positions: Int[Array, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:

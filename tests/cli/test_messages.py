@@ -1,12 +1,8 @@
 """Messages that are understood at once: what was typed -> the whole line."""
 
-import dataclasses
-
-import jax
 import pytest
 
 import specjax
-from specjax import types
 from specjax.cli.main import main
 from specjax.processors import Regex
 from tests import tiny_pair
@@ -163,26 +159,11 @@ def test_files_of_different_parts_go_together(tmp_path, monkeypatch, capsys, fil
     assert capsys.readouterr().err == "specjax infer: absent.txt: no such file: check the path\n"
 
 
-def _policy(step):
-    kind = dataclasses.dataclass(frozen=True)(type("Mine", (types.Stopping,), {"step": step}))
-    return {"stopping": kind()}
-
-
 CALLED = [
     (
         {"processors": (Regex(r"[^\s\S]"),)},
         r"Regex('[^\\s\\S]'): the tokenizer's tokens can write no text that matches: check the "
         "pattern or schema, and that its characters are in the vocabulary",
-    ),
-    (
-        _policy(
-            lambda self, params, state, drawn: (
-                jax.lax.top_k(drawn.confidences, 1)[1][:, 0] > 3,
-                state,
-            )
-        ),
-        "Mine.step failed (axis -1 is out of bounds for array of dimension 0): confidences are "
-        "None unless the policy sets reads_confidence = True",
     ),
 ]
 

@@ -232,7 +232,7 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
         ("hat " * 50, {}, ValueError, "the conversation has .* tokens, the longest bucket"),
         ("Hi", {"num_samples": 2}, ValueError, "num_samples must be left out of a chat, got 2"),
         ("Hi", {"share_prefix": True}, ValueError, "share_prefix must be left out of a chat"),
-        ("Hi", {"sead": 2}, TypeError, "seed"),
+        ("Hi", {"sead": 2}, TypeError, "sead"),
     ):
         with pytest.raises(error, match=message):
             chat(text, **options)
