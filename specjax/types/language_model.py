@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
 
 from specjax.checks import checked_scores
 from specjax.errors import UserError
@@ -124,7 +124,7 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Int[Array, "B T"],
+        tokens: Integer[Array, "B T"],
         positions: Int32[Array, " B"],
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheUpdates]:
         """Reads tokens at `positions[b] ..` without changing the cache.
@@ -143,7 +143,7 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Int[Array, "B T"],
+        tokens: Integer[Array, "B T"],
         positions: Int32[Array, " B"],
         tree: TreeShape,
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheUpdates]:
@@ -168,7 +168,7 @@ class LanguageModel(Protocol):
         self,
         params: Params,
         cache: Cache,
-        tokens: Int[Array, "B T"],
+        tokens: Integer[Array, "B T"],
         positions: Int[Array, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:
