@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from specjax.checks import checked_scores
 from specjax.errors import UserError
@@ -169,7 +169,7 @@ class LanguageModel(Protocol):
         params: Params,
         cache: Cache,
         tokens: Integer[Array, "B T"],
-        positions: Int[Array, " B"],
+        positions: Integer[Array, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:
         """Reads tokens at `positions[b] ..` and writes them into the cache.

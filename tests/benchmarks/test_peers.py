@@ -159,7 +159,7 @@ def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
 
 def test_a_turn_counts_what_was_emitted(monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr("specjax.study.measure.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     samples, _ = peers._turns({"a": lambda i: np.zeros(i)}, range(13), 1)
     assert samples == {"a": [sum(range(10)), sum(range(10, 13))]}
     assert peers._medians(samples) == {"a": 39.0}
