@@ -73,7 +73,7 @@ def accept(
 
 
 def draw_next(
-    uniforms: Float32[Array, " U"],
+    uniforms: Float32[Array, "*U"],
     acceptance: Acceptance,
     block: ScoredBlock,
     num_accepted: Int32[Array, ""],
