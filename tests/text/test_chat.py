@@ -243,7 +243,7 @@ def test_mistakes_leave_the_conversation_as_it_was(pair):
         list(zip(first, [0], strict=False)), list(second), list(first)
     assert chat.messages[-2]["content"] == "Ho"
     chat._messages = before
-    with pytest.raises(ValueError, match="system must be a text, got 3"):
+    with pytest.raises(ValueError, match="system must be a text that is not empty, got 3"):
         decoder.chat(3)
     plain = specjax.Decoder(specjax.load_text_model(pair.drafter.name))
     with pytest.raises(ValueError, match="no chat template: put chat_template.jinja into"):
