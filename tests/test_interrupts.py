@@ -10,6 +10,7 @@ import pytest
 
 from specjax.cli import audit
 from specjax.evaluation import sandbox
+from specjax.testing import auditing  # noqa: F401  so that no import is interrupted
 from specjax.tokenizers.chat_template import render_chat
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
