@@ -30,8 +30,6 @@ from specjax.types import ChildLaw, ScoredBlock
 
 HELP = "verdicts on verifiers of specjax and other systems"
 
-_Arrays = tuple[np.ndarray, np.ndarray]
-
 
 def _of(algorithm: Any) -> Callable[..., Any]:
     """A chain algorithm of specjax, in its own code, with given uniforms."""

@@ -93,11 +93,6 @@ class Search:
         """Whether to choose the setting of the best quality, not the fastest."""
         return self.limits.keys() == {"max_latency"}
 
-    @property
-    def reads_quality(self) -> bool:
-        """Whether the choice depends on the quality, which estimates do not predict."""
-        return self.wants_quality or self.max_loss is not None
-
     def holds_by_law(self, name: str, setting: Setting) -> bool:
         """Whether a setting certainly keeps a limit: it is lossless, or its rule has the bound."""
         if name == "max_nats" and setting.method is None:
