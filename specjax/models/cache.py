@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
-from specjax.models.weights import AnyArray
-
 # Past the end of any cache.
 _NOWHERE = 1 << 30
 
@@ -151,7 +149,7 @@ def allocate(
 def write(
     cache: RaggedCache,
     updates: CacheEntries,
-    positions: Integer[AnyArray, " B"],
+    positions: Integer[Array, " B"],
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
@@ -174,7 +172,7 @@ def write(
 
 
 def write_layer(
-    positions: Int32[AnyArray, " B"],
+    positions: Int32[Array, " B"],
     layout: CacheLayout,
     keys: Array,
     values: Array,
@@ -199,8 +197,8 @@ def without_nan(*entries: Array) -> tuple[Array, ...]:
 
 def keep(
     cache: RaggedCache,
-    positions: Integer[AnyArray, " B"],
-    nodes: Integer[AnyArray, "B G"],
+    positions: Integer[Array, " B"],
+    nodes: Integer[Array, "B G"],
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
     """Moves the entries of a path through a tree, which starts at `positions[b]`, together.
@@ -221,7 +219,7 @@ def keep(
     )
 
 
-def _places(positions: Integer[AnyArray, " B"], length: int) -> Int32[Array, "B T"]:
+def _places(positions: Integer[Array, " B"], length: int) -> Int32[Array, "B T"]:
     # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
     return positions.astype(jnp.int32)[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 

@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, Float32, Integer
 
 from specjax.compilation import product_precision
 from specjax.models.weights import (
-    AnyArray,
     Initializer,
     declare,
     float32_logits,
@@ -128,7 +127,7 @@ class Embed(nn.Module):
         init, shape = nn.initializers.normal(self.stddev), (self.vocab_size, self.features)
         self.embedding = declare(self, "embedding", init, shape, ("vocab", "embed"))
 
-    def __call__(self, tokens: Integer[AnyArray, "*B"]) -> Float[Array, "*B E"]:
+    def __call__(self, tokens: Integer[Array, "*B"]) -> Float[Array, "*B E"]:
         tokens = tokens.astype(jnp.int32)  # a clip in 8 bits would wrap around
         return rows(self.embedding, tokens, self.dtype)
 

@@ -25,7 +25,7 @@ from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_
 from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
-from specjax.models.weights import AnyArray, StoredWeight, is_stored
+from specjax.models.weights import StoredWeight, is_stored
 from specjax.types import Axes, Extended, LanguageModel, Params, Prefilled, Prompts, TreeShape
 
 # The tokens that a pass after a common beginning reads: one program serves prompts of any length.
@@ -132,8 +132,8 @@ class Model(LanguageModel, abc.ABC):
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Integer[AnyArray, "B T"],
-        positions: Integer[AnyArray, " B"],
+        tokens: Integer[Array, "B T"],
+        positions: Integer[Array, " B"],
     ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
         """Like `extend`, but does not change the cache.
 
@@ -147,8 +147,8 @@ class Model(LanguageModel, abc.ABC):
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Integer[AnyArray, "B T"],
-        positions: Integer[AnyArray, " B"],
+        tokens: Integer[Array, "B T"],
+        positions: Integer[Array, " B"],
         tree: TreeShape,
     ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
         """See `specjax.types.LanguageModel`.
@@ -161,8 +161,8 @@ class Model(LanguageModel, abc.ABC):
     def keep(
         self,
         cache: RaggedCache,
-        positions: Integer[AnyArray, " B"],
-        nodes: Integer[AnyArray, "B G"],
+        positions: Integer[Array, " B"],
+        nodes: Integer[Array, "B G"],
     ) -> RaggedCache:
         """See `specjax.types.LanguageModel`; if the cache is donated, only the path is copied.
 
@@ -174,8 +174,8 @@ class Model(LanguageModel, abc.ABC):
         self,
         params: Params,
         cache: RaggedCache,
-        tokens: Integer[AnyArray, "B T"],
-        positions: Integer[AnyArray, " B"],
+        tokens: Integer[Array, "B T"],
+        positions: Integer[Array, " B"],
         tree: TreeShape | None = None,
     ) -> Extended:
         """See `specjax.types.LanguageModel`.
@@ -191,7 +191,7 @@ class Model(LanguageModel, abc.ABC):
         return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
 
     def write(
-        self, cache: RaggedCache, updates: CacheEntries, positions: Integer[AnyArray, " B"]
+        self, cache: RaggedCache, updates: CacheEntries, positions: Integer[Array, " B"]
     ) -> RaggedCache:
         """See `specjax.types.LanguageModel`; if the cache is donated, nothing is copied."""
         return cache_lib.write(cache, updates, positions, self.layout)
@@ -199,7 +199,7 @@ class Model(LanguageModel, abc.ABC):
     def _memory(
         self,
         cache: RaggedCache,
-        positions: Integer[AnyArray, " B"],
+        positions: Integer[Array, " B"],
         tree: TreeShape | None = None,
         written: bool = False,
     ) -> Memory:
@@ -241,15 +241,15 @@ def _abstract_variables(model: Model) -> Any:
 # Replaces the padding of each row by the row's first token. Padding is masked, but a NaN in its
 # embedding is not: the product of zero and NaN is NaN.
 def _repeat_first(
-    inputs: Integer[AnyArray, "B P"], lengths: Integer[AnyArray, " B"]
-) -> Integer[AnyArray, "B P"]:
+    inputs: Integer[Array, "B P"], lengths: Integer[Array, " B"]
+) -> Integer[Array, "B P"]:
     inside = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths.astype(jnp.int32)[:, None]
     return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
 def _prefix_or_empty(
     prompts: Prompts,
-) -> tuple[Int32[AnyArray, "B F"], Int32[AnyArray, " B"]]:
+) -> tuple[Int32[Array, "B F"], Int32[Array, " B"]]:
     rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
     if prefix is None:
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
@@ -274,7 +274,7 @@ class CausalLM(Model):
     def _init_variables(self, key: Array) -> Any:
         return self.network.init(key, jnp.zeros((1, 1), jnp.int32))
 
-    def apply(self, params: Params, tokens: Integer[AnyArray, "B T"]) -> Float32[Array, "B T V"]:
+    def apply(self, params: Params, tokens: Integer[Array, "B T"]) -> Float32[Array, "B T V"]:
         """The logits of known tokens (teacher forcing); entry t predicts token t + 1."""
         return self._apply(params, tokens)
 
@@ -313,8 +313,8 @@ class CausalLM(Model):
     def _continued(
         self,
         params: Params,
-        tokens: Integer[AnyArray, "B P"],
-        ends: Integer[AnyArray, " B"],
+        tokens: Integer[Array, "B P"],
+        ends: Integer[Array, " B"],
         starts: Array,
         cache: RaggedCache,
     ) -> RaggedCache:
@@ -347,10 +347,10 @@ class Seq2SeqLM(Model):
     def apply(
         self,
         params: Params,
-        encoder_tokens: Integer[AnyArray, "B P"],
-        decoder_tokens: Integer[AnyArray, "B T"],
+        encoder_tokens: Integer[Array, "B P"],
+        decoder_tokens: Integer[Array, "B T"],
         *,
-        encoder_mask: Bool[AnyArray, "B P"] | None = None,
+        encoder_mask: Bool[Array, "B P"] | None = None,
         dropout_key: Array | None = None,
     ) -> Float32[Array, "B T V"]:
         """The logits of known outputs, all positions at once (teacher forcing).

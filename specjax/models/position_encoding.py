@@ -14,8 +14,6 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
-from specjax.models.weights import AnyArray
-
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
     """The angle in radians per position of each pair of dimensions: `[D // 2]` float32."""
@@ -105,7 +103,7 @@ class RelativePositionBias(nn.Module):
         return matrix[None, :, None]
 
     def cached(
-        self, positions: Int32[AnyArray, " B"], length: int, max_length: int
+        self, positions: Int32[Array, " B"], length: int, max_length: int
     ) -> Float32[Array, "B H 1 T S"]:
         """The biases of a block, which starts at the positions, that attends to the cache."""
         table = self._table()

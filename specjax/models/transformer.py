@@ -30,7 +30,6 @@ from specjax.models.cache import CacheEntries, CacheLayout, Cross
 from specjax.models.config import ModelConfig, Style
 from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.position_encoding import RelativePositionBias, Rope, rope_angles
-from specjax.models.weights import AnyArray
 
 
 def _norm(config: ModelConfig, style: Style, name: str) -> RMSNorm:
@@ -54,7 +53,7 @@ def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePo
     )
 
 
-def _mask_bias(mask: Bool[AnyArray, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
+def _mask_bias(mask: Bool[Array, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
     return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
 
 
@@ -144,9 +143,7 @@ class Stack(nn.Module):
         elif not config.tie_embeddings:
             self.logits_dense = LogitsDense(config.vocab_size, config.param_dtype)
 
-    def cross_keys_values(
-        self, encoded: Float[Array, "B P E"], mask: Bool[AnyArray, "B P"]
-    ) -> Cross:
+    def cross_keys_values(self, encoded: Float[Array, "B P E"], mask: Bool[Array, "B P"]) -> Cross:
         """The keys and values of the encoder's output for each layer."""
         pairs = [layer.cross_keys_values(encoded) for layer in self.layers]
         keys, values = zip(*pairs, strict=True)
@@ -161,7 +158,7 @@ class Stack(nn.Module):
         memory: Memory | None = None,
         cross: Cross | None = None,
         *,
-        mask: Bool[AnyArray, "B T"] | None = None,
+        mask: Bool[Array, "B T"] | None = None,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "B T E"], list[Array], list[Array]]:
         length = x.shape[1]
@@ -258,7 +255,7 @@ class Network(nn.Module):
         self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
 
     def embed(
-        self, tokens: Integer[AnyArray, "B T"], in_encoder: bool = False
+        self, tokens: Integer[Array, "B T"], in_encoder: bool = False
     ) -> Float[Array, "B T E"]:
         style, embedder = self.config.style, self.token_embedder
         if in_encoder:
@@ -289,8 +286,8 @@ class Network(nn.Module):
 
     def encode(
         self,
-        tokens: Integer[AnyArray, "B P"],
-        mask: Bool[AnyArray, "B P"],
+        tokens: Integer[Array, "B P"],
+        mask: Bool[Array, "B P"],
         deterministic: bool = True,
     ) -> Cross:
         """The encoder's keys and values for the decoder; the mask is false at padding."""
@@ -300,9 +297,9 @@ class Network(nn.Module):
 
     def read(
         self,
-        tokens: Integer[AnyArray, "B T"],
+        tokens: Integer[Array, "B T"],
         cross: Cross | None = None,
-        seen: Bool[AnyArray, "B T"] | None = None,
+        seen: Bool[Array, "B T"] | None = None,
     ) -> CacheEntries:
         """The cache entries of decoder tokens that start at position 0.
 
@@ -312,7 +309,7 @@ class Network(nn.Module):
         return block_updates(keys, values, hidden)
 
     def score(
-        self, tokens: Integer[AnyArray, "B T"], memory: Memory
+        self, tokens: Integer[Array, "B T"], memory: Memory
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T E"], CacheEntries]:
         x = self.embed(tokens)
         hidden, keys, values = self.decoder(x, memory, memory.cache.cross)
@@ -321,9 +318,9 @@ class Network(nn.Module):
 
     def __call__(
         self,
-        tokens: Integer[AnyArray, "B T"],
-        encoder_tokens: Integer[AnyArray, "B P"] | None = None,
-        mask: Bool[AnyArray, "B P"] | None = None,
+        tokens: Integer[Array, "B T"],
+        encoder_tokens: Integer[Array, "B P"] | None = None,
+        mask: Bool[Array, "B P"] | None = None,
         deterministic: bool = True,
     ) -> Float32[Array, "B T V"]:
         cross = None

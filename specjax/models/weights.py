@@ -6,11 +6,10 @@ Products of float32 activations are float32 on every device; see `compilation.pr
 import abc
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Integer
@@ -18,10 +17,6 @@ from jaxtyping import Array, Float, Float32, Integer
 from specjax.compilation import product_precision
 from specjax.platforms import by_platform
 
-# Outside of programs, arguments may be NumPy's arrays, whose methods are the same.
-AnyArray = Array
-if not TYPE_CHECKING:
-    AnyArray = Array | np.ndarray
 Initializer = Callable[..., Array]
 
 normal_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -45,7 +40,7 @@ class StoredWeight(abc.ABC):
     def read(self, dtype: Any) -> Array:
         """The matrix as an array of `dtype`."""
 
-    def rows(self, index: Integer[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
+    def rows(self, index: Integer[Array, "*B"], dtype: Any) -> Float[Array, "*B m"]:
         """The rows `index` of the matrix, like `jnp.take` with `mode="clip"`."""
         return jnp.take(self.read(dtype), index, axis=0, mode="clip")
 
@@ -102,7 +97,7 @@ def declare(
     return param_with_axes(name, init, shape, param_dtype, axes=axes, module=module)
 
 
-def rows(weight: Weight, index: Integer[AnyArray, "*B"], dtype: Any) -> Float[Array, "*B m"]:
+def rows(weight: Weight, index: Integer[Array, "*B"], dtype: Any) -> Float[Array, "*B m"]:
     """Rows of a matrix in `dtype`; an index outside takes the nearest row."""
     if isinstance(weight, StoredWeight):
         return weight.rows(index, dtype)
