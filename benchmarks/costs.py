@@ -12,8 +12,7 @@ import jax
 
 from benchmarks import command
 from benchmarks.loops import REMEDY, Loops
-from specjax import drafting
-from specjax.cli.bench import workload
+from specjax.cli.bench import check_output, workload
 from specjax.cli.bench.report import Report
 from specjax.decoding.scoring import powers_of_two
 from specjax.errors import UserError
@@ -237,20 +236,7 @@ def _check(args: argparse.Namespace) -> None:
                 f"pass reads {width} tokens: hold out fewer of {below} .. {width - 1}"
             )
     if args.output is not None:
-        _check_output(Path(args.output))
-
-
-def _check_output(path: Path) -> None:
-    """Checks, before minutes of measurement, that the file can be written or replaced."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"--output {path}: {path.parent} is not a directory: make it first")
-    if path.exists():
-        try:
-            drafting.read_costs(path)
-        except (OSError, ValueError):
-            raise FileExistsError(
-                f"--output {path} is not a file of costs: choose another name, or move it"
-            ) from None
+        check_output("--output", Path(args.output))
 
 
 def _described(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Int32
 
@@ -100,8 +99,7 @@ class BranchesDrafter(SeveralDrafters):
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
         limits = jnp.where(inputs.active, inputs.limits, 0)
-        ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
-        uniforms = jnp.split(inputs.uniforms, ends, axis=1)
+        uniforms = self._split(inputs.uniforms)
         calls = dict.fromkeys(self.model_names, jnp.int32(0))
         states, blocks, named = list(state.drafters), [], 0
         for i, drafter in enumerate(self.drafters):

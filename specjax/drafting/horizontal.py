@@ -126,8 +126,7 @@ class HorizontalCascade(SeveralDrafters):
         with_sources: bool = False,
     ) -> tuple[DraftBlock, SeveralState]:
         limits = jnp.where(inputs.active, inputs.limits, 0)
-        ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
-        uniforms = jnp.split(inputs.uniforms, ends, axis=1)
+        uniforms = self._split(inputs.uniforms)
         sizes = limits.size, self.max_draft, self.vocab_size
         block = empty_block(*sizes, with_confidence, with_sources)
         calls = dict.fromkeys(self.model_names, jnp.int32(0))

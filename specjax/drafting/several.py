@@ -101,6 +101,11 @@ class SeveralDrafters(Drafter):
     def source_names(self) -> tuple[str, ...]:
         return tuple(name for drafter in self.parts for name in drafter.source_names)
 
+    def _split(self, uniforms: Array) -> list[Array]:
+        """The uniforms of each drafter."""
+        ends = np.cumsum([drafter.num_uniforms for drafter in self.parts])[:-1].tolist()
+        return jnp.split(uniforms, ends, axis=1)
+
     def describe(self) -> Any:
         return {"drafters": [drafter.describe() for drafter in self.parts]}
 

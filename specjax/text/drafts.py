@@ -137,7 +137,7 @@ class DraftPlan(abc.ABC):
         return max_draft
 
     @abc.abstractmethod
-    def make(self, ingredients: PlanInputs) -> Planned:
+    def make(self, inputs: PlanInputs) -> Planned:
         """Makes the drafter."""
 
 
@@ -157,8 +157,8 @@ class ModelDrafts(DraftPlan):
     def needs(self) -> tuple[str, ...]:
         return (self.model,)
 
-    def make(self, ingredients: PlanInputs) -> Planned:
-        drafter, params = ingredients.neural(self.model)
+    def make(self, inputs: PlanInputs) -> Planned:
+        drafter, params = inputs.neural(self.model)
         drafter = dataclasses.replace(drafter, name=self.model)
         return Planned(drafter, params, params.stopping)
 
@@ -174,8 +174,8 @@ class OwnDrafts(DraftPlan):
         why = "the drafter of drafting=WithParams(...) has its own"
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
-    def make(self, ingredients: PlanInputs) -> Planned:
-        return Planned(self.own.part, ingredients.place(self.own.params), self.own.params)
+    def make(self, inputs: PlanInputs) -> Planned:
+        return Planned(self.own.part, inputs.place(self.own.params), self.own.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,15 +237,15 @@ class Lookup(DraftPlan):
         copied = (self.max_copy or max_draft) * self.copies
         return max(copied, max_draft) if self.needs else copied
 
-    def make(self, ingredients: PlanInputs) -> Planned:
-        vocab_size = ingredients.models["verifier"].model.vocab_size
-        lookup = self.copier(vocab_size, self.max_copy or ingredients.max_draft)
-        table = self.table(ingredients)
+    def make(self, inputs: PlanInputs) -> Planned:
+        vocab_size = inputs.models["verifier"].model.vocab_size
+        lookup = self.copier(vocab_size, self.max_copy or inputs.max_draft)
+        table = self.table(inputs)
         if self.copies > 1:
             return Planned(LookupTreeDrafter(lookup, self.copies), table, table)
         if self.min_match is None:
             return Planned(lookup, table, table)
-        neural, params = ingredients.neural("drafter")
+        neural, params = inputs.neural("drafter")
         both = LookupFirst(lookup, neural, self.min_match)
         return Planned(both, (table, params), (table, params.stopping))
 
@@ -255,18 +255,18 @@ class Lookup(DraftPlan):
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
-    def table(self, ingredients: PlanInputs) -> Params:
+    def table(self, inputs: PlanInputs) -> Params:
         """Returns the parameters of `copier`: the bigram table, or ()."""
-        if self.bigram is None or ingredients.is_trial:
+        if self.bigram is None or inputs.is_trial:
             return ()
-        main = ingredients.models["verifier"]
+        main = inputs.models["verifier"]
         bigram = self.bigram
         if not isinstance(bigram, Bigram):
             built_in = bigram == "built-in"
             bigram = load_bigram(built_in_table(main.name) if built_in else real_path(bigram))
         start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
         table = bigram.table(main.name, main.tokenizer.fingerprint, main.model.vocab_size, start)
-        return ingredients.place(jax.tree.map(jnp.asarray, table))
+        return inputs.place(jax.tree.map(jnp.asarray, table))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,8 +355,8 @@ class Tree(DraftPlan):
     def longest(self, max_draft: int) -> int:
         return self.shape.size
 
-    def make(self, ingredients: PlanInputs) -> Planned:
-        chain, params = ingredients.neural("drafter", 1)
+    def make(self, inputs: PlanInputs) -> Planned:
+        chain, params = inputs.neural("drafter", 1)
         drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
 
@@ -407,8 +407,8 @@ class Branches(DraftPlan):
     def longest(self, max_draft: int) -> int:
         return sum(plan.longest(max_draft) for plan in self._plans)
 
-    def make(self, ingredients: PlanInputs) -> Planned:
-        results = [plan.make(ingredients) for plan in self._plans]
+    def make(self, inputs: PlanInputs) -> Planned:
+        results = [plan.make(inputs) for plan in self._plans]
         models: dict[str, TextModel] = {}
         for i, planned in enumerate(results):
             for name, model in planned.models.items():
@@ -418,7 +418,7 @@ class Branches(DraftPlan):
                         "the models with load_models, which names them"
                     )
         # Parts that use one model have one name for it.
-        shared = tuple(set(ingredients.models) | set(models))
+        shared = tuple(set(inputs.models) | set(models))
         return Planned(
             BranchesDrafter(tuple(planned.drafter for planned in results), tuple(sorted(shared))),
             tuple(planned.params for planned in results),
@@ -522,18 +522,18 @@ class Cascade(DraftPlan):
     def default_verification(self) -> Verification:
         return self.verification if self.width is None else Traversal()
 
-    def make(self, ingredients: PlanInputs) -> Planned:
-        levels = self._levels(ingredients)
+    def make(self, inputs: PlanInputs) -> Planned:
+        levels = self._levels(inputs)
         stopping: dict[str, Params] = {}
 
         def neural(name: str, count: int) -> Any:
-            drafter, params = ingredients.neural(levels[name], count)
+            drafter, params = inputs.neural(levels[name], count)
             stopping[name] = params.stopping
             return dataclasses.replace(drafter, name=name)
 
-        vocab_size = ingredients.models["verifier"].model.vocab_size
+        vocab_size = inputs.models["verifier"].model.vocab_size
         last = None if self.last is None else self.last.copier(vocab_size, 1)
-        table = () if self.last is None else self.last.table(ingredients)
+        table = () if self.last is None else self.last.table(inputs)
         drafter = cascade(
             self.lengths,
             {name: level.model for name, level in levels.items()},
@@ -550,7 +550,7 @@ class Cascade(DraftPlan):
             for name, rule in zip(levels, listed, strict=True)
         }
         reviewers = self._reviewers(drafter, rules)
-        rules = ingredients.place({name: rule for name, rule in rules.items() if name in reviewers})
+        rules = inputs.place({name: rule for name, rule in rules.items() if name in reviewers})
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
             drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
@@ -561,10 +561,10 @@ class Cascade(DraftPlan):
             models=levels,
         )
 
-    def _levels(self, ingredients: PlanInputs) -> dict[str, TextModel]:
+    def _levels(self, inputs: PlanInputs) -> dict[str, TextModel]:
         """The models by name, loaded after all have been checked to be different."""
-        main, named = ingredients.models["verifier"], ingredients.models
-        if ingredients.is_trial:
+        main, named = inputs.models["verifier"], inputs.models
+        if inputs.is_trial:
             if len(set(self.models)) < len(self.models) or "verifier" in self.models:
                 raise UserError(f"models must be different drafters, got {self.models!r}")
             return {

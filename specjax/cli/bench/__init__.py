@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     for temperature in args.temperatures:  # before minutes of measurement
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
-        _check_output(Path(args.costs))
+        check_output("--costs", Path(args.costs))
     pair, tokens = workload.load(args)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
@@ -124,16 +124,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(path: Path) -> None:
-    """Checks, before minutes of measurement, that the file can be written or replaced."""
+def check_output(option: str, path: Path) -> None:
+    """Checks, before minutes of measurement, that a file of costs can be written or replaced."""
     if not path.parent.is_dir():
-        raise UserError(f"--costs {path}: {path.parent} is not a directory: make it first")
+        raise UserError(f"{option} {path}: {path.parent} is not a directory: make it first")
     if path.exists():
         try:
             drafting.read_costs(path)
         except (OSError, UserError):
             raise UserError(
-                f"--costs {path} is not a file of costs: choose another name, or move it"
+                f"{option} {path} is not a file of costs: choose another name, or move it"
             ) from None
 
 
