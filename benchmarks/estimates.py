@@ -20,7 +20,7 @@ from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.measure import timed
 from specjax.text.parts import Part
-from specjax.text.setting import VERIFIER_ALONE, Setting, named_method
+from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.text.teacher_forcing import written
 
 HELP = "estimates of settings against decoding: tokens per call and nats per token"
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> Report:
 def _settings(args: argparse.Namespace) -> list[Setting]:
     drafts: list[dict[str, Any]] = [{"max_draft": length} for length in args.drafts]
     drafts += [{"max_draft": args.longest, "stopping": f"Confidence({x})"} for x in args.confidence]
-    rules = [named_method(name, x).rule for name in args.rules for x in RULES[name] or (None,)]
+    rules = [f"{name}({x})" for name in args.rules for x in RULES[name] or ("",)]
     combined = itertools.product(rules, drafts, args.verifications)
     return [
         Setting(rule=rule, verification=algorithm, temperature=args.temperature, **draft)

@@ -20,8 +20,8 @@ FLOORS = (
     {"checkpoints", "processing", "processors", "rules", "verification"},
     {"decoding", "testing"},
     {"drafting"},
-    {"integrations", "text"},
-    {"runs"},
+    {"text"},
+    {"integrations", "runs"},
     {"study", "training"},
     {"__init__", "cli"},
 )

@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     first = flags | (_QUICK if args.quick else {})
     args.gin_binding[:0] = [f"{name}={value}" for name, value in first.items()]
     gin_config.configure_from(args)
-    infer.check_pair("give both, or neither for the built-in pair")
+    infer.check_paths(("verifier", "drafter"))
     on_start, process = gin_config.recorder(args), args.process
     parts: dict[Callable[..., Any], Sequence[str]] = {
-        text.load_pair: (),
+        infer.load_models: (),
         text.load_text_model: ("path", "mesh", "weights"),
     }
     results = gin_config.call(
@@ -105,12 +105,17 @@ def run(args: argparse.Namespace) -> int:
 
 def register() -> None:
     """Imports the parts of a comparison and makes them configurable."""
-    from specjax import evaluation, study
+    from specjax import checkpoints, evaluation, study, text
+    from specjax.data.few_shot import FewShot
     from specjax.study.choose import Search
     from specjax.study.infer_names import Prompting
 
-    infer.register()
     gin_config.register(
+        infer.load_models,
+        infer.mesh_of,
+        text.load_text_model,
+        checkpoints.sized,
+        FewShot,
         evaluation.AnswerAfter,
         evaluation.AnswerPattern,
         evaluation.Bootstrap,
@@ -144,17 +149,17 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
     from specjax import text
     from specjax.models.int8 import form_of
 
-    pair = gin_config.call_part(text.load_pair)
-    form = form_of(gin_config.value_of("load_pair.weights"), "drafter")
-    models = dict(pair.named)
+    models = gin_config.call_part(infer.load_models)
+    verifier = models["verifier"]
+    form = form_of(gin_config.value_of("load_models.weights"), "drafter")
     for setting in settings:
         for name in setting.drafters:
             if name not in models:
-                place, mesh = os.path.expanduser(name), pair.verifier.mesh
+                place, mesh = os.path.expanduser(name), verifier.mesh
                 loading: Any = {"mesh": mesh, "weights": form}
                 models[name] = gin_config.call_part(text.load_text_model, place, **loading)
                 # Checks the vocabulary.
-                text.Models(**{name: models[name], "verifier": pair.verifier})
+                text.Models(**{name: models[name], "verifier": verifier})
     return models
 
 

@@ -37,14 +37,6 @@ from specjax.errors import UserError
 _ROOT = "gin_configs"
 # The folder of the main files of the commands.
 _RUNS = "runs"
-# The folder of methods, and what a run may take from one of them only.
-_METHODS = "methods"
-_CHOICES = {
-    ("Decoder", "rule"): "rule",
-    ("Decoder", "drafting"): "way to draft",
-    ("Decoder", "stopping"): "stopping policy",
-    ("STOPPING", ""): "stopping policy",
-}
 _MODULE = "specjax"
 _MACRO = "gin.macro"
 _CONSTANT, _REQUIRED = "gin.constant", "%gin.REQUIRED"
@@ -126,8 +118,8 @@ def recorder(args: argparse.Namespace) -> Callable[..., None]:
 def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) -> None:
     """Makes functions and classes configurable; repeated calls are allowed.
 
-    A gin file may pass a function on without calling it, as in `infer.make_decoder = @Decoder`. Its
-    required arguments must then be bound.
+    A gin file may pass a function on without calling it, as in `infer.make_decoder =
+    @make_decoder`. Its required arguments must then be bound.
     """
     for name, configurable in ({c.__name__: c for c in configurables} | named).items():
         _registered[name] = configurable
@@ -187,7 +179,7 @@ class _Delegate(ParserDelegate):
 
 
 def _files_with(names: Collection[str]) -> str:
-    """Returns a hint at the methods, networks or tasks that define all these names; "" without."""
+    """Returns a hint at the networks or tasks that define all these names; "" without."""
     files: dict[str, list[str]] = {}
     for path in sorted(SHIPPED.glob("[mt]*/*.gin")) if names else []:
         text = path.read_text(encoding="utf-8")
@@ -217,8 +209,6 @@ class _Reader:
     def __init__(self, files: Sequence[str], search_paths: Sequence[str]) -> None:
         gin.clear_config()
         self.read: list[Path] = []
-        # What the given methods choose: the file and the value.
-        self._choices: dict[str, tuple[Path, Any]] = {}
         self.defined: set[str] = set()
         self._delegate = _Delegate()
         self._folders = list(search_paths)
@@ -250,8 +240,6 @@ class _Reader:
                 else:
                     with _naming(place):
                         self._execute(statement)
-                    if not within and path.parent.name == _METHODS:
-                        self._check_choice(statement, path)
 
     def _look_around(self, file: Path) -> None:
         """Adds the folders to search for the includes of a file."""
@@ -283,21 +271,6 @@ class _Reader:
             name = "/".join(filter(None, statement[:2]))
             self.defined.add(name)
             gin.bind_parameter((name, _MACRO, "value"), statement.value)
-
-    def _check_choice(self, statement: Any, path: Path) -> None:
-        """Raises ValueError if two given files of methods choose the same part of the decoder."""
-        key = (getattr(statement, "selector", ""), getattr(statement, "arg_name", ""))
-        if key not in _CHOICES or str(statement.value) == "%STOPPING":
-            return
-        part, value = _CHOICES[key], statement.value
-        other, before = self._choices.setdefault(part, (path, value))
-        both_none = part == "stopping policy" and value is None and before is None
-        if other != path and not both_none:
-            first, second = (f"{_METHODS}/{file.name}" for file in (other, path))
-            raise _NamedError(
-                f"--gin_file={first} and --gin_file={second} both set the {part}, and the last "
-                "would win: give one of them"
-            )
 
     def override(self, binding: str) -> None:
         """Binds an existing name to a value; a value that gin cannot parse is a string."""
@@ -379,7 +352,10 @@ def _check_known(name: str, parameter: str | None = None) -> None:
         gin.get_configurable(name)
     except ValueError:
         remedy = hint(plain, _registered, f"the known names are {', '.join(sorted(_registered))}")
-        raise UserError(f"{name} is not a function or class for gin files; {remedy}") from None
+        raise UserError(
+            f"{name} is not a function or class for gin files; {remedy}; rules and other parts of "
+            "decoding are texts, such as RULE = 'OPT(0.2)'"
+        ) from None
     if parameter is not None and plain in _registered:
         parameters = dict(inspect.signature(_registered[plain]).parameters)
         variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -521,18 +497,7 @@ class _Walk:
                 # It may also be an English word: only in the positions of a parameter.
                 word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
             text = re.sub(word, next(iter(names)), text)
-        return _with_reference(text)
-
-
-def _with_reference(text: str) -> str:
-    """A message about a part, with how gin files write the part that was meant."""
-    text = re.sub(r"(got the class (\w+): write )\2\(\.\.\.\)$", r"\1@\2()", text)
-    match = re.search(r"must be like .*, got '(\w+)(\(.+\))?(?:\(\))?'$", text)
-    if match is None or match[1] not in _registered:
         return text
-    first = next(iter(inspect.signature(_registered[match[1]]).parameters), "")
-    more = f" and --gin.{match[1]}.{first}=..." if match[2] else ""
-    return f"{text}: write @{match[1]}(){more}"
 
 
 _Key = tuple[tuple[str, ...], str]
@@ -562,11 +527,3 @@ def operative_config() -> str:
 def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
     """Calls a registered function without checking that it uses every override."""
     return gin.get_configurable(configurable)(*first, **arguments)
-
-
-def binding_of(parameter: str) -> str:
-    """Returns what is bound to a parameter as text, such as "%MAX_DRAFT"; "None" for nothing."""
-    try:
-        return str(gin.query_parameter(parameter))
-    except ValueError:
-        return "None"

@@ -1,8 +1,10 @@
 """`specjax infer --gin.NAME=value`: decodes a file of prompts."""
 
 import argparse
+import dataclasses
 import json
 import sys
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts
@@ -11,25 +13,14 @@ from specjax.errors import UserError
 if TYPE_CHECKING:
     import jax
 
-    from specjax import drafting, text
+    from specjax import text
 
 DEFAULT_FILE = "runs/infer.gin"
 GROUPS = {
-    "methods": f"methods, each chosen by --gin_file={DEFAULT_FILE} --gin_file=methods/METHOD.gin; "
-    "most take STRENGTH",
-    "prompts": "prompts made from records, to add to a method: --gin_file=prompts/KIND.gin",
+    "prompts": "prompts made from records: --gin_file=prompts/KIND.gin",
     "papers/*/task_*.gin": "tasks of a paper's runs, to add to a pair: "
     "--gin_file=papers/PAPER/task_NAME.gin",
     "papers/*/pair_*.gin": "pairs of a paper's runs: --gin_file=papers/PAPER/pair_NAME.gin",
-}
-
-# Parameters of `Decoder` that gin files set to parts, with examples.
-_PARTS = {
-    "rule": "@OPT()",
-    "verification": "@Block()",
-    "stopping": "@Confidence()",
-    "drafting": "@Lookup()",
-    "method": "@TokenCascade()",
 }
 
 
@@ -47,26 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def register() -> None:
-    """Imports the parts of a decoder and makes them configurable."""
+    """Imports the parts of a run and makes them configurable."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import checkpoints, partitioning, text, types
+    from specjax import checkpoints, text
     from specjax.data.few_shot import FewShot
     from specjax.runs import inference
-    from specjax.text.parts import PARTS
 
     gin_config.register(
-        text.Decoder,
-        types.Sampling,
-        text.load_pair,
-        text.load_text_model,
-        partitioning.make_mesh,
-        mesh_of,
         inference.infer,
-        FewShot,
+        make_decoder,
+        text.Setting,
+        load_models,
+        mesh_of,
         checkpoints.sized,
-        load_alone,
-        *PARTS.values(),
-        costs_from,
+        FewShot,
     )
 
 
@@ -78,43 +63,88 @@ def run(args: argparse.Namespace) -> int:
     args.gin_binding += ["infer.sources=True"] if args.show else []
     gin_config.configure_from(args)
     options = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
-    print(json.dumps(gin_config.call(inference.infer, before=check_values, **options)))
+    parts = {load_models: ("needed",)}
+    print(json.dumps(gin_config.call(inference.infer, before=check_values, parts=parts, **options)))
     return 0
 
 
 def check_values() -> None:
-    """Checks the decoder's values before the models are read, which may take minutes."""
-    from specjax.text.requests import CHECKED, DRAWN, check_decoding
-    from specjax.types import Sampling
+    """Checks the values of a run before the models are read, which may take minutes."""
+    from specjax.text.requests import CHECKED, check_decoding
 
-    absent = object()
-    if gin_config.binding_of("Decoder.models") == "@load_pair()":
-        check_pair("give both, or add --gin_file=methods/{}_alone.gin")
-    for name, example in _PARTS.items():
-        if isinstance(value := gin_config.value_of(f"Decoder.{name}"), str):
-            raise UserError(f"{name} must be like {example}, got {value!r}")
-    values = {name: gin_config.value_of(f"Decoder.{name}", absent) for name in CHECKED}
-    check_decoding({name: value for name, value in values.items() if value is not absent})
-    drawn = {name: gin_config.value_of(f"Sampling.{name}", absent) for name in DRAWN}
-    Sampling(**{name: value for name, value in drawn.items() if value is not absent})
+    setting = gin_config.value_of("make_decoder.setting")
+    if not setting.is_alone:  # the baselines: METHOD alone is changed
+        for name, why in setting.unused.items():
+            if value := gin_config.value_of(f"Setting.{name}"):
+                raise UserError(f"{name} must be left out: {why}, got {value!r}")
+    check_paths(setting.needed)
+    if gin_config.value_of("make_decoder.costs") is not None:
+        _policy_with_costs(setting)
+    values = {name: gin_config.value_of(f"make_decoder.{name}") for name in CHECKED}
+    check_decoding({name: value for name, value in values.items() if value is not None})
 
 
-def check_pair(remedy: str) -> None:
-    """Raises UserError if only one model of the pair is given; {} in `remedy` is that model."""
-    pair = {name: gin_config.value_of(f"load_pair.{name}") for name in ("verifier", "drafter")}
-    names = [name for name, path in pair.items() if path is not None]
-    if len(names) == 1:
-        other = "drafter" if names == ["verifier"] else "verifier"
+def check_paths(needed: Collection[str]) -> None:
+    """Refuses a run that is given one of its models and would take the other from a built-in pair.
+
+    Args:
+      needed: "verifier", "drafter" or both.
+    """
+    paths = {name: gin_config.value_of(f"load_models.{name}") for name in ("verifier", "drafter")}
+    given = [name for name, path in paths.items() if path is not None]
+    if given and (missing := [name for name in needed if name not in given]):
+        remedy = f"METHOD={given[0].title()}Alone decodes with one model"
         raise UserError(
-            f"{names[0].upper()} is given without {other.upper()}: {remedy.format(names[0])}"
+            f"{given[0].upper()} is given without {missing[0].upper()}: give both, or neither for "
+            f"the built-in pair; {remedy}"
         )
 
 
-def costs_from(file: "str | None" = None) -> "drafting.Costs | None":
-    """Returns the costs in a file; None: they will be measured."""
+def make_decoder(
+    setting: "text.Setting",
+    *,
+    costs: "str | None" = None,
+    process_drafts: "bool | None" = None,
+    max_new_tokens: int = 128,
+    stop: "str | Sequence[str]" = (),
+    batch_size: int = 16,
+    buckets: "Sequence[int] | None" = None,
+) -> "text.Decoder":
+    """Loads the models that a setting needs, and makes its decoder; see `Decoder`.
+
+    Args:
+      setting: the way to decode.
+      costs: a file of `specjax bench --costs`, for `CostAware`; None: they are measured.
+    """
+    from specjax.text import Cascade
+
+    options: dict[str, Any] = {"process_drafts": process_drafts, "buckets": buckets}
+    if isinstance(plan := setting.part("drafting"), Cascade):  # its models are loaded like the pair
+        loading = {
+            name: gin_config.value_of(f"load_models.{name}") for name in ("dtype", "weights")
+        }
+        usual = {name: value for name, value in loading.items() if getattr(plan, name) is None}
+        options["drafting"] = dataclasses.replace(plan, **usual)
+    if costs is not None:
+        options["stopping"] = _policy_with_costs(setting, costs)
+    return setting.decoder(
+        gin_config.call_part(load_models, setting.needed),
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        batch_size=batch_size,
+        **options,
+    )
+
+
+def _policy_with_costs(setting: "text.Setting", file: "str | None" = None) -> Any:
     from specjax import drafting
 
-    return None if file is None else drafting.read_costs(file)
+    policy = setting.part("stopping")
+    if not isinstance(policy, drafting.CostAware):
+        raise UserError(
+            f"COSTS is for STOPPING='CostAware()', got STOPPING={setting.stopping!r}: leave out one"
+        )
+    return policy if file is None else dataclasses.replace(policy, costs=drafting.read_costs(file))
 
 
 def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.sharding.Mesh | None":
@@ -134,8 +164,8 @@ def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.shard
     return partitioning.make_mesh(data, 1 if model is None else model)
 
 
-def load_alone(
-    name: str,
+def load_models(
+    needed: Collection[str] = ("verifier", "drafter"),
     *,
     verifier: "str | None" = None,
     drafter: "str | None" = None,
@@ -144,22 +174,23 @@ def load_alone(
     tokenizer: "str | None" = None,
     check_weights: bool = True,
     weights: Any = None,
-) -> "text.TextModel":
-    """Loads one model of a pair ("verifier" or "drafter"), to decode without the other model.
-
-    Without its directory it is that of the built-in pair; see `load_text_model` and `load_pair`.
-    """
+    replicate_drafter: bool = False,
+) -> "dict[str, text.TextModel]":
+    """Loads the verifier, the drafter or both; without directories those of the built-in pair."""
     from specjax import text
     from specjax.models.int8 import form_of
     from specjax.text.directories import DEFAULT_PAIR, PREFIX
 
+    shared: dict[str, Any] = {
+        "dtype": dtype,
+        "mesh": mesh,
+        "tokenizer": tokenizer,
+        "check_weights": check_weights,
+    }
+    if len(needed) == 2:
+        shared |= {"weights": weights, "replicate_drafter": replicate_drafter}
+        return dict(text.load_pair(verifier=verifier, drafter=drafter, **shared).named)
+    (name,) = needed
     path = {"verifier": verifier, "drafter": drafter}[name]
     place = f"{PREFIX}{DEFAULT_PAIR}/{name}" if path is None else path
-    return text.load_text_model(
-        place,
-        dtype=dtype,
-        mesh=mesh,
-        tokenizer=tokenizer,
-        check_weights=check_weights,
-        weights=form_of(weights, name),
-    )
+    return {name: text.load_text_model(place, weights=form_of(weights, name), **shared)}

@@ -4,49 +4,41 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from specjax.checks import tuple_text
+from specjax.checks import one_number, tuple_text
 from specjax.errors import UserError
-from specjax.text.parts import make_part
-from specjax.text.setting import (
-    DRAFTER_ALONE,
-    VERIFIER_ALONE,
-    MisfitError,
-    Named,
-    Setting,
-    named_method,
-    named_stopping,
-)
+from specjax.text.parts import PLACE, Part, make_part, names_of
+from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, MisfitError, Setting
 
-# Names, or name -> None, a number or several numbers.
+# Texts, or text with {} -> a number or several numbers.
 Choices = Sequence[Any] | Mapping[Any, Any]
 _TENTHS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _MARGINS = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 # Every rule with usual strengths.
 USUAL_METHODS: Mapping[str, Sequence[float] | None] = MappingProxyType(
     {
-        "lossless": None,
-        "chow": _TENTHS,
-        "chow_log": (0.25, 0.5, 1.0, 2.0, 3.0),
-        "diff": _MARGINS,
-        "diff_log": (-0.5, 0.0, 0.25, 0.5, 1.0),
-        "opt": _MARGINS,
-        "opt_log": (0.0, 0.5, 1.0, 2.0),
-        "token_v1": _TENTHS,
-        "token_v2": _TENTHS,
-        "token_v3": _TENTHS,
-        "bild": (0.5, 1.0, 2.0, 3.0, 5.0),
-        "lossy": _TENTHS,
-        "lossy_tuned": _TENTHS,
-        "mentored": (0.01, 0.05, 0.1, 0.3),
-        "kl_ball": (0.01, 0.03, 0.1, 0.3),
-        "kl_price": (0.1, 0.3, 1.0, 2.0),
-        "mixture": (0.9, 0.7, 0.5, 0.3),
-        "typical": (0.9, 0.3, 0.09),
-        "relaxed": (0.3, 0.6),
-        "accept_threshold": (0.9, 0.7, 0.5),
-        "cactus": (0.001, 0.01, 0.1),
+        "Lossless": None,
+        "Chow({})": _TENTHS,
+        "ChowLog({})": (0.25, 0.5, 1.0, 2.0, 3.0),
+        "Diff({})": _MARGINS,
+        "DiffLog({})": (-0.5, 0.0, 0.25, 0.5, 1.0),
+        "OPT({})": _MARGINS,
+        "OPTLog({})": (0.0, 0.5, 1.0, 2.0),
+        "TokenV1({})": _TENTHS,
+        "TokenV2({})": _TENTHS,
+        "TokenV3({})": _TENTHS,
+        "BiLD({})": (0.5, 1.0, 2.0, 3.0, 5.0),
+        "Lossy({})": _TENTHS,
+        "LossyTuned({})": _TENTHS,
+        "Mentored({})": (0.01, 0.05, 0.1, 0.3),
+        "KLBall({})": (0.01, 0.03, 0.1, 0.3),
+        "KLPrice({})": (0.1, 0.3, 1.0, 2.0),
+        "Mixture({})": (0.9, 0.7, 0.5, 0.3),
+        "Typical(0.3, {})": (0.9, 0.3, 0.09),
+        "TokenV2({}, top_k=10, replacement='argmax')": (0.3, 0.6),
+        "AcceptThreshold({})": (0.9, 0.7, 0.5),
+        "Cactus({})": (0.001, 0.01, 0.1),
     }
 )
 
@@ -59,9 +51,9 @@ class Grid:
     together are not combined; a value that fits no other is an error.
 
     Attributes:
-      methods: methods and their strengths; a name or a text (see `text.setting.named_method`) ->
-        None, a number or several numbers, which replace `{}`. The verifier alone and the drafters
-        alone are always included. None: every rule with usual strengths.
+      methods: rules and methods, such as `OPT({})` or `TokenCascade(rule=Chow({}))` -> None, a
+        number or several numbers, which replace `{}`. The verifier alone and the drafters alone
+        are always included. None: every rule with usual strengths.
       top_k: the top-k of all settings; None for all tokens. Likewise `top_p` and `processors`.
       max_drafts: the lengths of drafts, or the longest drafts with a policy.
       min_draft: the fewest tokens of a draft with a policy.
@@ -93,7 +85,7 @@ class Grid:
         if self.methods is None:
             object.__setattr__(self, "methods", USUAL_METHODS)
         for name in ("methods", "stopping"):
-            _check_axis(name, getattr(self, name), Sequence | Mapping, "a tuple of names or a dict")
+            _check_axis(name, getattr(self, name), Sequence | Mapping, "a tuple of texts or a dict")
         for name in ("temperatures", "max_drafts", "drafting", "drafters", "verifications"):
             _check_axis(name, getattr(self, name), Sequence, "a tuple")
         self.settings()  # checks the parts
@@ -117,9 +109,9 @@ class Grid:
             combined = itertools.product(
                 self._methods(), drafters, self._verified_drafting(), self._drafts()
             )
-            for named, drafter, (drafting, verification), draft in combined:
+            for method, drafter, (drafting, verification), draft in combined:
                 values = {
-                    **named._asdict(),
+                    **method._asdict(),
                     "drafting": drafting,
                     "verification": verification,
                     **draft,
@@ -135,15 +127,9 @@ class Grid:
                 raise misfit
         return list(settings)
 
-    def _methods(self) -> Iterator[Named]:
+    def _methods(self) -> Iterator["Method"]:
         assert self.methods is not None
-        for name, strength in _pairs("methods", self.methods):
-            if not isinstance(name, str):
-                raise UserError(
-                    f"methods: a method must be a name or a text, got {name!r}: write strengths "
-                    "as in {'opt': (0.1, 0.2)}"
-                )
-            yield named_method(name, strength)
+        return map(method_of, _filled("methods", "rule", self.methods))
 
     def _verified_drafting(self) -> Iterator[tuple[str | None, str | None]]:
         """Each kind of drafting with each verification that fits."""
@@ -164,8 +150,7 @@ class Grid:
 
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""
-        for name, threshold in _pairs("stopping", self.stopping):
-            policy = named_stopping(name, threshold)
+        for policy in _filled("stopping", "stopping", self.stopping):
             lengths: Sequence[int] = self.max_drafts
             if policy is not None and self.longest is not None:
                 lengths = [self.longest]
@@ -174,22 +159,53 @@ class Grid:
                 yield {"max_draft": length, "stopping": policy, "min_draft": least}
 
 
-def _pairs(axis: str, choices: Choices) -> Iterator[tuple[Any, float | None]]:
-    """Each name with each of its numbers."""
+class Method(NamedTuple):
+    """Two fields of a `Setting`."""
+
+    rule: str
+    method: str | None
+
+
+def method_of(text: str) -> Method:
+    """Splits `TokenCascade(rule=Chow(0.3), limit=4)` into the method and its rule."""
+    part = Part.parse(text, "methods", ("rule", "method"))
+    if part.name not in names_of("method"):
+        return Method(str(part), None)
+    rule = dict(part.named).get("rule", Part("Lossless"))
+    others = tuple(pair for pair in part.named if pair[0] != "rule")
+    return Method(str(rule), str(part._replace(named=others)))
+
+
+def _filled(axis: str, field: str, choices: Choices) -> Iterator[Any]:
+    """Each text with each of its numbers."""
     named = choices if isinstance(choices, Mapping) else dict.fromkeys(choices)
-    for name, numbers in named.items():
-        if name is None and numbers is not None:
-            raise UserError(f"{axis}: None takes no number, got {numbers!r}")
+    for text, numbers in named.items():
+        if not isinstance(text, str | None if axis == "stopping" else str):
+            raise UserError(
+                f"{axis} must be texts such as 'OPT({PLACE})', got {text!r}: write numbers as in "
+                f"{{'OPT({PLACE})': (0.1, 0.2)}}"
+            )
         if isinstance(numbers, Mapping):
             raise UserError(
-                f"{axis}: the values of {name} must be numbers, got {numbers!r}: write other "
+                f"{axis}: the values of {text} must be numbers, got {numbers!r}: write other "
                 "arguments as in 'BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))'"
             )
         several = numbers if isinstance(numbers, list | tuple) else (numbers,)
         if not several:
-            raise UserError(f"{axis}: {name} has no numbers: give at least one number, or None")
+            raise UserError(f"{axis}: {text} has no numbers: give at least one number, or None")
         for number in several:
-            yield name, number
+            if number is None and PLACE in (text or ""):
+                raise UserError(f"{axis}: {text} needs a number for {PLACE}: give a number")
+            if number is not None and PLACE not in (text or ""):
+                raise UserError(
+                    f"{axis}: {text} takes no number, got {number!r}: give None, or write {PLACE} "
+                    "where the number belongs"
+                )
+            if number is None:
+                yield text
+            else:
+                value = one_number(f"{axis}: {text}", number, dtype=float)
+                yield text.replace(PLACE, repr(float(value)))
 
 
 def _check_axis(name: str, values: Any, kind: Any, words: str) -> None:

@@ -11,6 +11,7 @@ from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
 from specjax.text import Cascade, Lookup, TextModel
 from specjax.text.directories import portable_path
+from specjax.text.parts import Part
 from specjax.text.requests import check_truncate, checked_chat
 from specjax.text.setting import Setting
 
@@ -89,36 +90,44 @@ def infer_names(
     loaded = {"drafter": models["verifier"], **models}
     drafter = loaded[setting.drafter].name if setting.drafter in loaded else setting.drafter
     paths = {"VERIFIER": models["verifier"].name, "DRAFTER": drafter}
+    values = dataclasses.asdict(setting) | {"drafting": _portable(setting, models, prompts)}
+    del values["drafter"]
     return {
         **{name: repr(portable_path(path)) for name, path in paths.items()},
         **prompts.names(),
-        **{name.upper(): repr(value) for name, value in options.items()},
-        **_portable(setting, models, prompts),
+        **{name.upper(): repr(value) for name, value in {**options, **values}.items()},
     }
 
 
-def _portable(
-    setting: Setting, models: Mapping[str, TextModel], prompts: Prompting
-) -> dict[str, str]:
-    """The names of a setting, with full paths of the models and tables of its drafts."""
-    names, plan = setting.to_gin(), setting.part("drafting")
-    copies, scope = plan, "drafting/"
+def _portable(setting: Setting, models: Mapping[str, TextModel], prompts: Prompting) -> str | None:
+    """How drafts are made, with full paths of the models and tables."""
+    plan = setting.part("drafting")
     if isinstance(plan, Cascade):
-        places = [models[name].name if name in models else name for name in plan.models]
         paths = [
-            name if name == "drafter" else portable_path(place)
-            for name, place in zip(plan.models, places, strict=True)
+            name
+            if name == "drafter"
+            else portable_path(models[name].name if name in models else name)
+            for name in plan.models
         ]
-        names["drafting/Cascade.models"] = repr(tuple(paths))
-        if prompts.dtype is not None:
-            names.setdefault("drafting/Cascade.dtype", repr(prompts.dtype_name))
-        if prompts.weights is not None:
-            names.setdefault("drafting/Cascade.weights", repr(prompts.weights))
-        copies, scope = plan.last, "drafting/last/"
-    table = copies.bigram if isinstance(copies, Lookup) else None
-    if isinstance(table, str) and table != "built-in":
-        names[f"{scope}Lookup.bigram"] = repr(portable_path(table))
-    return names
+        last = _with_full_path(plan.last) if isinstance(plan.last, Lookup) else plan.last
+        plan = dataclasses.replace(
+            plan,
+            models=tuple(paths),
+            last=last,
+            dtype=plan.dtype or prompts.dtype_name,
+            weights=plan.weights or prompts.weights,
+        )
+    elif isinstance(plan, Lookup):
+        plan = _with_full_path(plan)
+    else:
+        return setting.drafting
+    return str(Part.parse(repr(plan), "drafting").without_defaults())
+
+
+def _with_full_path(copies: Lookup) -> Lookup:
+    if not isinstance(copies.bigram, str | os.PathLike) or copies.bigram == "built-in":
+        return copies
+    return dataclasses.replace(copies, bigram=portable_path(copies.bigram))
 
 
 def words(names: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,7 @@ from specjax.text.drafts import (
     WithParams,
     check_is_plan,
 )
+from specjax.text.parts import DrafterAlone, VerifierAlone, make_part
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel
 from specjax.types import (
@@ -160,6 +161,14 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
     if plan.weighs_costs:
         parts, costs = _with_costs(parts, Pair(named["drafter"], main), rows, prompt_length)
     return dataclasses.replace(_speculative(named, main, parts, plan), costs=costs)
+
+
+def model_alone(models: Models | TextModel, method: VerifierAlone | DrafterAlone) -> TextModel:
+    """The only model that writes."""
+    if isinstance(models, TextModel):
+        return models
+    _check_names(models.named, (method.model,), f"method={type(method).__name__}")
+    return models.named[method.model]
 
 
 def _pair_method(
@@ -415,6 +424,7 @@ def _hash(params: Params, described: str = "") -> str | None:
 
 def checked_rule(method: Method, rule: Any) -> Rule:
     """Returns a rule after checking that the method accepts it; traces a user's own rule."""
+    rule = make_part("rule", rule)
     method.check_rule(rule)
     inner = rule.rule if isinstance(rule, Budgeted) else rule
     if not type(inner).__module__.startswith("specjax.rules"):
@@ -453,10 +463,7 @@ def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
     if processors is None:
         return BoundProcessors()
     if isinstance(processors, str) or not isinstance(processors, Sequence):
-        raise UserError(
-            "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
-            f"(@MinP(),), got {processors!r}"
-        )
+        raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
     pairs = [(bound, _place(model, shared)) for bound, shared in _bound(processors, model)]
     bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
     return BoundProcessors(tuple(bound) or None, tuple(shared))
@@ -470,7 +477,8 @@ def bind_request(sampling: Sampling, model: TextModel) -> Sampling:
 
 def _bound(processors: Any, model: TextModel) -> list[tuple[Processor, Params]]:
     pairs: list[tuple[Processor, Params]] = []
-    for i, entry in enumerate(processors):
+    for i, value in enumerate(processors):
+        entry = make_part("processors", value)
         part = entry.part if isinstance(entry, WithParams) else entry
         needed = ("bind", "init", "process", "advance", "check_limit", "order", "forbids")
         check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")

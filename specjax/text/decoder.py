@@ -35,12 +35,14 @@ from specjax.text.assembly import (
     bind_processors,
     check_forbidding,
     checked_rule,
+    model_alone,
     warn_of_excluded,
     warn_of_ignored,
 )
 from specjax.text.chat import Chat
 from specjax.text.drafts import DraftPlan, WithParams
 from specjax.text.engine import Engine
+from specjax.text.parts import DrafterAlone, VerifierAlone, make_part
 from specjax.text.prefixes import Prefix, common_of
 from specjax.text.requests import DRAWN, Contexts, Limits, Prompt, Request
 from specjax.text.results import Result, Row, split_time, warn_of_nan
@@ -66,6 +68,9 @@ class Decoder:
     Several threads may call a Decoder. An engine, a stream and a chat are used by one thread at a
     time.
 
+    A part is an object or a text that names it (see `Setting`): `rule="OPT(0.2)"` is
+    `rule=rules.OPT(0.2)`.
+
     Programs are compiled per shape and shared between Decoders. Changing a rule's strength, the
     temperature, the seed or a length limit compiles nothing; another rule or a first top-k or top-p
     does. `specjax.enable_compilation_cache()` keeps programs on disk.
@@ -84,7 +89,7 @@ class Decoder:
       drafting: how drafts are made, such as `Lookup()`, `Cascade(...)`, `Tree(...)` or
         `WithParams(...)`; by default the pair's small model drafts.
       method: a cascade such as `TokenCascade()`, or `WithParams(method, params)`; it replaces all
-        of the above except the rule.
+        of the above except the rule. "VerifierAlone" and "DrafterAlone" decode with one model.
       widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
       processors: change the distribution that tokens are drawn from, such as
         `(processors.RepetitionPenalty(1.3), processors.MinP(0.05))`; they run in the order of
@@ -126,15 +131,15 @@ class Decoder:
         self,
         models: Models | TextModel,
         *,
-        rule: Rule | None = None,
-        verification: Verification | None = None,
+        rule: Rule | str | None = None,
+        verification: Verification | str | None = None,
         max_draft: int | None = None,
         min_draft: int | None = None,
-        stopping: Stopping | WithParams | None = None,
-        drafting: DraftPlan | WithParams | None = None,
-        method: PairMethod | WithParams | None = None,
+        stopping: Stopping | WithParams | str | None = None,
+        drafting: DraftPlan | WithParams | str | None = None,
+        method: PairMethod | WithParams | str | None = None,
         widths: Sequence[int] | None = None,
-        processors: Sequence[Processor | WithParams] | None = None,
+        processors: Sequence[Processor | WithParams | str] | None = None,
         process_drafts: bool | None = None,
         sampling: Sampling | None = None,
         max_new_tokens: int = 128,
@@ -151,14 +156,17 @@ class Decoder:
         self.chat_template_kwargs = requests_lib.checked_template_kwargs(chat_template_kwargs)
         if process_drafts is not None:
             check_flag("process_drafts", process_drafts)
+        chosen = make_part("method", method)
+        if isinstance(chosen, VerifierAlone | DrafterAlone):
+            models, chosen = model_alone(models, chosen), None
         parts = Parts(
-            rule=rule,
-            verification=verification,
+            rule=make_part("rule", rule),
+            verification=make_part("verification", verification),
             max_draft=max_draft,
             min_draft=min_draft,
-            stopping=stopping,
-            drafting=drafting,
-            method=method,
+            stopping=make_part("stopping", stopping),
+            drafting=make_part("drafting", drafting),
+            method=chosen,
             widths=widths,
             process_drafts=process_drafts,
         )
@@ -200,9 +208,9 @@ class Decoder:
         *,
         seed: Any = 0,
         ids: Any = None,
-        rule: Rule | None = None,
+        rule: Rule | str | None = None,
         sampling: Sampling | None = None,
-        processors: Sequence[Processor | WithParams] | None = None,
+        processors: Sequence[Processor | WithParams | str] | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         num_samples: int = 1,
@@ -524,7 +532,7 @@ class Decoder:
         prompt_length: int,
         rows: int | None = None,
         refill: int | None = None,
-        rule: Rule | None = None,
+        rule: Rule | str | None = None,
         log_probs: bool = False,
         sources: bool = False,
         num_samples: int = 1,
@@ -641,9 +649,9 @@ class Decoder:
         *,
         seed: Any = 0,
         ids: Any = None,
-        rule: Rule | None = None,
+        rule: Rule | str | None = None,
         sampling: Sampling | None = None,
-        processors: Sequence[Processor | WithParams] | None = None,
+        processors: Sequence[Processor | WithParams | str] | None = None,
         max_new_tokens: Any = None,
         draft_limit: Any = None,
         num_samples: int = 1,

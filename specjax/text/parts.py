@@ -6,12 +6,13 @@ only the classes of `PARTS`, and nothing is imported or evaluated to read it.
 """
 
 import ast
+import dataclasses
 import difflib
 import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from specjax import drafting, processors, rules, verification
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
@@ -23,6 +24,21 @@ _EXAMPLE = "write a text such as 'OPT(0.2)'"
 # Limits of a text, for texts of strangers.
 _LONGEST, _DEEPEST, _LARGEST = 100_000, 50, 2**63
 
+
+@dataclasses.dataclass(frozen=True)
+class VerifierAlone:
+    """The verifier decodes by itself, token by token: the baseline."""
+
+    model: ClassVar[str] = "verifier"
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterAlone:
+    """The drafter decodes by itself, token by token."""
+
+    model: ClassVar[str] = "drafter"
+
+
 # The methods in which a single model writes at a time.
 CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
 # What a text may name, by the field of `Setting`; then the parts of other parts.
@@ -32,7 +48,7 @@ BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "verification": verification.ALL_VERIFICATIONS,
         "stopping": drafting.ALL_POLICIES,
         "drafting": (Lookup, Cascade, Tree, Branches),
-        "method": CASCADES,
+        "method": (*CASCADES, VerifierAlone, DrafterAlone),
         "processors": processors.ALL_PROCESSORS,
         "": (*rules.ALL_AGGREGATIONS, *drafting.ALL_ESTIMATES),
     }
@@ -58,7 +74,7 @@ def register_part(kind: _Class) -> _Class:
     if same is not None:
         del PARTS[same]
     PARTS[kind.__name__] = kind
-    make_part.cache_clear()
+    _made.cache_clear()
     return kind
 
 
@@ -119,15 +135,15 @@ class Part(NamedTuple):
         """The text with `{}` instead of `number`."""
         return str(_cut(self)[0])
 
-    def make(self, what: str = "the part") -> Any:
+    def make(self) -> Any:
         """Calls the class, which checks its arguments."""
         kind = PARTS[self.name]
-        arguments = [_made(value, what) for value in self.arguments]
-        named = {name: _made(value, what) for name, value in self.named}
+        arguments = [_value_of(value) for value in self.arguments]
+        named = {name: _value_of(value) for name, value in self.named}
         try:
             inspect.signature(kind).bind(*arguments, **named)
         except TypeError as error:
-            raise UserError(f"{what}={str(self)!r}: {self.name}: {error}") from None
+            raise UserError(f"{self.name}: {error}") from None
         return kind(*arguments, **named)
 
     def without_defaults(self) -> "Part":
@@ -148,21 +164,19 @@ class Part(NamedTuple):
                 named.append((name, value))
         return self._replace(arguments=tuple(positions), named=tuple(named))
 
-    def bindings(self, scope: str = "") -> dict[str, str]:
-        """Returns the gin bindings with which a reference to the class, in a scope, is the part."""
-        names = list(inspect.signature(PARTS[self.name]).parameters)
-        bindings: dict[str, str] = {}
-        for name, value in [*zip(names, self.arguments, strict=False), *self.named]:
-            text, below = _in_gin(value, f"{scope}{name}/")
-            bindings[f"{scope}{self.name}.{name}"] = text
-            bindings |= below
-        return bindings
+
+def make_part(field: str, value: Any) -> Any:
+    """Makes the object of a field of `Setting` from its text; any other value stays."""
+    return _made(field, value) if isinstance(value, str) else value
 
 
 @functools.lru_cache(maxsize=4096)  # grids ask for the same few
-def make_part(field: str, text: str | None) -> Any:
-    """Makes the object of a field of `Setting` from its text; None for None."""
-    return None if text is None else Part.parse(text, field).make(field)
+def _made(field: str, text: str) -> Any:
+    part = Part.parse(text, field)
+    try:
+        return part.make()
+    except UserError as error:
+        raise UserError(f"{field}={text!r}: {error}") from None
 
 
 def match_name(what: str, name: str, names: Iterable[str]) -> str:
@@ -285,10 +299,10 @@ def _written(value: Any) -> str:
     return repr(value).replace("inf", "1e999") if isinstance(value, float) else repr(value)
 
 
-def _made(value: Any, what: str) -> Any:
+def _value_of(value: Any) -> Any:
     if isinstance(value, Part):
-        return value.make(what)
-    return tuple(_made(each, what) for each in value) if isinstance(value, tuple) else value
+        return value.make()
+    return tuple(map(_value_of, value)) if isinstance(value, tuple) else value
 
 
 class _Place:
@@ -324,21 +338,6 @@ def _cut(value: Any) -> tuple[Any, float | None]:
     names = [name for name, _ in named]
     cut = tuple(zip(names, values[len(inner) :], strict=True))
     return value._replace(arguments=arguments, named=cut), number
-
-
-def _in_gin(value: Any, scope: str) -> tuple[str, dict[str, str]]:
-    """A value as gin code, and the bindings that it needs."""
-    if isinstance(value, Part):
-        return f"@{scope}{value.name}()", value.bindings(scope)
-    if not isinstance(value, tuple):
-        return _written(value), {}
-    texts: list[str] = []
-    bindings: dict[str, str] = {}
-    for i, each in enumerate(value):
-        text, below = _in_gin(each, f"{scope[:-1]}_{i}/")
-        texts.append(text)
-        bindings |= below
-    return f"({', '.join(texts)}{',' * (len(texts) == 1)})", bindings
 
 
 def _is_number(value: Any) -> bool:

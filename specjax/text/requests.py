@@ -29,7 +29,7 @@ from specjax.types.pytrees import host_values
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 DRAWN = ("temperature", "top_k", "top_p")
 # The options of a `Decoder` that `check_decoding` checks.
-CHECKED = ("stop", "buckets", "max_new_tokens", "batch_size", "max_draft", "min_draft")
+CHECKED = ("stop", "buckets", "max_new_tokens", "batch_size")
 _WORD = 2**32 - 1
 
 
@@ -284,9 +284,6 @@ def check_decoding(options: Mapping[str, Any]) -> None:
         check_buckets(options["buckets"])
     for name in ("max_new_tokens", "batch_size"):
         whole_number(name, options.get(name, 1), low=1)
-    for name, low in (("max_draft", 1), ("min_draft", 0)):
-        if options.get(name) is not None:
-            whole_number(name, options[name], low=low)
 
 
 def checked_sampling(value: Any) -> Sampling:

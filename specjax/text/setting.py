@@ -3,11 +3,9 @@
 import dataclasses
 import functools
 import hashlib
-import inspect
 import json
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,11 +16,18 @@ from specjax.errors import UserError
 from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
 from specjax.text.drafts import ModelDrafts, check_is_plan
-from specjax.text.parts import PARTS, PLACE, Part, make_part, match_name, names_of, registered_parts
+from specjax.text.parts import (
+    PLACE,
+    DrafterAlone,
+    Part,
+    VerifierAlone,
+    make_part,
+    registered_parts,
+)
 from specjax.text.text_models import Models, TextModel
 from specjax.types import Sampling
 
-VERIFIER_ALONE, DRAFTER_ALONE = "VerifierAlone", "DrafterAlone"
+VERIFIER_ALONE, DRAFTER_ALONE = VerifierAlone.__name__, DrafterAlone.__name__
 
 _FIELDS = ("rule", "verification", "stopping", "drafting", "method")
 # Rules that give the verifier's distribution where q and p are a single token each, unless
@@ -37,44 +42,10 @@ _LOSSLESS_GREEDILY = (
     rules.AcceptThreshold,
     rules.Cactus,
 )
-# Methods by the names of their gin files in `gin_configs/methods`, unless these are classes; `{}`
-# is replaced by the strength.
-METHODS: Mapping[str, str] = MappingProxyType(
-    {
-        "token_cascade": "TokenCascade(rule=Chow({}))",
-        "token_cascade_log": "TokenCascade(rule=ChowLog({}))",
-        "oracle_cascade": "OracleCascade(rule=Diff({}))",
-        "oracle_cascade_log": "OracleCascade(rule=DiffLog({}))",
-        "sequence_cascade": "SequenceCascade(rule=SequenceChow({}))",
-        "sequence_cascade_log": "SequenceCascade(rule=SequenceChowLog({}))",
-        "bild_original": "BiLDCascade(rule=FallbackRollback(Chow(0.4), BiLD({})))",
-        "budgeted": "Budgeted(OPT(0.5), {})",
-        "learnt": "Learnt(LossyTuned(0.9999), -0.0208, 0.0454, 0.1886, {})",
-        "typical": "Typical(0.3, {})",
-        "relaxed": "TokenV2({}, top_k=10, replacement='argmax')",
-    }
-)
-# Stopping policies, likewise; `{}` is replaced by the threshold.
-STOPPING: Mapping[str, str] = MappingProxyType(
-    {
-        "head": "Survival(HeadEstimate(), {})",
-        "chance": "Survival(ConfidenceEstimate(), {})",
-        "online": "Survival(OnlineEstimate(), {})",
-        "cost": "CostAware(estimate=OnlineEstimate())",
-        "budget": "Budget(estimate=OnlineEstimate(), tokens={})",
-    }
-)
 
 
 class MisfitError(UserError):
     """The parts of a setting cannot be combined."""
-
-
-class Named(NamedTuple):
-    """The fields of a `Setting` for a method's name."""
-
-    rule: str
-    method: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,23 +99,16 @@ class Setting:
             if name == "rule" or getattr(self, name) is not None:
                 put(name, _checked_text(name, getattr(self, name)))
         # Equivalent settings are equal: what is not used has its default.
-        if self.method is not None:
-            for name in ("verification", "max_draft", "stopping", "drafting"):
-                put(name, None)
-            put("min_draft", 0)
+        for name in self.unused:
+            put(name, 0 if name == "min_draft" else None)
         if self.is_alone:
             put("rule", "Lossless")
         if "drafter" not in self._named_drafters():
             put("drafter", "drafter")
         plan = self._plan()
-        for name in ("max_draft", "stopping"):
-            if name in plan.left_out:
-                put(name, None)
-        if "min_draft" in plan.left_out:
-            put("min_draft", 0)
         if self.method is None and self.verification is None:
             put("verification", str(Part(type(plan.default_verification).__name__)))
-        if self.method is None and self.max_draft is None and "max_draft" not in plan.left_out:
+        if self.max_draft is None and "max_draft" not in self.unused:
             put("max_draft", Setting.__dataclass_fields__["max_draft"].default)
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
@@ -169,6 +133,14 @@ class Setting:
         fields = (*_FIELDS, "max_draft", "min_draft", "processors")
         _check_fit(registered_parts(), *(getattr(self, name) for name in fields))
 
+    @property
+    def unused(self) -> Mapping[str, str]:
+        """Each field without an effect -> why."""
+        if self.method is not None:
+            fields = ("verification", "max_draft", "min_draft", "stopping", "drafting")
+            return dict.fromkeys(fields, f"method={self.method!r} has its own")
+        return self._plan().left_out
+
     def _plan(self) -> Any:
         plan = self.part("drafting")
         return ModelDrafts() if plan is None else plan
@@ -183,6 +155,13 @@ class Setting:
     def drafters(self) -> tuple[str, ...]:
         """The names of the models that draft."""
         return tuple(self.drafter if name == "drafter" else name for name in self._named_drafters())
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of the models that `decoder` must be given."""
+        if self.method == DRAFTER_ALONE:
+            return (self.drafter,)
+        return ("verifier", *([self.drafter] if "drafter" in self._named_drafters() else []))
 
     @property
     def is_alone(self) -> bool:
@@ -239,57 +218,17 @@ class Setting:
           their programs.
         """
         options = {"sampling": self.sampling} | options
-        needed = [self.drafter] * ("drafter" in self._named_drafters())
-        for name in ("verifier", *needed):
+        for name in self.needed:
             if name not in models:
                 raise UserError(f"there is no model {name!r}; the models are {', '.join(models)}")
         if self.is_alone:
-            alone = self.drafter if self.method == DRAFTER_ALONE else "verifier"
-            return Decoder(models[alone], **options)
-        others = {name: model for name, model in models.items() if name != "drafter"}
-        drafter = {"drafter": models[self.drafter]} if self.drafter in models else {}
-        named = Models(**{**others, **drafter})
-        names = ("verification", "stopping", "drafting", "method")
-        parts = {name: self.part(name) for name in names if getattr(self, name) is not None}
-        if self.max_draft is not None:
-            parts["max_draft"] = self.max_draft
-        if self.min_draft:
-            parts["min_draft"] = self.min_draft
-        return Decoder(named, rule=self.part("rule"), **parts, **options)
-
-    def to_gin(self) -> dict[str, str]:
-        """Returns names of `runs/infer.gin` and parameters -> their values as gin code."""
-        alone = {VERIFIER_ALONE: "verifier", DRAFTER_ALONE: "drafter"}
-        if self.is_alone:
-            name = alone[str(self.method)]
-            values = {"Decoder.models": "@load_alone()", "load_alone.name": repr(name)}
-            values |= dict.fromkeys(("Decoder.rule", "MAX_DRAFT", "VERIFICATION"), "None")
-        else:
-            values = {"Decoder.models": "@load_pair()", **self._in_gin("rule", "Decoder.rule")}
-            values |= self._in_gin("method", "Decoder.method")
-            values |= self._in_gin("drafting", "Decoder.drafting")
-            values |= self._in_gin("verification", "VERIFICATION", always=True)
-            values["MAX_DRAFT"] = repr(self.max_draft)
-        values |= self._in_gin("stopping", "STOPPING", always=True)
-        for name in ("temperature", "top_k", "top_p"):
-            values[name.upper()] = repr(getattr(self, name))
-        if self.processors:
-            parts = [Part.parse(text) for text in self.processors]
-            references = []
-            for i, part in enumerate(parts):
-                references.append(f"@processors_{i}/{part.name}()")
-                values |= part.bindings(f"processors_{i}/")
-            values["PROCESSORS"] = f"({', '.join(references)},)"
-        has_none = self.method is not None or "min_draft" in self._plan().left_out
-        values["MIN_DRAFT"] = repr(None if has_none else self.min_draft)
-        return values
-
-    def _in_gin(self, field: str, name: str, *, always: bool = False) -> dict[str, str]:
-        text = getattr(self, field)
-        if text is None:
-            return {name: "None"} if always else {}
-        part, scope = Part.parse(text), f"{field}/"
-        return {name: f"@{scope}{part.name}()", **part.bindings(scope)}
+            return Decoder(models[self.needed[0]], **options)
+        named = dict(models)
+        if self.drafter in models:
+            named["drafter"] = models[self.drafter]
+        parts = {name: self.part(name) for name in _FIELDS}
+        lengths = {"max_draft": self.max_draft, "min_draft": self.min_draft or None}
+        return Decoder(Models(**named), **{**parts, **lengths, **options})
 
     def _named_drafters(self) -> tuple[str, ...]:
         """The models that draft, by the names in `drafting`."""
@@ -341,8 +280,6 @@ class Setting:
 
 def _checked_text(field: str, text: Any) -> str:
     """The text of a part with standard names, after its arguments have been checked."""
-    if field == "method" and (alone := known_or_none(text, (VERIFIER_ALONE, DRAFTER_ALONE))):
-        return alone
     text = str(Part.parse(text, field))
     part = make_part(field, text)
     if field == "drafting":
@@ -376,8 +313,9 @@ def _check_fit(
         "drafting": drafting,
         "method": method,
     }
-    alone = (VERIFIER_ALONE, DRAFTER_ALONE)  # made of no part
-    chosen = {field: make_part(field, text) for field, text in texts.items() if text not in alone}
+    if method in (VERIFIER_ALONE, DRAFTER_ALONE):
+        return
+    chosen = {field: make_part(field, text) for field, text in texts.items()}
     parts = Parts(**chosen, max_draft=max_draft, min_draft=min_draft or None)
     try:
         check_fit(parts, [make_part("processors", text) for text in processors])
@@ -410,9 +348,8 @@ def _canonical(processors: Any) -> tuple[str, ...]:
     what = "processors"
     texts = []
     for text in processors:
-        part = Part.parse(text, what)
-        part.make(what)  # checks the arguments
-        texts.append(str(part.without_defaults()))
+        make_part(what, text)  # checks the arguments
+        texts.append(str(Part.parse(text, what).without_defaults()))
     parts = [make_part(what, text) for text in texts]
     for text, one in zip(texts, parts, strict=True):
         check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
@@ -423,57 +360,3 @@ def _canonical(processors: Any) -> tuple[str, ...]:
 
 
 _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))
-
-
-def named_method(name: str, strength: float | None = None) -> Named:
-    """Returns the rule and the method of a name or a text.
-
-    Args:
-      name: a method's name, such as `opt` or `token_cascade`, or a text such as `Lossy(0.3)` or
-        `TokenCascade(rule=Chow({}), limit=4)`.
-      strength: replaces `{}`, or is the only argument of a rule's name.
-    """
-    if standard := known_or_none(name, (*METHODS, VERIFIER_ALONE, DRAFTER_ALONE)):
-        name = METHODS.get(standard, standard)
-    text = _filled("methods", name, strength, "rule")
-    if text in (VERIFIER_ALONE, DRAFTER_ALONE):
-        return Named("Lossless", text)
-    part = Part.parse(text, "methods", ("rule", "method"))
-    if part.name not in names_of("method"):
-        return Named(str(part), None)
-    rule = dict(part.named).get("rule", Part("Lossless"))
-    others = tuple(pair for pair in part.named if pair[0] != "rule")
-    return Named(str(rule), str(part._replace(named=others)))
-
-
-def named_stopping(name: str | None, threshold: float | None = None) -> str | None:
-    """Returns the policy of a name or a text, with its threshold; see `named_method`."""
-    if name is None:
-        return None
-    standard = known_or_none(name, STOPPING)
-    text = STOPPING[standard] if standard else name
-    return _filled("stopping", text, threshold, "stopping")
-
-
-def known_or_none(name: str, names: Iterable[str]) -> str | None:
-    """Like `match_name`, but returns None for an unknown name."""
-    try:
-        return match_name("", name, names)
-    except ValueError:
-        return None
-
-
-def _filled(what: str, text: str, number: float | None, field: str) -> str:
-    """The text with its number."""
-    if number is not None:
-        number = float(one_number(f"{what}: {text}", number, dtype=float))
-    if PLACE in text:
-        if number is None:
-            raise UserError(f"{what}: {text} needs a number for {PLACE}: give a number")
-        return text.replace(PLACE, repr(number))
-    if number is None:
-        return text
-    part = Part.parse(text, what, (field,))
-    if "(" in text or not inspect.signature(PARTS[part.name]).parameters:
-        raise UserError(f"{what}: {text} takes no number, got {number:g}: give None")
-    return f"{part.name}({number!r})"

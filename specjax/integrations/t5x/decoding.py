@@ -24,6 +24,8 @@ from specjax.drafting.stopping import check_policy
 from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call
 from specjax.rules import Lossless
+from specjax.text.drafts import Lookup
+from specjax.text.parts import make_part
 from specjax.types import (
     DecodeState,
     Drafter,
@@ -38,9 +40,9 @@ from specjax.types import (
 from specjax.verification import Block
 
 _NEEDS_DRAFTER = (
-    "{} must be left out, because there is no drafter; give drafter_module, or Decoding.drafter"
+    "{} must be left out, because there is no drafter; give drafter_module, or Decoding.drafting"
 )
-# Options that need a drafter. The gin files bind the defaults, which have no effect without it.
+# Options that need a drafter.
 _OF_DRAFTS = ("verification", "max_draft", "min_draft", "stopping")
 # An axis without a name in T5X is split like another axis.
 _ALIASES = {"kv_heads": "heads"}
@@ -50,14 +52,16 @@ _ALIASES = {"kv_heads": "heads"}
 class Decoding:
     """Decodes instead of T5X's `decode_fn`; bound in gin.
 
+    A part is an object or a text that names it, such as "OPT(0.2)"; see `specjax.Setting`.
+
     Attributes:
       rule: the target distribution; `rules.Lossless()` by default.
       verification: the algorithm; `verification.Block()` by default.
       max_draft: G, tokens drafted per round.
       min_draft: the fewest tokens drafted per round, whatever `stopping` decides.
       stopping: the policy that ends drafts before `max_draft`; none by default.
-      drafter: a drafter without a network, such as `drafting.LookupDrafter(vocab_size, max_draft)`,
-        instead of the drafting network; it has its own `max_draft`.
+      drafting: `Lookup()`, which copies from the text, instead of the drafting network.
+      drafter: another drafter without a network; it has its own `max_draft`.
       drafter_params: its parameters.
       temperature: of sampling; 0 is greedy. A call's `decoder_params` may override it.
       top_k: draw only the k most probable tokens, or None for all; may be overridden too.
@@ -69,6 +73,7 @@ class Decoding:
     max_draft: int = 5
     min_draft: int = 0
     stopping: Stopping | None = None
+    drafting: Lookup | None = None
     drafter: Drafter | None = None
     drafter_params: Params = ()
     temperature: float = 1.0
@@ -76,13 +81,29 @@ class Decoding:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("rule", "verification", "stopping", "drafting"):
+            object.__setattr__(self, name, make_part(name, getattr(self, name)))
         whole_number("max_draft", self.max_draft, low=1)
         whole_number("min_draft", self.min_draft, low=0)
         Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
         if self.stopping is not None:
             check_policy(self.stopping)
-        if self.drafter is not None and (self.stopping is not None or self.min_draft):
-            raise UserError("stopping and min_draft must be left out: `drafter` ignores them")
+        copies = self.drafting
+        if copies is not None and not (
+            isinstance(copies, Lookup)
+            and (copies.bigram, copies.min_match, copies.copies) == (None, None, 1)
+        ):
+            raise UserError(
+                "drafting must be Lookup() without bigram, min_match and copies in T5X, got "
+                f"{copies}"
+            )
+        if self.has_drafter and (self.stopping is not None or self.min_draft):
+            raise UserError("stopping and min_draft must be left out: the drafter ignores them")
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether no network is needed to draft."""
+        return self.drafter is not None or self.drafting is not None
 
 
 class PairPart(NamedTuple):
@@ -154,16 +175,17 @@ def method_of(
 ) -> Method:
     """The method, without a drafter the verifier alone; a `rule` replaces gin's."""
     rule = rule or decoding.rule
-    if drafter is None and decoding.drafter is None:
+    if drafter is None and not decoding.has_drafter:
         if rule is not None:
             raise UserError(_NEEDS_DRAFTER.format("rule"))
         usual = {field.name: field.default for field in dataclasses.fields(Decoding)}
-        usual["verification"] = Block()
         for name in _OF_DRAFTS:
             if getattr(decoding, name) not in (None, usual[name]):
                 raise UserError(_NEEDS_DRAFTER.format(name))
         return Autoregressive(verifier, eos_ids=eos_ids)
     proposer = decoding.drafter
+    if decoding.drafting is not None:
+        proposer = decoding.drafting.copier(verifier.vocab_size, decoding.max_draft)
     if proposer is None:
         assert drafter is not None
         stopping = _stopping(decoding)[0]

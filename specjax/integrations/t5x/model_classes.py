@@ -43,8 +43,8 @@ class _PairModel(models.BaseTransformerModel):
                 "decoding must be a specjax.integrations.t5x.Decoding, got "
                 f"{type(decoding).__name__}: bind @specjax_t5x.Decoding()"
             )
-        if drafter_module is not None and self.decoding.drafter is not None:
-            raise UserError("drafter_module must be None, because Decoding.drafter is set")
+        if drafter_module is not None and self.decoding.has_drafter:
+            raise UserError("drafter_module must be None, because Decoding.drafting is set")
         small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
         method_of(self.decoding, read_config(VERIFIER, self.module), small)
 
@@ -108,7 +108,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
       output_vocabulary: see T5X.
       optimizer_def: None, because a pair is not trained.
       drafter_module: the drafter's network; None: only the verifier decodes, or with
-        `Decoding.drafter`.
+        `Decoding.drafting`.
       decoding: the settings; `Decoding()` by default.
       **options: T5X's other arguments except `decode_fn`, such as `default_decoder_params`.
     """
