@@ -129,7 +129,7 @@ class Grid:
 
     def _methods(self) -> Iterator["Method"]:
         assert self.methods is not None
-        return map(method_of, _filled("methods", "rule", self.methods))
+        return map(method_of, _filled("methods", self.methods))
 
     def _verified_drafting(self) -> Iterator[tuple[str | None, str | None]]:
         """Each kind of drafting with each verification that fits."""
@@ -150,7 +150,7 @@ class Grid:
 
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""
-        for policy in _filled("stopping", "stopping", self.stopping):
+        for policy in _filled("stopping", self.stopping):
             lengths: Sequence[int] = self.max_drafts
             if policy is not None and self.longest is not None:
                 lengths = [self.longest]
@@ -176,7 +176,7 @@ def method_of(text: str) -> Method:
     return Method(str(rule), str(part._replace(named=others)))
 
 
-def _filled(axis: str, field: str, choices: Choices) -> Iterator[Any]:
+def _filled(axis: str, choices: Choices) -> Iterator[Any]:
     """Each text with each of its numbers."""
     named = choices if isinstance(choices, Mapping) else dict.fromkeys(choices)
     for text, numbers in named.items():

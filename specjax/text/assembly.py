@@ -294,6 +294,8 @@ def check_fit(parts: Parts, processors: Sequence[Processor] = ()) -> None:
     No file is read. A plan of the user's own is checked only as far as it needs no models.
     """
     check_one_constraint(processors)
+    if isinstance(parts.method, VerifierAlone | DrafterAlone):
+        return
     if parts.method is not None:
         _check_pair_method(parts.method, parts.rule)
         return

@@ -160,7 +160,7 @@ class Part(NamedTuple):
                 return self
             if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD:
                 positions.append(value)
-            elif type(value) is not type(one.default) or value != one.default:
+            elif type(made := _value_of(value)) is not type(one.default) or made != one.default:
                 named.append((name, value))
         return self._replace(arguments=tuple(positions), named=tuple(named))
 

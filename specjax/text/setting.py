@@ -313,8 +313,6 @@ def _check_fit(
         "drafting": drafting,
         "method": method,
     }
-    if method in (VERIFIER_ALONE, DRAFTER_ALONE):
-        return
     chosen = {field: make_part(field, text) for field, text in texts.items()}
     parts = Parts(**chosen, max_draft=max_draft, min_draft=min_draft or None)
     try:

@@ -101,7 +101,7 @@ REFUSED = {
     "predictions.jsonl": ["merge", "infer"],
     "infer_config.json": ["evaluate", "merge", "infer"],
 }
-ASKED = world.settings(opt=0.1)
+ASKED = world.settings({"OPT({})": 0.1})
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
 
 def _compare(output: Path, seed: int = 0, **others: Any) -> Any:
-    asked = [world.VERIFIER, *world.settings(opt=(0.1, 0.5))[2:]]
+    asked = [world.VERIFIER, *world.settings({"OPT({})": (0.1, 0.5)})[2:]]
     results = world.run(output, asked, how=world.measuring(seed=seed), **others)
     lines = [json.loads(line) for line in (output / "points.jsonl").read_text().splitlines()]
     figures = [

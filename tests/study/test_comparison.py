@@ -26,7 +26,9 @@ from tests.study import world
 
 compare_module = importlib.import_module("specjax.study.comparison")
 
-ASKED = world.settings(opt=(0.1, 0.5), token_cascade=0.7, lossy=0.4)
+ASKED = world.settings(
+    {"OPT({})": (0.1, 0.5), "TokenCascade(rule=Chow({}))": 0.7, "Lossy({})": 0.4}
+)
 OPT, MORE, CASCADE, LOSSY = ASKED[2:]
 
 
@@ -316,7 +318,7 @@ def test_a_failing_setting_is_told_and_the_others_are_measured(tmp_path, monkeyp
 
 def test_without_the_verifier_there_is_nothing_to_compare_with(tmp_path, monkeypatch):
     own = Bench.decoder
-    asked = world.settings(opt=0.1, temperatures=(1.0, 0.0))
+    asked = world.settings({"OPT({})": 0.1}, temperatures=(1.0, 0.0))
 
     def decoder(self, setting, batch_size):
         if setting.method == "VerifierAlone" and setting.temperature == 0.0:
@@ -398,7 +400,7 @@ def test_limits_without_an_answer_are_refused_before_any_work(
     def make_models():
         raise AssertionError("no model is needed")
 
-    asked = world.settings(temperatures, lossless=None)
+    asked = world.settings({"Lossless": None}, temperatures)
     how = {"search": Search(**limits, rounds=1), "make_models": make_models}
     with pytest.raises(ValueError, match=told):
         world.run(tmp_path / "out", asked, references=references, **how)

@@ -13,10 +13,10 @@ def settings(methods, **axes):
 
 def test_all_that_goes_together_is_there_once():
     made = settings(
-        {"lossless": None, "opt": (0.1, 0.2), "token_cascade": (0.3,)},
+        {"Lossless": None, "OPT({})": (0.1, 0.2), "TokenCascade(rule=Chow({}))": (0.3,)},
         temperatures=(1.0, 0.0),
         max_drafts=(2, 5),
-        stopping={None: None, "confidence": (0.4,)},
+        stopping={None: None, "Confidence({})": (0.4,)},
         verifications=("Block", "Token"),
     )
     assert len(set(made)) == len(made)
@@ -45,9 +45,9 @@ def test_further_arguments_stand_in_the_names():
 
 def test_a_policy_may_have_longer_drafts():
     made = settings(
-        {"opt": 0.1},
+        {"OPT({})": 0.1},
         max_drafts=(2, 5),
-        stopping={None: None, "confidence": 0.4},
+        stopping={None: None, "Confidence({})": 0.4},
         longest=12,
         min_draft=1,
     )[2:]
@@ -60,7 +60,7 @@ def test_a_policy_may_have_longer_drafts():
 
 def test_drafters_are_models_and_drafting_is_a_plan():
     made = settings(
-        {"lossless": None, "token_cascade": 0.3},
+        {"Lossless": None, "TokenCascade(rule=Chow({}))": 0.3},
         drafters=(None, "small"),
         drafting=(None, "Lookup", "Lookup(min_match=3)"),
     )
@@ -98,28 +98,35 @@ def test_without_methods_there_is_every_rule():
 
 
 def test_a_whole_strength_is_one_setting_however_it_is_written():
-    one, same = (settings({"opt": (x, 0.2)}, stopping={"confidence": x}) for x in (0, 0.0))
+    one, same = (settings({"OPT({})": (x, 0.2)}, stopping={"Confidence({})": x}) for x in (0, 0.0))
     assert [each.key for each in one] == [each.key for each in same]
-    assert len(settings({"opt": (0, 0.0)})) == 3
+    assert len(settings({"OPT({})": (0, 0.0)})) == 3
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"methods": "opt"}, "methods must be a tuple of names or a dict, got 'opt'"),
+        ({"methods": "OPT"}, "methods must be a tuple of texts or a dict, got 'OPT'"),
         ({"methods": {}}, "methods is empty"),
-        ({"methods": {"opt": ("a",)}}, "methods: opt must be a number, got 'a'"),
-        ({"methods": {"opt": {"ALPHA": 1}}}, "methods: the values of opt must be numbers, got"),
-        ({"methods": {"lossless": (0.1,)}}, "lossless takes no number"),
-        ({"methods": {"opt": ()}}, "opt has no numbers"),
+        ({"methods": {"OPT({})": ("a",)}}, r"methods: OPT\({}\) must be a number, got 'a'"),
+        (
+            {"methods": {"OPT({})": {"ALPHA": 1}}},
+            r"values of OPT\({}\) must be numbers, got",
+        ),
+        (
+            {"methods": {"Lossless": (0.1,)}},
+            "Lossless takes no number, got 0.1",
+        ),
+        ({"methods": {"OPT({})": ()}}, r"OPT\({}\) has no numbers"),
+        ({"methods": ("OPT({})",)}, r"OPT\({}\) needs a number for {}"),
         ({"methods": ("never",)}, "methods must be one of Lossless, "),
-        ({"methods": (3,)}, "a method must be a name or a text, got 3"),
-        ({"methods": {"lossy": 1.5}}, "strength must lie in"),
+        ({"methods": (3,)}, r"methods must be texts such as 'OPT\({}\)', got 3"),
+        ({"methods": {"Lossy({})": 1.5}}, "strength must lie in"),
         ({"temperatures": (-1.0,)}, "temperature must be finite and at least 0"),
         ({"temperatures": 1.0}, "temperatures must be a tuple"),
         ({"max_drafts": (0,)}, "max_draft must be a whole number of at least 1"),
         (
-            {"longest": 0, "stopping": {"confidence": 0.4}},
+            {"longest": 0, "stopping": {"Confidence({})": 0.4}},
             "max_draft must be a whole number of at least 1",
         ),
         (
@@ -137,7 +144,7 @@ def test_a_whole_strength_is_one_setting_however_it_is_written():
 )
 def test_what_is_no_grid_is_refused(axes, message):
     with pytest.raises(ValueError, match=message):
-        settings(**{"methods": {"opt": 0.1}, **axes})
+        settings(**{"methods": {"OPT({})": 0.1}, **axes})
 
 
 @pytest.mark.parametrize("wrong", ["MinP(0.05)", 3, (processors.MinP(0.05),)])
@@ -149,9 +156,9 @@ def test_processors_are_texts(wrong):
 
 def test_parts_that_do_not_fit_are_left_out_and_a_value_that_never_fits_is_an_error():
     found = Grid(
-        methods={"lossy": 0.2, "chow": 0.3},
+        methods={"Lossy({})": 0.2, "Chow({})": 0.3},
         verifications=("Block", "GreedyBlock"),
-        stopping={None: None, "confidence": 0.4},
+        stopping={None: None, "Confidence({})": 0.4},
         drafting=(None, "Lookup()"),
     ).settings()
     kinds = {
@@ -168,4 +175,4 @@ def test_parts_that_do_not_fit_are_left_out_and_a_value_that_never_fits_is_an_er
         ("Chow(0.3)", "Block", "Confidence(0.4)", None),
     }
     with pytest.raises(ValueError, match=r"rule='Chow\(0.3\)'.* cannot be combined"):
-        Grid(methods={"lossy": 0.2, "chow": 0.3}, drafting=("Lookup()",))
+        Grid(methods={"Lossy({})": 0.2, "Chow({})": 0.3}, drafting=("Lookup()",))

@@ -1,11 +1,14 @@
 """The arguments with which `specjax infer` decodes like a setting, from any working directory."""
 
+import ast
+import dataclasses
 import os
 import types
 
 import jax.numpy as jnp
 import pytest
 
+from specjax.cli import gin_config, infer
 from specjax.study.infer_names import Prompting, infer_names
 from specjax.text.setting import Setting
 
@@ -18,18 +21,41 @@ def names(drafting, **prompts):
 
 
 def test_models_and_tables_of_drafts_have_full_paths():
-    found = names("Cascade(((2, 1), (0, 1)), ('drafter', 'tiny'))")
+    plan = "Cascade(((2, 1), (0, 1)), models=('drafter', {!r}){})"
+    found = names(plan.format("tiny", ""))
     tiny = os.path.abspath("models/tiny")
-    assert found["drafting/Cascade.models"] == repr(("drafter", tiny))
-    assert "drafting/Cascade.dtype" not in found
-    found = names("Cascade(((2, 1), (0, 1)), ('drafter', '~/tiny'))", dtype="bfloat16")
+    assert found["DRAFTING"] == repr(plan.format(tiny, ""))
+    found = names(plan.format("~/tiny", ""), dtype="bfloat16")
     home = os.path.expanduser("~/tiny")
-    assert found["drafting/Cascade.models"] == repr(("drafter", home))
-    assert found["drafting/Cascade.dtype"] == found["DTYPE"] == "'bfloat16'"
+    assert found["DRAFTING"] == repr(plan.format(home, ", dtype='bfloat16'"))
+    assert found["DTYPE"] == "'bfloat16'"
     found = names("Cascade(((2, 1), (0, 1)), ('drafter',), Lookup(bigram='table'))")
-    assert found["drafting/last/Lookup.bigram"] == repr(os.path.abspath("table"))
-    for table in ("None", "'built-in'", "'built-in:gsm8k/bigram'"):
-        assert names(f"Lookup(bigram={table})")["drafting/Lookup.bigram"] == table
+    assert f"bigram={os.path.abspath('table')!r}" in ast.literal_eval(found["DRAFTING"])
+    for table in ("'built-in'", "'built-in:gsm8k/bigram'"):
+        assert names(f"Lookup(bigram={table})")["DRAFTING"] == repr(f"Lookup(bigram={table})")
+
+
+SETTINGS = [
+    Setting(rule="Budgeted(OPT(0.5), 0.1)", temperature=0.5, top_k=3),
+    Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)"),
+    Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
+    Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(3))"),
+    Setting(drafting="Tree(parents=(0, 0, 1), children='top')", verification="Walk"),
+    Setting(drafting="Branches(('drafter', Lookup(copies=2)))", processors=("MinP(0.05)",)),
+    Setting(method="VerifierAlone", top_p=0.9),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.described())
+def test_the_names_make_an_equal_setting_in_gin(setting):
+    infer.register()
+    written = infer_names(setting, MODELS, {}, Prompting())
+    bindings = [f"{name}={value}" for name, value in written.items()]
+    gin_config.configure(["runs/infer.gin"], [*bindings, "INPUT=-", "OUTPUT_DIR=-"], [])
+    made = gin_config.value_of("make_decoder.setting")
+    for name in ("rule", "stopping", "verification", "drafting", "method"):
+        assert repr(made.part(name)) == repr(setting.part(name))
+    assert dataclasses.replace(made, drafting=setting.drafting) == setting
 
 
 @pytest.mark.parametrize(
@@ -50,7 +76,8 @@ def test_a_dtype_has_its_name(dtype):
 def test_the_form_of_the_weights_is_kept():
     assert names(None)["WEIGHTS"] == "None"
     plan = "Cascade(((2, 1), (0, 1)), ('drafter', 'tiny'))"
-    assert "drafting/Cascade.weights" not in names(plan)
+    assert "weights" not in names(plan)["DRAFTING"]
     for form in ("int8", {"drafter": "int8"}):
         found = names(plan, weights=form)
-        assert found["WEIGHTS"] == found["drafting/Cascade.weights"] == repr(form)
+        assert found["WEIGHTS"] == repr(form)
+        assert f"weights={form!r}" in ast.literal_eval(found["DRAFTING"])

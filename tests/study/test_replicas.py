@@ -17,7 +17,7 @@ from specjax.study.replicas import share
 from specjax.study.scores import RELATIVE, Scores
 from tests.study import world
 
-SETTINGS = Grid(methods={"opt": (0.1, 0.2, 0.3)}, temperatures=(0.0, 1.0)).settings()
+SETTINGS = Grid(methods={"OPT({})": (0.1, 0.2, 0.3)}, temperatures=(0.0, 1.0)).settings()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -50,8 +50,8 @@ def test_too_many_parts_are_refused():
         share(SETTINGS, Process(0, 9))
 
 
-ASKED = world.settings(opt=(0.1, 0.5), token_cascade=0.3)
-GROWN = world.settings(opt=(0.1, 0.2, 0.4, 0.5), token_cascade=0.3)
+ASKED = world.settings({"OPT({})": (0.1, 0.5), "TokenCascade(rule=Chow({}))": 0.3})
+GROWN = world.settings({"OPT({})": (0.1, 0.2, 0.4, 0.5), "TokenCascade(rule=Chow({}))": 0.3})
 
 
 def lines(output):
@@ -106,7 +106,7 @@ def test_replicas_measure_each_setting_once_and_the_last_merges(tmp_path, capsys
 
 
 def test_parts_of_another_run_are_refused(tmp_path):
-    one = world.settings(opt=0.1)
+    one = world.settings({"OPT({})": 0.1})
     for index, count in ((0, 1), (1, 2)):
         how = world.measuring(num_samples=count)
         with (

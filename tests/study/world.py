@@ -25,7 +25,7 @@ def measuring(**others):
     return Measuring(metrics=("chrf",), bootstrap=bootstrap, **{**COUNTS, **others})
 
 
-def settings(temperatures=(1.0,), **methods):
+def settings(methods, temperatures=(1.0,)):
     """The models alone, and methods with their strengths and drafts of two tokens."""
     grid = Grid(methods=methods, temperatures=temperatures, max_drafts=(2,))
     return grid.settings()

@@ -22,9 +22,12 @@ Chow ChowLog Diff DiffLog OPT OPTLog TokenV1 TokenV2 TokenV3 BiLD Lossy LossyTun
 KLPrice Mixture Cactus SequenceChow SequenceChowLog Quantile Confidence Entropy MinP EpsilonCutoff
 EtaCutoff TypicalP
 """
+# Only a text: the object is the model itself, `Decoder(pair.verifier)`.
+ALONE = ("VerifierAlone", "DrafterAlone")
 _PLAIN = """
 Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate Token Block
-GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade
+GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade VerifierAlone
+DrafterAlone
 """
 # A text of each part, in the standard form.
 TEXTS = {
@@ -82,7 +85,7 @@ def test_each_part_is_reached_in_one_way():
         for kind in kinds:
             assert getattr(package, kind.__name__) is kind and kind.__name__ in package.__all__
     placed = {kind.__name__ for kinds in places.values() for kind in kinds}
-    for name in set(parts.SHIPPED) - placed - {"Sum", "Mean", "Quantile"}:
+    for name in set(parts.SHIPPED) - placed - {*["Sum", "Mean", "Quantile"], *ALONE}:
         assert getattr(specjax, name) is PARTS[name] and name in specjax.__all__
 
 
@@ -252,7 +255,7 @@ def test_odd_arguments_are_refused_or_read_again_as_they_were_written(name):
             if field:
                 one = Setting(**{field: (text,) if field == "processors" else text})
                 assert Setting(**json.loads(json.dumps(one.to_dict()))) == one
-                assert one.key and one.described() and one.to_gin() and one.curve
+                assert one.key and one.described() and one.curve
             else:
                 part = Part.parse(text)
                 assert repr(Part.parse(str(part)).make()) == repr(part.make())

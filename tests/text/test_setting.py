@@ -3,17 +3,15 @@
 import json
 import re
 
-import gin
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specjax
 from specjax import drafting, rules
-from specjax.cli import gin_config, infer
-from specjax.study.grid import USUAL_METHODS
+from specjax.study.grid import USUAL_METHODS, method_of
 from specjax.text.parts import Part
-from specjax.text.setting import METHODS, STOPPING, Setting, named_method, named_stopping
+from specjax.text.setting import Setting
 from tests.variants import variants
 
 PROMPTS = ["A man in a blue shirt is riding a bicycle.", "Two children are playing in the snow."]
@@ -137,22 +135,6 @@ def test_strength_threshold_and_curve():
     assert Part.parse(tree).template == tree.replace(", 2, ", ", {}, ")
 
 
-@pytest.mark.parametrize("name", [*METHODS, "opt", "Lossy", "lossless", "verifier_alone"])
-def test_named_methods_are_settings(name):
-    number = None if name in ("lossless", "verifier_alone") else 0.3
-    rule, method = named_method(name, number)
-    assert Setting(rule=rule, method=method).strength in (number, None)
-
-
-@pytest.mark.parametrize("name", [*STOPPING, "confidence", "Entropy"])
-def test_named_policies_are_settings(name):
-    number = {"cost": None, "budget": 8}.get(name, 0.3)
-    if name == "budget":
-        assert Setting(stopping="Budget(tokens=8)").part("stopping").tokens == 8
-        return
-    assert Setting(stopping=named_stopping(name, number)).threshold == number
-
-
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -165,6 +147,7 @@ def test_named_policies_are_settings(name):
         (lambda: Setting(rule="no_such.module.Rule(1)"), "nothing is imported for a text"),
         (lambda: Setting(verification="OPT(0.2)"), "verification must be one of"),
         (lambda: Setting(max_draft=0), "max_draft must be"),
+        (lambda: Setting(rule="Lossy(1.5)"), "rule='Lossy(1.5)': strength must lie in [0, 1)"),
         (lambda: Setting(stopping="OnlineEstimate"), "stopping must be one of FixedLength"),
         (lambda: Setting(drafting="OPT(0.2)"), "drafting must be one of Lookup, Cascade"),
         (lambda: Setting(drafting="Tree(depth=0, width=2)"), "depth must be a whole number of at"),
@@ -174,15 +157,11 @@ def test_named_policies_are_settings(name):
             "cannot verify the trees of TreeDrafter: use Traversal",
         ),
         (lambda: Setting(verification="Walk"), "Walk needs a drafter of trees"),
-        (lambda: named_method("lossless", 0.3), "takes no number"),
-        (lambda: named_method("token_cascade"), "needs a number"),
-        (lambda: named_method("no_such"), "must be one of"),
     ],
 )
 def test_bad_values_are_named(made, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        named = made()
-        Setting(rule=named.rule, method=named.method)
+        made()
 
 
 SAME = {
@@ -222,32 +201,6 @@ def test_a_model_alone(pair, name):
     ) == [model]
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        Setting(rule="Budgeted(OPT(0.5), 0.1)", temperature=0.5, top_k=3),
-        Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)"),
-        Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
-        Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(3))"),
-        Setting(drafting="Tree(parents=(0, 0, 1), children='top')", verification="Walk"),
-        Setting(drafting="Branches(('drafter', Lookup(copies=2)))"),
-        Setting(method="VerifierAlone"),
-    ],
-    ids=lambda setting: setting.described(),
-)
-def test_its_gin_bindings_make_the_same_parts(setting):
-    infer.register()
-    bindings = [f"{name}={value}" for name, value in setting.to_gin().items()]
-    gin_config.configure(["runs/infer.gin"], [*bindings, "INPUT=-", "OUTPUT_DIR=-"], [])
-    for name in ("rule", "stopping", "verification", "drafting", "method"):
-        bound = gin_config.value_of(f"Decoder.{name}")
-        if isinstance(bound, gin.config.ConfigurableReference):
-            bound = bound.scoped_configurable_fn()
-        expected = None if setting.is_alone else setting.part(name)
-        assert repr(bound) == repr(expected)
-    assert np.isclose(gin_config.value_of("Sampling.temperature"), setting.temperature)
-
-
 def test_the_order_of_processors_changes_no_key():
     one, other = "MinP(0.05)", "RepetitionPenalty(1.3)"
     assert Setting(processors=(one, other)) == Setting(processors=(other, one))
@@ -282,10 +235,10 @@ def greedy_laws(rule):
     ],
 )
 def test_what_is_lossless_at_temperature_0_is_no_setting_of_its_own(name, strength):
-    text, method = named_method(name, strength)
+    text, method = method_of(name if strength is None else name.format(strength))
     warm, cold = (Setting(rule=text, method=method, temperature=t) for t in (0.5, 0.0))
     rule = warm.part("rule")
-    assert warm.rule == text or text == "lossless"
+    assert warm.rule == text
     if rule.reads_draft_confidence or rule.reads_verifier_confidence:
         assert cold.rule == text  # two tokens say nothing of the confidences
     else:
