@@ -351,10 +351,12 @@ def _check_known(name: str, parameter: str | None = None) -> None:
     try:
         gin.get_configurable(name)
     except ValueError:
-        remedy = hint(plain, _registered, f"the known names are {', '.join(sorted(_registered))}")
-        raise UserError(
-            f"{name} is not a function or class for gin files; {remedy}; rules and other parts of "
+        known = (
+            f"the known names are {', '.join(sorted(_registered))}; rules and other parts of "
             "decoding are texts, such as RULE = 'OPT(0.2)'"
+        )
+        raise UserError(
+            f"{name} is not a function or class for gin files; {hint(plain, _registered, known)}"
         ) from None
     if parameter is not None and plain in _registered:
         parameters = dict(inspect.signature(_registered[plain]).parameters)
@@ -497,7 +499,8 @@ class _Walk:
                 # It may also be an English word: only in the positions of a parameter.
                 word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
             text = re.sub(word, next(iter(names)), text)
-        return text
+        meant = re.search(r"must be like .*, got '(\w+)'$", text)
+        return f"{text}: write @{meant[1]}()" if meant and meant[1] in _registered else text
 
 
 _Key = tuple[tuple[str, ...], str]

@@ -77,26 +77,26 @@ def check_values() -> None:
         for name, why in setting.unused.items():
             if value := gin_config.value_of(f"Setting.{name}"):
                 raise UserError(f"{name} must be left out: {why}, got {value!r}")
-    check_paths(setting.needed)
+    check_paths(setting.needed, "; METHOD=VerifierAlone and METHOD=DrafterAlone need only one")
     if gin_config.value_of("make_decoder.costs") is not None:
         _policy_with_costs(setting)
     values = {name: gin_config.value_of(f"make_decoder.{name}") for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not None})
 
 
-def check_paths(needed: Collection[str]) -> None:
+def check_paths(needed: Collection[str], remedy: str = "") -> None:
     """Refuses a run that is given one of its models and would take the other from a built-in pair.
 
     Args:
       needed: "verifier", "drafter" or both.
+      remedy: the end of the message.
     """
     paths = {name: gin_config.value_of(f"load_models.{name}") for name in ("verifier", "drafter")}
     given = [name for name, path in paths.items() if path is not None]
     if given and (missing := [name for name in needed if name not in given]):
-        remedy = f"METHOD={given[0].title()}Alone decodes with one model"
         raise UserError(
             f"{given[0].upper()} is given without {missing[0].upper()}: give both, or neither for "
-            f"the built-in pair; {remedy}"
+            f"the built-in pair{remedy}"
         )
 
 

@@ -7,11 +7,10 @@ from tests import tiny_pair
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
 TEXTS = tiny_pair.sentences(11, seed=4)
-SETTINGS = {"MAX_NEW_TOKENS": 12, "BATCH_SIZE": 4, "MAX_DRAFT": 3, "Decoder.buckets": "(16, 24)"}
+SETTINGS = {"MAX_NEW_TOKENS": 12, "BATCH_SIZE": 4, "MAX_DRAFT": 3, "BUCKETS": "(16, 24)"}
 
 
-def arguments(paths, source, output, method=None, **settings):
-    files = [CONFIGS / "runs/infer.gin", *([CONFIGS / f"methods/{method}.gin"] if method else [])]
+def arguments(paths, source, output, **settings):
     bindings = {
         "VERIFIER": paths["verifier"],
         "DRAFTER": paths["drafter"],
@@ -22,7 +21,7 @@ def arguments(paths, source, output, method=None, **settings):
     }
     return [
         "infer",
-        *(f"--gin_file={file}" for file in files),
+        f"--gin_file={CONFIGS / 'runs/infer.gin'}",
         *(f"--gin.{name}={value}" for name, value in bindings.items()),
     ]
 

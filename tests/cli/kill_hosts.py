@@ -65,7 +65,7 @@ class Run:
             "MAX_NEW_TOKENS": 16,
             "MAX_DRAFT": 2,
             "BATCH_SIZE": 8,
-            "Decoder.buckets": "(16,)",
+            "BUCKETS": "(16,)",
             **MESHES[self.way],
             **other,
         }

@@ -105,7 +105,7 @@ class Compare:
             **{name.upper(): path for name, path in pair.items()},
             "INPUT": table,
             "TARGETS_FIELD": 1,
-            "METHODS": "{'opt': (0.1, 0.4), 'lossy': (0.2, 0.6)}",
+            "METHODS": "{'OPT({})': (0.1, 0.4), 'Lossy({})': (0.2, 0.6)}",
             "METRICS": "('chrf',)",
             "MAX_DRAFTS": "(2,)",
             "NUM_SAMPLES": 2,

@@ -17,7 +17,7 @@ from tests import tiny_pair
 # A policy that reads an acceptance head, which this drafter lacks.
 FAILS = "Survival(HeadEstimate, 0.5)"
 SETTINGS = {
-    "METHODS": "{'opt': (0.1, 0.4)}",
+    "METHODS": "{'OPT({})': (0.1, 0.4)}",
     "STOPPING": f"(None, '{FAILS}')",
     "METRICS": "('chrf',)",
     "MAX_DRAFTS": "(2,)",
@@ -82,7 +82,7 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     assert records[4]["process"]["compiled"] == 0  # another strength
     made = {path.name for path in output.iterdir()}
     assert made >= {"config.gin", "runs.jsonl", "results.json", "quality_latency.png", "best.tex"}
-    assert "'opt': (0.1, 0.4)" in (output / "config.gin").read_text()
+    assert "'OPT({})': (0.1, 0.4)" in (output / "config.gin").read_text()
     # Started again, it measures nothing, tries what has failed, and prints all.
     assert run(data, output) == 3
     captured = capsys.readouterr()
@@ -94,7 +94,7 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     assert told in table.splitlines()[-1]
     (verdict,) = json.loads(line)["verdicts"]
     assert verdict["recommended"] == "verifier alone, T=1"
-    assert "load_alone" in (output / "tuned.gin").read_text()
+    assert "METHOD = 'VerifierAlone'" in (output / "tuned.gin").read_text()
     assert "4 of 6 settings were measured before" in captured.err
     assert "specjax compare: 2 of 6 settings failed: OPT(0.1), " in captured.err.splitlines()[-1]
     assert [r for r in lines(output) if r["status"] == "done"] == [
@@ -141,7 +141,10 @@ def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
 NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
     "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "METHODS='opd': there is no such name; did"),
-    "strength": ({"METHODS": "{'lossy': 1.5}", **NO_MODELS}, "strength must lie in [0, 1), got"),
+    "strength": (
+        {"METHODS": "{'Lossy({})': 1.5}", **NO_MODELS},
+        "strength must lie in [0, 1), got",
+    ),
     "measuring": (
         {"NUM_SAMPLES": 0, **NO_MODELS},
         "NUM_SAMPLES must be a whole number of at least",
@@ -156,7 +159,10 @@ WRONG = {
     "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
     "one model": ({"DRAFTER": None}, "VERIFIER is given without DRAFTER: give both"),
     # An option of what loads the models is read.
-    "part": ({"load_pair__check_weights": False, **NO_MODELS}, "VERIFIER='nowhere': no such file"),
+    "part": (
+        {"load_models__check_weights": False, **NO_MODELS},
+        "VERIFIER='nowhere': no such file",
+    ),
     "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no parameter widths"),
     "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
 }
@@ -199,7 +205,10 @@ def test_quick_is_a_first_look(data, tmp_path, monkeypatch):
 
 def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys):
     output = tmp_path / "out"
-    asked = {"TARGETS_FIELD": None, "METHODS": "{'lossless': None, 'opt': (0.1, 1.0), 'diff': 1.0}"}
+    asked = {
+        "TARGETS_FIELD": None,
+        "METHODS": "{'Lossless': None, 'OPT({})': (0.1, 1.0), 'Diff({})': 1.0}",
+    }
     asked |= {"STOPPING": "(None,)", "ESTIMATE_LIMIT": 64}
     assert run(data, output, "--estimate", **asked) == 0
     captured = capsys.readouterr()
@@ -220,7 +229,10 @@ def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys)
 
 def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys):
     output = tmp_path / "out"
-    asked = {"METHODS": "{'lossless': None, 'opt': 0.1, 'token_cascade': 0.3}", "CANDIDATES": 1}
+    asked = {
+        "METHODS": "{'Lossless': None, 'OPT({})': 0.1, 'TokenCascade(rule=Chow({}))': 0.3}",
+        "CANDIDATES": 1,
+    }
     asked |= {"STOPPING": "(None,)", "NUM_SAMPLES": 1, "LATENCY_LIMIT": 2, "BUCKETS": "(24,)"}
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
@@ -246,7 +258,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys
 LIMITS = {
     "MAX_LOSS": 90,
     "MAX_NATS": 9,
-    "METHODS": "{'lossless': None, 'opt': (0.2, 0.4)}",
+    "METHODS": "{'Lossless': None, 'OPT({})': (0.2, 0.4)}",
     "STOPPING": "(None,)",
     "ROUNDS": 2,
     "CANDIDATES": 3,
@@ -335,7 +347,7 @@ DRAFTS = ("Tree(depth=2, width=2)", "Tree(depth=2, width=2, beam=1)")
 
 @pytest.mark.exhaustive
 def test_trees_are_measured(data, tmp_path, capsys):
-    asked = {"METHODS": "('lossless',)", "STOPPING": "(None,)", "DRAFTING": DRAFTS}
+    asked = {"METHODS": "('Lossless',)", "STOPPING": "(None,)", "DRAFTING": DRAFTS}
     asked |= {"ESTIMATE_LIMIT": 4, "TEMPERATURES": "(0.0,)"}
     assert run(data, tmp_path / "out", "--gin_file=runs/compare.gin", **asked) == 0
     assert "is not a chain of one drafter" in capsys.readouterr().err
@@ -343,7 +355,7 @@ def test_trees_are_measured(data, tmp_path, capsys):
         (found,) = (x for x in lines(tmp_path / "out") if x["drafting"] == tree)
         assert found["status"] == "done" and found["verification"] == "Traversal"
         assert found["figures"]["tokens_per_verifier_call"]["value"] > 1.0
-        assert "@drafting/Tree()" in " ".join(found["infer"])
+        assert "DRAFTING='Tree(" in " ".join(found["infer"])
 
 
 @pytest.mark.parametrize(

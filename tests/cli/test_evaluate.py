@@ -39,7 +39,7 @@ def refused(capsys, **bindings):
 def test_two_methods_are_compared_on_the_same_inputs(done, paths, tmp_path, capsys):
     source, lossless = done
     opt = tmp_path / "opt"
-    assert main(arguments(paths, source, opt, "opt")) == 0
+    assert main(arguments(paths, source, opt, RULE="OPT(0.2)")) == 0
     capsys.readouterr()
     status, out, error = run(
         capsys,

@@ -69,7 +69,7 @@ def jsonl(path, records):
 
 
 def infer(paths, tmp_path, file, **settings):
-    files = ["runs/infer.gin", "methods/opt.gin", file]
+    files = ["runs/infer.gin", file]
     named = {"VERIFIER": paths["verifier"], "DRAFTER": paths["drafter"]}
     named |= {"OUTPUT_DIR": tmp_path / "out", "BATCH_SIZE": 2, "MAX_DRAFT": 3}
     named |= {"MAX_NEW_TOKENS": 16, "BUCKETS": "(256, 512)", **settings}
@@ -179,7 +179,7 @@ def test_a_comparison_scores_answers_and_programs(paths, tmp_path, capsys):
     examples = jsonl(tmp_path / "prompt.jsonl", PROGRAMS[:2])
     names = ("pass_at_1", "exact_match", "answer_f1", "numeric_accuracy")
     asked = {"INPUT": source, "EXAMPLES": examples, "SHOTS": 2, "SHOTS_SEED": None} | QUICK
-    asked |= {"METHODS": "{'opt': 0.2}", "METRICS": names, "STOP": LETTERS}
+    asked |= {"METHODS": "{'OPT({})': 0.2}", "METRICS": names, "STOP": LETTERS}
     asked |= {"ANSWER": "@AnswerAfter()", "AnswerAfter.marker": "' '", "MAX_NEW_TOKENS": 24}
     asked |= {"PROBLEMS": source, "SANDBOX": "@Sandbox()", "Sandbox.seconds": 60.0}
     file = "papers/faster_cascades/task_gemma_mbpp.gin"
@@ -211,7 +211,7 @@ def test_a_comparison_scores_answers_and_programs(paths, tmp_path, capsys):
 def test_estimates_take_few_shot_prompts(paths, tmp_path, capsys):
     source = jsonl(tmp_path / "test.jsonl", SUMS)
     asked = {"INPUT": source, "EXAMPLES": source, "SHOTS": 2, "LIMIT": 4, "BUCKETS": "(64,)"}
-    asked |= {"METHODS": "{'lossless': None}", "MAX_DRAFTS": "(2,)", "METRICS": "()"}
+    asked |= {"METHODS": "{'Lossless': None}", "MAX_DRAFTS": "(2,)", "METRICS": "()"}
     asked |= {"ESTIMATE_LIMIT": 2, "STOP": str(LETTERS)}
     file = "papers/faster_cascades/task_gemma_gsm8k.gin"
     assert main([*command("compare", paths, tmp_path, file, **asked), "--estimate"]) == 0
@@ -233,7 +233,11 @@ def test_what_was_chosen_makes_the_same_prompts_of_new_records_elsewhere(
     asked = {"INPUT": "test.jsonl", "EXAMPLES": "train.jsonl", "SHOTS": 1, "SHOTS_SEED": None}
     asked |= {"LIMIT": 4, "BUCKETS": "(256,)", "STOP": str(LETTERS)}
     asked |= {"RESAMPLES": 100, "NUM_SAMPLES": 1, "BATCH_SIZE": 1, "LATENCY_LIMIT": 2, "REPEATS": 1}
-    asked |= {"METHODS": "{'opt': 0.2}", "MAX_DRAFTS": "(2,)", "METRICS": "('numeric_accuracy',)"}
+    asked |= {
+        "METHODS": "{'OPT({})': 0.2}",
+        "MAX_DRAFTS": "(2,)",
+        "METRICS": "('numeric_accuracy',)",
+    }
     asked |= {"MAX_LATENCY": 99, "ESTIMATE_LIMIT": 2, "ROUNDS": 1, "MAX_NEW_TOKENS": 8}
     file = "papers/faster_cascades/task_gemma_gsm8k.gin"
     assert main([*command("compare", paths, tmp_path, file, **asked), "--full"]) == 0

@@ -198,12 +198,12 @@ def fault(self):
     len(5)
 
 
-def test_a_method_that_is_misspelt_is_told_with_the_near_one(files):
+def test_a_class_that_is_misspelt_is_told_with_the_near_one(files):
     infer.register()
     bindings = ["INPUT=a", "OUTPUT_DIR=b"]
-    with pytest.raises(ValueError, match=r"did you mean Block\?$"):
-        gin_config.configure(["runs/infer.gin"], [*bindings, "Decoder.verification=@Blok()"])
-    with pytest.raises(ValueError, match=r"Zzz is not .*Block, .*GreedyBlock, .*Token, "):
+    with pytest.raises(ValueError, match=r"did you mean FewShot\?$"):
+        gin_config.configure(["runs/infer.gin"], [*bindings, "TASK=@FewSho()"])
+    with pytest.raises(ValueError, match=r"Zzz is not .*FewShot, .*are texts, such as RULE = 'OPT"):
         gin_config.configure(["runs/infer.gin"], [*bindings, "VERIFICATION=@Zzz()"])
 
 
@@ -214,8 +214,7 @@ def test_an_unknown_function_in_a_file_is_told_with_its_line(tmp_path):
         gin_config.configure([str(own)], [])
 
 
-SHIPPED = [["runs/infer.gin", f"methods/{f.name}"] for f in (CONFIGS / "methods").glob("*.gin")]
-SHIPPED += [["runs/infer.gin", f"prompts/{f.name}"] for f in (CONFIGS / "prompts").glob("*.gin")]
+SHIPPED = [["runs/infer.gin", f"prompts/{f.name}"] for f in (CONFIGS / "prompts").glob("*.gin")]
 PAPERS = [str(f.relative_to(CONFIGS)) for f in CONFIGS.glob("papers/*/*.gin")]
 SHIPPED += [
     ["runs/compare.gin" if name.endswith("/compare.gin") else "runs/infer.gin", name]
@@ -263,9 +262,9 @@ def test_every_name_of_a_shipped_file_is_explained(file):
 @pytest.mark.parametrize(
     ("command", "told", "other"),
     [
-        ("train", ["t5_mini ", "llama_mini ", "fields ", "TRAIN ", "VALIDATION "], "opt_log"),
-        ("infer", ["opt_log ", "verifier_alone ", "STRENGTH ", "NATS_PER_TOKEN "], "t5_mini"),
-        ("compare", ["multi30k_ende ", "METHODS ", "pair_gemma2_2b_9b "], "opt_log"),
+        ("train", ["t5_mini ", "llama_mini ", "fields ", "TRAIN ", "VALIDATION "], "few_shot"),
+        ("infer", ["RULE ", "few_shot ", "SHOTS ", "task_t5_wmt "], "t5_mini"),
+        ("compare", ["multi30k_ende ", "METHODS ", "pair_gemma2_2b_9b "], "few_shot"),
     ],
 )
 def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told, other):
@@ -286,7 +285,7 @@ def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told
 @pytest.mark.parametrize(
     ("command", "lines", "first", "left_out", "files"),
     [
-        ("infer", 115, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "MESH_DATA", "  token_v3, tree_beam,"),
+        ("infer", 115, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "MESH_DATA", "  few_shot, gsm8k,"),
         ("compare", 110, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "ROUNDS", "multi30k_ende"),
         ("train", 85, "OUTPUT_DIR MODEL", "LIMIT", "They need TRAIN_INPUTS, TRAIN_TARGETS,"),
     ],
@@ -321,9 +320,9 @@ def test_files_are_found_in_search_paths_before_the_package(files):
 def test_the_packages_recipes_are_found_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     infer.register()
-    gin_config.configure(["runs/infer.gin", "methods/opt.gin"], ["INPUT=a", "OUTPUT_DIR=b"])
+    gin_config.configure(["runs/infer.gin", "prompts/gsm8k.gin"], ["INPUT=a", "OUTPUT_DIR=b"])
     assert gin.query_parameter("OUTPUT_DIR/macro.value") == "b"
-    assert gin.query_parameter("STRENGTH/macro.value") == 0.2
+    assert gin.query_parameter("SHOTS/macro.value") == 5
 
 
 def test_a_folder_of_the_same_name_hides_no_recipe(tmp_path, monkeypatch):
@@ -336,30 +335,29 @@ def test_a_folder_of_the_same_name_hides_no_recipe(tmp_path, monkeypatch):
     assert gin.query_parameter("INPUT/macro.value") == "a"
 
 
-def test_a_method_without_the_run_it_belongs_to_is_told():
+def test_a_file_without_the_run_it_belongs_to_is_told(tmp_path):
     infer.register()
+    own = tmp_path / "own.gin"
+    own.write_text("STRENGTH = 1\nSetting.max_draft = %MAX_DRAFT\nSetting.top_k = %STRENGTH\n")
     with pytest.raises(ValueError, match=r"use but do not define %MAX_DRAFT; add") as error:
-        gin_config.configure(["methods/opt.gin"], ["VERIFICATION=@Block()"])
+        gin_config.configure([str(own)], ["STRENGTH=2"])
     assert "--gin.MAX_DRAFT=..." in str(error.value)
     assert "\n" not in str(error.value)
     with pytest.raises(
         ValueError, match=r"INPUT: no such name; the gin files define STRENGTH; "
     ) as error:
-        gin_config.configure(["methods/opt.gin"], ["INPUT=a.txt"])
-    assert (
-        "they use MAX_DRAFT, MIN_DRAFT, STOPPING, VERIFICATION: add the file that defines"
-        in str(error.value)
-    )
+        gin_config.configure([str(own)], ["INPUT=a.txt"])
+    assert "they use MAX_DRAFT: add the file that defines" in str(error.value)
 
 
-@pytest.mark.parametrize("given", [[], ["methods/opt.gin"], ["own.gin"], ["runs/infer.gin"]])
+@pytest.mark.parametrize("given", [[], ["own.gin"], ["runs/infer.gin"]])
 def test_the_commands_run_file_stays_unless_another_is_given(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.gin").write_text("SEED = 7\n")
     infer.register()
     gin_config.configure(given, ["INPUT=a"], default="runs/infer.gin")
     assert gin.query_parameter("SEED/macro.value") == (7 if given == ["own.gin"] else 0)
-    assert str(gin.query_parameter("Decoder.batch_size")) == "%BATCH_SIZE"
+    assert str(gin.query_parameter("make_decoder.batch_size")) == "%BATCH_SIZE"
 
 
 @pytest.mark.parametrize("way", ["given", "included"])
@@ -397,8 +395,8 @@ def test_messages_name_what_was_typed(files):
         (["train-bigram", "x"], "unknown command; did you mean train bigram?"),
         (
             ["infer", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.VERIFIER=c"],
-            "VERIFIER is given without DRAFTER: give both, or add "
-            "--gin_file=methods/verifier_alone.gin",
+            "VERIFIER is given without DRAFTER: give both, or neither for the built-in pair; "
+            "METHOD=VerifierAlone and METHOD=DrafterAlone need only one",
         ),
         (
             ["compare", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.DRAFTER=c"],
@@ -410,9 +408,12 @@ def test_messages_name_what_was_typed(files):
         ),
         (["train", "--gin.SEED", "1"], "write --gin.SEED=1, or see specjax train --help"),
         (["train", "heads"], "heads: unexpected argument; did you mean specjax train head?"),
-        (["infer", "--gin_file=methods/optt.gin"], "did you mean methods/opt.gin?"),
+        (
+            ["infer", "--gin_file=prompts/gsm8.gin"],
+            "did you mean prompts/gsm8k.gin or tasks/gsm8k.gin?",
+        ),
         (["infer", "--gin_file=/"], "--gin_file=/: this is a directory: give the path of a file"),
-        (["infer", "--gin_file=opt"], "did you mean methods/opt.gin?"),
+        (["infer", "--gin_file=few_shot"], "did you mean prompts/few_shot.gin?"),
         (
             ["train", "--gin.TRAIN=a"],
             "no such name; add --gin_file=tasks/NAME.gin, NAME: fields, gsm8k, question_answer",

@@ -15,7 +15,7 @@ from specjax.runs.processes import LostProcessError, Process
 from specjax.text import assembly
 from tests.cli.infer_command import TEXTS, arguments, write
 
-BUCKETS = {"Decoder__buckets": "(4, 16)"}
+BUCKETS = {"BUCKETS": "(4, 16)"}
 
 
 def replica(index, count=2):
@@ -173,7 +173,7 @@ def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, monkeypatch
     pair = specjax.load_pair(**paths)
     measured = dataclasses.replace(measured, pair=pair.fingerprint)
     monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
-    command = arguments(paths, alone[0], tmp_path / "out", method="adaptive_cost", **BUCKETS)
+    command = arguments(paths, alone[0], tmp_path / "out", STOPPING="CostAware()", **BUCKETS)
     assert main([*command, *replica(0)]) == 2
     assert "several processes must share the same costs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -3,7 +3,8 @@ import json
 import re
 import shutil
 
-import gin
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from specjax.types import Sampling
 from tests import tiny_pair
 from tests.cli import kill_infer
 from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
+from tests.variants import variants
 
 
 def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
@@ -106,7 +108,7 @@ def test_the_shipped_recipe_is_read_in_any_directory(paths, done, tmp_path, monk
 def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
     source = write(tmp_path, TEXTS[:5])
     # A length that no other test decodes, so that something is compiled.
-    settings = {"method": "verifier_alone", "MAX_NEW_TOKENS": 13}
+    settings = {"METHOD": "VerifierAlone", "MAX_NEW_TOKENS": 13}
     assert main(arguments(paths, source, tmp_path / "out", **settings)) == 0
     found = json.loads((tmp_path / "out/metrics.json").read_text())
     own, emitted = found["this_process"], found["emitted"]
@@ -120,7 +122,7 @@ def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
     assert again["compile_seconds"] < own["compile_seconds"] / 4
 
 
-def test_help_lists_the_names_and_methods(capsys):
+def test_help_lists_the_names_and_files(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["infer", "--helpfull"])
     # A text that is too long for its line goes on below.
@@ -134,8 +136,8 @@ def test_help_lists_the_names_and_methods(capsys):
         (line,) = [line for line in lines if line.split()[:1] == [name]]
         assert len(line.split()) > 3 and line.endswith(("(required)", ")"))
     assert any("INPUT " in line and line.endswith("(required)") for line in lines)
-    assert any("MAX_DRAFT " in line and line.endswith("(default: 5)") for line in lines)
-    assert {"lossless", "lossy", "lossy_tuned"} <= {line.split()[0] for line in lines if line}
+    assert any("MAX_DRAFT " in line and line.endswith("(default: None)") for line in lines)
+    assert {"few_shot", "gsm8k", "task_t5_wmt"} <= {line.split()[0] for line in lines if line}
 
 
 def test_a_finished_run_stays_as_it_is(paths, done):
@@ -190,7 +192,7 @@ def test_tsv_and_jsonl_carry_references_and_one_row_is_enough(paths, tmp_path):
 
 
 def test_a_model_alone(paths, done, tmp_path):
-    argv = arguments(paths, done[0], tmp_path, method="verifier_alone", TEMPERATURE=0.0)
+    argv = arguments(paths, done[0], tmp_path, METHOD="VerifierAlone", TEMPERATURE=0.0)
     assert main(argv) == 0
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["tokens_per_verifier_call"] == 1.0 and metrics["acceptance_rate"] is None
@@ -203,7 +205,7 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
         (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
         (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
-        (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no parameter rulez; did you mean rule?"),
+        (b"ba\n", {"Setting__rulez": 1}, "Setting has no parameter rulez; did you mean rule?"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (
             b"ba\n",
@@ -215,8 +217,8 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
         (
             b"ba\n",
-            {"Decoder__rule": "@Lossless"},
-            "must be an instance, got the class Lossless",
+            {"RULE": "@Lossless()"},
+            "parts of decoding are texts, such as RULE = 'OPT(0.2)'",
         ),
     ],
 )
@@ -275,66 +277,55 @@ def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path
         assert "input.jsonl:2 has half a surrogate pair" in second["error"]
 
 
-FILES = sorted(path.stem for path in (CONFIGS / "methods").glob("*.gin"))
-CASCADES = [name for name in FILES if "_cascade" in name or name == "bild_original"]
-LOOKUPS = ["lookup", "lookup_first"]
-PLANS = [*LOOKUPS, "cascade"]
-TREES = {"tree_k_ary": "Traversal", "tree_greedy": "Walk", "tree_beam": "Traversal"}
-OTHERS = [*CASCADES, *PLANS, *TREES, "budgeted"]
-METHODS = [n for n in FILES if not n.startswith("adaptive_") and n not in OTHERS]
-
-
-def test_every_rule_has_a_method():
-    named = {name.replace("_", "") for name in METHODS}
-    assert {rule.__name__.lower() for rule in (*rules.ALL_RULES, rules.Learnt)} <= named
-    assert {"verifieralone", "drafteralone"} <= named
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_make_decoders(paths, method):
-    files = [CONFIGS / "runs/infer.gin", CONFIGS / f"methods/{method}.gin"]
+def decoder_of(paths, *bindings):
     infer.register()
-    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
-    gin_config.configure(list(map(str, files)), [f"{k}={v}" for k, v in settings.items()])
-    decoder = gin.get_configurable(specjax.Decoder)()
-    if method.endswith("_alone"):
-        assert isinstance(decoder.rule, rules.Lossless)
-        assert decoder.models.name == str(paths[method.removesuffix("_alone")])
-    else:
-        # The very class, not one that gin made of it: only that is a pytree.
-        assert type(decoder.rule) in (*rules.ALL_RULES, rules.Learnt)
-        made = type(decoder.rule).__name__.lower()
-        assert made == {"relaxed": "tokenv2"}.get(method, method.replace("_", ""))
+    given = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
+    names = [f"{k}={v}" for k, v in given.items()]
+    gin_config.configure(["runs/infer.gin"], [*names, *bindings])
+    infer.check_values()
+    return gin_config.call_part(infer.make_decoder)
 
 
-@pytest.mark.parametrize("name", CASCADES)
-def test_cascades_make_decoders(paths, name):
-    files = [str(CONFIGS / "runs/infer.gin"), str(CONFIGS / f"methods/{name}.gin")]
-    infer.register()
-    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
-    gin_config.configure(files, [f"{k}={v}" for k, v in settings.items()])
-    decoder = gin.get_configurable(specjax.Decoder)()
-    made = type(decoder.method).__name__.lower()
-    assert made == {"bild_original": "bildcascade"}.get(
-        name, name.removesuffix("_log").replace("_", "")
-    )
-    assert type(decoder.rule).__name__.endswith("Log") == name.endswith("_log")
-    assert decoder.method.max_draft == (10 if made in ("tokencascade", "bildcascade") else 0)
+def test_a_rule_is_the_very_class(paths):
+    """Not one that gin made of it: only the class is a pytree."""
+    decoder = decoder_of(paths, "RULE=TokenV3(0.5)")
+    assert type(decoder.rule) is rules.TokenV3
+    assert float(decoder.rule.strength) == 0.5
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "token_cascade",
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("sequence_cascade", "oracle_cascade", "bild_original")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["verifier", "drafter"])
+def test_a_model_alone_needs_no_other(paths, name):
+    alone = {name: paths[name]}
+    # What the method does not use may stay in the files: a baseline changes METHOD alone.
+    more = ["RULE=OPT(0.2)", "MAX_DRAFT=3", "STOPPING=Confidence(0.4)"]
+    decoder = decoder_of(alone, f"METHOD={name}_alone", *more)
+    assert decoder.models.name == str(paths[name]) and decoder.method.max_draft == 0
+    (other,) = {"verifier", "drafter"} - {name}
+    with pytest.raises(ValueError, match=f"{name.upper()} is given without {other.upper()}: give"):
+        decoder_of(alone, f"METHOD={other}_alone")
+    with pytest.raises(ValueError, match=f"{name.upper()} is given without {other.upper()}: give"):
+        decoder_of(alone)
+
+
+def test_copies_need_no_drafter(paths):
+    decoder = decoder_of({"verifier": paths["verifier"]}, "DRAFTING=Lookup()", "MAX_DRAFT=10")
+    assert type(decoder.method.drafter) is drafting.LookupDrafter
+    assert decoder.method.max_draft == 10
+
+
+CASCADES = {
+    "TokenCascade": {"METHOD": "TokenCascade", "RULE": "Chow(0.3)"},
+    "BiLDCascade": {"METHOD": "BiLDCascade", "RULE": "FallbackRollback(Chow(0.4), BiLD(2.0))"},
+    "OracleCascade": {"METHOD": "OracleCascade", "RULE": "Diff(0.1)"},
+    "SequenceCascade": {"METHOD": "SequenceCascade", "RULE": "SequenceChow(0.9)"},
+}
+
+
+@pytest.mark.parametrize("name", variants(CASCADES, "TokenCascade"))
 def test_cascades_decode_files(paths, tmp_path, name, capsys):
     source, output = write(tmp_path, TEXTS), tmp_path / "out"
-    assert main(arguments(paths, source, output, name)) == 0
+    settings = {**CASCADES[name], "MAX_DRAFT": None}
+    assert main(arguments(paths, source, output, **settings)) == 0
     whole = (output / "predictions.jsonl").read_bytes()
     found = rows(output)
     assert len(found) == len(TEXTS) and all(row["info"]["emitted"] for row in found)
@@ -344,11 +335,8 @@ def test_cascades_decode_files(paths, tmp_path, name, capsys):
     assert metrics["drafter_calls"] > 0 and metrics["deferrals"] > 0
     # Cut in the middle of a row, it is completed to the same bytes.
     (output / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])
-    assert main(arguments(paths, source, output, name)) == 0
+    assert main(arguments(paths, source, output, **settings)) == 0
     assert (output / "predictions.jsonl").read_bytes() == whole
-    wrong = arguments(paths, source, tmp_path / "other", name, Decoder__max_draft=3)
-    assert main(wrong) == 2
-    assert "max_draft must be left out" in capsys.readouterr().err
 
 
 def written_costs(directory, pair):
@@ -358,117 +346,92 @@ def written_costs(directory, pair):
     return path
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("adaptive_")])
-def test_stopping_policies_go_with_a_rule(paths, name, tmp_path):
-    files = ["runs/infer.gin", "methods/opt.gin", f"methods/{name}.gin"]
-    infer.register()
-    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
-    if name == "adaptive_cost":
-        settings["COSTS"] = written_costs(tmp_path, specjax.load_pair(**paths))
-    gin_config.configure(
-        [str(CONFIGS / file) for file in files], [f"{k}={v}" for k, v in settings.items()]
-    )
-    make = gin.get_configurable(specjax.Decoder)
-    if name == "adaptive_head":
-        with pytest.raises(ValueError, match="the drafter has no acceptance head"):
-            make()
-        return
-    decoder = make()
+def test_a_policy_goes_with_a_rule(paths, tmp_path):
+    given = ["RULE=OPT(0.2)", "MAX_DRAFT=12"]
+    decoder = decoder_of(paths, *given, "STOPPING=Survival(OnlineEstimate(), 0.6)")
     assert type(decoder.rule) is rules.OPT and decoder.method.max_draft == 12
-    assert type(decoder.method.drafter.stopping) in drafting.ALL_POLICIES[1:]
+    assert type(decoder.method.drafter.stopping) is drafting.Survival
+    costs = written_costs(tmp_path, specjax.load_pair(**paths))
+    decoder = decoder_of(paths, *given, "STOPPING=CostAware()", f"COSTS={costs}")
+    assert type(decoder.method.drafter.stopping) is drafting.CostAware
+    assert decoder.costs is None  # not measured
+    with pytest.raises(ValueError, match="the drafter has no acceptance head"):
+        decoder_of(paths, *given, "STOPPING=Survival(HeadEstimate(), 0.7)")
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
-@pytest.mark.parametrize("other", ["token_v3", "verifier_alone"])
-def test_lookups_go_with_a_rule(paths, name, other):
-    files = ["runs/infer.gin", f"methods/{other}.gin", f"methods/{name}.gin"]
-    infer.register()
-    settings = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
-    gin_config.configure(
-        [str(CONFIGS / file) for file in files], [f"{k}={v}" for k, v in settings.items()]
-    )
-    make = gin.get_configurable(specjax.Decoder)
-    if (name, other) == ("lookup_first", "verifier_alone"):
-        with pytest.raises(ValueError, match="needs a model named drafter, got verifier: give a"):
-            make()
-        return
-    decoder = make()
-    kind = drafting.LookupDrafter if name == "lookup" else drafting.LookupFirst
-    assert type(decoder.method.drafter) is kind and decoder.method.max_draft == 10
-    assert (type(decoder.rule) is rules.TokenV3) == (other == "token_v3")
+MISFITS = {
+    "tree, policy": (
+        ["DRAFTING=Tree(depth=3, width=2)", "STOPPING=Confidence(0.4)"],
+        "stopping must be left out: drafting=Tree",
+    ),
+    "tree, length": (
+        ["DRAFTING=Tree(depth=3, width=2)", "MAX_DRAFT=3"],
+        "max_draft must be left out: drafting=Tree",
+    ),
+    "tree, chains": (
+        ["DRAFTING=Tree(depth=3, width=2)", "VERIFICATION=Block"],
+        "Block cannot verify the trees of TreeDrafter",
+    ),
+    "chain, trees": (["VERIFICATION=Walk"], "Walk needs a drafter of trees"),
+    "copies, policy": (
+        ["DRAFTING=Lookup()", "STOPPING=Confidence(0.4)"],
+        "stopping must be left out: drafting=Lookup",
+    ),
+    "cascade, length": (
+        ["METHOD=TokenCascade()", "RULE=Chow(0.3)", "MAX_DRAFT=3"],
+        "max_draft must be left out: method='TokenCascade' has its own, got 3",
+    ),
+    "cascade, rule": (["METHOD=TokenCascade()"], "rule must be like rules.Chow"),
+    "copies, rule": (["DRAFTING=Lookup()", "RULE=Chow(0.3)"], "cannot be combined"),
+    "costs": (
+        ["COSTS=costs.json", "STOPPING=Confidence(0.4)"],
+        r"COSTS is for STOPPING='CostAware\(\)', got STOPPING='Confidence\(0.4\)'",
+    ),
+    "budget": (["RULE=Budgeted(Lossless(), 0.1)"], "rule must have a strength to lower"),
+    "budget below": (
+        ["DRAFTING=Cascade(((3, 2), (0, 3)), last=Lookup(), rules=(Budgeted(OPT(0.5), 0.1),))"],
+        r"rules\[0\] must have scalar strengths and no budget, got Budgeted",
+    ),
+    "lengths": (
+        ["DRAFTING=Cascade(((2, 2), (2, 2)), last=Lookup())"],
+        "K must be upper triangular",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_trees_go_with_a_rule_before_or_after(paths, name):
-    for files in ([f"methods/{name}.gin", "methods/opt.gin"], [f"methods/{name}.gin"]):
-        decoder = cascading(paths, ["runs/infer.gin", *files])
-        method = decoder.method
-        assert type(method.drafter) is drafting.TreeDrafter
-        assert type(method.verification).__name__ == TREES[name]
-        assert (type(decoder.rule) is rules.OPT) == (len(files) == 2)
-    # A policy has no effect on a tree, so it is not lost in silence.
-    with pytest.raises(ValueError, match="both set the stopping policy, and the last would win"):
-        cascading(paths, ["runs/infer.gin", *files, "methods/adaptive_confidence.gin"])
-    files = ["runs/infer.gin", f"methods/{name}.gin"]
-    with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter"):
-        cascading(paths, files, "VERIFICATION=@Block()")
+@pytest.mark.parametrize("name", MISFITS)
+def test_values_without_an_effect_or_a_place_are_refused_before_a_model_is_read(name):
+    bindings, message = MISFITS[name]
+    with pytest.raises(ValueError, match=message):
+        decoder_of({"verifier": "nowhere", "drafter": "nowhere"}, *bindings)
 
 
 def test_a_tree_of_ones_own_shape(paths):
-    own = ["DEPTH=None", "WIDTH=None", "PARENTS=(0, 0, 1)"]
-    decoder = cascading(paths, ["runs/infer.gin", "methods/tree_k_ary.gin"], *own)
+    decoder = decoder_of(paths, "DRAFTING=Tree(parents=(0, 0, 1))")
     assert decoder.method.drafter.tree == drafting.Topology((0, 0, 1))
-    with pytest.raises(ValueError, match="Walk needs a drafter of trees"):
-        cascading(paths, ["runs/infer.gin"], "VERIFICATION=@Walk()")
-
-
-def cascading(paths, files, *settings):
-    infer.register()
-    given = {"INPUT": "x", "OUTPUT_DIR": "y", **{k.upper(): v for k, v in paths.items()}}
-    names = [f"{k}={v}" for k, v in given.items()]
-    gin_config.configure([str(CONFIGS / file) for file in files], [*names, *settings])
-    return gin.get_configurable(specjax.Decoder)()
 
 
 def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
-    decoder = cascading(paths, ["runs/infer.gin", "methods/cascade.gin", "methods/token_v3.gin"])
+    plan = "DRAFTING=Cascade(((3, 2), (0, 3)), ('drafter',), Lookup())"
+    decoder = decoder_of(paths, plan, "RULE=TokenV3(0.5)")
     stages = decoder.method.drafter.drafters
     assert type(decoder.rule) is rules.TokenV3 and decoder.method.max_draft == 3 + 3 + 2
     assert [type(part) for part in stages] == [drafting.VerticalCascade, drafting.LookupDrafter]
     third = tiny_pair.write_model(tmp_path / "third", "drafter", seed=9)
     tiny_pair.write_vocabulary(third)
-    own = tmp_path / "own.gin"
-    own.write_text(
-        "RULES = (@middle/OPT(), None)\nmiddle/OPT.strength = 0.4\nLAST = None\n"
-        f"MODELS = ('drafter', '{third}')\nLENGTHS = ((3, 0), (0, 2))\n"
-    )
-    files = ["runs/infer.gin", "methods/opt.gin", "methods/adaptive_confidence.gin"]
-    decoder = cascading(paths, [*files, "methods/cascade.gin", str(own)])
+    models = f"('drafter', '{third}')"
+    plan = f"DRAFTING=Cascade(((3, 0), (0, 2)), {models}, rules=(OPT(0.4), None))"
+    policy = ["RULE=OPT(0.2)", "STOPPING=Confidence(0.4)", "DTYPE=bfloat16"]
+    decoder = decoder_of(paths, plan, *policy)
     drafter, params = decoder.method.drafter, decoder.params
     assert float(params.rule.strength) == np.float32(0.2)
     assert type(params.drafter.rule) is rules.OPT
     assert float(params.drafter.rule.strength) == np.float32(0.4)
     assert type(drafter.drafter.stopping) is drafting.Confidence
     assert drafter.model_names == ("drafter", "level_2")
-    with pytest.raises(ValueError, match="K must be upper triangular"):
-        cascading(paths, ["runs/infer.gin", "methods/cascade.gin"], "LENGTHS=((2, 2), (2, 2))")
-
-
-def test_a_rule_is_held_to_a_budget(paths):
-    files = ["runs/infer.gin", "methods/budgeted.gin"]
-    rule = cascading(paths, files, "STRENGTH=0.4", "NATS_PER_TOKEN=0.03").rule
-    assert type(rule) is rules.Budgeted and type(rule.rule) is rules.OPT
-    assert [float(x) for x in (rule.rule.strength, rule.nats_per_token)] == pytest.approx(
-        [0.4, 0.03]
-    )
-    rule = cascading(paths, files, "RULE=@Lossy()", "Lossy.strength=0.3").rule
-    assert type(rule.rule) is rules.Lossy
-    with pytest.raises(ValueError, match="rule must have a strength to lower, got Lossless"):
-        cascading(paths, files, "RULE=@Lossless()")
-    with pytest.raises(
-        ValueError, match=r"rules\[0\] must have scalar strengths and no budget, got Budgeted"
-    ):
-        cascading(paths, [*files, "methods/cascade.gin"], "RULES=(@Budgeted(),)")
+    # DTYPE is that of all three.
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(params.drafter) if leaf.ndim > 1}
+    assert dtypes == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
@@ -478,11 +441,11 @@ def test_killed_at_random_it_ends_alike(kills):
 
 def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     """A start that goes on reads what the first one measured: other costs, other drafts."""
-    files = [f"--gin_file={name}" for name in ("runs/infer.gin", "methods/adaptive_cost.gin")]
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS[:3]))
     settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
     settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
-    argv = ["infer", *files, *(f"--gin.{name}={value}" for name, value in settings.items())]
+    settings |= {"STOPPING": "CostAware()"}
+    argv = ["infer", *(f"--gin.{name}={value}" for name, value in settings.items())]
     # Real times would depend on the machine.
     pair = specjax.load_pair(**paths)
     measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
@@ -511,7 +474,7 @@ def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monke
     settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
     settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
     given = [f"--gin.{name}={value}" for name, value in settings.items()]
-    first = ["infer", "--gin_file=runs/infer.gin", "--gin_file=methods/adaptive_cost.gin", *given]
+    first = ["infer", "--gin.STOPPING=CostAware()", *given]
     assert main(first) == 0
     capsys.readouterr()
     others = [["infer", *given], [*first, "--gin.BATCH_SIZE=1"]]

@@ -28,7 +28,7 @@ def test_another_configuration_or_input_is_refused(paths, done, tmp_path, capsys
     for argv, what in (
         (arguments(paths, source, output, TEMPERATURE=0.5), "temperature: 1.0 there, 0.5 here"),
         (arguments(paths, source, output, SEED=1), "seed: 0 there, 1 here"),
-        (arguments(paths, source, output, method="opt"), "rule: 'Lossless()' there"),
+        (arguments(paths, source, output, RULE="OPT(0.2)"), "rule: 'Lossless()' there"),
         (arguments(paths, other, output), "input: "),
         (
             arguments(paths, source, output, VERIFIER=paths["drafter"]),
@@ -263,7 +263,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(paths, done, tmp_path, 
         message = capsys.readouterr().err
         assert "logits_dense/kernel has nan at (0, 3): copy the checkpoint again" in message
         assert str(models[name]) in message and message.count("\n") == 1
-        assert main([*argv, "--gin.load_pair.check_weights=False"]) == 0
+        assert main([*argv, "--gin.load_models.check_weights=False"]) == 0
         told = capsys.readouterr().err
         assert f"11 of 11 outputs are truncated; the first is 0 ({name} gave NaN" in told
         assert told.count("check the checkpoint") == 1
@@ -293,7 +293,7 @@ def test_a_flipped_bit_in_the_weights_is_refused(paths, done, tmp_path, capsys):
     argv = arguments({**paths, "drafter": model}, done[0], tmp_path / "out")
     assert main(argv) == 2
     assert "model.safetensors was changed after" in capsys.readouterr().err
-    assert main([*argv, "--gin.load_pair.check_weights=False"]) == 0
+    assert main([*argv, "--gin.load_models.check_weights=False"]) == 0
 
 
 def test_text_without_a_known_token_is_told(paths, tmp_path, capsys):

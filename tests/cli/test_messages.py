@@ -10,20 +10,18 @@ from tests import tiny_pair
 RUN = ["--gin.INPUT=in.txt", "--gin.OUTPUT_DIR=out"]
 TRAIN = ["train", "--gin_file=models/t5_mini.gin", "--gin_file=tasks/fields.gin"]
 TRAIN += ["--gin.VALIDATION=in.tsv", "--gin.OUTPUT_DIR=out"]
-OPT, BOTH = "--gin_file=methods/opt.gin", "--gin_file=methods/opt.gin and --gin_file=methods/"
 TYPED = [
     (
-        ["infer", "--gin.STOPPING=Confidence", *RUN],
-        "STOPPING must be like @Confidence(), got 'Confidence': write @Confidence()",
+        ["infer", "--gin.STOPPING=Confidenc", *RUN],
+        "STOPPING='Confidenc': there is no such name; did you mean Confidence?",
     ),
     (
-        ["infer", "--gin.STOPPING=Confidence(0.4)", *RUN],
-        "STOPPING must be like @Confidence(), got 'Confidence(0.4)': write @Confidence() and "
-        "--gin.Confidence.threshold=...",
+        ["infer", "--gin.STOPPING=Survival", *RUN],
+        "STOPPING='Survival': Survival: missing a required argument: 'estimate'",
     ),
     (
-        ["infer", "--gin.VERIFICATION=Token", *RUN],
-        "VERIFICATION must be like @Block(), got 'Token': write @Token()",
+        ["infer", "--gin.RULE=Lossy(1.5)", *RUN],
+        "RULE='Lossy(1.5)': strength must lie in [0, 1), got 1.5",
     ),
     (
         ["infer", "--gin.TASK=FewShot", *RUN],
@@ -38,8 +36,8 @@ TYPED = [
         "MESH_MODEL=16 needs 16 devices, but there are 8: choose smaller sizes",
     ),
     (
-        ["infer", "methods/opt.gin"],
-        "methods/opt.gin: unexpected argument; write --gin_file=methods/opt.gin",
+        ["infer", "prompts/gsm8k.gin"],
+        "prompts/gsm8k.gin: unexpected argument; write --gin_file=prompts/gsm8k.gin",
     ),
     (
         [*TRAIN, "--gin.TRAIN=one.tsv"],
@@ -61,7 +59,7 @@ TYPED = [
     ),
     (
         ["compare", "--gin.METHODS=opt,lossy", *RUN],
-        "METHODS must be a tuple of names or a dict, got 'opt,lossy'; write ('opt', 'lossy')",
+        "METHODS must be a tuple of texts or a dict, got 'opt,lossy'; write ('opt', 'lossy')",
     ),
     (
         ["compare", "--gin.TEMPERATURES=0,1", *RUN],
@@ -87,24 +85,6 @@ TYPED = [
     (["demo", "--pair", "gsm8k"], "--pair: unknown option; did you mean --built-in=gsm8k?"),
     (["demo", "--pair=gsm8k"], "--pair=gsm8k: unknown option; did you mean --built-in=gsm8k?"),
     (["demo", "--max-drafts=3"], "--max-drafts=3: unknown option; did you mean --max-draft=3?"),
-    (
-        ["infer", OPT, "--gin_file=methods/token_v3.gin", *RUN],
-        f"{BOTH}token_v3.gin both set the rule, and the last would win: give one of them",
-    ),
-    (
-        ["infer", OPT, "--gin_file=methods/verifier_alone.gin", *RUN],
-        f"{BOTH}verifier_alone.gin both set the rule, and the last would win: give one of them",
-    ),
-    (
-        [
-            "infer",
-            "--gin_file=methods/adaptive_cost.gin",
-            "--gin_file=methods/lookup.gin",
-            *RUN,
-        ],
-        "--gin_file=methods/adaptive_cost.gin and --gin_file=methods/lookup.gin both set the "
-        "stopping policy, and the last would win: give one of them",
-    ),
     (
         ["inspect", "qwen3_06b"],
         "qwen3_06b: no such directory or size; did you mean qwen3_0.6b?",
@@ -141,22 +121,6 @@ def test_the_data_are_read_before_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.delattr("specjax.training.recipe.load_model")
     assert main([*TRAIN, "--gin.TRAIN=absent.tsv", "--gin.INIT_FROM=built-in:gsm8k/drafter"]) == 2
     assert "absent.tsv: no such file: check the path\n" in capsys.readouterr().err
-
-
-TOGETHER = [
-    [OPT, "--gin_file=methods/adaptive_cost.gin"],
-    [OPT, "--gin_file=methods/lookup.gin"],
-    ["--gin_file=methods/verifier_alone.gin", "--gin_file=methods/lookup.gin"],
-    ["--gin_file=methods/adaptive_online.gin", "--gin_file=methods/cascade.gin"],
-    ["--gin_file=methods/tree_greedy.gin", "--gin_file=methods/opt.gin"],
-]
-
-
-@pytest.mark.parametrize("files", TOGETHER, ids=" ".join)
-def test_files_of_different_parts_go_together(tmp_path, monkeypatch, capsys, files):
-    monkeypatch.chdir(tmp_path)
-    assert main(["infer", *files, "--gin.INPUT=absent.txt", "--gin.OUTPUT_DIR=out"]) == 2
-    assert capsys.readouterr().err == "specjax infer: absent.txt: no such file: check the path\n"
 
 
 CALLED = [

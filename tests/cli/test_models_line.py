@@ -18,9 +18,9 @@ DATA = ["--gin.TRAIN=in.tsv", "--gin.VALIDATION=in.tsv", "--gin.OUTPUT_DIR=out"]
 TEACHER = built_in_pair("gsm8k") / "verifier"
 COMMANDS = [
     (["infer", *RUN], PAIR),
-    (["infer", "--gin_file=methods/opt.gin", *RUN], PAIR),
+    (["infer", "--gin.RULE=OPT(0.2)", *RUN], PAIR),
     (
-        ["infer", "--gin_file=methods/verifier_alone.gin", *RUN],
+        ["infer", "--gin.METHOD=VerifierAlone", *RUN],
         "built-in:multi30k_ende/verifier (built in: English to German captions)",
     ),
     (

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-import specjax
 from specjax import study
 from specjax.checkpoints import loading
 from specjax.cli import compare, gin_config, infer, train
@@ -77,10 +76,10 @@ def configure(*files, **values):
 
 def run_of(pair, task, small, large):
     folder = "papers/faster_cascades"
-    files = ("runs/infer.gin", "methods/opt.gin", f"{folder}/{pair}.gin")
+    files = ("runs/infer.gin", f"{folder}/{pair}.gin")
     named = {"DRAFTER": f"/m/{small}", "VERIFIER": f"/m/{large}", "OUTPUT_DIR": "out"}
     configure(*files, f"{folder}/task_{task}.gin", **named)
-    return gin.get_configurable(specjax.Decoder)()
+    return gin_config.call_part(infer.make_decoder)
 
 
 def test_every_file_is_tested():
