@@ -108,7 +108,7 @@ def main():
     save_t5x_pair(out / "pair", verifier=out / "verifier", drafter=out / "drafter")
     gin_utils.parse_gin_flags(
         [f"{specjax.__path__[0]}/gin_configs", str(Path(__file__).parent)],
-        ["t5x_tiny.gin", "t5x/methods/lossless.gin", "t5x/runs/interactive.gin"],
+        ["t5x_tiny.gin", "t5x/runs/interactive.gin"],
         [
             "TEMPERATURE = 0.0",
             f"CHECKPOINT_PATH = '{out / 'pair' / 'checkpoint_40'}'",

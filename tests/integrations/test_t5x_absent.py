@@ -95,4 +95,4 @@ def test_scanned_layers_have_the_same_gin_file_with_another_import():
 
 
 def test_files_are_found():
-    assert {path.parent.name for path in FILES} == {"runs", "models", "pairs", "methods"}
+    assert {path.parent.name for path in FILES} == {"runs", "models", "pairs", "t5x"}

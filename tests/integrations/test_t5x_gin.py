@@ -1,6 +1,5 @@
 """The gin files for T5X make the models that they name, beside T5X's own run files."""
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -19,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 from t5x import gin_utils
 from t5x import infer as infer_program
 
-from specjax import drafting, rules
-from specjax.integrations.t5x import DecoderOnlyModel, Decoding, EncoderDecoderModel
+from specjax.integrations.t5x import DecoderOnlyModel, EncoderDecoderModel
+from specjax.text.parts import make_part
 from tests.integrations.t5x_networks import BATCH, params_of
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +43,8 @@ def program(monkeypatch):
         gin.clear_config()
 
 
-def configure(pair, *methods, **names):
-    files = [
-        f"t5x/pairs/{pair}.gin",
-        *(f"t5x/methods/{method}.gin" for method in methods),
-        "t5x/runs/infer.gin",
-    ]
+def configure(pair, **names):
+    files = [f"t5x/pairs/{pair}.gin", "t5x/runs/infer.gin"]
     bindings = [f"{name} = {value!r}" for name, value in {**GIVEN, **names}.items()]
     gin_utils.parse_gin_flags(SEARCH, files, bindings)
 
@@ -62,32 +57,31 @@ def names(folder):
     return sorted(path.stem for path in (CONFIGS / "t5x" / folder).glob("*.gin"))
 
 
-@pytest.mark.parametrize("method", sorted({*names("methods")} - {"adaptive_confidence"}))
-def test_each_method_is_made(method):
-    configure("t5_1_1_small_xl", method, TEMPERATURE=0.5)
+WAYS = {
+    "lossless": {},
+    "opt": {"RULE": "OPT(0.2)"},
+    "adaptive": {"RULE": "TokenV3(0.5)", "STOPPING": "Confidence(0.3)", "MAX_DRAFT": 12},
+    "lookup": {"DRAFTING": "Lookup(max_ngram=3)", "DRAFTER_NETWORK": None, "MAX_DRAFT": 10},
+    "alone": {"DRAFTER_NETWORK": None},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_each_way_to_decode_is_named_by_texts(name):
+    asked = WAYS[name]
+    configure("t5_1_1_small_xl", TEMPERATURE=0.5, **asked)
     made = model()
-    alone = method in ("lookup", "verifier_alone")
-    assert (made.drafter_module is None) == alone
+    assert (made.drafter_module is None) == ("DRAFTER_NETWORK" in asked)
     assert made.decoding.temperature == 0.5
-    expected = {"opt": rules.OPT(0.2), "token_v3": rules.TokenV3(0.5)}.get(method)
-    assert repr(made.decoding.rule) == repr(expected)
-    assert isinstance(made.decoding.drafter, drafting.LookupDrafter) == (method == "lookup")
-
-
-def test_an_adaptive_draft_goes_behind_a_rule():
-    configure("t5_1_1_small_large", "opt", "adaptive_confidence", THRESHOLD=0.3)
-    made = model().decoding
-    assert (made.max_draft, made.stopping) == (12, drafting.Confidence(0.3))
-    assert isinstance(made.rule, rules.OPT)
-    gin.clear_config()
-    with pytest.raises(ValueError, match=r"No bindings specified for 'RULE/gin\.macro'"):
-        configure("t5_1_1_small_large", "adaptive_confidence", TEMPERATURE=0.5)
-        model()
+    assert made.decoding.max_draft == asked.get("MAX_DRAFT", 5)
+    for field in ("rule", "stopping", "drafting"):
+        expected = make_part(field, asked.get(field.upper()))
+        assert repr(getattr(made.decoding, field)) == repr(expected)
 
 
 @pytest.mark.parametrize("pair", names("pairs"))
 def test_each_pair_is_made(pair):
-    configure(pair, "lossless", DRAFTER_CHECKPOINT_PATH="/drafter")
+    configure(pair, DRAFTER_CHECKPOINT_PATH="/drafter")
     made = model(DecoderOnlyModel if pair.startswith("decoder") else EncoderDecoderModel)
     large, small = (module.config for module in (made.module, made.drafter_module))
     assert large.emb_dim > small.emb_dim and large.vocab_size == small.vocab_size == 32128
@@ -97,21 +91,10 @@ def test_each_pair_is_made(pair):
 
 
 def _blocks():
-    """The gin files in docs/t5x.md: a rule, and a pair with scanned layers."""
+    """The gin files in docs/t5x.md: a pair with scanned layers."""
     text = (ROOT / "docs" / "t5x.md").read_text()
     blocks = re.findall(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)
     return [textwrap.dedent(block).strip() for block in blocks]
-
-
-@pytest.mark.parametrize("rule", rules.ALL_RULES, ids=lambda rule: rule.__name__)
-def test_two_lines_bind_any_rule(rule, tmp_path):
-    strengths = [field.name for field in dataclasses.fields(rule)][:1]
-    lines = [line.replace("Diff", rule.__name__) for line in _blocks()[0].splitlines()]
-    assert lines[-1].startswith(f"rules.{rule.__name__}.strength = ")
-    lines[-1:] = [lines[-1].replace("strength", name) for name in strengths]
-    (tmp_path / "mine.gin").write_text("\n".join(lines))
-    gin_utils.parse_gin_flags(SEARCH, [str(tmp_path / "mine.gin")], [])
-    assert repr(gin.get_configurable(Decoding)().rule) == repr(rule(*[0.1] * len(strengths)))
 
 
 # A process of its own: gin would find network.T5Config in two modules, for all later tests.
@@ -136,8 +119,8 @@ assert params["verifier"]["decoder"]["decoder"]["mlp"]["wo"]["kernel"].shape == 
 
 
 def test_the_documented_pair_has_scanned_layers(tmp_path):
-    (tmp_path / "scanned.gin").write_text(_blocks()[1])
-    files = [str(tmp_path / "scanned.gin"), "t5x/methods/lossless.gin", "t5x/runs/infer.gin"]
+    (tmp_path / "scanned.gin").write_text(_blocks()[0])
+    files = [str(tmp_path / "scanned.gin"), "t5x/runs/infer.gin"]
     bindings = [f"{name} = {value!r}" for name, value in GIVEN.items()]
     bindings.append("drafter/network.T5Config.emb_dim = 384")
     code = _SCANNED.format(given=(SEARCH, files, bindings))
@@ -154,8 +137,8 @@ def test_the_documented_pair_has_scanned_layers(tmp_path):
     ids=["macro", "binding"],
 )
 def test_the_number_of_decodes_is_bound(binding):
-    files = ("t5x_tiny.gin", "t5x/methods/verifier_alone.gin")
-    gin_utils.parse_gin_flags(SEARCH, files, [binding])
+    files = ("t5x_tiny.gin", "t5x/decoding.gin")
+    gin_utils.parse_gin_flags(SEARCH, files, ["DRAFTER_NETWORK = None", binding])
     made = gin.query_parameter("MODEL/macro.value").scoped_configurable_fn()
     rows = len(BATCH["encoder_input_tokens"])
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -179,7 +162,7 @@ def test_what_would_not_be_called_or_does_not_fit_is_refused():
     }
     for message, bindings in refused.items():
         gin.clear_config()
-        files = ("t5x_tiny.gin", "t5x/methods/opt.gin")
-        gin_utils.parse_gin_flags(SEARCH, files, bindings)
+        files = ("t5x_tiny.gin", "t5x/decoding.gin")
+        gin_utils.parse_gin_flags(SEARCH, files, ["RULE = 'OPT(0.2)'", *bindings])
         with pytest.raises(ValueError, match=re.escape(message)):
             model()

@@ -233,8 +233,9 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
     alone = models.EncoderDecoderModel(t5(1), *words, None, decode_fn=GREEDY)
     params = params_of(alone, BATCH)
     expected, _ = predict(alone, params, BATCH)
-    copies = specjax_t5x.Decoding(temperature=0.0, drafter=drafting.LookupDrafter(V, 2))
-    for decoding_ in (copies, specjax_t5x.Decoding(temperature=0.0)):
+    greedily = functools.partial(specjax_t5x.Decoding, temperature=0.0, max_draft=2)
+    own = greedily(drafter=drafting.LookupDrafter(V, 2))
+    for decoding_ in (own, greedily(drafting="Lookup()"), greedily(max_draft=5)):
         model = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding_)
         out, aux = predict(model, params, BATCH)
         np.testing.assert_array_equal(out, expected)
@@ -282,13 +283,17 @@ def test_what_has_no_meaning_is_refused_in_one_line():
     with pytest.raises(ValueError, match="decoding must be a .*Decoding, got dict"):
         _small_pair({})
     with pytest.raises(
-        ValueError, match=r"drafter_module must be None, because Decoding\.drafter is"
+        ValueError, match=r"drafter_module must be None, because Decoding\.drafting is"
     ):
         _small_pair(specjax_t5x.Decoding(drafter=drafting.LookupDrafter(SMALL, 2)))
     with pytest.raises(ValueError, match="stopping and min_draft must be left out"):
         specjax_t5x.Decoding(drafter=drafting.LookupDrafter(V, 2), min_draft=1)
     with pytest.raises(ValueError, match="max_draft"):
         specjax_t5x.Decoding(max_draft=0)
+    with pytest.raises(ValueError, match=r"drafting must be Lookup\(\) without bigram, min_match"):
+        specjax_t5x.Decoding(drafting="Lookup(min_match=3)")
+    with pytest.raises(ValueError, match="rule='OPTT': there is no such name; did you mean OPT"):
+        specjax_t5x.Decoding(rule="OPTT(0.2)")
 
 
 def test_an_unknown_network_is_named():

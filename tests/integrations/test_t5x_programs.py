@@ -45,9 +45,9 @@ def _program(*command, devices=1):
     return ran.stderr
 
 
-def _gin(run, trained, method="lossless", **names):
+def _gin(run, trained, **names):
     """The flags of a run with the tiny pair."""
-    files = ("t5x_tiny.gin", f"t5x/methods/{method}.gin", f"t5x/runs/{run}.gin")
+    files = ("t5x_tiny.gin", f"t5x/runs/{run}.gin")
     names = {
         "CHECKPOINT_PATH": str(trained / "verifier" / "checkpoint_40"),
         "DRAFTER_CHECKPOINT_PATH": str(trained / "drafter"),
