@@ -16,8 +16,8 @@ TYPED = [
         "STOPPING='Confidenc': there is no such name; did you mean Confidence?",
     ),
     (
-        ["infer", "--gin.STOPPING=Survival", *RUN],
-        "STOPPING='Survival': Survival: missing a required argument: 'estimate'",
+        ["infer", "--gin.STOPPING=Budget", *RUN],
+        "STOPPING='Budget': Budget: missing a required argument: 'tokens'",
     ),
     (
         ["infer", "--gin.RULE=Lossy(1.5)", *RUN],

@@ -77,6 +77,8 @@ def test_each_gin_file_parses_and_gives_its_command(path):
     header = re.match(r"(?:#.*\n)+", path.read_text())[0]
     if path.parent.name == "models":
         assert f"include 't5x/models/{path.name}'" in header
+    elif path.stem == "decoding":  # which the files of t5x/runs include
+        assert "--gin_file=t5x/runs/" in header
     elif path.stem == "interactive":
         assert "gin_utils.parse_gin_flags(" in header
     else:
