@@ -40,6 +40,20 @@ def _trap(tmp_path, monkeypatch):
     assert "trap" not in sys.modules and not (tmp_path / "mark").exists()
 
 
+NESTED = "Budgeted(" * 5_000 + "OPT(0.2)" + ", 0.1)" * 5_000
+
+
+@pytest.mark.parametrize("name", ["RULE", "METHOD", "VERIFICATION", "STOPPING", "DRAFTING"])
+@pytest.mark.parametrize("text", [*PARTS, "OPT.__init__", "OPT(**{})", NESTED])
+def test_a_text_in_a_gin_file_or_on_the_command_line_is_data(tmp_path, capsys, name, text):
+    (tmp_path / "own.gin").write_text(f"{name} = {text!r}\n")
+    run = ["--gin.INPUT=in.txt", "--gin.OUTPUT_DIR=out"]
+    for words in ([f"--gin.{name}={text}"], ["--gin_file=own.gin"]):
+        assert main(["infer", *words, *run]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert name in line and len(line) < 1_000
+
+
 def poisoned(value, text):
     """The same value with a text in place of each of its texts."""
     if isinstance(value, dict):

@@ -43,7 +43,7 @@ VALUES = [
     "@Decoder()", "@infer", "@infer()", "@Block", "@Block()", "@a/b/Block()", "@Nope()",
     "@Block(1)", "@Block ()", "[@Block(), @Token()]", "{'a': @Lossless()}",
     "%SEED", "%NOPE", "%a/b", "% SEED",
-    "%gin.REQUIRED", "%SEED.x", "[%SEED]", "@load_pair()", "@load_alone()", "@gin.macro",
+    "%gin.REQUIRED", "%SEED.x", "[%SEED]", "@load_models()", "@make_decoder", "@gin.macro",
     "/", "..", "~", "~nobody/x", "seqio:x", "/dev/null/x", "x/" * 3000, "x" * 300, ".", "in.gin",
 ]  # fmt: skip
 # Nothing is allocated by these.
