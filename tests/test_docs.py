@@ -193,3 +193,112 @@ def test_what_the_tables_write_makes_what_they_say(page):
     for _, code in rows:
         if ".chat()" not in code:  # it needs a tokenizer with a chat template
             exec(code.replace('"path/to/smaller"', "smaller"), names)
+
+
+FIELD = re.compile(r'([A-Z_]+)=(?:"([^"]*)"|(\d+))')
+PARTS_OF_A_SETTING = ("rule", "verification", "stopping", "drafting", "method")
+# What the table of docs/methods.md must offer.
+OFFERED = {
+    "accept_threshold": {"rule": "AcceptThreshold(1.0, 0.7)"},
+    "adaptive_budget": {"stopping": "Budget(64, estimate=OnlineEstimate())", "max_draft": 12},
+    "adaptive_confidence": {"stopping": "Confidence(0.4)", "max_draft": 12},
+    "adaptive_cost": {
+        "stopping": "CostAware(costs=None, estimate=OnlineEstimate())",
+        "max_draft": 12,
+    },
+    "adaptive_entropy": {"stopping": "Entropy(1.0)", "max_draft": 12},
+    "adaptive_head": {"stopping": "Survival(HeadEstimate(), 0.7)", "max_draft": 12},
+    "adaptive_online": {"stopping": "Survival(OnlineEstimate(), 0.6)", "max_draft": 12},
+    "bild": {"rule": "BiLD(1.0)"},
+    "bild_original": {
+        "rule": "FallbackRollback(Chow(0.4), BiLD(2.0))",
+        "method": "BiLDCascade(limit=10)",
+    },
+    "budgeted": {"rule": "Budgeted(OPT(0.5), 0.1)"},
+    "cactus": {"rule": "Cactus(0.01)"},
+    "cascade": {"drafting": "Cascade(((3, 2), (0, 3)), models=('drafter',), last=Lookup())"},
+    "chow": {"rule": "Chow(0.5)"},
+    "chow_log": {"rule": "ChowLog(1.0)"},
+    "diff": {"rule": "Diff(0.05)"},
+    "diff_log": {"rule": "DiffLog(0.05)"},
+    "drafter_alone": {"method": "DrafterAlone"},
+    "kl_ball": {"rule": "KLBall(0.05)"},
+    "kl_price": {"rule": "KLPrice(0.5)"},
+    "learnt": {"rule": "Learnt(LossyTuned(0.9999), -0.0208, 0.0454, 0.1886, -1.0071)"},
+    "lookup": {"drafting": "Lookup()", "max_draft": 10},
+    "lookup_first": {"drafting": "Lookup(min_match=3, max_copy=10)"},
+    "lossless": {"rule": "Lossless()"},
+    "lossy": {"rule": "Lossy(0.4, 1.0)"},
+    "lossy_tuned": {"rule": "LossyTuned(0.4)"},
+    "mentored": {"rule": "Mentored(0.05)"},
+    "mixture": {"rule": "Mixture(0.7)"},
+    "opt": {"rule": "OPT(0.2)"},
+    "opt_log": {"rule": "OPTLog(0.2)"},
+    "oracle_cascade": {"rule": "Diff(0.1)", "method": "OracleCascade()"},
+    "oracle_cascade_log": {"rule": "DiffLog(0.1)", "method": "OracleCascade()"},
+    "relaxed": {"rule": "TokenV2(0.6, replacement='argmax', top_k=10)"},
+    "sequence_cascade": {"rule": "SequenceChow(0.9, Sum())", "method": "SequenceCascade()"},
+    "sequence_cascade_log": {"rule": "SequenceChowLog(4.0, Sum())", "method": "SequenceCascade()"},
+    "token_cascade": {"rule": "Chow(0.3)", "method": "TokenCascade(limit=10)"},
+    "token_cascade_log": {"rule": "ChowLog(1.0)", "method": "TokenCascade(limit=10)"},
+    "token_v1": {"rule": "TokenV1(0.3, replacement='verifier')"},
+    "token_v2": {"rule": "TokenV2(0.3, replacement='verifier', top_k=None)"},
+    "token_v3": {"rule": "TokenV3(0.5, replacement='verifier')"},
+    "tree_beam": {
+        "drafting": "Tree(4, 3, children='top+1', beam=2)",
+        "verification": "Traversal()",
+    },
+    "tree_greedy": {"drafting": "Tree(3, 2, children='top')", "verification": "Walk()"},
+    "tree_k_ary": {"drafting": "Tree(3, 2, children='top+1')", "verification": "Traversal()"},
+    "typical": {"rule": "Typical(0.3, 0.09, replacement='verifier')"},
+    "verifier_alone": {"method": "VerifierAlone"},
+}
+
+
+def parts_of(fields):
+    """What a setting is made of; equal for equivalent texts."""
+    setting = specjax.Setting(**fields)
+    made = tuple(repr(setting.part(name)) for name in PARTS_OF_A_SETTING)
+    return *made, setting.max_draft, setting.min_draft
+
+
+def settings_of(page):
+    """The parts of each row of the table, by what the row says to write."""
+    table = page.split("| what it does | write |")[1].split("\n\n")[0]
+    rows = table.splitlines()[2:]
+    written = [re.search(r"\| `([A-Z_]+=.*?)` \|", row)[1] for row in rows]
+    fields = {
+        text: {m[1].lower(): m[2] or int(m[3]) for m in FIELD.finditer(text)} for text in written
+    }
+    assert len(fields) == len(rows)
+    for text in written:
+        assert not FIELD.sub("", text).strip(), f"{text} is not NAME=value"
+    return {text: parts_of(one) for text, one in fields.items()}
+
+
+def test_the_table_of_methods_offers_each_way_to_decode_once():
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    offered, written = {parts_of(fields) for fields in OFFERED.values()}, settings_of(page)
+    assert len(offered) == len(OFFERED) == len(written) == 44
+    assert set(written.values()) == offered
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("OPT(0.2)", "OTP(0.2)", "did you mean OPT"),
+        ("Lossy(0.4)", "Lossy(1.4)", "strength must lie in"),
+        ("MAX_DRAFT=10", "MAX_DRAFTS=10", "max_drafts"),
+        ("Chow(0.3)", "Chow(0.4)", None),
+        ("MAX_DRAFT=10", "MAX_DRAFT=12", None),
+    ],
+)
+def test_a_wrong_text_in_the_table_of_methods_is_seen(right, wrong, message):
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    changed = page.replace(right, wrong)
+    assert changed != page
+    if message is None:
+        assert set(settings_of(changed).values()) != set(settings_of(page).values())
+    else:
+        with pytest.raises((specjax.UserError, TypeError), match=message):
+            settings_of(changed)

@@ -58,6 +58,6 @@ def _next(model: str) -> str:
     if teacher := gin_config.value_of("Teacher.path"):
         return f"specjax infer --gin.VERIFIER={teacher} --gin.DRAFTER={model} {run}"
     return (
-        f"specjax infer --gin_file=methods/verifier_alone.gin --gin.VERIFIER={model} {run}; "
+        f"specjax infer --gin.METHOD=VerifierAlone --gin.VERIFIER={model} {run}; "
         f"--gin.TEACHER={model} trains a drafter for this model"
     )

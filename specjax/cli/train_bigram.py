@@ -90,9 +90,8 @@ def run(args: argparse.Namespace) -> int:
         f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
     )
     print(
-        "specjax: next: specjax infer --gin_file=methods/verifier_alone.gin "
-        "--gin_file=methods/lookup.gin --gin.VERIFIER=DIRECTORY "
-        f"--gin.BIGRAM={args.output} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
+        f'specjax: next: specjax infer --gin.DRAFTING="Lookup(bigram={str(args.output)!r})" '
+        "--gin.MAX_DRAFT=10 --gin.VERIFIER=DIRECTORY --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
         file=sys.stderr,
     )
     return 0

@@ -15,7 +15,7 @@ _PREDICTORS = ("predictor", "loss", "kl")
 _GRID = ("rejection_weight", "blocks", "train_kl", "kl", "threshold")
 _NEXT = (
     "copy the directory acceptance_head into the drafter's directory, then specjax infer "
-    "--gin_file=methods/adaptive_head.gin"
+    '--gin.STOPPING="Survival(threshold=0.7)" --gin.MAX_DRAFT=12'
 )
 _MEASURED = ("tokens_per_second", "verification_rate", "discard_rate")
 

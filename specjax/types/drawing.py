@@ -144,8 +144,7 @@ def _in_order(processors: Any) -> tuple[Any, ...] | None:
     """The processors in the order in which they run; None if there are none."""
     if not isinstance(processors, tuple | list):
         raise UserError(
-            "processors must be a tuple such as (processors.MinP(0.05),), in gin files "
-            f"(@MinP(),), got {processors!r}"
+            f"processors must be a tuple such as (processors.MinP(0.05),), got {processors!r}"
         )
     for i, one in enumerate(processors):
         check_part(f"processors[{i}]", one, ("process", "init", "order"), "processors.MinP(0.05)")
