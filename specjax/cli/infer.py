@@ -175,6 +175,7 @@ def load_models(
     check_weights: bool = True,
     weights: Any = None,
     replicate_drafter: bool = False,
+    translate_drafter: bool = False,
 ) -> "dict[str, text.TextModel]":
     """Loads the verifier, the drafter or both; without directories those of the built-in pair."""
     from specjax import text
@@ -189,6 +190,7 @@ def load_models(
     }
     if len(needed) == 2:
         shared |= {"weights": weights, "replicate_drafter": replicate_drafter}
+        shared |= {"translate_drafter": translate_drafter}
         return dict(text.load_pair(verifier=verifier, drafter=drafter, **shared).named)
     (name,) = needed
     path = {"verifier": verifier, "drafter": drafter}[name]

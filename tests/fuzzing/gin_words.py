@@ -18,10 +18,10 @@ MACROS = [
     "FORMAT", "INPUTS_FIELD", "TARGETS_FIELD", "SPLIT", "CHAT",
 ]  # fmt: skip
 PARAMETERS = [
-    "Decoder.buckets", "Decoder.rule", "Decoder.temperature", "Decoder.max_draft",
-    "Decoder.verification", "infer.make_decoder", "infer.source", "infer.progress",
-    "infer.allow_other_environment", "load_pair.mesh", "load_pair.check_weights",
-    "make_mesh.data", "make_mesh.model", "specjax.Decoder.top_k", "a/Decoder.top_k",
+    "make_decoder.buckets", "Setting.rule", "Setting.temperature", "Setting.max_draft",
+    "Setting.verification", "infer.make_decoder", "infer.source", "infer.progress",
+    "infer.allow_other_environment", "load_models.mesh", "load_models.check_weights",
+    "mesh_of.data", "mesh_of.model", "specjax.Setting.top_k", "a/Setting.top_k",
     "a/b/infer.seed", "Lossless.x", "OPT.strength",
 ]  # fmt: skip
 # What a macro sets, by which messages name it.
@@ -29,8 +29,8 @@ PARAMETER_OF = {
     macro: name for name, macro in re.findall(r"\.(\w+) = %(\w+)", toys.CONFIG.read_text())
 }
 STRANGE = [
-    "", " ", "NOPE", "SED", "decoder.buckets", "Decoder", "Decoder.", ".x", "Decoder.nope", "a.b.c",
-    "a..b", "1x", "S EED", "SEED\0", "SEED\n", "é", "\ud800", "%SEED", "@Decoder", "include 'x'.y",
+    "", " ", "NOPE", "SED", "setting.buckets", "Setting", "Setting.", ".x", "Setting.nope", "a.b.c",
+    "a..b", "1x", "S EED", "SEED\0", "SEED\n", "é", "\ud800", "%SEED", "@Setting", "include 'x'.y",
     "import os.x", "gin.macro", "SEED/macro.value", "/SEED", "a/", "a//b.c", "'SEED'", "(SEED)",
     "SEED # x", "infer.seed.x", "lambda.x", "None", "infer.on_start", "x" * 5000,
 ]  # fmt: skip
@@ -39,8 +39,8 @@ VALUES = [
     "'x'", '"', "'", "'''", "'a\\nb'", "'\\0'", "'\\ud800'", "\\", "a\nb", "a\rb", "a\0b", "é",
     "\ud800", "[1", "1]", "(", ")", "{", "(1,)", "(8, 4)", "('a', None)", "[]", "{}", "{'a': 1}",
     "{[]: 1}", "[" * 300, "(" * 5000, "-" * 5000 + "1", "1" * 5000, "b'x'", "...", "lambda: 1",
-    "__import__('os')", "1 if 1 else 2", "x#y", "#", "a=b", "=", ";", "@", "%", "@@x", "@Decoder",
-    "@Decoder()", "@infer", "@infer()", "@Block", "@Block()", "@a/b/Block()", "@Nope()",
+    "__import__('os')", "1 if 1 else 2", "x#y", "#", "a=b", "=", ";", "@", "%", "@@x", "@Setting",
+    "@Setting()", "@infer", "@infer()", "@Block", "@Block()", "@a/b/Block()", "@Nope()",
     "@Block(1)", "@Block ()", "[@Block(), @Token()]", "{'a': @Lossless()}",
     "%SEED", "%NOPE", "%a/b", "% SEED",
     "%gin.REQUIRED", "%SEED.x", "[%SEED]", "@load_models()", "@make_decoder", "@gin.macro",
@@ -52,7 +52,7 @@ _ALLOCATES = re.compile("MAX_|BATCH|buckets|max_|mesh|gin_|LAYERS")
 
 # Lines that change nothing.
 NEUTRAL = [
-    "", "# a comment", "import json", "unused/Decoder.top_k = 3", "import os.path",
+    "", "# a comment", "import json", "unused/Setting.top_k = 3", "import os.path",
     "from os import path", "   # indented",
 ]  # fmt: skip
 LINES = [
@@ -63,11 +63,11 @@ LINES = [
     "from json import nope", "from . import x", "import specjax.nope", "import 5", "  SEED = 1",
     "SEED = \\", "SEED = (1,\n 2", "SEED = 1)", "SEED == 1", "SEED 1", "= 1", "SEED =", "infer:",
     "infer:\n  seed = 1", "infer:\n  nope = 1", "infer:\nseed = 1", "class X: pass", "\0", "\x0c",
-    "\ud800", "é = 1", "\tSEED = 1", "infer.seed = @infer()", "infer.make_decoder = @a/Decoder",
-    "a/Decoder.verification = @Decoder()", "Decoder.rule = @Decoder()", "(" * 5000, "[" * 300,
+    "\ud800", "é = 1", "\tSEED = 1", "infer.seed = @infer()", "infer.make_decoder = @a/Setting",
+    "a/Setting.verification = @Setting()", "Setting.rule = @Setting()", "(" * 5000, "[" * 300,
     "x = " + "1" * 5000, "infer.seed = infer", "SEED = 'a\n", '"""', "SEED = '''a\nb'''",
     "infer.make_decoder = @infer", "infer.make_decoder = @Block",
-    "load_pair.verifier = @load_pair()",
+    "load_models.verifier = @load_models()",
 ]  # fmt: skip
 
 
