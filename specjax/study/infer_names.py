@@ -90,7 +90,7 @@ def infer_names(
     loaded = {"drafter": models["verifier"], **models}
     drafter = loaded[setting.drafter].name if setting.drafter in loaded else setting.drafter
     paths = {"VERIFIER": models["verifier"].name, "DRAFTER": drafter}
-    values = dataclasses.asdict(setting) | {"drafting": _portable(setting, models, prompts)}
+    values = dataclasses.asdict(setting) | {"drafting": _portable(setting, models)}
     del values["drafter"]
     return {
         **{name: repr(portable_path(path)) for name, path in paths.items()},
@@ -99,7 +99,7 @@ def infer_names(
     }
 
 
-def _portable(setting: Setting, models: Mapping[str, TextModel], prompts: Prompting) -> str | None:
+def _portable(setting: Setting, models: Mapping[str, TextModel]) -> str | None:
     """How drafts are made, with full paths of the models and tables."""
     plan = setting.part("drafting")
     if isinstance(plan, Cascade):
@@ -110,13 +110,7 @@ def _portable(setting: Setting, models: Mapping[str, TextModel], prompts: Prompt
             for name in plan.models
         ]
         last = _with_full_path(plan.last) if isinstance(plan.last, Lookup) else plan.last
-        plan = dataclasses.replace(
-            plan,
-            models=tuple(paths),
-            last=last,
-            dtype=plan.dtype or prompts.dtype_name,
-            weights=plan.weights or prompts.weights,
-        )
+        plan = dataclasses.replace(plan, models=tuple(paths), last=last)
     elif isinstance(plan, Lookup):
         plan = _with_full_path(plan)
     else:
