@@ -14,7 +14,7 @@ test: lint types docs unit
 
 # With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
 test-all: lint types docs
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m ''
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=20 -m ''
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -25,7 +25,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
 
 # The site in build/site; a warning, such as a link that leads nowhere, is an error (not with --quiet,
 # under which mkdocs counts none).

@@ -8,16 +8,20 @@ from tests.xla_flags import quick_flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = quick_flags(8, os.environ.get("XLA_FLAGS", ""))
 
-# What several tests, their subprocesses and the other workers compile or write is made once. The
-# directory is this run's own: no test reads or leaves programs in the user's cache.
+# What several tests, their subprocesses and the other workers write is made once in a run. What they
+# compile is kept for the next run: a key holds the whole program, the compiler's options and its
+# version, so a test that is changed compiles again. SPECJAX_TESTS_CACHE names another directory than
+# the user's own, which no test touches.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _shared = tempfile.TemporaryDirectory(prefix="specjax-tests-")
     os.environ["SPECJAX_TESTS_SHARED"] = _shared.name
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_shared.name, "programs")
+    _caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    _programs = os.environ.get("SPECJAX_TESTS_CACHE") or os.path.join(_caches, "specjax-tests")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 # With a limit, in bytes, JAX locks the directory: no worker reads what another has half written.
-os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(1 << 35)
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(1 << 32)
 
 from tests import shape_checks
 
