@@ -15,7 +15,7 @@ from benchmarks.loops import REMEDY, Loops
 from specjax import drafting
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.study.measure import in_turns

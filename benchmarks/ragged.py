@@ -15,7 +15,7 @@ from specjax import drafting
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding import Method, Speculative
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import Costs
 from specjax.study.measure import in_turns
 from specjax.text.passes import measure_costs

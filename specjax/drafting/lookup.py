@@ -15,13 +15,11 @@ from jax import lax
 from jaxtyping import Array, Int32
 
 from specjax.checks import check_count
-from specjax.decoding.drafter_calls import sources_option
+from specjax.decoding.blocks import draft_probs, drafted_sources, sources_option
 from specjax.decoding.history import put_at
-from specjax.decoding.outcome import drafted_sources
-from specjax.decoding.tree import draft_probs
-from specjax.drafting.branches import united
+from specjax.drafting.cascades import SeveralDrafters, SeveralState
 from specjax.drafting.ngrams import NGrams, follower
-from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.drafting.trees import united
 from specjax.errors import UserError
 from specjax.types import Bonus, DraftBlock, Drafter, DraftInputs, DraftTraits, Params, Prompts
 

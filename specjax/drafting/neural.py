@@ -13,9 +13,9 @@ from jaxtyping import Array, Int32
 
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
-from specjax.decoding.guards import check_eos_ids, check_model
+from specjax.decoding.blocks import empty_block
 from specjax.decoding.history import History, put_column
-from specjax.drafting.several import empty_block
+from specjax.decoding.method import check_eos_ids, check_model
 from specjax.drafting.stopping import (
     NOTHING_TO_LEARN,
     FixedLength,
@@ -35,6 +35,7 @@ from specjax.types import (
     Drafter,
     DraftInputs,
     DraftTraits,
+    Drawn,
     LanguageModel,
     Params,
     Processing,
@@ -43,7 +44,6 @@ from specjax.types import (
     Stopping,
     row_axes,
 )
-from specjax.types.drafting import Drawn
 
 
 def catches_up_on(platform: str) -> bool:

@@ -14,18 +14,16 @@ from specjax.rules.deferral import (
     Deferral,
     Diff,
     DiffLog,
-    Lossless,
-    OPTLog,
-)
-from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
-from specjax.rules.sequential import (
     FallbackRollback,
+    Lossless,
     Mean,
+    OPTLog,
     Quantile,
     SequenceChow,
     SequenceChowLog,
     Sum,
 )
+from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
 from specjax.rules.target import accept_probability, check_rule
 from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3, Typical
 from specjax.rules.varying import Budgeted, Learnt

@@ -13,8 +13,8 @@ import numpy as np
 
 from specjax.checks import check_part, check_static, checked, whole_number
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.decoding.roundless import PairMethod
-from specjax.decoding.scoring import check_widths, powers_of_two
+from specjax.decoding.blocks import check_widths, powers_of_two
+from specjax.decoding.cascades import PairMethod
 from specjax.drafting import (
     Budget,
     CostAware,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, testing, types, verification
-from specjax.decoding.loop import jitted_run
+from specjax.decoding.method import jitted_run
 from specjax.processing import distributions, draws
 from tests.decoding.helpers import begin
 from tests.decoding.policies import AfterTokenOne

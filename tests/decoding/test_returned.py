@@ -11,6 +11,7 @@ import pytest
 import specjax
 from specjax import drafting, testing, types, verification
 from specjax.tokenizers import ByteTokenizer
+from specjax.types import LogProbs
 from tests import tiny_pair
 
 VOCAB = 259
@@ -184,7 +185,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     class Silent(type(specjax.Decoder(pair.verifier).method)):
         def step(self, params, state):
             new = super().step(params, state)
-            return new._replace(log_conf=None, log_p=None, log_target=None, sources=None)
+            return new._replace(log_probs=LogProbs(), sources=None)
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.tree import draft_probs
+from specjax.decoding.blocks import draft_probs
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
 from tests.drafting.rounds import cross, in_chunks, numbers, outcomes_of, put, take

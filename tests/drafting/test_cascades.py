@@ -214,9 +214,9 @@ class ClaimsTheModel(decoding.Round):
     """The wrong one: it says that its tokens were drawn from the middle model's p."""
 
     def __call__(self, *args, with_confidence=False, **options):
-        outcome, state, info = super().__call__(*args, with_confidence=True, **options)
+        outcome = super().__call__(*args, with_confidence=True, **options)
         # At temperature 1 the confidences are p.
-        return outcome._replace(probs=outcome.confidences), state, info
+        return outcome._replace(probs=outcome.confidences)
 
 
 class Wrong(drafting.VerticalCascade):

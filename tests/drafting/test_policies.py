@@ -10,10 +10,8 @@ import pytest
 
 from specjax import drafting, sampling, testing
 from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
-from specjax.drafting.estimates import confidence_log_odds
-from specjax.drafting.stopping import Weighing
-from specjax.types import DraftInputs, DraftOutcome, Prompts
-from specjax.types.drafting import Drawn
+from specjax.drafting.stopping import Weighing, confidence_log_odds
+from specjax.types import DraftInputs, DraftOutcome, Drawn, Prompts
 
 B, V, G = 5, 6, 4
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from specjax import decoding, drafting, processors, rules, testing, types, verif
 from specjax.drafting.trees import CHILDREN
 from specjax.sampling import Sampling, distribution
 from specjax.types import ChildLaw, ScoredBlock
-from specjax.verification.verify import accept
+from specjax.verification.chains import accept
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
 from tests.tables import targets
