@@ -50,23 +50,14 @@ def wanted_limits(
 
 
 def propose_block(
-    drafter: Drafter,
-    params: Params,
-    state: Any,
-    inputs: DraftInputs,
-    *,
-    with_confidence: bool,
-    with_sources: bool = False,
+    drafter: Drafter, params: Params, state: Any, inputs: DraftInputs
 ) -> tuple[DraftBlock, Any]:
     """The drafter's block and state.
 
     Asserts hold its author to the shapes of `specjax.types.Drafter`. Blocks are cut at the limits,
     which is exact, because these were known before the draft.
     """
-    sources = sources_option(drafter, with_sources)
-    block, state = drafter.propose(
-        params, state, inputs, with_confidence=with_confidence, **sources
-    )
+    block, state = drafter.propose(params, state, inputs)
     where = f"{type(drafter).__name__}.propose"
     assert isinstance(block, DraftBlock), f"{where} must return a types.DraftBlock first"
     rows, longest, vocab = inputs.limits.size, drafter.max_draft, drafter.vocab_size
@@ -75,7 +66,7 @@ def propose_block(
     assert block.probs is not None or not drafter.num_uniforms, f"{where}: tokens need probs"
     if block.probs is not None and block.drawn_from is None:
         _assert_kind(f"{where}: probs", block.probs, jnp.float32, rows, longest + 1, vocab)
-    if with_confidence:
+    if inputs.with_confidence:
         of_nodes = (rows, longest + 1, vocab)
         _assert_kind(f"{where}: confidences", block.confidences, jnp.float32, *of_nodes)
     if drafter.traits.drafts_trees:
@@ -86,30 +77,19 @@ def propose_block(
     return block._replace(num_drafted=jnp.clip(block.num_drafted, 0, inputs.limits)), state
 
 
-def sources_option(drafter: Drafter, with_sources: bool) -> dict[str, Any]:
-    """The option of `propose` for sources, which only drafters of several parts have."""
-    return {"with_sources": True} if with_sources and len(drafter.source_names) > 1 else {}
-
-
 def read_bonus(
-    drafter: Drafter,
-    params: Params,
-    state: Any,
-    inputs: DraftInputs,
-    block: DraftBlock,
-    *,
-    with_confidence: bool,
+    drafter: Drafter, params: Params, state: Any, inputs: DraftInputs, block: DraftBlock
 ) -> tuple[Bonus, Any]:
     """The drafter's distribution after the block, and its state."""
-    extra, state = drafter.bonus(params, state, inputs, block, with_confidence=with_confidence)
+    bonus, state = drafter.bonus(params, state, inputs, block)
     where = f"{type(drafter).__name__}.bonus"
-    assert isinstance(extra, Bonus), f"{where} must return a types.Bonus first"
+    assert isinstance(bonus, Bonus), f"{where} must return a types.Bonus first"
     of_rows = (inputs.limits.size, drafter.vocab_size)
-    _assert_kind(f"{where}: probs", extra.probs, jnp.float32, *of_rows)
-    if with_confidence:
-        _assert_kind(f"{where}: confidences", extra.confidences, jnp.float32, *of_rows)
-    _assert_calls(where, drafter, extra.calls)
-    return extra, state
+    _assert_kind(f"{where}: probs", bonus.probs, jnp.float32, *of_rows)
+    if inputs.with_confidence:
+        _assert_kind(f"{where}: confidences", bonus.confidences, jnp.float32, *of_rows)
+    _assert_calls(where, drafter, bonus.calls)
+    return bonus, state
 
 
 def commit_tokens(

@@ -33,7 +33,6 @@ from specjax.types import (
     RUNNING,
     STOP,
     Axes,
-    Cache,
     DecodeInfo,
     DecodeState,
     LogProbs,
@@ -766,18 +765,6 @@ def end_row(state: DecodeState, row: int, reason: int) -> DecodeState:
 _jitted_end = jit_at(lambda ended_by, row, reason: ended_by.at[row].set(reason))
 
 
-class Read(NamedTuple):
-    """A model's cache in a state.
-
-    Attributes:
-      cache: its cache.
-      length: its entries below it belong to the prompt and the committed tokens.
-    """
-
-    cache: Cache
-    length: Int32[Array, " B"]
-
-
 def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -> Beginning | None:
     """A copy of the caches of a finished row, for the next prompt that begins with its tokens.
 
@@ -791,20 +778,20 @@ def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -
     if not order or max(order) >= len(caches_read):
         return None
     ordered = [caches_read[i] for i in order]
-    lengths = np.min([np.asarray(one.length)[row] for one in ordered])
+    lengths = np.min([np.asarray(one.cached)[row] for one in ordered])
     rows = 1 if method.partitioner is None else method.partitioner.row_multiple
     caches = tuple(one.cache for one in ordered)
     return Beginning(_take(placement(caches))(rows, caches, np.int32(row)), np.int32(lengths))
 
 
-def reads(parts: Any) -> list[Read]:
+def reads(parts: Any) -> list[Any]:
     """All parts with a `cache` and a property `cached`, `[B]` int32, in their order.
 
     Entries of the cache below `cached` belong to the prompt and the committed tokens, in order.
     """
     if not isinstance(parts, tuple | list):
         return []
-    first = [Read(parts.cache, parts.cached)] if hasattr(parts, "cached") else []  # type: ignore[union-attr]
+    first = [parts] if hasattr(parts, "cached") else []
     return first + [one for part in parts for one in reads(part)]
 
 

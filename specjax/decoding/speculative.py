@@ -9,7 +9,6 @@ Axes: B rows, G longest block, N = G + 1 nodes, V vocabulary, D width.
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -182,7 +181,7 @@ class Round:
 
     verifier: LanguageModel
     drafter: Drafter
-    verification: Verification
+    verification: Verification = Block()  # noqa: RUF009  immutable
     widths: tuple[int, ...] | None = None
     name: str = "verifier"
     nested: bool = False
@@ -225,6 +224,11 @@ class Round:
 
     def check_rule(self, rule: Rule) -> None:
         check_rule(rule, self.drafter, nested=self.nested)
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        models = (self.verifier, self.drafter)
+        first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in models)
+        return np.maximum(first, second)
 
     def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
         rows, longest = prompts.inputs.shape[0], self.drafter.max_draft
@@ -281,15 +285,10 @@ class Round:
             for_draft,
             sampling if self.process_drafts else unprocessed(sampling),
             active if reads_bonus else drafts,
+            rule.reads_draft_confidence,
+            with_sources,
         )
-        block, drafter_state = propose_block(
-            drafter,
-            params.drafter,
-            state.drafter,
-            inputs,
-            with_confidence=rule.reads_draft_confidence,
-            with_sources=with_sources,
-        )
+        block, drafter_state = propose_block(drafter, params.drafter, state.drafter, inputs)
         calls = {self.name: behind + 1, **block.calls}
 
         # Score.
@@ -428,12 +427,11 @@ class Round:
         drafter = self.drafter.rewind(state.drafter, mark.drafter)
         return state._replace(tokens=mark.tokens, positions=mark.positions, drafter=drafter)
 
-    def state_axes(self, state: RoundState) -> Axes:
-        """The logical axis names of the state."""
-        axes = row_axes(state._replace(cache=(), drafter=()))
+    def inner_axes(self, inner: RoundState) -> Axes:
+        axes = row_axes(inner._replace(cache=(), drafter=()))
         return axes._replace(
-            cache=self.verifier.cache_axes(state.cache),
-            drafter=self.drafter.state_axes(state.drafter),
+            cache=self.verifier.cache_axes(inner.cache),
+            drafter=self.drafter.state_axes(inner.drafter),
         )
 
     def _catch_up(
@@ -505,14 +503,7 @@ class Round:
         inputs = inputs._replace(sampling=advance(inputs.sampling, block.tokens, block.num_drafted))
 
         def run(drafter: Any) -> tuple[Any, ...]:
-            bonus, drafter = read_bonus(
-                self.drafter,
-                params.drafter,
-                drafter,
-                inputs,
-                block,
-                with_confidence=rule.reads_draft_confidence,
-            )
+            bonus, drafter = read_bonus(self.drafter, params.drafter, drafter, inputs, block)
             read = bonus.probs, at_bonus(p), bonus.confidences, jax.tree.map(at_bonus, p_conf)
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: bonus.calls[name] for name in names}
@@ -528,32 +519,12 @@ class Round:
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculative(Method):
-    """Decodes with a drafter and a verifier. Its parameters: `MethodParams`.
-
-    Attributes:
-      verifier: the large model.
-      drafter: the drafter.
-      verification: the verification algorithm.
-      widths: the widths of the verifier's passes; see `Round`.
-      process_drafts: whether processors change the drafter's distributions too; see `Round`.
-    """
-
-    verifier: LanguageModel
-    drafter: Drafter
-    verification: Verification = Block()  # noqa: RUF009  immutable
-    widths: tuple[int, ...] | None = None
-    process_drafts: bool = True
+class Speculative(Round, Method):
+    """Decodes with a drafter and a verifier; a step is a round. Its parameters: `MethodParams`."""
 
     def __post_init__(self) -> None:
-        self.round  # noqa: B018  its checks
-        super().__post_init__()
-
-    @functools.cached_property
-    def round(self) -> Round:
-        """A round of it."""
-        parts = self.verifier, self.drafter, self.verification, self.widths
-        return Round(*parts, process_drafts=self.process_drafts)
+        Round.__post_init__(self)
+        Method.__post_init__(self)
 
     @property
     def vocab_size(self) -> int:
@@ -573,36 +544,14 @@ class Speculative(Method):
 
     @property
     def independent_rows(self) -> bool:
-        return self.drafter.traits.independent_rows and len(self.round.verifier_widths) == 1
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        return self.round.model_names
-
-    @property
-    def nan_sources(self) -> tuple[str, ...]:
-        return self.round.nan_sources
+        return self.drafter.traits.independent_rows and len(self.verifier_widths) == 1
 
     @property
     def source_names(self) -> tuple[str, ...]:
         return (*OWN, *self.drafter.source_names)
 
-    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        models = (self.verifier, self.drafter)
-        first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in models)
-        return np.maximum(first, second)
-
-    def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
-        return self.round.prefill(params, prompts, max_length)
-
     def committed(self, state: DecodeState) -> RoundState:
         return state.inner
-
-    def inner_axes(self, inner: RoundState) -> Axes:
-        return self.round.state_axes(inner)
-
-    def check_rule(self, rule: Rule) -> None:
-        self.round.check_rule(rule)
 
     def check_params(self, params: Params, rows: int) -> None:
         check_pair(self, params, rows)
@@ -612,16 +561,16 @@ class Speculative(Method):
             **super().describe(),
             "drafter": self.drafter.describe(),
             "verification": repr(self.verification),
-            "widths": list(self.round.verifier_widths),
+            "widths": list(self.verifier_widths),
         }
 
     def step(self, params: MethodParams, state: DecodeState) -> Step:
         active = ~state.finished
-        uniforms = step_uniforms(state, self.round.num_uniforms)
+        uniforms = step_uniforms(state, self.num_uniforms)
         limits = state.draft_limits
         if self.verification.has_carry:
             limits = jnp.full_like(limits, self.max_draft)  # checked by `init`
-        outcome = self.round(
+        outcome = self(
             params, state.sampling, state.inner, uniforms, active, limits,
             with_log_probs=state.wants_log_probs, with_sources=state.wants_sources,
         )  # fmt: skip
@@ -629,7 +578,7 @@ class Speculative(Method):
         counts = jnp.where(active & (step.nan_in < 0), step.counts, 0)
         return step._replace(
             counts=counts,
-            inner=self.round.commit(state.inner, step.inner, step.tokens, counts, outcome.hidden),
+            inner=self.commit(state.inner, step.inner, step.tokens, counts, outcome.hidden),
             rollbacks=step.accepted < step.drafted,
         )
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +72,7 @@ class SeveralDrafters(Drafter):
     """Has several drafters, and decides which of them drafts. Parameters: a tuple of theirs.
 
     Attributes:
-      parts: the drafters.
+      drafters: in their order.
     """
 
     # Whether a drafter reads the drafts of earlier drafters as if they were committed. The commit
@@ -81,14 +81,17 @@ class SeveralDrafters(Drafter):
     # Whether the drafters may draft trees.
     _takes_trees: ClassVar[bool] = False
 
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        raise NotImplementedError
+    # Only for the type checker: a field of a dataclass may replace it.
+    if TYPE_CHECKING:
+
+        @property
+        def drafters(self) -> tuple[Drafter, ...]:
+            """The drafters, in their order."""
 
     def _check_parts(self, names: Sequence[str]) -> None:
         """Raises UserError unless all are drafters whose blocks and commits can be combined."""
         where = type(self).__name__
-        for name, drafter in zip(names, self.parts, strict=True):
+        for name, drafter in zip(names, self.drafters, strict=True):
             check_drafter(name, drafter)
             kind, traits = type(drafter).__name__, drafter.traits
             if traits.drafts_trees and not self._takes_trees:
@@ -101,13 +104,13 @@ class SeveralDrafters(Drafter):
                     f"{kind} reads the verifier's hidden states, but drafts in {where} have none: "
                     f"use it without {where}"
                 )
-        sizes = [drafter.vocab_size for drafter in self.parts]
+        sizes = [drafter.vocab_size for drafter in self.drafters]
         if len(set(sizes)) > 1:
             raise UserError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
 
     def _check_names(self, shared: Sequence[str]) -> None:
         """Raises UserError if two models have the same name, unless it is in `shared`."""
-        names = [name for drafter in self.parts for name in drafter.model_names]
+        names = [name for drafter in self.drafters for name in drafter.model_names]
         for name in names:
             if names.count(name) > 1 and name not in shared:
                 raise UserError(
@@ -117,33 +120,33 @@ class SeveralDrafters(Drafter):
 
     @property
     def vocab_size(self) -> int:
-        return self.parts[0].vocab_size
+        return self.drafters[0].vocab_size
 
     @property
     def num_uniforms(self) -> int:
-        return sum(drafter.num_uniforms for drafter in self.parts)
+        return sum(drafter.num_uniforms for drafter in self.drafters)
 
     @property
     def has_confidence(self) -> bool:
-        return all(drafter.has_confidence for drafter in self.parts)
+        return all(drafter.has_confidence for drafter in self.drafters)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(n for drafter in self.parts for n in drafter.model_names))
+        return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.model_names))
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        return tuple(name for drafter in self.parts for name in drafter.source_names)
+        return tuple(name for drafter in self.drafters for name in drafter.source_names)
 
     def describe(self) -> Any:
-        return {"drafters": [drafter.describe() for drafter in self.parts]}
+        return {"drafters": [drafter.describe() for drafter in self.drafters]}
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.parts]
+        each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.drafters]
         return functools.reduce(np.maximum, each)  # an encoder-decoder returns a single number
 
     def prefill(self, params: Sequence[Params], prompts: Prompts, max_length: int) -> SeveralState:
-        together = zip(self.parts, params, strict=True)
+        together = zip(self.drafters, params, strict=True)
         states = tuple(drafter.prefill(part, prompts, max_length) for drafter, part in together)
         rows = prompts.inputs.shape[0]
         return SeveralState(states, self._kept(states), jnp.zeros((rows,), jnp.int32))
@@ -152,7 +155,7 @@ class SeveralDrafters(Drafter):
         self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> SeveralState:
         states = []
-        for i, (drafter, part) in enumerate(zip(self.parts, state.drafters, strict=True)):
+        for i, (drafter, part) in enumerate(zip(self.drafters, state.drafters, strict=True)):
             now = drafter.rewind(part, state.marks[i]) if i and self._reads_drafts else part
             states.append(commit_tokens(drafter, now, tokens, counts, hidden))
         return state._replace(drafters=tuple(states), marks=self._kept(states))
@@ -161,12 +164,12 @@ class SeveralDrafters(Drafter):
         return state.marks if self._reads_drafts else self._marks(state.drafters)
 
     def rewind(self, state: SeveralState, mark: tuple[Any, ...]) -> SeveralState:
-        together = zip(self.parts, state.drafters, mark, strict=True)
+        together = zip(self.drafters, state.drafters, mark, strict=True)
         states = tuple(drafter.rewind(part, place) for drafter, part, place in together)
         return state._replace(drafters=states, marks=mark if self._reads_drafts else ())
 
     def state_axes(self, state: SeveralState) -> Axes:
-        together = zip(self.parts, state.drafters, strict=True)
+        together = zip(self.drafters, state.drafters, strict=True)
         axes = row_axes(state._replace(drafters=()))
         return axes._replace(drafters=tuple(drafter.state_axes(part) for drafter, part in together))
 
@@ -175,7 +178,7 @@ class SeveralDrafters(Drafter):
         return self._marks(states) if self._reads_drafts else ()
 
     def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(d.mark(part) for d, part in zip(self.parts, states, strict=True))
+        return tuple(d.mark(part) for d, part in zip(self.drafters, states, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,10 +230,6 @@ class HorizontalCascade(SeveralDrafters):
         self._check_names(self.shared)
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return self.drafters
-
-    @property
     def _counts(self) -> tuple[int, ...]:
         return self.counts or tuple(drafter.max_draft for drafter in self.drafters)
 
@@ -262,19 +261,13 @@ class HorizontalCascade(SeveralDrafters):
         return super().describe() | counts
 
     def propose(
-        self,
-        params: Sequence[Params],
-        state: SeveralState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
-        with_sources: bool = False,
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs
     ) -> tuple[DraftBlock, SeveralState]:
         limits = jnp.where(inputs.active, inputs.limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
         uniforms = jnp.split(inputs.uniforms, ends, axis=1)
         sizes = limits.size, self.max_draft, self.vocab_size
-        block = empty_block(*sizes, with_confidence, with_sources)
+        block = empty_block(*sizes, inputs.with_confidence, inputs.with_sources)
         calls = dict.fromkeys(self.model_names, jnp.int32(0))
         states, before, named = list(state.drafters), block.num_drafted, 0
         for i, drafter in enumerate(self.drafters):
@@ -283,7 +276,7 @@ class HorizontalCascade(SeveralDrafters):
                 states[i] = commit_tokens(drafter, states[i], block.tokens, before)
             allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
             # `CaterpillarDrafter` requests confidences of the drafters that have them.
-            wanted = with_confidence and drafter.has_confidence
+            wanted = inputs.with_confidence and drafter.has_confidence
             # The last drafter may have to give a bonus even if it drafts nothing.
             last = i + 1 == len(self.drafters)
             drafts = wanted_limits(drafter, params[i], states[i], allowed) > 0
@@ -297,14 +290,14 @@ class HorizontalCascade(SeveralDrafters):
                     uniforms[i],
                     advance(inputs.sampling, block.tokens, before),
                     inputs.active if last else drafts,
+                    wanted,
+                    inputs.with_sources,
                 ),
-                with_confidence=wanted,
-                with_sources=with_sources,
             )
             part = part._replace(probs=draft_probs(part, self.vocab_size))
-            if wanted != with_confidence:
+            if wanted != inputs.with_confidence:
                 part = part._replace(confidences=jnp.zeros_like(part.probs))
-            if with_sources:
+            if inputs.with_sources:
                 part = part._replace(sources=drafted_sources(part) + named)
                 named += len(drafter.source_names)
             block = append_block(block, part)
@@ -314,13 +307,7 @@ class HorizontalCascade(SeveralDrafters):
         return block._replace(calls=calls), new
 
     def bonus(
-        self,
-        params: Sequence[Params],
-        state: SeveralState,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, SeveralState]:
         drafter, last = self.drafters[-1], state.drafters[-1]
         extra, last = read_bonus(
@@ -329,7 +316,6 @@ class HorizontalCascade(SeveralDrafters):
             last,
             inputs._replace(tokens=last_token(block.tokens, state.note, inputs.tokens)),
             cut_from(block, state.note, drafter.max_draft),
-            with_confidence=with_confidence,
         )
         calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
         drafters = (*state.drafters[:-1], last)
@@ -490,9 +476,7 @@ class VerticalCascade(Drafter):
         }
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        levels = (self.reviewer, self.drafter)
-        first, second = (x.prompt_positions(input_lengths, prefix_lengths) for x in levels)
-        return np.maximum(first, second)
+        return self._round.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(
         self, params: VerticalCascadeParams, prompts: Prompts, max_length: int
@@ -503,13 +487,7 @@ class VerticalCascade(Drafter):
         return VerticalCascadeState(state, inner.mark(state), nobody)
 
     def propose(
-        self,
-        params: VerticalCascadeParams,
-        state: VerticalCascadeState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
-        with_sources: bool = False,
+        self, params: VerticalCascadeParams, state: VerticalCascadeState, inputs: DraftInputs
     ) -> tuple[DraftBlock, VerticalCascadeState]:
         inner, most = self._round, self._most_rounds
         limits = jnp.where(inputs.active, inputs.limits, 0)
@@ -530,8 +508,8 @@ class VerticalCascade(Drafter):
                 going,
                 # The round adds a token of its own.
                 jnp.clip(room - 1, 0, self.drafter.max_draft),
-                with_confidence=with_confidence,
-                with_sources=with_sources,
+                with_confidence=inputs.with_confidence,
+                with_sources=inputs.with_sources,
             )
             tokens, counts = outcome.step.tokens, jnp.where(going, outcome.step.counts, 0)
             # NaN here must be NaN in the level above.
@@ -550,7 +528,7 @@ class VerticalCascade(Drafter):
             return (carry.step < most) & jnp.any(carry.block.num_drafted < enough)
 
         sizes = limits.size, self.max_draft, self.vocab_size
-        block = empty_block(*sizes, with_confidence, with_sources)
+        block = empty_block(*sizes, inputs.with_confidence, inputs.with_sources)
         block = block._replace(calls=dict.fromkeys(self.model_names, jnp.int32(0)))
         first = _Collecting(jnp.int32(0), block, state.round, inputs.sampling.processing)
         done = lax.while_loop(unfinished, step, first)
@@ -562,8 +540,6 @@ class VerticalCascade(Drafter):
         state: VerticalCascadeState,
         inputs: DraftInputs,
         block: DraftBlock,
-        *,
-        with_confidence: bool,
     ) -> tuple[Bonus, VerticalCascadeState]:
         """The inner target after the block, from a round that drafts nothing."""
         inner = self._round
@@ -574,11 +550,11 @@ class VerticalCascade(Drafter):
             jnp.zeros((inputs.tokens.size, inner.num_uniforms), jnp.float32),
             state.active,
             jnp.zeros_like(inputs.tokens),
-            with_confidence=with_confidence,
+            with_confidence=inputs.with_confidence,
         )
         probs = jnp.where((outcome.step.nan_in >= 0)[:, None], jnp.nan, outcome.probs[:, 0])
         confidences = outcome.confidences
-        reported = confidences[:, 0] if with_confidence and confidences is not None else None
+        reported = confidences[:, 0] if inputs.with_confidence and confidences is not None else None
         return Bonus(probs, reported, outcome.calls), state._replace(round=outcome.step.inner)
 
     def commit(
@@ -597,7 +573,7 @@ class VerticalCascade(Drafter):
 
     def state_axes(self, state: VerticalCascadeState) -> Axes:
         return VerticalCascadeState(
-            self._round.state_axes(state.round), row_axes(state.mark), row_axes(state.active)
+            self._round.inner_axes(state.round), row_axes(state.mark), row_axes(state.active)
         )
 
 

@@ -219,12 +219,7 @@ class NeuralDrafter(ModelDrafter):
         return self._begin(params, state, limits)[0]
 
     def propose(
-        self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         longest, vocab = self.max_draft, self.vocab_size
         rows, active, sampling = inputs.tokens.size, inputs.active, inputs.sampling
@@ -254,7 +249,7 @@ class NeuralDrafter(ModelDrafter):
 
         start = _DraftLoop(
             step=jnp.int32(0),
-            block=empty_block(rows, longest, vocab, with_confidence),
+            block=empty_block(rows, longest, vocab, inputs.with_confidence),
             cache=state.cache,
             last=inputs.tokens,
             going=active & (limits > 0),
@@ -283,8 +278,6 @@ class NeuralDrafter(ModelDrafter):
         state: NeuralDrafterState,
         inputs: DraftInputs,
         block: DraftBlock,
-        *,
-        with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
@@ -292,7 +285,7 @@ class NeuralDrafter(ModelDrafter):
         logits, _, cache = self._read(params, state.cache, last, at)
         with jax.named_scope("distribution"):
             q = distributions(logits, inputs.sampling)
-        q_conf = _confidences(logits) if with_confidence else None
+        q_conf = _confidences(logits) if inputs.with_confidence else None
         history = state.history
         read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
         state = state._replace(cache=cache, history=history._replace(read=read))

@@ -171,18 +171,6 @@ class Estimate(abc.ABC):
         return memory
 
 
-class Line(NamedTuple):
-    """The coefficients of a logistic regression on one feature.
-
-    Attributes:
-      slope: float32.
-      offset: float32.
-    """
-
-    slope: Any
-    offset: Any
-
-
 @dataclasses.dataclass(frozen=True)
 class ConfidenceEstimate(Estimate):
     """A fixed logistic regression on logit(max q), q being the drafter's softmax.
@@ -203,15 +191,15 @@ class ConfidenceEstimate(Estimate):
                 one_number(f"ConfidenceEstimate: {name}", getattr(self, name))
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        numbers = Line(traced(self, "slope"), traced(self, "offset"))
+        numbers = traced(self, "slope"), traced(self, "offset")
         return dataclasses.replace(self, slope=None, offset=None), numbers
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         return confidence_log_odds(drawn.confidences), carry
 
     def log_odds(self, params: Params, recalled: Any, feature: Array) -> Array:
-        line = params if isinstance(params, Line) else self.bind()[1]
-        return line.slope * feature + line.offset
+        slope, offset = _numbers(self, params)
+        return slope * feature + offset
 
 
 class HeadNumbers(NamedTuple):
@@ -415,16 +403,6 @@ def judge(estimate: Estimate, params: Params, state: JudgedDraft, drawn: Drawn) 
     return state._replace(survival=state.survival * chance, features=features, carry=carry)
 
 
-def ahead(estimate: Estimate, judged: JudgedDraft, chances: Array) -> Array:
-    """The chance `[B]` that all drawn tokens are accepted, with those not yet judged.
-
-    `chances` is `[B, G]`: for the next 1 .. G tokens of a row, by its recent rate.
-    """
-    if not estimate.lag:
-        return judged.survival
-    return judged.survival * chances[:, estimate.lag - 1]
-
-
 class Rates(NamedTuple):
     """Sums over earlier rounds; older rounds count less.
 
@@ -437,29 +415,12 @@ class Rates(NamedTuple):
     judged: Float32[Array, " B"]
 
 
-def no_rates(rows: int) -> Rates:
-    """The rates of rows that have drafted nothing."""
-    zeros = jnp.zeros((rows,), jnp.float32)
-    return Rates(zeros, zeros)
-
-
-def acceptance(rates: Rates) -> Array:
-    """The chance that a drafted token is accepted, `[B]` float32 in (0, 1).
+def chances(rates: Rates, longest: int) -> Float32[Array, "B G"]:
+    """The chance that the next 1, 2, .. G tokens are all accepted.
 
     It returns to its initial value while nothing is drafted, so that a row tries again.
     """
-    return (rates.accepted + _WEIGHT * _START) / (rates.judged + _WEIGHT)
-
-
-def add_round(rates: Rates, outcome: DraftOutcome) -> Rates:
-    """The sums after another round."""
-    stood = outcome.agreed.astype(jnp.float32)
-    judged = stood + outcome.rejected.astype(jnp.float32)
-    return Rates(KEPT * rates.accepted + stood, KEPT * rates.judged + judged)
-
-
-def chances(rate: Array, longest: int) -> Array:
-    """The chance that the next 1, 2, .. G tokens are all accepted: `[B, G]` float32."""
+    rate = (rates.accepted + _WEIGHT * _START) / (rates.judged + _WEIGHT)
     place = jnp.arange(1, longest + 1, dtype=jnp.float32)
     return rate[:, None] ** place[None]
 
@@ -579,7 +540,8 @@ class WeighsTokens(OnEstimate):
 
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
         estimate = self.estimate.remember(_numbers(self, params).estimate, rows)
-        return RoundsPast(no_rates(rows), estimate)
+        none = jnp.zeros((rows,), jnp.float32)
+        return RoundsPast(Rates(none, none), estimate)
 
     def begin(
         self, params: Params, memory: RoundsPast, limits: Array, longest: int
@@ -590,7 +552,7 @@ class WeighsTokens(OnEstimate):
             limits=limits,
             lengths=jnp.zeros((rows,), jnp.int32),
             going=limits > 0,
-            chances=chances(acceptance(memory.rates), longest),
+            chances=chances(memory.rates, longest),
             policy=self._against(numbers.policy, memory, limits, longest),
         )
         worth = self._continuing(state, state.judged.survival)
@@ -601,13 +563,19 @@ class WeighsTokens(OnEstimate):
         lengths = state.lengths + state.going.astype(jnp.int32)
         going = state.going & (lengths < state.limits)
         state = state._replace(judged=judged, lengths=lengths, going=going)
-        worth = self._continuing(state, ahead(self.estimate, judged, state.chances))
+        survival, lag = judged.survival, self.estimate.lag
+        if lag:  # tokens that a late estimate has not judged yet
+            survival = survival * state.chances[:, lag - 1]
+        worth = self._continuing(state, survival)
         return ~worth, state._replace(going=worth)
 
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
         judged = state.judged
         estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
-        return memory._replace(rates=add_round(memory.rates, outcome), estimate=estimate)
+        stood, rates = outcome.agreed.astype(jnp.float32), memory.rates
+        fell = outcome.rejected.astype(jnp.float32)
+        rates = Rates(KEPT * rates.accepted + stood, KEPT * rates.judged + (stood + fell))
+        return memory._replace(rates=rates, estimate=estimate)
 
     def _continuing(self, state: Weighing, survival: Array) -> Array:
         """The rows that continue, `[B]`; `survival [B]`: the chance that all drawn survive."""
@@ -895,7 +863,7 @@ class CostAware(WeighsTokens):
     ) -> Prices:
         rows, spent = limits.size, memory.policy
         draft = jnp.interp(jnp.float32(rows), numbers.rows, numbers.draft)
-        verifier = verifier_seconds(numbers, rows, longest + 1)
+        verifier = _verifier_seconds(numbers, rows, longest + 1)
         going = limits > 0
         # A row without earlier rounds counts as if it had decoded one token without a draft.
         fresh = spent.tokens == 0.0
@@ -923,7 +891,7 @@ class CostAware(WeighsTokens):
         return state.going & jnp.any(worth & jnp.any(open_, axis=0))
 
 
-def verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
+def _verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
     """Seconds of a pass over 1 .. `longest` tokens of each row: `[longest]` float32.
 
     A pass takes the smallest width of the table that holds it; `Costs.at_widths` makes the table
@@ -936,9 +904,9 @@ def verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
     return by_width[jnp.minimum(place, costs.widths.size - 1)]
 
 
-def _numbers(policy: Stopping, params: Params) -> Any:
-    """The traced numbers; the policy's own if it was not bound."""
-    return policy.bind()[1] if isinstance(params, tuple) and not params else params
+def _numbers(part: Any, params: Params) -> Any:
+    """The traced numbers of a policy or an estimate; its own if it was not bound."""
+    return part.bind()[1] if isinstance(params, tuple) and not params else params
 
 
 def check_policy(policy: Any) -> None:

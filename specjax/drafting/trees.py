@@ -26,7 +26,6 @@ from specjax.decoding.blocks import (
     part_of,
     propose_block,
     read_bonus,
-    sources_option,
     wanted_limits,
 )
 from specjax.decoding.history import put_at
@@ -309,18 +308,13 @@ class TreeDrafter(ModelDrafter):
         return fields | {"tree": repr(self.tree), "children": self.children}
 
     def propose(
-        self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         active = inputs.active & (inputs.limits > 0)
         uniforms = inputs.uniforms.reshape(active.size, -1, num_uniforms(self.vocab_size))
 
         def draft(before: NeuralDrafterState) -> tuple[DraftBlock, NeuralDrafterState]:
-            return self._draft(params, before, uniforms, inputs.sampling, active, with_confidence)
+            return self._draft(params, before, uniforms, inputs, active)
 
         like = jax.eval_shape(draft, state)[0]
         none = lambda before: (jax.tree.map(jnp.zeros_like, like), before)  # noqa: E731
@@ -334,8 +328,6 @@ class TreeDrafter(ModelDrafter):
         state: NeuralDrafterState,
         inputs: DraftInputs,
         block: DraftBlock,
-        *,
-        with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
         path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.depth]], axis=1)
         with jax.named_scope("drafter_pass"):
@@ -343,7 +335,7 @@ class TreeDrafter(ModelDrafter):
         last = jax.vmap(row)(read.logits, block.num_drafted)
         with jax.named_scope("distribution"):
             q = distributions(last, inputs.sampling)
-        q_conf = jax.vmap(confidence)(last) if with_confidence else None
+        q_conf = jax.vmap(confidence)(last) if inputs.with_confidence else None
         count = jnp.minimum(block.num_drafted, self.depth) + 1
         given = state.history, state.positions, block.tokens, count
         state = state._replace(cache=read.cache, history=history_lib.note_block(*given))
@@ -360,9 +352,8 @@ class TreeDrafter(ModelDrafter):
         params: NeuralDrafterParams,
         state: NeuralDrafterState,
         uniforms: Array,
-        sampling: Sampling,
+        inputs: DraftInputs,
         active: Array,
-        with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """The trees of all rows; the entries of their nodes stay in the cache until the next."""
         given = params.model, state.cache, state.positions, state.history, active
@@ -389,14 +380,14 @@ class TreeDrafter(ModelDrafter):
             if probs:
                 tree = self._read(params, tree, state.positions, level, size)
             with jax.named_scope("draw"):
-                probs.append(_distributions(tree, sampling, len(level.counts)))
-                ranks = _ranks(tree, sampling, probs[-1])
+                probs.append(_distributions(tree, inputs.sampling, len(level.counts)))
+                ranks = _ranks(tree, inputs.sampling, probs[-1])
                 tree = self._grow(tree, level, probs[-1], ranks, uniforms, used)
             used += sum(min(count, self._drawn) for count in level.counts)
             size = level.size
         tree = self._best(tree)
         confidences = None
-        if with_confidence:
+        if inputs.with_confidence:
             confidences = self._by_node(tree, jax.vmap(jax.vmap(confidence))(tree.logits))
         block = DraftBlock(
             tokens=tree.tokens,
@@ -585,10 +576,6 @@ class BranchesDrafter(SeveralDrafters):
         self._check_names(self.shared)
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return self.drafters
-
-    @property
     def max_draft(self) -> int:
         return sum(drafter.max_draft for drafter in self.drafters)
 
@@ -612,13 +599,7 @@ class BranchesDrafter(SeveralDrafters):
         )
 
     def propose(
-        self,
-        params: Sequence[Params],
-        state: SeveralState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
-        with_sources: bool = False,
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs
     ) -> tuple[DraftBlock, SeveralState]:
         limits = jnp.where(inputs.active, inputs.limits, 0)
         ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
@@ -633,10 +614,8 @@ class BranchesDrafter(SeveralDrafters):
                 params[i],
                 states[i],
                 inputs._replace(limits=allowed, uniforms=uniforms[i], active=drafts),
-                with_confidence=False,
-                with_sources=with_sources,
             )
-            if with_sources:
+            if inputs.with_sources:
                 block = block._replace(sources=drafted_sources(block) + named)
                 named += len(drafter.source_names)
             blocks.append(block)
@@ -646,13 +625,7 @@ class BranchesDrafter(SeveralDrafters):
         return union, state._replace(drafters=tuple(states))
 
     def bonus(
-        self,
-        params: Sequence[Params],
-        state: SeveralState,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, SeveralState]:
         raise NotImplementedError  # no rule reads it: see `DraftTraits.has_distributions`
 
@@ -881,35 +854,19 @@ class CaterpillarDrafter(Drafter):
         chain = self.drafter.draft_limits(params, state, self._chain_limits(limits))
         return jnp.where(chain > 0, limits, 0)
 
-    def propose(
-        self,
-        params: Params,
-        state: Any,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
-        with_sources: bool = False,
-    ) -> tuple[DraftBlock, Any]:
+    def propose(self, params: Params, state: Any, inputs: DraftInputs) -> tuple[DraftBlock, Any]:
         limits = self._chain_limits(inputs.limits)
         chain, state = self.drafter.propose(
             params,
             state,
-            inputs._replace(limits=limits),
-            with_confidence=True,
-            **sources_option(self.drafter, with_sources),
+            inputs._replace(limits=limits, with_confidence=True),
         )
         chain = chain._replace(num_drafted=jnp.minimum(chain.num_drafted, limits))
-        block = self._widened(chain, with_sources)
-        return block if with_confidence else block._replace(confidences=None), state
+        block = self._widened(chain, inputs.with_sources)
+        return block if inputs.with_confidence else block._replace(confidences=None), state
 
     def bonus(
-        self,
-        params: Params,
-        state: Any,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Params, state: Any, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, Any]:
         drafter, rows = self.drafter, inputs.tokens.size
         # As if the path were committed, after which the drafter drafts nothing.
@@ -922,12 +879,11 @@ class CaterpillarDrafter(Drafter):
             uniforms=jnp.zeros((rows, drafter.num_uniforms), jnp.float32),
             sampling=inputs.sampling,
             active=none == 0,
+            with_confidence=inputs.with_confidence,
         )
-        empty, moved = drafter.propose(params, moved, inputs, with_confidence=with_confidence)
+        empty, moved = drafter.propose(params, moved, inputs)
         empty = empty._replace(num_drafted=none)
-        extra, _ = read_bonus(
-            drafter, params, moved, inputs, empty, with_confidence=with_confidence
-        )
+        extra, _ = read_bonus(drafter, params, moved, inputs, empty)
         calls = {name: passes + empty.calls[name] for name, passes in extra.calls.items()}
         return extra._replace(calls=calls), state
 

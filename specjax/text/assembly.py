@@ -251,7 +251,7 @@ def _joined(
         drafter,
         plan.default_verification if parts.verification is None else parts.verification,
         _chosen_widths(parts),
-        parts.process_drafts is not False,
+        process_drafts=parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )

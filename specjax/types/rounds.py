@@ -126,6 +126,8 @@ class DraftInputs(NamedTuple):
         The drafter may ignore its processors.
       active: the rows that draft or may need a bonus; other rows need nothing, and no pass is made
         only for them.
+      with_confidence: whether the rule reads confidences (static).
+      with_sources: whether to return `DraftBlock.sources` (static).
     """
 
     tokens: Int32[Array, " B"]
@@ -133,6 +135,8 @@ class DraftInputs(NamedTuple):
     uniforms: Float32[Array, "B U"]
     sampling: Sampling
     active: Bool[Array, " B"]
+    with_confidence: bool = False
+    with_sources: bool = False
 
 
 class Drafter(Protocol):
@@ -151,9 +155,7 @@ class Drafter(Protocol):
         False by default.
       traits: see `DraftTraits`; `DraftTraits()` by default.
       model_names: the names of its models, for counting their passes; none by default.
-      source_names: the names of the parts that draw its tokens; by default its first model. With
-        several names `propose` takes an argument `with_sources`, which requests
-        `DraftBlock.sources`.
+      source_names: the names of the parts that draw its tokens; by default its first model.
     """
 
     # Only for the type checker: fields of a dataclass may replace them.
@@ -203,32 +205,18 @@ class Drafter(Protocol):
         """
 
     @abc.abstractmethod
-    def propose(
-        self,
-        params: Params,
-        state: Any,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
-    ) -> tuple[DraftBlock, Any]:
+    def propose(self, params: Params, state: Any, inputs: DraftInputs) -> tuple[DraftBlock, Any]:
         """Drafts a block for each row, and returns it with the new state.
 
         Args:
           params: the drafter's parameters.
           state: its state.
-          inputs: the rows' last tokens, limits and random numbers.
-          with_confidence: whether the rule reads confidences (static).
+          inputs: the rows' last tokens, limits and random numbers, and what is requested.
         """
 
     @abc.abstractmethod
     def bonus(
-        self,
-        params: Params,
-        state: Any,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Params, state: Any, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, Any]:
         """The distribution after each row's last token, which is drafted or the last committed one.
 
@@ -239,7 +227,6 @@ class Drafter(Protocol):
           state: its state after `propose`.
           inputs: those of `propose`, but for `sampling`: that of the token after the block.
           block: what `propose` returned; of a tree, the accepted path as a chain.
-          with_confidence: whether the rule reads confidences (static).
         """
 
     def commit(

@@ -283,8 +283,8 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
     last, settings = jnp.array([9], jnp.int32), sampling.Sampling(jnp.ones(1))
     uniforms, active = jnp.zeros((1, drafter.num_uniforms)), jnp.array([True])
     inputs = DraftInputs(last, 0 * one, uniforms, settings, active)
-    block, state = drafter.propose(params, state, inputs, with_confidence=False)
-    bonus, _ = drafter.bonus(params, state, inputs, block, with_confidence=False)
+    block, state = drafter.propose(params, state, inputs)
+    bonus, _ = drafter.bonus(params, state, inputs, block)
     logits = t.model.apply(t.params, jnp.array([[3, 4, 5, 7, 8, 9]]))[0, -1]
     want = sampling.distribution(logits, sampling.Sampling(1.0))
     np.testing.assert_allclose(bonus.probs[0], want, atol=1e-5)

@@ -35,7 +35,7 @@ class Short(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros(prompts.inputs.shape[0])
 
-    def propose(self, params, state, inputs, *, with_confidence):
+    def propose(self, params, state, inputs):
         alive, count = inputs.active, jnp.zeros_like(inputs.tokens)
         drawn, probs = [inputs.tokens], []
         for i in range(self.max_draft):
@@ -51,7 +51,7 @@ class Short(types.Drafter):
         )
         return block, state
 
-    def bonus(self, params, state, inputs, block, *, with_confidence):
+    def bonus(self, params, state, inputs, block):
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         return types.Bonus(params[last], None, {}), state

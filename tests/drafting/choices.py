@@ -116,7 +116,7 @@ def slots(drafter):
         inner = round_slots(drafter._round)
         return inner * (drafter.num_uniforms // len(inner))
     if isinstance(drafter, SeveralDrafters):
-        return [n for each in drafter.parts for n in slots(each)]
+        return [n for each in drafter.drafters for n in slots(each)]
     if isinstance(drafter, CaterpillarDrafter):
         return slots(drafter.drafter)
     if drafter.traits.drafts_trees:

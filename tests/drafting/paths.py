@@ -118,8 +118,8 @@ def _jitted(drafter, params, verification, temperature):
         limits = jnp.full(1, drafter.max_draft, jnp.int32)
         active = drafter.draft_limits(params, state, limits) > 0
         inputs = DraftInputs(last[None], limits, uniforms[None], sampling, active)
-        block, state = drafter.propose(params, state, inputs, with_confidence=False)
-        _, whole = drafter.bonus(params, state, inputs, block, with_confidence=False)
+        block, state = drafter.propose(params, state, inputs)
+        _, whole = drafter.bonus(params, state, inputs, block)
         probs = draft_probs(block, drafter.vocab_size)
         return block.tokens[0], probs[0], block.num_drafted[0], state, whole
 

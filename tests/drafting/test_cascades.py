@@ -343,7 +343,7 @@ class SharesOne(drafting.HorizontalCascade):
         rows = inputs.tokens.size
         empty = drafting.several.empty_block(rows, first.max_draft, first.vocab_size, False)
         after = inputs._replace(tokens=block.tokens[:, 0])
-        extra = first.bonus(params[0], told, after, empty, with_confidence=False)[0]
+        extra = first.bonus(params[0], told, after, empty)[0]
         return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
 
 

@@ -378,7 +378,7 @@ def test_bounds_hold_for_any_policy():
     settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), sampling.Sampling())
     last, uniforms = jnp.zeros(B, jnp.int32), jnp.full((B, G), 0.5)
     inputs = DraftInputs(last, limits, uniforms, settings, limits > 0)
-    block, _ = drafter.propose(params, state, inputs, with_confidence=False)
+    block, _ = drafter.propose(params, state, inputs)
     np.testing.assert_array_equal(block.num_drafted, [0, 1, 2, 3, 3])
 
 

@@ -158,7 +158,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
             Sampling(jnp.full(3, temperature)),
             jnp.ones(3, bool),
         )
-        return drafter.propose(params, state, inputs, with_confidence=False)[0]
+        return drafter.propose(params, state, inputs)[0]
 
     drawn, greedy = blocks("top", 1.0), blocks(children, 0.0)
     np.testing.assert_array_equal(greedy.tokens, drawn.tokens)

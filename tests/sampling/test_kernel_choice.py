@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.sampling.kernel_choice import on_one_tpu
+from specjax.sampling.draw_kernels import on_one_tpu
 
 
 def _kernel(x, scale):
