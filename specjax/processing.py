@@ -96,10 +96,10 @@ def logs_along(
         rare &= below <= 0.9 * least[:, None]
 
     def exact(p: Array) -> Array:
-        changed, own = logits, sampling
+        changed, after = logits, sampling
         if sampling.processing is not None:
-            changed, own = _processed_along(sampling, logits, tokens[:, :-1], None)
-        logs = jax.vmap(jax.vmap(log_distribution, in_axes=(0, None)))(changed, own)
+            changed, after = _processed_along(sampling, logits, tokens[:, :-1], None)
+        logs = jax.vmap(jax.vmap(log_distribution, in_axes=(0, None)))(changed, after)
         return jnp.where(rare, of_each(entry, logs), p)
 
     return LogProbs(plain, lax.cond(jnp.any(rare), exact, lambda p: p, p))
@@ -239,8 +239,8 @@ def _processed_along(
     if parents is None:
 
         def step(state: Any, at: tuple[Array, Array]) -> tuple[Any, Array]:
-            token, own = at
-            return _after(sampling, state, token), _process(sampling, state, own)
+            token, logits = at
+            return _after(sampling, state, token), _process(sampling, state, logits)
 
         following = jnp.pad(tokens, ((0, 0), (0, 1)))
         changed = lax.scan(step, first, (following.T, columns))[1]

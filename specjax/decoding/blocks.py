@@ -44,9 +44,9 @@ def wanted_limits(
     drafter: Drafter, params: Params, state: Any, limits: Int32[Array, " B"]
 ) -> Int32[Array, " B"]:
     """The limits that the drafter decides on before it drafts, at most `limits`."""
-    wanted = drafter.draft_limits(params, state, limits)
-    _assert_kind(f"{type(drafter).__name__}.draft_limits", wanted, jnp.int32, *limits.shape)
-    return jnp.clip(wanted, 0, limits)
+    chosen = drafter.draft_limits(params, state, limits)
+    _assert_kind(f"{type(drafter).__name__}.draft_limits", chosen, jnp.int32, *limits.shape)
+    return jnp.clip(chosen, 0, limits)
 
 
 def propose_block(
@@ -184,9 +184,9 @@ def score(
 
     if len(widths) == 1:
         read_now = tokens[:, :full]
-        given = () if tree is None else (part_of(tree, 0, full),)
+        shape = () if tree is None else (part_of(tree, 0, full),)
         with jax.named_scope("verifier_pass"):
-            read = model.extend(params, cache, read_now, positions, *given)
+            read = model.extend(params, cache, read_now, positions, *shape)
         p, p_conf, hidden, logits = outputs(read.logits, read.hidden, read_now)
         return Scored(p, p_conf, hidden, logits, read.cache)
 

@@ -430,8 +430,10 @@ class _FallbackCascade(PairMethod):
         caches = {"verifier": scored.cache, "drafter": drafted.cache}
         by_drafter = jnp.arange(self.limit + 1)[None] < standing[:, None]
         counted = jnp.arange(self.limit + 1)[None] < counts[:, None]
-        given = scored.p, scored.logits, state.sampling, tokens, counted
-        logs = logs_along(*given, with_plain=state.wants_log_probs)
+        logs = logs_along(
+            scored.p, scored.logits, state.sampling, tokens, counted,
+            with_plain=state.wants_log_probs,
+        )  # fmt: skip
         # The verifier has not read the tokens after its last pass.
         logs = jax.tree.map(lambda x: jnp.where(waiting[:, None], x, jnp.nan), logs)
         # Without a rollback rule the drafter's tokens do not count as drafts: none is ever

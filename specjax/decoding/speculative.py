@@ -454,21 +454,21 @@ class Round:
         block: DraftBlock,
         active: Array,
         sampling: Sampling,
-        **wanted: Any,
+        **options: Any,
     ) -> tuple[Scored, RoundState]:
         """The verifier's pass over the blocks; in a nested round also over the tokens it lacks."""
         drafted = jnp.where(active, block.num_drafted, 0)
-        given = self.verifier, params, state.cache, sampling, self.verifier_widths
+        reader = self.verifier, params, state.cache, sampling, self.verifier_widths
         if state.history is None:
             tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
             longest = jnp.max(drafted) + 1
-            scored = score(*given, tokens, state.positions, longest, block.parents, **wanted)
+            scored = score(*reader, tokens, state.positions, longest, block.parents, **options)
             return scored, state
         full = block.tokens.shape[1] + 1
         lacks = history_lib.unread(state.history, state.positions, block.tokens, 2 * full)
         longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
-        wanted |= {"skipped": lacks.lags, "rows": full}
-        scored = score(*given, lacks.tokens, lacks.starts, longest, **wanted)
+        options |= {"skipped": lacks.lags, "rows": full}
+        scored = score(*reader, lacks.tokens, lacks.starts, longest, **options)
         history = history_lib.note_caught_up(state.history, state.positions, active)
         count = block.num_drafted + 1
         history = history_lib.note_block(history, state.positions, block.tokens, count)
@@ -620,12 +620,12 @@ def block_targets(
             return jax.vmap(rule)(*at), jnp.broadcast_to(credit, (at[0].shape[0] + 1,))
 
         def spend(credit: Array, one: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            held, left = rule.spend(*one, credit)
-            return left, (held, left)
+            target, left = rule.spend(*one, credit)
+            return left, (target, left)
 
-        wanted = jax.vmap(rule.rule)(*at)
-        _, (held, left) = lax.scan(spend, credit, (wanted, at[1]))
-        return held, jnp.concatenate([credit[None], left])
+        unlimited = jax.vmap(rule.rule)(*at)
+        _, (targets, left) = lax.scan(spend, credit, (unlimited, at[1]))
+        return targets, jnp.concatenate([credit[None], left])
 
     return jax.vmap(row)(rule, credit, *distributions)
 

@@ -276,7 +276,7 @@ class HorizontalCascade(SeveralDrafters):
                 states[i] = commit_tokens(drafter, states[i], block.tokens, before)
             allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
             # `CaterpillarDrafter` requests confidences of the drafters that have them.
-            wanted = inputs.with_confidence and drafter.has_confidence
+            reports = inputs.with_confidence and drafter.has_confidence
             # The last drafter may have to give a bonus even if it drafts nothing.
             last = i + 1 == len(self.drafters)
             drafts = wanted_limits(drafter, params[i], states[i], allowed) > 0
@@ -290,12 +290,12 @@ class HorizontalCascade(SeveralDrafters):
                     uniforms[i],
                     advance(inputs.sampling, block.tokens, before),
                     inputs.active if last else drafts,
-                    wanted,
+                    reports,
                     inputs.with_sources,
                 ),
             )
             part = part._replace(probs=draft_probs(part, self.vocab_size))
-            if wanted != inputs.with_confidence:
+            if reports != inputs.with_confidence:
                 part = part._replace(confidences=jnp.zeros_like(part.probs))
             if inputs.with_sources:
                 part = part._replace(sources=drafted_sources(part) + named)

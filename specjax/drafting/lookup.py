@@ -358,12 +358,12 @@ class LookupFirst(SeveralDrafters):
     @property
     def traits(self) -> DraftTraits:
         # Rows share passes: whether there is a pass depends on all rows.
-        own = self.drafter.traits
+        traits = self.drafter.traits
         return DraftTraits(
             prefix_only=False,
-            random_stops=own.random_stops,
-            catches_up=own.catches_up,
-            reads_verifier_hidden=own.reads_verifier_hidden,
+            random_stops=traits.random_stops,
+            catches_up=traits.catches_up,
+            reads_verifier_hidden=traits.reads_verifier_hidden,
         )
 
     def describe(self) -> Any:
@@ -372,8 +372,8 @@ class LookupFirst(SeveralDrafters):
     def draft_limits(self, params: Sequence[Params], state: SeveralState, limits: Array) -> Array:
         copies = self.copies(state)
         drafting = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
-        wanted = self.drafter.draft_limits(params[1], state.drafters[1], drafting)
-        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), wanted)
+        drafted = self.drafter.draft_limits(params[1], state.drafters[1], drafting)
+        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), drafted)
 
     def propose(
         self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs
@@ -498,10 +498,10 @@ class LookupTreeDrafter(Drafter):
         limits, chains = jnp.where(inputs.active, inputs.limits, 0), []
         for i in range(self.copies):
             one = state._replace(match=Match(*(x[:, i] for x in state.match)))
-            copied, known = self.lookup.chain(params, one, inputs.tokens)
+            copied, count = self.lookup.chain(params, one, inputs.tokens)
             if i:  # without a match only the first copy continues, by the table
-                known = jnp.where(self.lookup.matched(one) > 0, known, 0)
-            count = jnp.minimum(known, limits)
+                count = jnp.where(self.lookup.matched(one) > 0, count, 0)
+            count = jnp.minimum(count, limits)
             chains.append(DraftBlock(copied[:, :-1], None, None, count, {}))
         return united(chains), state
 

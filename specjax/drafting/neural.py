@@ -311,11 +311,11 @@ class NeuralDrafter(ModelDrafter):
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
     ) -> tuple[Array, Any]:
         memory = state.past.memory if isinstance(state.past, PolicyPast) else ()
-        wanted, policy = self.stopping.begin(params.stopping, memory, limits, self.max_draft)
-        kind = wanted.shape, wanted.dtype
+        chosen, policy = self.stopping.begin(params.stopping, memory, limits, self.max_draft)
+        kind = chosen.shape, chosen.dtype
         name = type(self.stopping).__name__
         assert kind == (limits.shape, jnp.int32), f"{name}.begin: limits are int32[B]"
-        return jnp.clip(wanted, jnp.minimum(self.min_draft, limits), limits), policy
+        return jnp.clip(chosen, jnp.minimum(self.min_draft, limits), limits), policy
 
     def _read(
         self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array

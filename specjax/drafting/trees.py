@@ -89,10 +89,10 @@ class Topology:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = self.parents
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise UserError(f"parents must be a tuple such as {_EXAMPLE}, got {given!r}")
-        parents = tuple(whole_number(f"parents[{i}]", x, low=0) for i, x in enumerate(given))
+        parents = self.parents
+        if isinstance(parents, str) or not isinstance(parents, Sequence) or not parents:
+            raise UserError(f"parents must be a tuple such as {_EXAMPLE}, got {parents!r}")
+        parents = tuple(whole_number(f"parents[{i}]", x, low=0) for i, x in enumerate(parents))
         for i, parent in enumerate(parents):
             if parent > i:
                 raise UserError(
@@ -110,10 +110,10 @@ class Topology:
     @property
     def depths(self) -> tuple[int, ...]:
         """The depth of each node from 1 on."""
-        found = [0]
+        depths = [0]
         for parent in self.parents:
-            found.append(found[parent] + 1)
-        return tuple(found[1:])
+            depths.append(depths[parent] + 1)
+        return tuple(depths[1:])
 
     @property
     def widest(self) -> int:
@@ -337,8 +337,8 @@ class TreeDrafter(ModelDrafter):
             q = distributions(last, inputs.sampling)
         q_conf = jax.vmap(confidence)(last) if inputs.with_confidence else None
         count = jnp.minimum(block.num_drafted, self.depth) + 1
-        given = state.history, state.positions, block.tokens, count
-        state = state._replace(cache=read.cache, history=history_lib.note_block(*given))
+        history = history_lib.note_block(state.history, state.positions, block.tokens, count)
+        state = state._replace(cache=read.cache, history=history)
         return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
     def commit(
@@ -356,9 +356,11 @@ class TreeDrafter(ModelDrafter):
         active: Array,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """The trees of all rows; the entries of their nodes stay in the cache until the next."""
-        given = params.model, state.cache, state.positions, state.history, active
         with jax.named_scope("drafter_pass"):
-            last = history_lib.read_last(self.model, *given, self.depth + 1)
+            last = history_lib.read_last(
+                self.model, params.model, state.cache, state.positions, state.history, active,
+                self.depth + 1,
+            )  # fmt: skip
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)
         none = jnp.zeros((rows, 0), jnp.int32)
@@ -422,9 +424,9 @@ class TreeDrafter(ModelDrafter):
         follows = jnp.argmax(above[:, :, None] == tree.read[:, None], axis=2).astype(jnp.int32)
         shape = grown(tree.shape, follows)
         count = tree.read.shape[1]
-        given = pick(tree.tokens, nodes - 1), positions, part_of(shape, count, count + width)
+        tokens, level_shape = pick(tree.tokens, nodes - 1), part_of(shape, count, count + width)
         with jax.named_scope("drafter_pass"):
-            read = self.model.extend(params.model, tree.cache, *given)
+            read = self.model.extend(params.model, tree.cache, tokens, positions, level_shape)
         return tree._replace(
             read=jnp.concatenate([tree.read, nodes], axis=1),
             follows=jnp.concatenate([tree.follows, follows], axis=1),

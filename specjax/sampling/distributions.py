@@ -122,9 +122,9 @@ def log_distribution(logits: Float[Array, " V"], sampling: Sampling) -> Float32[
 
 def log_confidence(logits: Float[Array, " V"], token: Int32[Array, ""]) -> Float32[Array, ""]:
     """The logarithm of `confidence` at a token, also where that rounds it to 0."""
-    top, own = (x.astype(jnp.float32) for x in (jnp.max(logits), entry(logits, token)))
+    top, logit = (x.astype(jnp.float32) for x in (jnp.max(logits), entry(logits, token)))
     mass = total(jnp.exp(_weighed(logits, Sampling()).logs))
-    return jnp.where(own == top, 0.0, own - top) - jnp.log(mass)
+    return jnp.where(logit == top, 0.0, logit - top) - jnp.log(mass)
 
 
 class _Weighed(NamedTuple):
@@ -249,26 +249,26 @@ def in_top_p(
     return (rank <= _edge(rank, weights, mass)) | (p >= 1.0)
 
 
-def _edge(rank: Array, values: Array, wanted: Array) -> Array:
-    """The smallest bound up to which values sum to `wanted`; if none, the largest uint32."""
+def _edge(rank: Array, values: Array, least: Array) -> Array:
+    """The smallest bound up to which values sum to `least`; if none, the largest uint32."""
     # Its derivative is zero except at jumps.
-    arrays = lax.stop_gradient((rank, values, wanted))
+    arrays = lax.stop_gradient((rank, values, least))
     return by_platform(*arrays, tpu=_edge_by_sixteenths, default=_edge_by_halves)
 
 
-def _edge_by_halves(rank: Array, values: Array, wanted: Array) -> Array:
+def _edge_by_halves(rank: Array, values: Array, least: Array) -> Array:
 
     def halve(_, span):
         low, high = span
         middle = low + (high - low) // 2
-        hit = jnp.sum(jnp.where(rank <= middle, values, jnp.zeros((), values.dtype))) >= wanted
+        hit = jnp.sum(jnp.where(rank <= middle, values, jnp.zeros((), values.dtype))) >= least
         return jnp.where(hit, low, middle + 1), jnp.where(hit, middle, high)
 
     span = (jnp.uint32(0), jnp.uint32(0xFFFFFFFF))
     return lax.fori_loop(0, 32, halve, span)[1]
 
 
-def _edge_by_sixteenths(rank: Array, values: Array, wanted: Array) -> Array:
+def _edge_by_sixteenths(rank: Array, values: Array, least: Array) -> Array:
     none = np.zeros((), values.dtype)
 
     def digit(i: Array, low: Array) -> Array:
@@ -276,7 +276,7 @@ def _edge_by_sixteenths(rank: Array, values: Array, wanted: Array) -> Array:
         bounds = [low + np.uint32(j) * width - np.uint32(1) for j in range(1, 16)]
         counted = tuple(jnp.where(rank <= bound, values, none) for bound in bounds)
         sums = lax.reduce(counted, (none,) * 15, lambda x, y: jax.tree.map(jnp.add, x, y), (0,))
-        below = sum((x < wanted).astype(jnp.uint32) for x in sums)
+        below = sum((x < least).astype(jnp.uint32) for x in sums)
         return low + below * width
 
     return lax.fori_loop(0, 8, digit, jnp.uint32(0))
