@@ -418,7 +418,15 @@ class _FallbackCascade(PairMethod):
         ended = drafted.ended | (drafted.stopped if rollback is None else False)
         waiting = active & ~ended & ~drafted.nan
         scored = self._read(params.verifier, state, drafted, waiting, rollback)
-        standing = _num_kept(rollback, drafted, scored, waiting)
+        standing = drafted.counts
+        if rollback is not None:
+            defers = jax.vmap(lambda rule, *of: jax.vmap(rule.defers)(*of))(
+                rollback, drafted.probs, scored.p, drafted.confidences, scored.p_conf
+            )
+            index = jnp.arange(self.limit + 1, dtype=jnp.int32)[None]
+            defers &= waiting[:, None]
+            first = jnp.min(jnp.where(defers, index, self.limit + 1), axis=1)
+            standing = jnp.minimum(first, drafted.counts)
         p = jnp.take_along_axis(scored.p, standing[:, None, None], axis=1)[:, 0]
         next_token = jax.vmap(draw)(p, uniforms[:, -1])
         tokens = emitted(drafted.tokens[:, :-1], standing, next_token)
@@ -611,22 +619,6 @@ class BiLDCascade(_FallbackCascade):
 
     def rollback(self, rule: FallbackRollback) -> Any:
         return rule.rollback
-
-
-def _num_kept(
-    rollback: Any, drafted: Drafted, scored: Scored, waiting: Array
-) -> Int32[Array, " B"]:
-    """The number of drafted tokens that are kept; all in rows that do not wait."""
-    if rollback is None:
-        return drafted.counts
-
-    def decide(rule: Any, *of: Any) -> Array:
-        return jax.vmap(rule.defers)(*of)
-
-    defers = jax.vmap(decide)(rollback, drafted.probs, scored.p, drafted.confidences, scored.p_conf)
-    index = jnp.arange(defers.shape[1], dtype=jnp.int32)[None]
-    defers &= waiting[:, None]
-    return jnp.minimum(jnp.min(jnp.where(defers, index, defers.shape[1]), axis=1), drafted.counts)
 
 
 class Response(NamedTuple):

@@ -275,7 +275,14 @@ class Round:
         ends = np.cumsum(self._uniforms)[:-1].tolist()
         for_draft, for_accept, for_next = jnp.split(uniforms, ends, axis=1)
         limits = jnp.where(active, limits, 0)
-        state, behind = self._catch_up(params.verifier, state, active)
+        behind = jnp.int32(0)
+        if state.history is not None:
+            # The verifier's next pass reads up to G + 1 of its missing tokens with the draft.
+            cache, history, behind = history_lib.catch_up(
+                self.verifier, params.verifier, state.cache, state.positions, state.history, active,
+                spare=drafter.max_draft + 1,
+            )  # fmt: skip
+            state = state._replace(cache=cache, history=history)
 
         # Draft.
         drafts = wanted_limits(drafter, params.drafter, state.drafter, limits) > 0
@@ -433,19 +440,6 @@ class Round:
             cache=self.verifier.cache_axes(inner.cache),
             drafter=self.drafter.state_axes(inner.drafter),
         )
-
-    def _catch_up(
-        self, params: Params, state: RoundState, active: Array
-    ) -> tuple[RoundState, Array]:
-        """Lets the verifier of a nested round catch up to a pass's length; counts its passes."""
-        if state.history is None:
-            return state, jnp.int32(0)
-        # The next pass reads this many together with the draft.
-        spare = state.history.drafted.shape[1] + 1
-        cache, history, calls = history_lib.catch_up(
-            self.verifier, params, state.cache, state.positions, state.history, active, spare
-        )
-        return state._replace(cache=cache, history=history), calls
 
     def _score(
         self,

@@ -40,7 +40,6 @@ from specjax.types import (
     Params,
     Processing,
     Prompts,
-    Sampling,
     Stopping,
     row_axes,
 )
@@ -222,13 +221,39 @@ class NeuralDrafter(ModelDrafter):
         self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         longest, vocab = self.max_draft, self.vocab_size
-        rows, active, sampling = inputs.tokens.size, inputs.active, inputs.sampling
+        rows, active = inputs.tokens.size, inputs.active
         limits, policy = self._begin(params, state, inputs.limits)
         uniforms = inputs.uniforms.reshape(rows, longest, num_uniforms(vocab))
 
         def choose(carry: _DraftLoop, logits: Array, hidden: Array) -> _DraftLoop:
+            """Draws the next token of each row, and decides whether its draft continues."""
             uniform = lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False)
-            return _choose(self, params, carry, logits, hidden, uniform, limits, sampling)
+            index, block = carry.step, carry.block
+            confidences = block.confidences
+            keep_confidence = confidences is not None or self.stopping.reads_confidence
+            sampling = with_processing(inputs.sampling, carry.processing)
+            with jax.named_scope("draw"):
+                q, token = draws(logits, sampling, uniform)
+            q_conf = _confidences(logits) if keep_confidence else None
+            seen = Drawn(token, q, q_conf, hidden, index)
+            stops, policy = self.stopping.step(params.stopping, carry.policy, seen)
+            name, kind = type(self.stopping).__name__, (stops.shape, stops.dtype)
+            assert kind == (token.shape, bool), f"{name}.step: stops are bool[B]"
+            if confidences is not None:
+                assert q_conf is not None
+                confidences = put_column(confidences, q_conf, index)
+            block = block._replace(
+                tokens=put_column(block.tokens, token, index),
+                probs=put_column(block.probs, q, index),
+                confidences=confidences,
+                num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
+            )
+            stops &= index + 1 >= self.min_draft
+            for eos in self.eos_ids:
+                stops |= token == eos
+            going = carry.going & ~stops & (index + 1 < limits)
+            processing = advance(sampling, token[:, None], carry.going).processing
+            return _DraftLoop(index + 1, block, carry.cache, token, going, policy, processing)
 
         def step(carry: _DraftLoop) -> _DraftLoop:
             at = state.positions + carry.step
@@ -254,7 +279,7 @@ class NeuralDrafter(ModelDrafter):
             last=inputs.tokens,
             going=active & (limits > 0),
             policy=policy,
-            processing=sampling.processing,
+            processing=inputs.sampling.processing,
         )
         lags = jnp.any(active & (state.history.read < state.positions))
         if self.catches_up:
@@ -325,45 +350,6 @@ class NeuralDrafter(ModelDrafter):
             returned = self.model.extend(params.model, cache, tokens[:, None], positions)
         logits, hidden, cache = returned
         return logits[:, 0], hidden[:, 0], cache
-
-
-def _choose(
-    drafter: NeuralDrafter,
-    params: NeuralDrafterParams,
-    carry: _DraftLoop,
-    logits: Array,
-    hidden: Array,
-    uniform: Array,
-    limits: Array,
-    sampling: Sampling,
-) -> _DraftLoop:
-    """Draws the next token of each row, and decides whether its draft continues."""
-    index, block = carry.step, carry.block
-    confidences = block.confidences
-    keep_confidence = confidences is not None or drafter.stopping.reads_confidence
-    sampling = with_processing(sampling, carry.processing)
-    with jax.named_scope("draw"):
-        q, token = draws(logits, sampling, uniform)
-    q_conf = _confidences(logits) if keep_confidence else None
-    seen = Drawn(token, q, q_conf, hidden, index)
-    stops, policy = drafter.stopping.step(params.stopping, carry.policy, seen)
-    kind = stops.shape, stops.dtype
-    assert kind == (token.shape, bool), f"{type(drafter.stopping).__name__}.step: stops are bool[B]"
-    if confidences is not None:
-        assert q_conf is not None
-        confidences = put_column(confidences, q_conf, index)
-    block = block._replace(
-        tokens=put_column(block.tokens, token, index),
-        probs=put_column(block.probs, q, index),
-        confidences=confidences,
-        num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
-    )
-    stops &= index + 1 >= drafter.min_draft
-    for eos in drafter.eos_ids:
-        stops |= token == eos
-    going = carry.going & ~stops & (index + 1 < limits)
-    processing = advance(sampling, token[:, None], carry.going).processing
-    return _DraftLoop(index + 1, block, carry.cache, token, going, policy, processing)
 
 
 def _confidences(logits: Array) -> Array:

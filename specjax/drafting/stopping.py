@@ -863,7 +863,13 @@ class CostAware(WeighsTokens):
     ) -> Prices:
         rows, spent = limits.size, memory.policy
         draft = jnp.interp(jnp.float32(rows), numbers.rows, numbers.draft)
-        verifier = _verifier_seconds(numbers, rows, longest + 1)
+        # A pass takes the smallest width that holds it, one of those that `Costs.at_widths` was
+        # asked for; times between batch sizes are interpolated.
+        by_width = jax.vmap(lambda y: jnp.interp(jnp.float32(rows), numbers.rows, y), in_axes=1)(
+            numbers.verifier
+        )
+        place = jnp.searchsorted(numbers.widths, jnp.arange(1, longest + 2, dtype=jnp.float32))
+        verifier = by_width[jnp.minimum(place, numbers.widths.size - 1)]
         going = limits > 0
         # A row without earlier rounds counts as if it had decoded one token without a draft.
         fresh = spent.tokens == 0.0
@@ -889,19 +895,6 @@ class CostAware(WeighsTokens):
         wider = verifier[jnp.minimum(drafted + more, longest)] - verifier[drafted]
         worth = saved > more.astype(jnp.float32) * prices.draft[0] + wider
         return state.going & jnp.any(worth & jnp.any(open_, axis=0))
-
-
-def _verifier_seconds(costs: CostTable, rows: int, longest: int) -> Array:
-    """Seconds of a pass over 1 .. `longest` tokens of each row: `[longest]` float32.
-
-    A pass takes the smallest width of the table that holds it; `Costs.at_widths` makes the table
-    for the widths that a loop compiles. Times between batch sizes are interpolated.
-    """
-    by_width = jax.vmap(lambda y: jnp.interp(jnp.float32(rows), costs.rows, y), in_axes=1)(
-        costs.verifier
-    )
-    place = jnp.searchsorted(costs.widths, jnp.arange(1, longest + 1, dtype=jnp.float32))
-    return by_width[jnp.minimum(place, costs.widths.size - 1)]
 
 
 def _numbers(part: Any, params: Params) -> Any:
