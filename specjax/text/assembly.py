@@ -13,8 +13,8 @@ import numpy as np
 
 from specjax.checks import check_part, check_static, checked, whole_number
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.decoding.roundless import PairMethod
-from specjax.decoding.scoring import check_widths, powers_of_two
+from specjax.decoding.blocks import check_widths, powers_of_two
+from specjax.decoding.cascades import PairMethod
 from specjax.drafting import (
     Budget,
     CostAware,
@@ -260,7 +260,7 @@ def _joined(
         drafter,
         plan.default_verification if parts.verification is None else parts.verification,
         _chosen_widths(parts),
-        parts.process_drafts is not False,
+        process_drafts=parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )

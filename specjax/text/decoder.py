@@ -23,7 +23,7 @@ from jaxtyping import Int32
 from specjax import environment
 from specjax.checks import check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
-from specjax.decoding.roundless import PairMethod
+from specjax.decoding.cascades import PairMethod
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.memory import explain_full_memory

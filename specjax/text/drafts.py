@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checks import check_count, check_part, check_path
-from specjax.decoding.guards import check_rule
+from specjax.decoding.speculative import check_rule
 from specjax.drafting import (
     Beam,
     Bigram,
@@ -38,7 +38,7 @@ from specjax.drafting import (
     k_ary,
     lenience,
 )
-from specjax.drafting.hierarchy import check_lengths
+from specjax.drafting.cascades import check_lengths
 from specjax.drafting.trees import CHILDREN
 from specjax.errors import UserError
 from specjax.models.int8 import form_of

@@ -17,8 +17,14 @@ import numpy as np
 from specjax.checks import check_count
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
-from specjax.decoding.loop import beginning_of, first_state
-from specjax.decoding.state import ByToken, end_row, insert_rows, watch_stops
+from specjax.decoding.method import (
+    ByToken,
+    beginning_of,
+    end_row,
+    first_state,
+    insert_rows,
+    watch_stops,
+)
 from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
 from specjax.models.beginnings import Beginning
@@ -40,7 +46,17 @@ from specjax.text.scheduling import Entry, Slots, row_multiple
 from specjax.text.stops import StopBlocks, check_stops, cut
 from specjax.text.streaming import Added, StreamedText
 from specjax.text.text_models import TextModel
-from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
+from specjax.types import (
+    ABORTED,
+    ENDED_BY,
+    NAN,
+    Array,
+    DecodeState,
+    LogProbs,
+    Params,
+    PromptBatch,
+    Sampling,
+)
 
 # Steps between two returns to the host, so that Ctrl-C works.
 STOP_AFTER = 64
@@ -125,7 +141,7 @@ class Engine:
         self._method, self._params, self._model = method, params, model
         self._rows, self._stop = rows, tuple(stop)
         self._chat_template_kwargs = chat_template_kwargs
-        self._by_token = {"token_log_probs": log_probs, "token_sources": sources}
+        self._by_token = {"log_probs": log_probs, "sources": sources}
         self._stop_table = stop_table
         rule = getattr(params, "rule", None)
         drawn = checked_sampling(sampling)
@@ -537,13 +553,13 @@ class Engine:
             source = self._method.nan_sources[int(info.nan_in)]
             error = f"{source} gave NaN in step {int(steps[i])}"
         text = "" if self._model is None else self._model.decode(entry.tokens, output)
-        by_token = info.token_log_conf, info.token_log_p, info.token_log_target
-        by_token = (None,) * 3 if entry.request.log_probs is False else by_token
-        log_probs, processed, target = (None if x is None else x[: len(tokens)] for x in by_token)
+        logs = LogProbs()
+        if info.log_probs is not None and entry.request.log_probs is not False:
+            logs = LogProbs(*(x[: len(tokens)] for x in info.log_probs))
         sources = text_of = None
-        if info.token_sources is not None:
+        if info.sources is not None:
             names = (*self._method.source_names, "unknown")
-            sources = tuple(names[code] for code in info.token_sources[: len(output)])
+            sources = tuple(names[code] for code in info.sources[: len(output)])
             text_of = None if self._model is None else self._model.text_after(entry.tokens)
         return Row(
             index=entry.index,
@@ -552,9 +568,9 @@ class Engine:
             ended_by=ended_by,
             info=RowInfo.of(info, np.array(lengths[i]), np.array(steps[i])),
             **times,
-            log_probs=log_probs,
-            log_probs_processed=processed,
-            log_probs_target=target,
+            log_probs=logs.plain,
+            log_probs_processed=logs.processed,
+            log_probs_target=logs.target,
             error=error,
             eos_id=int(tokens[-1]) if ended_by == "eos" else None,
             sample=entry.sample,

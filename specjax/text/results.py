@@ -77,6 +77,7 @@ class RowInfo(NamedTuple):
     @classmethod
     def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
         """Makes the counts from a loop's `specjax.types.DecodeInfo`."""
+        plain, processed, target = info.log_prob
         return cls(
             emitted,
             rounds,
@@ -85,9 +86,9 @@ class RowInfo(NamedTuple):
             info.accepted_lengths,
             info.token_sum,
             info.block_sum,
-            np.full_like(info.log_p, np.nan) if info.log_conf is None else info.log_conf,
-            info.log_p,
-            info.log_target,
+            np.full_like(processed, np.nan) if plain is None else plain,
+            processed,
+            target,
             info.deferrals,
             info.rollbacks,
             info.nodes,

@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax import decoding, drafting, rules
-from specjax.decoding.loop import jitted_init, jitted_run
+from specjax.decoding.method import jitted_init, jitted_run
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.chat import Chat

@@ -10,7 +10,7 @@ import pytest
 import specjax
 from specjax import testing
 from specjax.checkpoints import SpecialIds, load_model, save_model
-from specjax.decoding.tree import shape_of
+from specjax.decoding.blocks import shape_of
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.heterogeneous_vocabularies import shared_probability, tables, translate

@@ -6,7 +6,7 @@ import pytest
 
 import specjax
 from specjax import rules, verification
-from specjax.decoding import loop
+from specjax.decoding import method as methods
 from specjax.text import scheduling
 from specjax.text.scheduling import Slots
 from tests import tiny_pair
@@ -44,7 +44,7 @@ def decoder(pair, request):
 def seen(monkeypatch):
     """What happens: the groups that enter the slots, the steps, and the prefills."""
     record = {"groups": [], "steps": 0, "prefills": 0}
-    occupy, run, init = Slots.occupy, loop.Method.run, loop.Method.init
+    occupy, run, init = Slots.occupy, methods.Method.run, methods.Method.init
 
     def occupied(self, places, *since):
         asked = [entry.index for entry in self.waiting]
@@ -62,8 +62,8 @@ def seen(monkeypatch):
         return init(self, *args, **options)
 
     monkeypatch.setattr(Slots, "occupy", occupied)
-    monkeypatch.setattr(loop.Method, "run", counted)
-    monkeypatch.setattr(loop.Method, "init", filled)
+    monkeypatch.setattr(methods.Method, "run", counted)
+    monkeypatch.setattr(methods.Method, "init", filled)
     return record
 
 
