@@ -16,7 +16,7 @@ from specjax.data.few_shot import FewShot
 from specjax.decoding.method import ByToken, jitted_init
 from specjax.text import Decoder, load_pair
 from specjax.text.directories import built_in_pair
-from specjax.text.prefixes import common_of
+from specjax.text.requests import common_of
 from specjax.types import PromptBatch, Sampling
 
 HELP = "time of n samples of a prompt (one prefill, n prompts, n calls), or of shared examples"

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
       0, or 2 for two models that are not a pair: a command that decodes refuses them.
     """
     # Imported here so that `specjax --help` stays quick.
-    from specjax.text.model_info import as_pair, inspect, lines
+    from specjax.text.directories import as_pair, inspect, lines
 
     if len(args.models) > 2:
         raise UserError(f"inspect takes one or two models, got {len(args.models)}")

@@ -13,14 +13,15 @@ import numpy as np
 from specjax import rules
 from specjax.checks import check_part, one_number, whole_number
 from specjax.errors import UserError
-from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
 from specjax.text.drafts import ModelDrafts, check_is_plan
 from specjax.text.parts import (
     PLACE,
     DrafterAlone,
     Part,
+    Parts,
     VerifierAlone,
+    check_fit,
     make_part,
     registered_parts,
 )

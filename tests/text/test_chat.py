@@ -12,7 +12,7 @@ from specjax import decoding, drafting, rules
 from specjax.decoding.method import jitted_init, jitted_run
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
-from specjax.text.chat import Chat
+from specjax.text.decoder import Chat
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import Sampling
 from tests.models.tiny import random_params

@@ -7,8 +7,8 @@ import pytest
 import specjax
 from specjax import rules, verification
 from specjax.decoding import method as methods
-from specjax.text import scheduling
-from specjax.text.scheduling import Slots
+from specjax.text import decoder as decoder_lib
+from specjax.text.engine import TURNS, TURNS_AGAIN, Slots
 from tests import tiny_pair
 from tests.decoding import policies
 
@@ -121,14 +121,16 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     decoder = specjax.Decoder(pair, **METHODS["block"], stopping=stopping, **SHAPE)
     options = {"draft_limit": [2, 1] * 15} if reason == "draft limits" else {}
     turns = []
-    group = scheduling.group
-    monkeypatch.setattr(scheduling, "group", lambda *args: turns.append(args[-1]) or group(*args))
+    groups_of = decoder_lib.groups_of
+    monkeypatch.setattr(
+        decoder_lib, "groups_of", lambda *args: turns.append(args[-1]) or groups_of(*args)
+    )
     whole, everything = decode(decoder, seen, {}, **options)
     rounds = {place: int(row.info.rounds) for place, row in whole.items() if place != 3}
     rest, happened = decode(decoder, seen, rounds, **options)
     assert list(rest) == [3] and bits(rest[3]) == bits(whole[3])
     assert happened == everything
-    assert turns == [scheduling.TURNS_AGAIN] * 2 and scheduling.TURNS_AGAIN < scheduling.TURNS
+    assert turns == [TURNS_AGAIN] * 2 and TURNS_AGAIN < TURNS
 
 
 def test_rounds_are_whole_numbers(pair):

@@ -9,7 +9,7 @@ import pytest
 import specjax
 from specjax import drafting, memory, processors, rules, types
 from specjax.partitioning import make_mesh
-from specjax.text.prefixes import common_of
+from specjax.text.requests import common_of
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 PROMPTS = [
