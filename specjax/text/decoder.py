@@ -203,14 +203,17 @@ class Decoder:
         )
 
     def __repr__(self) -> str:
-        parts = {
-            "rule": self.rule,
-            "verification": getattr(self.method, "verification", None),
-            "max_draft": self.method.max_draft or None,
-            "sampling": self.sampling,
-        }
-        shown = [f"{name}={_shown(x)}" for name, x in parts.items() if x is not None]
-        return f"Decoder({', '.join([repr(self.models), type(self.method).__name__, *shown])})"
+        def given(**values: Any) -> str:
+            return ", ".join(f"{name}={x}" for name, x in values.items() if x is not None)
+
+        drawn = {name: _as_written(getattr(self.sampling, name)) for name in DRAWN}
+        parts = given(
+            rule=self.rule,
+            verification=getattr(self.method, "verification", None),
+            max_draft=self.method.max_draft or None,
+            sampling=f"Sampling({given(**drawn, processors=self.sampling.processors)})",
+        )
+        return f"Decoder({self.models!r}, {type(self.method).__name__}, {parts})"
 
     def __call__(
         self,
@@ -324,8 +327,7 @@ class Decoder:
 
         Args:
           prompts: as in a call.
-          every: the most rounds between two texts of a row, at most 64. After them the text
-            returns to the host, which takes time: a larger number is faster.
+          every: the most rounds between two texts of a row, at most 64. A larger number is faster.
           **options: as in a call, but not `best_of`, `top_log_probs` and `progress`. They are
             checked now.
 
@@ -451,7 +453,6 @@ class Decoder:
         Returns:
           The places of each replica's prompts, increasing; empty if there are too few groups.
         """
-        check_count("count", count, "give the number of replicas")
         call = self._call(prompts, CallOptions(num_samples=num_samples))
         return split(self._groups(call), count)
 
@@ -469,8 +470,8 @@ class Decoder:
           UserError: the models are encoder-decoders, the mesh has several processes, or the prompt
             is empty or too long.
         """
-        self._check_prefixes("give whole prompts instead of a prefix")
-        prefix = Prefix(self.encode(prompt, "the prefix"), prompt, self.method, self.params)
+        tokens = self.encode(prompt, "the prefix")
+        prefix = dataclasses.replace(self.whole_prefix(tokens), prompt=prompt)
         with explain_full_memory(f"a prefix of {len(prefix)} tokens", "give a shorter prefix"):
             prefix.beginning  # noqa: B018  reads it
         return prefix
@@ -499,12 +500,6 @@ class Decoder:
         """Whether its mesh has devices of several processes."""
         mesh = self._main.mesh
         return mesh is not None and mesh.is_multi_process
-
-    def _check_prefixes(self, remedy: str) -> None:
-        if not self._main.continues_prompts:
-            raise UserError(f"{remedy}, because an encoder reads whole prompts")
-        if self.uses_processes:
-            raise UserError(f"{remedy}, because the mesh has several processes")
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
@@ -619,7 +614,7 @@ class Decoder:
         if new is not None:
             bound, shared = bind_processors(new, self._main)
             if hasattr(params, "processors"):
-                params = params._replace(processors=shared)
+                params = params._replace(processors=self._main.place(shared))
             else:
                 assert not shared, f"{type(params).__name__} has no field `processors`"
         check_forbidding(self.method, rule, bound)
@@ -677,17 +672,19 @@ class Decoder:
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
         """The prefix, which this Decoder must have made."""
-        if not isinstance(prefix, Prefix | None):
-            raise UserError(f"prefix must come from decoder.prefix(text), got {prefix!r:.60}")
-        if prefix is not None and prefix.params is not self.params:
+        if prefix is not None and getattr(prefix, "params", None) is not self.params:
             raise UserError(
-                "prefix belongs to another Decoder: make it with this Decoder's prefix(text)"
+                f"prefix must come from this Decoder's prefix(text), got {prefix!r:.60}"
             )
         return prefix
 
     def whole_prefix(self, tokens: np.ndarray) -> Prefix:
         """The prefix of whole prompts, of which most begin with these tokens."""
-        self._check_prefixes("share_prefix must be False")
+        remedy = "give whole prompts, without prefix and share_prefix"
+        if not self._main.continues_prompts:
+            raise UserError(f"{remedy}, because an encoder reads whole prompts")
+        if self.uses_processes:
+            raise UserError(f"{remedy}, because the mesh has several processes")
         return Prefix(tokens, None, self.method, self.params)
 
     def _rows(
@@ -695,9 +692,19 @@ class Decoder:
     ) -> Iterator[Row]:
         """The rows that are not done."""
         all_added = self._added(call, done, eager=eager)
-        rows = (added.row for added in all_added if added.row is not None)
-        count = len(call.requests) * call.options.num_samples
-        return _watched(rows, count, len(done), progress)
+        total = len(call.requests) * call.options.num_samples
+        disable = None if progress is None else not progress
+        shown: Any = {"total": total, "initial": len(done), "desc": "decoding", "unit": "row"}
+
+        def rows() -> Iterator[Row]:
+            with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
+                for added in all_added:
+                    assert added.row is not None
+                    bar.update()
+                    warn_of_nan(added.row)
+                    yield added.row
+
+        return rows()
 
     def _added(
         self, call: "_Call", done: Collection[int], *, eager: bool = True, every: int | None = None
@@ -764,7 +771,7 @@ class Decoder:
 
 
 class _Call(NamedTuple):
-    """A checked call."""
+    """A checked call; `prefix` is given, or common to the prompts."""
 
     requests: list[Request]
     tokens: list[np.ndarray]
@@ -772,17 +779,6 @@ class _Call(NamedTuple):
     params: Params
     prefix: Prefix | None
     options: CallOptions
-
-
-def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
-    """The rows, with a progress bar, and warnings about NaN."""
-    disable = None if progress is None else not progress
-    shown = {"total": total, "initial": done, "desc": "decoding", "unit": "row"}
-    with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
-        for row in rows:
-            bar.update()
-            warn_of_nan(row)
-            yield row
 
 
 def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
@@ -802,17 +798,6 @@ def _as_written(value: Any) -> Any:
     return None if value is None else np.asarray(value).astype(str).astype(float).tolist()
 
 
-def _shown(part: Any) -> str:
-    """A part with its fields that are not None, and numbers as a user wrote them."""
-    if isinstance(part, np.ndarray | np.generic | jax.Array):
-        return str(_as_written(part) if np.size(part) < 5 else f"[{np.size(part)} numbers]")
-    if not dataclasses.is_dataclass(part):
-        return repr(part)
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    shown = [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None]
-    return f"{type(part).__name__}({', '.join(shown)})"
-
-
 class Chat:
     """A conversation with a model; from `Decoder.chat`.
 
@@ -822,8 +807,7 @@ class Chat:
 
     Args:
       decoder: the decoder.
-      system: the text of a first message with the role `system`; None for none.
-      chat_template_kwargs: options of the chat template, besides those of the decoder.
+      system, chat_template_kwargs: see `Decoder.chat`.
     """
 
     def __init__(
@@ -855,12 +839,8 @@ class Chat:
     def __call__(self, text: str, **options: Any) -> Row:
         """Adds a message of the user, and returns the reply.
 
-        Args:
-          text: the message.
-          **options: as in a call of the Decoder, except for several samples and prefixes.
-
-        Returns:
-          The reply. If an error is raised, the conversation stays as it was.
+        Options are those of a call of the Decoder, except for several samples and prefixes. If an
+        error is raised, the conversation stays as it was.
         """
         *_, last = self._turn(text, None, options)
         assert last.row is not None
@@ -869,16 +849,8 @@ class Chat:
     def stream(self, text: str, *, every: int = 1, **options: Any) -> Iterator[str]:
         """Like a call, but yields the texts that the reply gets; see `Decoder.stream_tokens`.
 
-        The messages are added when the reply is finished; until then the conversation stays as it
-        was.
-
-        Args:
-          text: the message.
-          every: the most rounds between two texts.
-          **options: as in a call, checked now.
-
-        Yields:
-          Texts that are not empty.
+        A text is not empty, and at most `every` rounds are between two texts. The messages are
+        added when the reply is finished.
 
         Raises:
           UserError: another turn ended while this stream was read.

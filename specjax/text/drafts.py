@@ -79,7 +79,6 @@ class PlanInputs:
       max_draft: G, the longest block.
       neural: (a model or its name, the longest draft or None for `max_draft`) -> the drafter of
         this model with the decoder's `stopping`, and its parameters.
-      place: puts the plan's own parameters on the decoder's devices.
       is_trial: whether only the parts are checked: the models have no parameters and stand for any
         others, and no file may be read.
     """
@@ -87,8 +86,11 @@ class PlanInputs:
     models: Mapping[str, TextModel]
     max_draft: int
     neural: Callable[..., tuple[NeuralDrafter, NeuralDrafterParams]]
-    place: Callable[[Params], Params]
     is_trial: bool = False
+
+    @property
+    def verifier(self) -> TextModel:
+        return self.models["verifier"]
 
 
 class Planned(NamedTuple):
@@ -175,7 +177,7 @@ class OwnDrafts(DraftPlan):
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
     def make(self, inputs: PlanInputs) -> Planned:
-        return Planned(self.own.part, inputs.place(self.own.params), self.own.params)
+        return Planned(self.own.part, inputs.verifier.place(self.own.params), self.own.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +240,7 @@ class Lookup(DraftPlan):
         return max(copied, max_draft) if self.needs else copied
 
     def make(self, inputs: PlanInputs) -> Planned:
-        vocab_size = inputs.models["verifier"].model.vocab_size
+        vocab_size = inputs.verifier.model.vocab_size
         lookup = self.copier(vocab_size, self.max_copy or inputs.max_draft)
         table = self.table(inputs)
         if self.copies > 1:
@@ -259,14 +261,14 @@ class Lookup(DraftPlan):
         """Returns the parameters of `copier`: the bigram table, or ()."""
         if self.bigram is None or inputs.is_trial:
             return ()
-        main = inputs.models["verifier"]
+        main = inputs.verifier
         bigram = self.bigram
         if not isinstance(bigram, Bigram):
             built_in = bigram == "built-in"
             bigram = load_bigram(built_in_table(main.name) if built_in else real_path(bigram))
         start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
         table = bigram.table(main.name, main.tokenizer.fingerprint, main.model.vocab_size, start)
-        return inputs.place(jax.tree.map(jnp.asarray, table))
+        return inputs.verifier.place(jax.tree.map(jnp.asarray, table))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -531,7 +533,7 @@ class Cascade(DraftPlan):
             stopping[name] = params.stopping
             return dataclasses.replace(drafter, name=name)
 
-        vocab_size = inputs.models["verifier"].model.vocab_size
+        vocab_size = inputs.verifier.model.vocab_size
         last = None if self.last is None else self.last.copier(vocab_size, 1)
         table = () if self.last is None else self.last.table(inputs)
         drafter = cascade(
@@ -550,7 +552,9 @@ class Cascade(DraftPlan):
             for name, rule in zip(levels, listed, strict=True)
         }
         reviewers = self._reviewers(drafter, rules)
-        rules = inputs.place({name: rule for name, rule in rules.items() if name in reviewers})
+        rules = inputs.verifier.place(
+            {name: rule for name, rule in rules.items() if name in reviewers}
+        )
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
             drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
@@ -563,7 +567,7 @@ class Cascade(DraftPlan):
 
     def _levels(self, inputs: PlanInputs) -> dict[str, TextModel]:
         """The models by name, loaded after all have been checked to be different."""
-        main, named = inputs.models["verifier"], inputs.models
+        main, named = inputs.verifier, inputs.models
         if inputs.is_trial:
             if len(set(self.models)) < len(self.models) or "verifier" in self.models:
                 raise UserError(f"models must be different drafters, got {self.models!r}")

@@ -32,7 +32,7 @@ from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
-from specjax.text.parts import bind_request
+from specjax.text.parts import bind_processors
 from specjax.text.requests import (
     DRAWN,
     Limits,
@@ -380,14 +380,8 @@ class Engine:
                 "again, so keep those that you do not have"
             )
 
-    def add(self, request: Request, *, rounds: int | None = None) -> int:
+    def add(self, request: Request) -> int:
         """Adds a request, which waits for free slots.
-
-        Args:
-          request: the request.
-          rounds: the `info.rounds` of a row with a known result. The row is neither decoded nor
-            returned, but has a slot for so many steps, so that the other rows get the same slots
-            and steps as if it were decoded. With several samples it is that of each of them.
 
         Returns:
           The index of its `Row`s: 0, 1, 2, ... in the order of the calls.
@@ -410,20 +404,22 @@ class Engine:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
         original, drawn = request, request.sampling
         if model is not None and isinstance(drawn, Sampling) and drawn.processors is not None:
-            request = dataclasses.replace(request, sampling=bind_request(drawn, model))
+            # The engine has their arrays already.
+            bound = bind_processors(drawn.processors, model).processors
+            request = dataclasses.replace(
+                request, sampling=dataclasses.replace(drawn, processors=bound)
+            )
         check_strengths(request, self._limits)
         name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         words = None if model is None else model.tokenizer
         tokens = encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
         check_request(request, tokens, self._limits)
-        if rounds is not None:
-            check_count("rounds", rounds, "leave it out to decode the row")
         if request.stop is not None:
             self._watch(self._stops_of(request))
         warn_beyond(len(tokens), self._contexts)
         self._next_row = (next_id + 1) * samples
-        return self.put(request, tokens, [rounds] * samples, original)
+        return self.put(request, tokens, [None] * samples, original)
 
     def put(
         self,

@@ -1,8 +1,9 @@
-"""Parts of a decoder as texts: `OPT(0.2)`, `Survival(OnlineEstimate(shared=True), 0.6)`.
+"""From what a user names to a method: texts of parts, the parts, and what fits together.
 
-A text calls classes with literals and other parts, in Python's notation. So a part is a plain
-value, which can be compared, hashed, and written in JSON and gin files. A text is data: it names
-only the classes of `PARTS`, and nothing is imported or evaluated to read it.
+A text such as `Survival(OnlineEstimate(shared=True), 0.6)` calls classes with literals and other
+parts, in Python's notation. So a part is a plain value, which can be compared, hashed, and written
+in JSON and gin files. A text is data: it names only the classes of `PARTS`, and nothing is imported
+or evaluated to read it.
 """
 
 import ast
@@ -156,8 +157,8 @@ class Part(NamedTuple):
 
         Args:
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
-          what: its name in messages.
-          fields: fields of `Setting` whose parts it may be; by default `what`, if it is one.
+          what: its name in messages, and the field of `Setting` whose part it is.
+          fields: several such fields.
         """
         if not isinstance(text, str):
             raise UserError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
@@ -553,12 +554,6 @@ def _own_method(
     named: Mapping[str, TextModel], main: TextModel, own: WithParams, rule: Rule | None
 ) -> Assembled:
     method, params = own.part, own.params
-    needed = [
-        *("init", "run", "describe", "cache_length", "check_rule", "model_names"),
-        *("nan_sources", "vocab_size", "min_draft", "max_draft"),
-        *("independent_rows", "partitioner"),
-    ]
-    check_part("method", method, needed, "decoding.Speculative(...)")
     check_static("method", method)
     assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
     if rule is not None:
@@ -615,13 +610,13 @@ def _joined(
     method = Speculative(
         main.model,
         drafter,
-        plan.default_verification if parts.verification is None else parts.verification,
+        parts.verification or plan.default_verification,
         parts.widths,
         process_drafts=parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )
-    return method, checked_rule(method, Lossless() if parts.rule is None else parts.rule)
+    return method, checked_rule(method, parts.rule or Lossless())
 
 
 class _AnyModel(LanguageModel):
@@ -642,6 +637,7 @@ _ANY: Any = types.SimpleNamespace(
     partitioner=None,
     platform="cpu",
     prepared=(),
+    place=lambda params: params,
 )
 
 
@@ -677,13 +673,10 @@ def _planned(
         small = named[model] if isinstance(model, str) else model
         drafter, params = _neural(small, main, parts, longest)
         # Placed now, so that the calls of the loop do not transfer them.
-        return drafter, params._replace(stopping=_place(main, params.stopping))
-
-    def place(params: Params) -> Params:
-        return _place(main, params)
+        return drafter, params._replace(stopping=main.place(params.stopping))
 
     models = {**named, "verifier": main}
-    planned = plan.make(PlanInputs(models, parts.longest, neural, place, main is _ANY))
+    planned = plan.make(PlanInputs(models, parts.longest, neural, main is _ANY))
     if isinstance(plan, OwnDrafts):  # checked with the method
         return planned
     size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
@@ -693,12 +686,6 @@ def _planned(
             "allowed: draft fewer"
         )
     return planned
-
-
-def _place(model: TextModel, params: Params) -> Params:
-    """Puts parameters on the devices of a model."""
-    where = model.partitioner
-    return jax.device_put(params) if where is None else where.replicate(params)
 
 
 def _neural(
@@ -813,22 +800,8 @@ class BoundProcessors(NamedTuple):
 
 def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
     """Binds processors, some of them `WithParams(processor, params)`, to the verifier."""
-    if processors is None:
-        return BoundProcessors()
     if isinstance(processors, str) or not isinstance(processors, Sequence):
         raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
-    pairs = [(bound, _place(model, shared)) for bound, shared in _bound(processors, model)]
-    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
-    return BoundProcessors(tuple(bound) or None, tuple(shared))
-
-
-def bind_request(sampling: Sampling, model: TextModel) -> Sampling:
-    """The sampling of a request with bound processors; the engine has their arrays already."""
-    bound = tuple(processor for processor, _ in _bound(sampling.processors or (), model))
-    return dataclasses.replace(sampling, processors=bound or None)
-
-
-def _bound(processors: Any, model: TextModel) -> list[tuple[Processor, Params]]:
     pairs: list[tuple[Processor, Params]] = []
     for i, value in enumerate(processors):
         entry = make_part("processors", value)
@@ -840,10 +813,11 @@ def _bound(processors: Any, model: TextModel) -> list[tuple[Processor, Params]]:
             f"{type(part).__name__} is no pytree: decorate it with @types.traced_dataclass"
         )
         check_static(f"processors[{i}]", structure)
-        bound, shared = (part, entry.params) if isinstance(entry, WithParams) else part.bind(model)
-        pairs.append((bound, shared))
-    check_one_constraint([x for x, _ in pairs])
-    return sorted(pairs, key=lambda pair: pair[0].order)
+        pairs.append((part, entry.params) if isinstance(entry, WithParams) else part.bind(model))
+    check_one_constraint([processor for processor, _ in pairs])
+    pairs.sort(key=lambda pair: pair[0].order)
+    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return BoundProcessors(tuple(bound) or None, tuple(shared))
 
 
 def check_one_constraint(processors: Sequence[Processor]) -> None:
@@ -864,14 +838,11 @@ def check_forbidding(
     forbidding = [type(one).__name__ for one in processors or () if one.forbids]
     if not forbidding or not isinstance(method, Speculative) or not getattr(rule, "reads_draft", 0):
         return
-    drafter = method.drafter
-    if method.process_drafts and drafter.traits.processes:
-        return
-    why = (
-        f"{type(drafter).__name__} ignores processors"
-        if method.process_drafts
-        else "process_drafts is False"
-    )
+    drafter, why = method.drafter, "process_drafts is False"
+    if method.process_drafts:
+        if drafter.traits.processes:
+            return
+        why = f"{type(drafter).__name__} ignores processors"
     raise UserError(
         f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
         f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "

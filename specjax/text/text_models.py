@@ -110,6 +110,11 @@ class TextModel:
         """The platform of its parameters: "cpu", "gpu" or "tpu"."""
         return min(platforms_of(next(iter(jax.tree.leaves(self.params)), None)))
 
+    def place(self, params: Params) -> Params:
+        """Puts other parameters on its devices, whole on each."""
+        where = self.partitioner
+        return jax.device_put(params) if where is None else where.replicate(params)
+
     @property
     def words(self) -> Words:
         return Words(self.name, self.tokenizer, self.model.vocab_size)
