@@ -56,16 +56,10 @@ def built_in_pairs() -> tuple[str, ...]:
 def built_in_pair(name: str) -> Path:
     """Returns the directory of a built-in pair."""
     names = built_in_pairs()
-    if not names:
-        raise FileNotFoundError(
-            f"{PAIRS}: this installation has no built-in pairs: call load_pair("
-            "drafter=DIRECTORY, verifier=DIRECTORY), or give --gin.DRAFTER and "
-            "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
-        )
     if name not in names:
         raise UserError(
-            f"there is no built-in pair {name!r}: choose from {', '.join(names)}, or give two "
-            "directories: load_pair(drafter=..., verifier=...)"
+            f"there is no built-in pair {name!r}, only {', '.join(names) or 'none'}: choose "
+            "another, or give two directories: load_pair(drafter=..., verifier=...)"
         )
     return PAIRS / name
 
@@ -147,16 +141,8 @@ def load_text_model(
     check_model_path("path", place)
     _check_mesh(mesh)
     log_models({"": path})
-    return _load(
-        place,
-        tokenizer,
-        dtype=dtype,
-        mesh=mesh,
-        check_weights=check_weights,
-        head=head,
-        replicate=replicate,
-        weights=weights,
-    )
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
+    return _load(place, tokenizer, replicate=replicate, weights=weights, **options)
 
 
 def _load(
@@ -179,10 +165,9 @@ def _load(
     words = _tokenizer(path, tokenizer)
     if mesh is not None and not replicate:
         _check_heads(path, read_config(path).num_heads, mesh)
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights}
     rules = WHOLE_RULES if replicate else STANDARD_RULES
-    loaded = load_model(
-        path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights, weights=weights
-    )
+    loaded = load_model(path, rules=rules, weights=weights, **options)
     if not 0 <= words.pad_id < loaded.config.vocab_size:
         raise UserError(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
@@ -269,10 +254,6 @@ def load_models(
         raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
         )
-    if unknown := [name for name in replicate if name not in paths]:
-        raise UserError(
-            f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
-        )
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     return Models(**_loaded(paths, tokenizer, replicate, weights, options))
 
@@ -289,10 +270,13 @@ def _loaded(
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
 
-    if isinstance(weights, Mapping) and (unknown := [x for x in weights if x not in paths]):
-        raise UserError(
-            f"weights has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
-        )
+    named = {"replicate": replicate, "weights": weights if isinstance(weights, Mapping) else ()}
+    for option, names in named.items():
+        if unknown := [name for name in names if name not in paths]:
+            raise UserError(
+                f"{option} has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the "
+                "name"
+            )
     forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
@@ -301,7 +285,7 @@ def _loaded(
     _check_mesh(options["mesh"])
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
-        name: Words.of(os.fspath(path), words[name], read_config(path).vocab_size)
+        name: Words(os.fspath(path), words[name], read_config(path).vocab_size)
         for name, path in paths.items()
     }
     same = all(words["verifier"].fingerprint == other.fingerprint for other in words.values())
@@ -345,7 +329,7 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
 
 
 def check_model_path(name: str, path: Any) -> None:
-    """Raises unless the path, a value of `name`, is there."""
+    """Refuses a path, the value of `name`, that is not there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
         raise FileNotFoundError(
@@ -394,13 +378,9 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
 def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Bigram:
     """Reads a table of `save_bigram`; `Bigram.table` checks that it belongs to a model.
 
-    Args:
-      directory: written by `save_bigram`.
-      check_weights: whether to compare the files with their checksums.
-
     Raises:
       FileNotFoundError: there is no table, or a file is missing.
-      UserError: a file is damaged.
+      UserError: a file is damaged, by its checksum if `check_weights`.
     """
     place = Path(directory)
     if not (place / f"{BIGRAM}.json").is_file():
@@ -437,8 +417,7 @@ class Inspected:
 
     Attributes:
       path: its directory, or the name of the size.
-      model: the model, with parameters and activations in `dtype`.
-      dtype: of parameters, activations and cache.
+      model: the model, with parameters and activations in `dtype`, as its cache.
       opened: the sizes of its arrays, and its special ids; None for a published size.
       tokenizer: its tokenizer, or None if the directory has none.
     """
@@ -457,8 +436,7 @@ class Inspected:
     def read_params(self) -> int:
         """The parameters that a pass of the decoder reads.
 
-        Not the encoder, nor the kernels that only read the encoder's output, nor an embedding of
-        which it reads a few rows.
+        Not the encoder, the kernels that only read its output, and an embedding's other rows.
         """
         sizes = {n: x.size for n, x in flatten(self.model.abstract_params()).items()}
         tied = self.model.config.tie_embeddings
@@ -550,10 +528,9 @@ def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None
     `memory` is that of a device in bytes; None leaves out `batches`.
 
     Returns:
-      JSON values: `pair` (True, the reason why not, or None for published sizes), `c` (the bytes
-      that a drafter's pass reads, over those of a verifier's pass: the cost ratio where memory is
-      the limit) and `batches` (the largest batch by the length of prompt and output together, in
-      tokens; 0: none).
+      JSON values: `pair` (True, why not, or None for published sizes), `c` (the bytes that a
+      drafter's pass reads, over those of the verifier's) and `batches` (the largest batch by the
+      length of prompt and output together, in tokens; 0: none).
     """
     opened = drafter.opened is not None and verifier.opened is not None
     values: dict[str, Any] = {
@@ -573,7 +550,7 @@ def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
     for name, each in (("drafter", drafter), ("verifier", verifier)):
         if each.tokenizer is None:
             return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
-        words[name] = Words.of(each.path, each.tokenizer, each.model.vocab_size)
+        words[name] = Words(each.path, each.tokenizer, each.model.vocab_size)
     try:
         check_vocabularies(words)
     except ValueError as error:

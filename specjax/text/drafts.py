@@ -79,8 +79,7 @@ class PlanInputs:
       max_draft: G, the longest block.
       neural: (a model or its name, the longest draft or None for `max_draft`) -> the drafter of
         this model with the decoder's `stopping`, and its parameters.
-      is_trial: whether only the parts are checked: the models have no parameters and stand for any
-        others, and no file may be read.
+      is_trial: whether only the parts are checked: models have no parameters, and no file is read.
     """
 
     models: Mapping[str, TextModel]
@@ -94,13 +93,13 @@ class PlanInputs:
 
 
 class Planned(NamedTuple):
-    """The result of a plan.
+    """The result of a plan; the decoder's fingerprint has `own` and `described`.
 
     Attributes:
       drafter: the drafter.
       params: its parameters.
-      own: the parameters that belong to no model, for the decoder's fingerprint.
-      described: a text for the fingerprint.
+      own: those that belong to no model.
+      described: a text of what `own` lacks.
       models: the models that the plan has added, by name.
     """
 
@@ -477,44 +476,44 @@ class Cascade(DraftPlan):
                 "models must be a tuple of names, directories or TextModels, the largest first, "
                 f"got {models!r}"
             )
-        if self.last is not None:
-            self._check_last(self.last)
-        lenience(self.lenience)  # its checks
-        form_of(self.weights, "drafter")
+        if len(set(models)) < len(models) or "verifier" in models:
+            raise UserError(f"models must be different drafters, got {models!r}")
+        if not isinstance(self.last, Lookup | None):
+            raise UserError(f"last must be Lookup(...) or None, got {self.last!r}")
+        for name, default in (("copies", 1), ("min_match", None), ("max_copy", None)):
+            if getattr(self.last, name, default) != default:
+                raise UserError(
+                    f"last must not set {name}, because K has the lengths, got {self.last!r}"
+                )
+        form_of(self.weights, "drafter")  # its checks
         if self.width is not None:
             check_count("width", self.width, "or None for no siblings", low=2)
-        names = [_model_name(model) for model in models]
+        names = [x.name if isinstance(x, TextModel) else os.fspath(x) for x in models]
         matrix = check_lengths(self.lengths, [*names, *(["last"] if self.last else [])])
         object.__setattr__(self, "lengths", tuple(map(tuple, matrix)))
         object.__setattr__(self, "models", tuple(models))
-        self._check_rules()
+        lenience(self.lenience)  # its checks
+        for i, rule in enumerate(self._rules):
+            if rule is not None:
+                check_is_rule(f"rules[{i}]", rule)
+                if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
+                    raise UserError(
+                        f"rules[{i}] must have scalar strengths and no budget, got {rule!r}"
+                    )
+        if self.lenience != 1.0 and None not in self._rules:
+            raise UserError("lenience must be left out: each level has its own rule in `rules`")
 
-    def _check_last(self, last: Any) -> None:
-        if not isinstance(last, Lookup):
-            raise UserError(f"last must be Lookup(...) or None, got {last!r}")
-        for name, default in (("copies", 1), ("min_match", None), ("max_copy", None)):
-            if getattr(last, name) != default:
-                raise UserError(
-                    f"last must not set {name}, because K has the lengths, got {last!r}"
-                )
-
-    def _check_rules(self) -> None:
-        several = isinstance(self.rules, tuple | list)
-        if several and len(self.rules) != len(self.models):
+    @property
+    def _rules(self) -> tuple[Any, ...]:
+        """The rule of each model, or None for the lenience rule."""
+        if not isinstance(self.rules, tuple | list):
+            return (self.rules,) * len(self.models)
+        if len(self.rules) != len(self.models):
             raise UserError(
                 f"rules must have {len(self.models)} entries, a rule or None for each model, got "
                 f"{len(self.rules)}"
             )
-        each = self.rules if several else (self.rules,)
-        for i, rule in enumerate(each):
-            if rule is None:
-                continue
-            name = f"rules[{i}]" if several else "rules"
-            check_is_rule(name, rule)
-            if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
-                raise UserError(f"{name} must have scalar strengths and no budget, got {rule!r}")
-        if self.lenience != 1.0 and None not in each:
-            raise UserError("lenience must be left out: each level has its own rule in `rules`")
+        return tuple(self.rules)
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -544,12 +543,10 @@ class Cascade(DraftPlan):
             cumulative=self.cumulative,
             neural=neural,
         )
-        several = isinstance(self.rules, tuple | list)
-        listed = self.rules if several else [self.rules] * len(self.models)
         lenient = lenience(self.lenience)
         rules: dict[str, Rule] = {
             name: lenient if rule is None else rule
-            for name, rule in zip(levels, listed, strict=True)
+            for name, rule in zip(levels, self._rules, strict=True)
         }
         reviewers = self._reviewers(drafter, rules)
         rules = inputs.verifier.place(
@@ -566,37 +563,22 @@ class Cascade(DraftPlan):
         )
 
     def _levels(self, inputs: PlanInputs) -> dict[str, TextModel]:
-        """The models by name, loaded after all have been checked to be different."""
+        """The models by name."""
         main, named = inputs.verifier, inputs.models
-        if inputs.is_trial:
-            if len(set(self.models)) < len(self.models) or "verifier" in self.models:
-                raise UserError(f"models must be different drafters, got {self.models!r}")
-            return {
-                str(model) if isinstance(model, str) else f"level_{i + 1}": main
-                for i, model in enumerate(self.models)
-            }
-        places = {_place(main): "the verifier"}
-        sources: dict[str, str | os.PathLike[str] | TextModel] = {}
+        levels: dict[str, TextModel] = {}
         for i, model in enumerate(self.models):
             name, source = f"level_{i + 1}", model
-            if isinstance(model, str) and model in named:
-                name, source = model, named[model]
-            if not isinstance(source, TextModel) and not os.path.isdir(real_path(source)):
-                raise UserError(
-                    f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
-                    f"({', '.join(named)}) nor a directory: check the name or the path"
-                )
-            place = _place(source)
-            if place in places:
-                raise UserError(
-                    f"models[{i}]={_model_name(model)!r} is the same as {places[place]}: give "
-                    "different models; K may use a model several times"
-                )
-            places[place] = f"models[{i}]"
-            sources[name] = source
-        levels: dict[str, TextModel] = {}
-        for name, source in sources.items():
+            if isinstance(model, str) and (model in named or inputs.is_trial):
+                name, source = model, named.get(model)
+            if inputs.is_trial:
+                levels[name] = main
+                continue
             if not isinstance(source, TextModel):
+                if not os.path.isdir(real_path(source)):
+                    raise UserError(
+                        f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
+                        f"({', '.join(named)}) nor a directory: check the name or the path"
+                    )
                 form = form_of(self.weights, "drafter")
                 source = load_text_model(source, dtype=self.dtype, mesh=main.mesh, weights=form)
             Models(**{name: source, "verifier": main})  # checks the vocabulary and the mesh
@@ -618,10 +600,6 @@ class Cascade(DraftPlan):
         reviewers = [part for part in parts if isinstance(part, VerticalCascade)]
         for reviewer in reviewers:
             check_rule(rules[reviewer.name], reviewer.drafter)
-        several = isinstance(self.rules, tuple | list)
-        if not reviewers and (self.lenience != 1.0 or (self.rules is not None and not several)):
-            name = "rules" if self.rules is not None else "lenience"
-            raise UserError(f"{name} must be left out: no level of K reviews another level")
         return {reviewer.name for reviewer in reviewers}
 
 
@@ -635,13 +613,3 @@ def _parts(drafter: Drafter) -> Iterator[Drafter]:
         below = (drafter.drafter,)
     for part in below:
         yield from _parts(part)
-
-
-def _model_name(model: Any) -> str:
-    return model.name if isinstance(model, TextModel) else os.fspath(model)
-
-
-def _place(model: str | os.PathLike[str] | TextModel) -> Any:
-    """A key that is equal for equal models."""
-    path = model.name if isinstance(model, TextModel) else model
-    return os.path.realpath(path) if os.path.exists(path) else id(model)

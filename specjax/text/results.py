@@ -58,8 +58,7 @@ class RowInfo(NamedTuple):
       log_prob_processed: the same after temperature, top-k, top-p and processors.
       log_prob_target: log-probability under the distributions that the tokens were drawn from: the
         rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
-      deferrals: see `specjax.types.DecodeInfo`.
-      rollbacks: likewise.
+      deferrals, rollbacks: see `specjax.types.DecodeInfo`.
       nodes: `[2, G]`, the numbers of rounds in which each node of a tree was drafted and accepted,
         nodes in the order of drafting; None of chains.
     """
@@ -82,21 +81,15 @@ class RowInfo(NamedTuple):
     def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
         """Makes the counts from a loop's `specjax.types.DecodeInfo`."""
         plain, processed, target = info.log_prob
-        return cls(
-            emitted,
-            rounds,
-            info.calls,
-            info.drafted_lengths,
-            info.accepted_lengths,
-            info.token_sum,
-            info.block_sum,
-            np.full_like(processed, np.nan) if plain is None else plain,
-            processed,
-            target,
-            info.deferrals,
-            info.rollbacks,
-            info.nodes,
-        )
+        own = {
+            "emitted": emitted,
+            "rounds": rounds,
+            "log_prob": np.full_like(processed, np.nan) if plain is None else plain,
+            "log_prob_processed": processed,
+            "log_prob_target": target,
+        }
+        same = [name for name in cls._fields if name not in own]
+        return cls(**own, **{name: getattr(info, name) for name in same})
 
     @property
     def verifier_calls(self) -> np.ndarray:
@@ -109,12 +102,12 @@ class RowInfo(NamedTuple):
 
     @property
     def drafted(self) -> np.ndarray:
-        return _total(self.drafted_lengths)
+        return self.drafted_lengths @ np.arange(self.drafted_lengths.shape[-1])
 
     @property
     def accepted(self) -> np.ndarray:
         """Accepted tokens, also those past the row's end."""
-        return _total(self.accepted_lengths)
+        return self.accepted_lengths @ np.arange(self.accepted_lengths.shape[-1])
 
     @property
     def discarded(self) -> np.ndarray:
@@ -127,10 +120,6 @@ class RowInfo(NamedTuple):
         calls = {name: value.tolist() for name, value in self.calls.items()}
         values = {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
         return values if self.nodes is None else {**values, "nodes": self.nodes.tolist()}
-
-
-def _total(lengths: np.ndarray) -> np.ndarray:
-    return lengths @ np.arange(lengths.shape[-1], dtype=lengths.dtype)
 
 
 class TopTokens(NamedTuple):
@@ -266,13 +255,10 @@ def finite(value: Any) -> float | None:
 
 
 class RunInfo:
-    """The counts of decoding, in total and per row.
-
-    Args:
-      per_row: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
+    """The counts of n rows in their order (`per_row`), and their totals.
 
     Attributes:
-      rows: the number of rows.
+      rows: n.
       emitted: emitted tokens, end-of-sequence tokens included. This and the following are totals.
       rounds: steps of the method.
       verifier_calls: passes of the verifier; a pass counts for each row that it serves.
@@ -280,8 +266,7 @@ class RunInfo:
       drafted: drafted tokens.
       accepted: accepted tokens that were emitted.
       accepted_past_end: accepted tokens past the ends of rows, which were not emitted.
-      deferrals: see `specjax.types.DecodeInfo`.
-      rollbacks: likewise.
+      deferrals, rollbacks: see `specjax.types.DecodeInfo`.
     """
 
     def __init__(self, per_row: RowInfo) -> None:
@@ -326,8 +311,14 @@ class RunInfo:
 
         vLLM's rate counts shorter blocks too: see `DraftAcceptance.per_position_acceptance_rate`.
         """
-        drafted = _reached(self.per_row.drafted_lengths)
-        accepted = _reached(self.per_row.accepted_lengths)
+
+        def reached(lengths: np.ndarray) -> np.ndarray:
+            """The number of blocks with a token at each position, from lengths `[n, G + 1]`."""
+            counts = lengths.sum(axis=0, dtype=np.float64)
+            return np.cumsum(counts[::-1])[-2::-1]
+
+        drafted = reached(self.per_row.drafted_lengths)
+        accepted = reached(self.per_row.accepted_lengths)
         return np.divide(accepted, drafted, out=np.full_like(accepted, np.nan), where=drafted > 0)
 
     def summary(self) -> dict[str, float | None]:
@@ -338,12 +329,6 @@ class RunInfo:
             "tokens_per_verifier_call": finite(self.tokens_per_verifier_call),
             "acceptance_rate": finite(self.acceptance_rate),
         }
-
-
-def _reached(lengths: np.ndarray) -> np.ndarray:
-    """The number of blocks with a token at each position, from lengths `[n, G + 1]`."""
-    counts = lengths.sum(axis=0, dtype=np.float64)
-    return np.cumsum(counts[::-1])[-2::-1]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -408,9 +393,7 @@ class DraftAcceptance:
     def per_position_acceptance_rate(self) -> tuple[float, ...]:
         """For each position i, the share of all drafts whose first i tokens were accepted.
 
-        A draft that is too short counts as not accepted there. `RunInfo.acceptance_by_position`
-        leaves it out: it is the share of the drafts with a token i. Both are equal if all drafts
-        have the same length.
+        `RunInfo.acceptance_by_position` counts only the drafts with a token i.
         """
         reached = np.cumsum(self.accepted_lengths[::-1])[-2::-1]
         return tuple(ratio(int(count), self.drafts) for count in reached)

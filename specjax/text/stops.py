@@ -66,13 +66,8 @@ def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Arra
 class StopBlocks:
     """A table for rows with different stop strings: each set's automaton is a block of its states.
 
-    Args:
-      model: the model that writes the texts.
-      method: the method, on whose devices the table is.
-      strings: the strings of rows without their own; their automaton begins at state 0.
-
-    Attributes:
-      starts: the strings of a row -> its state before the first token.
+    The automaton of `strings`, those of rows without their own, begins at state 0. `starts` maps
+    the strings of a row to its state before the first token.
     """
 
     def __init__(self, model: TextModel, method: Method, strings: tuple[str, ...]) -> None:
@@ -94,11 +89,9 @@ class StopBlocks:
         return self._table
 
     def add(self, strings: tuple[str, ...], used: Collection[tuple[str, ...]]) -> None:
-        """Adds the strings of a row.
+        """Adds the strings of a row; none for a row that no string ends.
 
-        Args:
-          strings: the strings; none for a row that no string ends.
-          used: the strings of all rows; the states of others may be used again.
+        The states of strings that are not in `used`, those of all rows, may be used again.
         """
         if strings in self.starts:
             return
@@ -147,14 +140,8 @@ def token_table(
     State 0 is the state before the first token; S - 1 is final: a stop string is complete. A
     special token adds no text, but completes a stop string that is its own text.
 
-    Args:
-      strings: at least one.
-      tokenizer: the tokenizer of the texts; ids that it does not know add no text.
-      vocab_size: V.
-      goes_on: whether the texts continue the text of a prompt.
-
-    Returns:
-      int16, or int32 if there are too many states.
+    `goes_on`: the texts continue the text of a prompt. Ids that the tokenizer does not know add no
+    text. Entries are int16, or int32 if there are too many states.
 
     Raises:
       UserError: the text of a token depends on other tokens.
@@ -254,13 +241,9 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Added:
-    """The text that a row got in a step.
+    """The text that a row got in a step; the texts of a row together are its `text`.
 
-    Attributes:
-      index: the `index` of the row.
-      sample: its `sample`.
-      text: the text; the texts of a row together are its `text`.
-      row: the row, once it is finished, or None.
+    `index` and `sample` are the row's. `row` is the row, once it is finished.
     """
 
     index: int
@@ -270,14 +253,9 @@ class Added:
 
 
 class StreamedText:
-    """The text of a row, token by token.
+    """The text of a row, token by token; without a model there is none.
 
     It holds back incomplete characters, and the beginning of a text that may become a stop string.
-
-    Args:
-      model: the model that writes the row; None: there is no text.
-      prompt: the tokens of its prompt.
-      stop: the stop strings.
     """
 
     def __init__(self, model: TextModel | None, prompt: np.ndarray, stop: Sequence[str]) -> None:

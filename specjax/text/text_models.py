@@ -40,16 +40,15 @@ _MOST_UNREAD = 16
 
 
 class Words(NamedTuple):
-    """The vocabulary of a model; its size leaves out rows of the embedding that are no tokens."""
+    """The vocabulary of a model, whose embedding has `rows` rows; some may be no tokens."""
 
     name: str
     tokenizer: Tokenizer
-    size: int
+    rows: int
 
-    @classmethod
-    def of(cls, name: str, tokenizer: Tokenizer, rows: int) -> "Words":
-        """The vocabulary of a model whose embedding has so many rows."""
-        return cls(name, tokenizer, min(tokenizer.vocab_size, rows))
+    @property
+    def size(self) -> int:
+        return min(self.tokenizer.vocab_size, self.rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -302,16 +301,12 @@ ENOUGH = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class TranslatedModel(LanguageModel):
-    """A model that reads and predicts the tokens of another vocabulary.
+    """A model over W tokens that reads and predicts the V tokens of another vocabulary.
 
     Its parameters are the model's, and two tables: `ids [V]` int32, the model's token for each
     token of the other vocabulary (where no token has the same text: the first token of its text),
     and `shared [V]` bool, whether the texts are the same. Tokens that are not shared get
     probability 0.
-
-    Attributes:
-      model: the model, over W tokens.
-      vocab_size: V.
     """
 
     model: LanguageModel
@@ -381,12 +376,8 @@ def translate(
 ) -> TextModel:
     """Makes a drafter with another tokenizer read and draft the verifier's tokens.
 
-    Args:
-      drafter: the small model.
-      verifier: the large model.
-      texts: texts to measure the share of the drafter's probability on shared tokens; if it is
-        small, a line on stderr says what to expect. Without texts it is not measured.
-      least: the share below which the line is written.
+    If the drafter's probability of shared tokens, on some texts, is less than `least`, a line on
+    stderr says what to expect.
 
     Returns:
       The drafter with the verifier's tokenizer; it shares the parameters.
@@ -434,12 +425,7 @@ def translate(
 def tables(
     ours: Tokenizer, theirs: Tokenizer, size: int
 ) -> tuple[Int32[np.ndarray, " V"], Bool[np.ndarray, " V"]]:
-    """The tables of a `TranslatedModel`, for a vocabulary of V = `size` entries.
-
-    Args:
-      ours: the tokenizer of the model, over W tokens.
-      theirs: the other tokenizer.
-      size: V, at least the ids of `theirs`.
+    """The tables of a `TranslatedModel` with `ours`, for `theirs` in a vocabulary of V = `size`.
 
     Raises:
       UserError: the texts of a tokenizer's tokens depend on their neighbours.
