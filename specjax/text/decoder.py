@@ -54,18 +54,7 @@ from specjax.text.parts import (
     warn_of_excluded,
     warn_of_ignored,
 )
-from specjax.text.requests import (
-    DRAWN,
-    CallOptions,
-    Limits,
-    Prefix,
-    Prompt,
-    Request,
-    check_unicode,
-    checked_template_kwargs,
-    common_of,
-    warn_beyond,
-)
+from specjax.text.requests import CallOptions, Prefix, Prompt, Request
 from specjax.text.results import Result, Row, split_time, warn_of_nan
 from specjax.text.stops import Added, check_stops, stop_table
 from specjax.text.teacher_forcing import OutputScores
@@ -206,7 +195,7 @@ class Decoder:
         def given(**values: Any) -> str:
             return ", ".join(f"{name}={x}" for name, x in values.items() if x is not None)
 
-        drawn = {name: _as_written(getattr(self.sampling, name)) for name in DRAWN}
+        drawn = {name: _as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN}
         parts = given(
             rule=self.rule,
             verification=getattr(self.method, "verification", None),
@@ -516,7 +505,7 @@ class Decoder:
             "rule": None if self.rule is None else repr(self.rule),
             # All numbers: the text of a rule abbreviates them.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
-            **{name: _as_written(getattr(self.sampling, name)) for name in DRAWN},
+            **{name: _as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN},
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
@@ -662,12 +651,14 @@ class Decoder:
         tokens = [self._encoded(prompt, name, more) for name, prompt in named]
         requests = requests_lib.requests_of(tokens, options, sampling, rule)
         longest = self.buckets[-1]
-        limits = Limits(self.method, longest, self.max_new_tokens, sampling, rule, samples)
+        limits = requests_lib.Limits(
+            self.method, longest, self.max_new_tokens, sampling, rule, samples
+        )
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             requests_lib.check_request(request, prompt, limits, name)
-        warn_beyond(max(map(len, tokens)), self._contexts)
+        requests_lib.warn_beyond(max(map(len, tokens)), self._contexts)
         if options.share_prefix:
-            prefix = self.whole_prefix(common_of(tokens))
+            prefix = self.whole_prefix(requests_lib.common_of(tokens))
         return _Call(requests, tokens, rule, params, prefix, options)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
@@ -891,7 +882,7 @@ class Chat:
 
 def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
     """All options of the chat template."""
-    merged = {**options, **checked_template_kwargs(more)}
+    merged = {**options, **requests_lib.checked_template_kwargs(more)}
     if merged.get("continue_final_message"):
         raise UserError(
             "continue_final_message must be left out of a chat: call decoder([messages])"
@@ -903,5 +894,5 @@ def _message(role: str, text: Any) -> dict[str, str]:
     name = "the message" if role == "user" else role
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{name} must be a text that is not empty, got {shown(text)}")
-    check_unicode(text, name)
+    requests_lib.check_unicode(text, name)
     return {"role": role, "content": text}

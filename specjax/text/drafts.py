@@ -17,27 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import drafting
 from specjax.checks import check_count, check_part, check_path
 from specjax.decoding.speculative import check_rule
-from specjax.drafting import (
-    Beam,
-    Bigram,
-    BranchesDrafter,
-    CaterpillarDrafter,
-    HorizontalCascade,
-    LookupDrafter,
-    LookupFirst,
-    LookupTreeDrafter,
-    NeuralDrafter,
-    NeuralDrafterParams,
-    Topology,
-    TreeDrafter,
-    VerticalCascade,
-    cascade,
-    cascade_params,
-    k_ary,
-    lenience,
-)
+from specjax.drafting import cascade, lenience
 from specjax.drafting.cascades import check_lengths
 from specjax.drafting.trees import CHILDREN
 from specjax.errors import UserError
@@ -84,7 +67,7 @@ class PlanInputs:
 
     models: Mapping[str, TextModel]
     max_draft: int
-    neural: Callable[..., tuple[NeuralDrafter, NeuralDrafterParams]]
+    neural: Callable[..., tuple[drafting.NeuralDrafter, drafting.NeuralDrafterParams]]
     is_trial: bool = False
 
     @property
@@ -200,13 +183,13 @@ class Lookup(DraftPlan):
     min_ngram: int = 1
     latest: bool = False
     overlap: bool = False
-    bigram: Bigram | str | os.PathLike[str] | None = None
+    bigram: drafting.Bigram | str | os.PathLike[str] | None = None
     min_match: int | None = None
     max_copy: int | None = None
     copies: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bigram, Bigram | None):
+        if not isinstance(self.bigram, drafting.Bigram | None):
             check_path(self.bigram, "bigram=")
         for name in ("min_match", "max_copy"):
             if getattr(self, name) is not None:
@@ -243,16 +226,16 @@ class Lookup(DraftPlan):
         lookup = self.copier(vocab_size, self.max_copy or inputs.max_draft)
         table = self.table(inputs)
         if self.copies > 1:
-            return Planned(LookupTreeDrafter(lookup, self.copies), table, table)
+            return Planned(drafting.LookupTreeDrafter(lookup, self.copies), table, table)
         if self.min_match is None:
             return Planned(lookup, table, table)
         neural, params = inputs.neural("drafter")
-        both = LookupFirst(lookup, neural, self.min_match)
+        both = drafting.LookupFirst(lookup, neural, self.min_match)
         return Planned(both, (table, params), (table, params.stopping))
 
-    def copier(self, vocab_size: int, max_draft: int) -> LookupDrafter:
+    def copier(self, vocab_size: int, max_draft: int) -> drafting.LookupDrafter:
         """Returns the drafter that copies."""
-        return LookupDrafter(
+        return drafting.LookupDrafter(
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
@@ -262,7 +245,7 @@ class Lookup(DraftPlan):
             return ()
         main = inputs.verifier
         bigram = self.bigram
-        if not isinstance(bigram, Bigram):
+        if not isinstance(bigram, drafting.Bigram):
             built_in = bigram == "built-in"
             bigram = load_bigram(built_in_table(main.name) if built_in else real_path(bigram))
         start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
@@ -298,7 +281,7 @@ class Tree(DraftPlan):
         if self.parents is not None:
             if any(value is not None for value in sizes.values()):
                 raise UserError(f"{', '.join(sizes)} must be left out: parents gives the shape")
-            object.__setattr__(self, "parents", Topology(self.parents).parents)
+            object.__setattr__(self, "parents", drafting.Topology(self.parents).parents)
         else:
             for name in ("depth", "width"):
                 check_count(name, sizes[name], "such as Tree(depth=3, width=2)")
@@ -327,14 +310,14 @@ class Tree(DraftPlan):
         raise UserError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
 
     @property
-    def shape(self) -> Topology | Beam:
+    def shape(self) -> drafting.Topology | drafting.Beam:
         """The shape of the trees."""
         if self.parents is not None:
-            return Topology(self.parents)
+            return drafting.Topology(self.parents)
         assert self.depth is not None and self.width is not None
         if self.beam is not None:
-            return Beam(self.depth, self.width, self.beam, self.keep)
-        return k_ary(self.depth, self.width)
+            return drafting.Beam(self.depth, self.width, self.beam, self.keep)
+        return drafting.k_ary(self.depth, self.width)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -358,8 +341,8 @@ class Tree(DraftPlan):
 
     def make(self, inputs: PlanInputs) -> Planned:
         chain, params = inputs.neural("drafter", 1)
-        drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
-        return Planned(drafter, NeuralDrafterParams(params.model), ())
+        drafter = drafting.TreeDrafter(chain.model, self.shape, self.children, chain.name)
+        return Planned(drafter, drafting.NeuralDrafterParams(params.model), ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,7 +404,9 @@ class Branches(DraftPlan):
         # Parts that use one model have one name for it.
         shared = tuple(set(inputs.models) | set(models))
         return Planned(
-            BranchesDrafter(tuple(planned.drafter for planned in results), tuple(sorted(shared))),
+            drafting.BranchesDrafter(
+                tuple(planned.drafter for planned in results), tuple(sorted(shared))
+            ),
             tuple(planned.params for planned in results),
             own=tuple(planned.own for planned in results),
             described=", ".join(filter(None, (planned.described for planned in results))),
@@ -554,8 +539,8 @@ class Cascade(DraftPlan):
         )
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
-            drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
-            cascade_params(drafter, prepared, table, rules, stopping),
+            drafter if self.width is None else drafting.CaterpillarDrafter(drafter, self.width),
+            drafting.cascade_params(drafter, prepared, table, rules, stopping),
             own=(table, stopping, rules),
             # A rule without strengths has no parameters to hash.
             described=", ".join(f"{name}: {type(rule).__name__}" for name, rule in rules.items()),
@@ -590,14 +575,14 @@ class Cascade(DraftPlan):
         parts = list(_parts(drafter))
         used = {name: name in drafter.model_names for name in rules}
         if self.last is not None:
-            used["last"] = any(isinstance(part, LookupDrafter) for part in parts)
+            used["last"] = any(isinstance(part, drafting.LookupDrafter) for part in parts)
         for name, has_tokens in used.items():
             if not has_tokens:
                 raise UserError(
                     f"K={[list(row) for row in self.lengths]} has no tokens for {name} in any row "
                     "that is used: leave out this drafter, or give it tokens"
                 )
-        reviewers = [part for part in parts if isinstance(part, VerticalCascade)]
+        reviewers = [part for part in parts if isinstance(part, drafting.VerticalCascade)]
         for reviewer in reviewers:
             check_rule(rules[reviewer.name], reviewer.drafter)
         return {reviewer.name for reviewer in reviewers}
@@ -607,9 +592,9 @@ def _parts(drafter: Drafter) -> Iterator[Drafter]:
     """A drafter and all drafters in it."""
     yield drafter
     below: tuple[Drafter, ...] = ()
-    if isinstance(drafter, HorizontalCascade):
+    if isinstance(drafter, drafting.HorizontalCascade):
         below = drafter.drafters
-    elif isinstance(drafter, VerticalCascade):
+    elif isinstance(drafter, drafting.VerticalCascade):
         below = (drafter.drafter,)
     for part in below:
         yield from _parts(part)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
+from specjax import types
 from specjax.checks import check_count
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
@@ -32,33 +33,13 @@ from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
+from specjax.text import requests as requests_lib
 from specjax.text.parts import bind_processors
-from specjax.text.requests import (
-    DRAWN,
-    Limits,
-    Prefix,
-    Request,
-    check_request,
-    check_strengths,
-    checked_samples,
-    checked_sampling,
-    encode,
-    warn_beyond,
-)
+from specjax.text.requests import Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
 from specjax.text.stops import Added, StopBlocks, StreamedText, check_stops, cut
 from specjax.text.text_models import TextModel
-from specjax.types import (
-    ABORTED,
-    ENDED_BY,
-    NAN,
-    Array,
-    DecodeState,
-    LogProbs,
-    Params,
-    PromptBatch,
-    Sampling,
-)
+from specjax.types import DecodeState, Params, PromptBatch, Sampling
 
 # Powers of two and a length between them: padding adds at most about half to a row. Longer ones are
 # powers of two, because each is another large program.
@@ -317,7 +298,7 @@ class Engine:
         log_probs: bool = False,
         sources: bool = False,
         stop: Sequence[str] = (),
-        stop_table: Array | None = None,
+        stop_table: types.Array | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         num_samples: int = 1,
         prefix: Prefix | None = None,
@@ -334,7 +315,7 @@ class Engine:
         self._by_token = {"log_probs": log_probs, "sources": sources}
         self._stop_table = stop_table
         rule = getattr(params, "rule", None)
-        drawn = checked_sampling(sampling)
+        drawn = requests_lib.checked_sampling(sampling)
         sizes = prompt_length, max_new_tokens
         self._limits = Limits(method, *sizes, drawn, rule, num_samples, log_probs)
         self._blocks: StopBlocks | None = None
@@ -396,7 +377,7 @@ class Engine:
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         model = self._model
-        samples = checked_samples(request, self._limits)
+        samples = requests_lib.checked_samples(request, self._limits)
         next_id = -(-self._next_row // samples)
         if request.id is None:
             request = dataclasses.replace(request, id=next_id)
@@ -409,15 +390,15 @@ class Engine:
             request = dataclasses.replace(
                 request, sampling=dataclasses.replace(drawn, processors=bound)
             )
-        check_strengths(request, self._limits)
+        requests_lib.check_strengths(request, self._limits)
         name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         words = None if model is None else model.tokenizer
-        tokens = encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
-        check_request(request, tokens, self._limits)
+        tokens = requests_lib.encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
+        requests_lib.check_request(request, tokens, self._limits)
         if request.stop is not None:
             self._watch(self._stops_of(request))
-        warn_beyond(len(tokens), self._contexts)
+        requests_lib.warn_beyond(len(tokens), self._contexts)
         self._next_row = (next_id + 1) * samples
         return self.put(request, tokens, [None] * samples, original)
 
@@ -477,7 +458,7 @@ class Engine:
         for place in places:
             if self.state is None:  # the engine was ended
                 break
-            self.state = end_row(self.state, place, ABORTED)
+            self.state = end_row(self.state, place, types.ABORTED)
         return dropped
 
     def step(self, *, until_empty: bool = False) -> list[Row]:
@@ -581,7 +562,7 @@ class Engine:
         )
         for row, entry in enumerate(entries):
             if entry.idle_steps is not None and first[row // copies].idle_steps is None:
-                state = end_row(state, row, ABORTED)
+                state = end_row(state, row, types.ABORTED)
         if not self._stops:
             return state
         starts = np.zeros(rows, np.int32)
@@ -641,7 +622,9 @@ class Engine:
             inputs[row, : lengths[row]] = entry.tokens
         # An idle row is in the prefill, but makes no step.
         limits = [0 if entry.idle_steps else entry.request.max_new_tokens for entry in entries]
-        drawn: dict[str, Any] = {name: self._drawn(name, requests, rows) for name in DRAWN}
+        drawn: dict[str, Any] = {
+            name: self._drawn(name, requests, rows) for name in requests_lib.DRAWN
+        }
         chosen = [r.sampling and r.sampling.processors for r in requests]
         leaves = [x and jax.tree.leaves(x) for x in chosen]
         drawn["processors"] = _columns(self._limits.sampling.processors, leaves, rows)
@@ -725,16 +708,16 @@ class Engine:
         all_tokens, lengths, steps, all_info = rows
         # Copies: a view would keep the whole batch in memory.
         info: Any = jax.tree.map(lambda x: np.array(x[i]), all_info)
-        tokens, ended_by = np.array(all_tokens[i, : lengths[i]]), ENDED_BY[code]
+        tokens, ended_by = np.array(all_tokens[i, : lengths[i]]), types.ENDED_BY[code]
         output = tokens[:-1] if ended_by == "eos" else tokens
         error = None
-        if code == NAN:
+        if code == types.NAN:
             source = self.method.nan_sources[int(info.nan_in)]
             error = f"{source} gave NaN in step {int(steps[i])}"
         text = "" if self._model is None else self._model.decode(entry.tokens, output)
-        logs = LogProbs()
+        logs = types.LogProbs()
         if info.log_probs is not None and entry.request.log_probs is not False:
-            logs = LogProbs(*(x[: len(tokens)] for x in info.log_probs))
+            logs = types.LogProbs(*(x[: len(tokens)] for x in info.log_probs))
         sources = text_of = None
         if info.sources is not None:
             names = (*self.method.source_names, "unknown")

@@ -49,7 +49,6 @@ from specjax.drafting.stopping import check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.processors import Constraint, JsonSchema, Regex
-from specjax.rules import Budgeted, Learnt, Lossless, Mixture, check_rule
 from specjax.text.drafts import (
     MOST_NODES,
     Branches,
@@ -616,7 +615,7 @@ def _joined(
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )
-    return method, checked_rule(method, parts.rule or Lossless())
+    return method, checked_rule(method, parts.rule or rules.Lossless())
 
 
 class _AnyModel(LanguageModel):
@@ -766,16 +765,16 @@ def checked_rule(method: Method, rule: Any) -> Rule:
     """Returns a rule after checking that the method accepts it; traces a user's own rule."""
     rule = make_part("rule", rule)
     method.check_rule(rule)
-    inner = rule.rule if isinstance(rule, Budgeted) else rule
+    inner = rule.rule if isinstance(rule, rules.Budgeted) else rule
     if not type(inner).__module__.startswith("specjax.rules"):
-        check_rule(inner)
+        rules.check_rule(inner)
     return rule
 
 
 def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> None:
     """Warns if a mixture of the models would emit tokens that the sampling excludes."""
-    rule = rule.rule if isinstance(rule, Learnt) else rule
-    if not isinstance(rule, Mixture) or np.all(np.asarray(rule.weight) == 1.0):
+    rule = rule.rule if isinstance(rule, rules.Learnt) else rule
+    if not isinstance(rule, rules.Mixture) or np.all(np.asarray(rule.weight) == 1.0):
         return
     excluding = ["temperature=0"] if np.any(np.asarray(sampling.temperature) == 0.0) else []
     for name, most in (("top_k", vocab_size), ("top_p", 1.0)):
