@@ -185,7 +185,7 @@ class Decoder:
             model=main,
             max_new_tokens=self.max_new_tokens,
             stop=self.stop,
-            stop_table=stop_table(self.stop, main, self.method) if self.stop else None,
+            stop_table=main.place(stop_table(self.stop, main)) if self.stop else None,
             chat_template_kwargs=self.chat_template_kwargs,
             contexts=self._contexts,
             fitting=set(),
@@ -359,7 +359,14 @@ class Decoder:
         """
         call = self._call(prompts, CallOptions(**options))
         count = len(call.requests) * call.options.num_samples
-        return self._rows(call, _checked_done(done, count), progress, eager=True)
+        known = dict(done) if isinstance(done, Mapping) else frozenset(done)
+        if absent := set(known).difference(range(count)):
+            raise UserError(
+                f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
+            )
+        for place, rounds in known.items() if isinstance(known, dict) else ():
+            check_count(f"done[{place}]", rounds, "give the row's info.rounds")
+        return self._rows(call, known, progress, eager=True)
 
     def score(
         self,
@@ -770,18 +777,6 @@ class _Call(NamedTuple):
     params: Params
     prefix: Prefix | None
     options: CallOptions
-
-
-def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
-    """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds."""
-    places = dict(done) if isinstance(done, Mapping) else frozenset(done)
-    if absent := set(places).difference(range(count)):
-        raise UserError(
-            f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
-        )
-    for place, rounds in places.items() if isinstance(places, Mapping) else ():
-        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
-    return places
 
 
 def _as_written(value: Any) -> Any:

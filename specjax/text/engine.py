@@ -131,17 +131,12 @@ class Entry:
     """A sample of a request that waits for a slot or has a slot.
 
     Attributes:
-      index: of the request, in the engine.
-      sample: of the request.
       id: the id of the row, or of the samples that share its prefill.
       request: the request, its processors bound.
       original: the request as it was added, with its id.
-      tokens: its prompt.
       idle_steps: the steps for which a row with a known result still has its slot, without
         decoding; None for a row that is decoded.
-      since: when it got the slot, in seconds.
-      compiled: the seconds of compilation until then.
-      steps: the number of its steps so far.
+      since: when it got the slot, in seconds; `compiled`: the seconds of compilation until then.
       streamed: its text so far, if it is streamed.
       prefilled: the number of tokens of its prompt that were read for it; 0 if another sample's
         cache was copied.
@@ -441,7 +436,7 @@ class Engine:
         """Adds stop strings to the table that ends rows."""
         if self._model is None:
             raise UserError("stop of a request must be left out: the engine has no tokenizer")
-        blocks = self._blocks or StopBlocks(self._model, self.method, self._stop)
+        blocks = self._blocks or StopBlocks(self._model, self._stop)
         used = {self._stops_of(request) for request in self._slots.requests.values()}
         blocks.add(strings, used)
         if self.state is not None and not self._stops:
@@ -464,10 +459,8 @@ class Engine:
     def step(self, *, until_empty: bool = False) -> list[Row]:
         """Fills free slots and decodes, until a row is finished or `STOP_AFTER` steps are done.
 
-        While requests wait, it decodes until `refill` slots are free.
-
-        Args:
-          until_empty: if no request waits, decode until all rows are finished.
+        While requests wait, it decodes until `refill` slots are free. If none waits, `until_empty`
+        decodes until all rows are finished.
 
         Returns:
           The finished rows; with several processes each returns its own.
@@ -477,11 +470,9 @@ class Engine:
     def stream_step(self, *, every: int = 1) -> list[Added]:
         """Like `step`, but returns after a few rounds, with the text that each row got.
 
-        A return to the host takes time, so a larger `every` is faster. Use `stream_step` for all
-        steps of an engine: the text of a row that `step` finishes is not streamed.
-
-        Args:
-          every: the most rounds; at most `STOP_AFTER` are done.
+        At most `every` rounds are done: a return to the host takes time, so more are faster. Use
+        `stream_step` for all steps of an engine: the text of a row that `step` finishes is not
+        streamed.
 
         Returns:
           The texts that became certain: without incomplete characters, and without the beginning

@@ -35,7 +35,6 @@ from specjax.decoding import (
     TokenCascade,
 )
 from specjax.decoding.blocks import check_widths, powers_of_two
-from specjax.decoding.cascades import PairMethod
 from specjax.drafting import (
     Budget,
     CostAware,
@@ -66,7 +65,6 @@ from specjax.text.drafts import (
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel
 from specjax.types import (
-    Drafter,
     LanguageModel,
     Params,
     Processor,
@@ -122,7 +120,7 @@ def register_part(kind: _Class) -> _Class:
     """
     if not isinstance(kind, type):
         raise UserError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
-    same = _find(kind.__name__, PARTS)
+    same = {_plain(name): name for name in PARTS}.get(_plain(kind.__name__))
     if same is not None and PARTS[same] is kind:
         return kind
     if same in SHIPPED:
@@ -235,30 +233,8 @@ def _made(field: str, text: str) -> Any:
         raise UserError(f"{field}={text!r}: {error}") from None
 
 
-def match_name(what: str, name: str, names: Iterable[str]) -> str:
-    """Looks a name up among others, ignoring case and underscores."""
-    names = list(names)
-    if not isinstance(name, str):
-        raise UserError(f"{what} must be a name such as {names[0]!r}, got {name!r}")
-    standard = _find(name, names)
-    if standard is None:
-        if meant := _meant(name, names):
-            raise UserError(f"{what}={name!r}: there is no such name{meant}")
-        raise UserError(f"{what} must be one of {', '.join(names)}, got {name!r}")
-    return standard
-
-
-def _find(name: str, names: Iterable[str]) -> str | None:
-    return {_plain(one): one for one in names}.get(_plain(name))
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    plain = {_plain(one): one for one in names}
-    near = difflib.get_close_matches(_plain(name), plain, n=1)
-    return f"; did you mean {plain[near[0]]}?" if near else ""
-
-
 def _plain(name: str) -> str:
+    """A name without what is ignored."""
     return name.replace("_", "").lower()
 
 
@@ -292,11 +268,14 @@ class _TextReader(NamedTuple):
             )
         if not isinstance(call.func, ast.Name):
             raise self.refused("is not a class with arguments")
-        if names is not None:
-            name = match_name(self.what, call.func.id, names)
-        elif (name := _find(call.func.id, PARTS) or "") == "":
-            hint = _meant(call.func.id, PARTS) or ": give your own class to specjax.register_part"
-            raise UserError(f"{self.shown}: there is no part {call.func.id}{hint}")
+        known = {_plain(one): one for one in (PARTS if names is None else names)}
+        name = known.get(_plain(call.func.id))
+        if name is None:
+            near = difflib.get_close_matches(_plain(call.func.id), known, n=1)
+            choice = "" if names is None else f"choose from {', '.join(names)}, or "
+            own = f"{choice}give your own class to specjax.register_part"
+            remedy = f"did you mean {known[near[0]]}?" if near else own
+            raise UserError(f"{self.shown}: there is no part {call.func.id}: {remedy}")
         arguments = [self.value(each, depth - 1) for each in call.args]
         named: dict[str, Any] = {}
         for word in call.keywords:
@@ -496,20 +475,30 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         raise UserError(
             f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
         )
-    if parts.method is not None:
+    chosen, rule, eos_ids = parts.method, parts.rule, tuple(main.tokenizer.eos_ids)
+    if chosen is not None:
         parts.check_none("`method` has its own", but=("method", "rule"))
-        make = _own_method if isinstance(parts.method, WithParams) else _pair_method
-        return make(named, main, parts.method, parts.rule)
+        if isinstance(chosen, WithParams):
+            own, params = chosen.part, chosen.params
+            check_static("method", own)
+            assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
+            if rule is not None:
+                params = params._replace(rule=checked_rule(own, rule))
+            return Assembled(own, params, named, main, _hash(params))
+        _check_cascade(chosen, rule)
+        _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
+        small = named["drafter"]
+        cascade = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
+        params = MethodParams(main.prepared, small.prepared, rule)
+        return Assembled(cascade, params, {"drafter": small, "verifier": main}, main)
     if parts.drafting is None and len(named) == 1:
         why = "this option needs a drafter: give a Pair, or drafting"
         parts.check_none(why, but=("rule",))
-        method = Autoregressive(
-            main.model, eos_ids=tuple(main.tokenizer.eos_ids), partitioner=main.partitioner
-        )
+        alone = Autoregressive(main.model, eos_ids=eos_ids, partitioner=main.partitioner)
         params = MethodParams(main.prepared)
-        if parts.rule is not None:
-            params = params._replace(rule=checked_rule(method, parts.rule))
-        return Assembled(method, params, {"verifier": main}, main)
+        if rule is not None:
+            params = params._replace(rule=checked_rule(alone, rule))
+        return Assembled(alone, params, {"verifier": main}, main)
     plan = parts.plan
     _check_plan(parts, plan)
     what = "decoding with several models" if parts.drafting is None else f"drafting={plan!r}"
@@ -517,7 +506,21 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
     costs = None
     if plan.weighs_costs:
         parts, costs = _with_costs(parts, Pair(named["drafter"], main), rows, prompt_length)
-    return dataclasses.replace(_speculative(named, main, parts, plan), costs=costs)
+    method, rule, planned = _speculative(named, main, parts, plan)
+    used = {name: model for name, model in named.items() if model is main or name in plan.needs}
+    weighed = parts.policy.costs if isinstance(parts.policy, CostAware) else None
+    shared = parts.policy if isinstance(parts.policy, Budget) and not parts.min_draft else None
+    return Assembled(
+        method,
+        MethodParams(main.prepared, planned.params, rule),
+        {**used, **planned.models},
+        main,
+        own_params=_hash(planned.own, planned.described),
+        stopping=None if parts.policy is None else repr(parts.policy),
+        costs=costs,
+        most_rows=None if weighed is None else weighed.rows[-1],
+        budget=None if shared is None else shared.tokens,
+    )
 
 
 def model_alone(models: Models | TextModel, method: VerifierAlone | DrafterAlone) -> TextModel:
@@ -528,36 +531,13 @@ def model_alone(models: Models | TextModel, method: VerifierAlone | DrafterAlone
     return models.named[method.model]
 
 
-def _pair_method(
-    named: Mapping[str, TextModel], main: TextModel, chosen: PairMethod, rule: Rule | None
-) -> Assembled:
-    """A cascade in which a single model writes at a time."""
-    _check_pair_method(chosen, rule)
-    _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
-    small = named["drafter"]
-    eos_ids = tuple(main.tokenizer.eos_ids)
-    method = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
-    params = MethodParams(main.prepared, small.prepared, rule)
-    return Assembled(method, params, {"drafter": small, "verifier": main}, main)
-
-
-def _check_pair_method(method: Any, rule: Any) -> None:
+def _check_cascade(method: Any, rule: Any) -> None:
+    """Refuses what is no cascade in which a single model writes at a time, and its rule."""
     check_part("method", method, ("bound",), "specjax.TokenCascade()")
     if rule is None:
         name = type(method).__name__
         raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
     method.check_rule(rule)
-
-
-def _own_method(
-    named: Mapping[str, TextModel], main: TextModel, own: WithParams, rule: Rule | None
-) -> Assembled:
-    method, params = own.part, own.params
-    check_static("method", method)
-    assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
-    if rule is not None:
-        params = params._replace(rule=checked_rule(method, rule))
-    return Assembled(method, params, named, main, _hash(params))
 
 
 def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: str) -> None:
@@ -580,42 +560,6 @@ def _check_plan(parts: Parts, plan: DraftPlan) -> None:
             f"stopping=CostAware cannot be used with drafting={plan!r}, because it needs a single "
             "drafter: choose another policy"
         )
-
-
-def _speculative(
-    named: Mapping[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
-) -> Assembled:
-    planned = _planned(named, main, parts, plan)
-    used = {name: model for name, model in named.items() if model is main or name in plan.needs}
-    method, rule = _joined(main, planned.drafter, parts, plan)
-    weighed = parts.policy.costs if isinstance(parts.policy, CostAware) else None
-    shared = parts.policy if isinstance(parts.policy, Budget) and not parts.min_draft else None
-    return Assembled(
-        method,
-        MethodParams(main.prepared, planned.params, rule),
-        {**used, **planned.models},
-        main,
-        own_params=_hash(planned.own, planned.described),
-        stopping=None if parts.policy is None else repr(parts.policy),
-        most_rows=None if weighed is None else weighed.rows[-1],
-        budget=None if shared is None else shared.tokens,
-    )
-
-
-def _joined(
-    main: TextModel, drafter: Drafter, parts: Parts, plan: DraftPlan
-) -> tuple[Speculative, Rule]:
-    """The method and its rule, after checking that they fit together."""
-    method = Speculative(
-        main.model,
-        drafter,
-        parts.verification or plan.default_verification,
-        parts.widths,
-        process_drafts=parts.process_drafts is not False,
-        eos_ids=tuple(main.tokenizer.eos_ids),
-        partitioner=main.partitioner,
-    )
-    return method, checked_rule(method, parts.rule or rules.Lossless())
 
 
 class _AnyModel(LanguageModel):
@@ -649,22 +593,21 @@ def check_fit(parts: Parts, processors: Sequence[Processor] = ()) -> None:
     if isinstance(parts.method, VerifierAlone | DrafterAlone):
         return
     if parts.method is not None:
-        _check_pair_method(parts.method, parts.rule)
+        _check_cascade(parts.method, parts.rule)
         return
     plan = parts.plan
     _check_plan(parts, plan)
     plans = [plan, *(plan.parts if isinstance(plan, Branches) else ())]
     if all(type(x).__module__.startswith("specjax.") for x in plans if not isinstance(x, str)):
         models = dict.fromkeys((*plan.needs, "verifier"), _ANY)
-        drafter = _planned(models, _ANY, parts, plan).drafter
-        method, rule = _joined(_ANY, drafter, parts, plan)
+        method, rule, _ = _speculative(models, _ANY, parts, plan)
         check_forbidding(method, rule, tuple(processors))
 
 
-def _planned(
+def _speculative(
     named: Mapping[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
-) -> Planned:
-    """The drafter of a plan, with its parameters on the right devices."""
+) -> tuple[Speculative, Rule, Planned]:
+    """The method and its rule, after checking that they fit together; and the plan's result."""
 
     def neural(
         model: str | TextModel, longest: int | None = None
@@ -676,15 +619,21 @@ def _planned(
 
     models = {**named, "verifier": main}
     planned = plan.make(PlanInputs(models, parts.longest, neural, main is _ANY))
-    if isinstance(plan, OwnDrafts):  # checked with the method
-        return planned
-    size, trees = planned.drafter.max_draft, planned.drafter.traits.drafts_trees
-    if size > MOST_NODES and trees:
+    method = Speculative(
+        main.model,
+        planned.drafter,
+        parts.verification or plan.default_verification,
+        parts.widths,
+        process_drafts=parts.process_drafts is not False,
+        eos_ids=tuple(main.tokenizer.eos_ids),
+        partitioner=main.partitioner,
+    )
+    if planned.drafter.max_draft > MOST_NODES and planned.drafter.traits.drafts_trees:
         raise UserError(
-            f"drafting={plan!r} drafts trees of up to {size} tokens, and at most {MOST_NODES} are "
-            "allowed: draft fewer"
+            f"drafting={plan!r} drafts trees of up to {planned.drafter.max_draft} tokens, and at "
+            f"most {MOST_NODES} are allowed: draft fewer"
         )
-    return planned
+    return method, checked_rule(method, parts.rule or rules.Lossless()), planned
 
 
 def _neural(

@@ -98,16 +98,9 @@ class CallOptions:
 
 
 class Limits(NamedTuple):
-    """The limits of requests.
+    """The longest prompt and output of requests, their defaults, and what is compiled.
 
-    Attributes:
-      method: the method.
-      prompt_length: the longest prompt.
-      max_new_tokens: the longest output.
-      sampling: the defaults of requests; a field that is None here must be None in requests.
-      rule: likewise, or None.
-      num_samples: the number of samples of each request.
-      log_probs: whether log-probabilities are kept.
+    A field of `sampling` that is None here must be None in requests; `rule` likewise.
     """
 
     method: Method

@@ -681,19 +681,15 @@ class Shown:
     def _lines(self, marked: Callable[[str, _Style], str]) -> Iterator[tuple[str, str]]:
         """The name and the marked text of each row, then the legend."""
         counts = collections.Counter(source for _, row in self.rows for _, source in row)
-        styles = _styles(list(counts))
+        drafters = [name for name in counts if name not in _OWN]
+        styles = _OWN | {name: _DRAFTERS[i % len(_DRAFTERS)] for i, name in enumerate(drafters)}
+        if len(counts) == 1:
+            styles = dict.fromkeys(counts, _PLAIN)
         for name, row in self.rows:
             yield name, "".join(marked(_visible(text), styles[of]) for text, of in _runs(row))
         total = sum(counts.values())
         shares = [f"{marked(of, styles[of])} {count}" for of, count in counts.items()]
         yield f"source of {total} tokens", ", ".join(shares) or "none"
-
-
-def _styles(sources: Sequence[str]) -> dict[str, _Style]:
-    drafters = [name for name in sources if name not in _OWN]
-    if len(sources) == 1:
-        return {sources[0]: _PLAIN}
-    return _OWN | {name: _DRAFTERS[i % len(_DRAFTERS)] for i, name in enumerate(drafters)}
 
 
 def _runs(row: Sourced) -> Sourced:

@@ -98,7 +98,11 @@ class Setting:
 
         for name in _FIELDS:
             if name == "rule" or getattr(self, name) is not None:
-                put(name, _checked_text(name, getattr(self, name)))
+                # The text has standard names; its arguments are checked.
+                put(name, str(Part.parse(getattr(self, name), name)))
+                _check_single(name, self.part(name), getattr(self, name))
+                if name == "drafting":
+                    check_is_plan(self.part(name))
         # Equivalent settings are equal: what is not used has its default.
         for name in self.unused:
             put(name, 0 if name == "min_draft" else None)
@@ -269,16 +273,6 @@ class Setting:
         if not self.processors:
             del values["processors"]  # keys of settings without them stay what they were
         return values
-
-
-def _checked_text(field: str, text: Any) -> str:
-    """The text of a part with standard names, after its arguments have been checked."""
-    text = str(Part.parse(text, field))
-    part = make_part(field, text)
-    if field == "drafting":
-        check_is_plan(part)
-    _check_single(field, part, text)
-    return text
 
 
 def _check_single(field: str, part: Any, text: str) -> None:

@@ -13,11 +13,9 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int, Int32
 
-from specjax.decoding import Method
 from specjax.errors import UserError
 from specjax.text.results import Row
 from specjax.text.text_models import TextModel
@@ -58,9 +56,10 @@ def cut(text: str, strings: Sequence[str]) -> str:
     return text[: min(ends)[1]] if ends else text
 
 
-def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:
-    """Returns `token_table` for a model's outputs, on the method's devices."""
-    return _placed(_model_table(strings, model, method), method)
+def stop_table(strings: Sequence[str], model: TextModel) -> Int[np.ndarray, "S V"]:
+    """Returns `token_table` for a model's outputs."""
+    goes_on = model.continues_prompts
+    return token_table(strings, model.tokenizer, model.model.vocab_size, goes_on=goes_on)
 
 
 class StopBlocks:
@@ -70,8 +69,8 @@ class StopBlocks:
     the strings of a row to its state before the first token.
     """
 
-    def __init__(self, model: TextModel, method: Method, strings: tuple[str, ...]) -> None:
-        self._model, self._method = model, method
+    def __init__(self, model: TextModel, strings: tuple[str, ...]) -> None:
+        self._model, self._vocab_size = model, model.model.vocab_size
         self._blocks = {strings: self._block(strings)}
         self.starts, self._size = {strings: 0}, _FEWEST
         self._table: Array | None = None
@@ -81,11 +80,11 @@ class StopBlocks:
         """`[S, V]`, for `Method.run`; another array after new strings."""
         if self._table is None:
             final = self._size - 1
-            table = np.full((self._size, self._method.vocab_size), final, np.int32)
+            table = np.full((self._size, self._vocab_size), final, np.int32)
             for strings, start in self.starts.items():
                 block = self._blocks[strings]
                 table[start : start + len(block)] = np.where(block < 0, final, block + start)
-            self._table = _placed(table.astype(_integers(self._size)), self._method)
+            self._table = self._model.place(table.astype(_integers(self._size)))
         return self._table
 
     def add(self, strings: tuple[str, ...], used: Collection[tuple[str, ...]]) -> None:
@@ -111,21 +110,9 @@ class StopBlocks:
     def _block(self, strings: tuple[str, ...]) -> Int32[np.ndarray, "S V"]:
         """The automaton without its final state, which is -1."""
         if not strings:
-            return np.zeros((1, self._method.vocab_size), np.int32)
-        table = _model_table(strings, self._model, self._method)
+            return np.zeros((1, self._vocab_size), np.int32)
+        table = stop_table(strings, self._model)
         return np.where(table == len(table) - 1, -1, table)[:-1].astype(np.int32)
-
-
-def _model_table(
-    strings: Sequence[str], model: TextModel, method: Method
-) -> Int[np.ndarray, "S V"]:
-    goes_on = model.continues_prompts
-    return token_table(strings, model.tokenizer, method.vocab_size, goes_on=goes_on)
-
-
-def _placed(table: np.ndarray, method: Method) -> Array:
-    where = method.partitioner
-    return jax.device_put(table) if where is None else where.replicate(table)
 
 
 def _integers(states: int) -> type:
