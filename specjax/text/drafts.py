@@ -278,6 +278,7 @@ class Tree(DraftPlan):
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
+        least = 0
         if self.parents is not None:
             if any(value is not None for value in sizes.values()):
                 raise UserError(f"{', '.join(sizes)} must be left out: parents gives the shape")
@@ -295,19 +296,14 @@ class Tree(DraftPlan):
             depth, width = self.depth or 0, self.width or 0
             # Each level has a node; counted before the tree is built, which would take long.
             least = max(depth, width, 0 if self.beam else min(width, 2) ** min(depth, 12))
-            if least > MOST_NODES:
-                self._refuse("more than 512")
         if self.children not in CHILDREN:
             names = ", ".join(map(repr, CHILDREN))
             raise UserError(f"children must be one of {names}, got {self.children!r}")
-        if self.shape.size > MOST_NODES:
-            self._refuse(str(self.shape.size))
-
-    def _refuse(self, size: str) -> None:
-        which, remedy = f"{self!r} has", "give a smaller depth, width or beam"
-        if self.parents is not None:
-            which, remedy = "a tree has len(parents) =", "leave out some"
-        raise UserError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
+        if least > MOST_NODES or self.shape.size > MOST_NODES:
+            raise UserError(
+                f"{self!r:.80} has more than {MOST_NODES} nodes: give a smaller depth, width or "
+                "beam, or fewer parents"
+            )
 
     @property
     def shape(self) -> drafting.Topology | drafting.Beam:

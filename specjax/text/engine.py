@@ -739,26 +739,27 @@ class Engine:
     def _check_fits(self, fitting: set[Any]) -> None:
         """Refuses slots that certainly cannot fit into the memory."""
         _, length, most, *kinds = self._limits[:5]
-        tables = jax.tree.map(np.shape, getattr(self.params, "processors", ()))
-        by_token = tuple(self._by_token.values())
+        tables = str(jax.tree.map(np.shape, getattr(self.params, "processors", ())))
         beside = 0 if self._prefix is None else self._prefix.nbytes
-        key = (self._rows, length, most, by_token, jax.tree.structure(kinds), str(tables), beside)
-        if key not in fitting:
-            # Only shapes, to allocate nothing.
-            sizes = self._rows, length
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
-            )
-            check_state_fits(
-                self.method,
-                self.params,
-                shapes,
-                max_new=most,
-                max_length=self._max_length,
-                remedy=_REMEDY,
-                beside=beside,
-                **self._by_token,
-            )
+        flags = tuple(self._by_token.values())
+        key = (self._rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
+        if key in fitting:
+            return
+        # Only shapes, to allocate nothing.
+        sizes = self._rows, length
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
+        )
+        check_state_fits(
+            self.method,
+            self.params,
+            shapes,
+            max_new=most,
+            max_length=self._max_length,
+            remedy=_REMEDY,
+            beside=beside,
+            **self._by_token,
+        )
         fitting.add(key)
 
 

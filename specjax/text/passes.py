@@ -394,13 +394,10 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
             f"{how} for this pair"
         )
     if not costs.rows[0] <= rows <= costs.rows[-1]:
-        bound, limit = "least", costs.rows[0]
-        if rows > costs.rows[-1]:
-            bound, limit = "most", costs.rows[-1]
         sizes = " ".join(map(str, sorted((*costs.rows, rows))))
         raise UserError(
-            f"CostAware: the costs were measured with at {bound} {limit} rows, but the batch has "
-            f"{rows}: {how} and --rows {sizes}"
+            f"CostAware: the costs are those of {costs.rows[0]} to {costs.rows[-1]} rows, but "
+            f"the batch has {rows}: {how} and --rows {sizes}"
         )
     if costs.widths[-1] <= max_draft:
         warnings.warn(

@@ -230,12 +230,6 @@ def checked_template_kwargs(options: Any) -> dict[str, Any]:
             "chat_template_kwargs must be options by name, such as {'enable_thinking': False}, got "
             f"{options!r}"
         )
-    # Arguments of the renderer, which no template reads.
-    if reserved := [name for name in ("messages", "template", "self") if name in options]:
-        raise UserError(
-            f"chat_template_kwargs must not have {reserved[0]}: give messages as a prompt, and a "
-            "template as chat_template"
-        )
     return plain("chat_template_kwargs", dict(options))
 
 

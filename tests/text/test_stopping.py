@@ -136,7 +136,9 @@ def test_costs_decide(pair, alone):
 
 def test_costs_of_other_sizes_are_told(pair):
     few = drafting.CostAware(costs(pair, rows=(4, 8)))
-    with pytest.raises(ValueError, match="with at least 4 rows, but the batch has 1: .*--rows 1 4"):
+    with pytest.raises(
+        ValueError, match="are those of 4 to .* rows, but the batch has 1: .*--rows 1 4"
+    ):
         specjax.Decoder(pair, stopping=few, max_draft=4, batch_size=1)
     with pytest.warns(UserWarning, match="of up to 4 tokens, but max_draft is 6, .*--drafts 6"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), max_draft=6, **SHAPE)
@@ -217,7 +219,7 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
 
 
 def test_costs_of_smaller_batches_are_refused(pair):
-    with pytest.raises(ValueError, match="with at most 8 rows, but the batch has 9"):
+    with pytest.raises(ValueError, match="to 8 rows, but the batch has 9"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), batch_size=9)
 
 
