@@ -549,12 +549,8 @@ class Decoder:
           prompt_length: the longest prompt in tokens; shorter ones are padded to a bucket.
           rows: the number of slots; the batch size by default. It is rounded up to a multiple of
             `num_samples`, and on a mesh of its `data`.
-          refill: the number of free slots to fill together; see `Engine`.
           rule: replaces the Decoder's rule; each strength must be a number.
-          log_probs: whether log-probabilities are kept, as in a call; a request may leave them out.
-          sources: whether the source of each token is kept, as in a call.
-          num_samples: the number of outputs of each request that share a prefill; see `Request`.
-          prefix: as in a call; `prompt_length` counts its tokens.
+          refill, log_probs, sources, num_samples, prefix: see `Engine`.
 
         Returns:
           An `Engine`, whose requests may have texts.

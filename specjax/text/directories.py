@@ -22,7 +22,6 @@ from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.memory import in_words
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
@@ -291,7 +290,7 @@ def _loaded(
     same = all(words["verifier"].fingerprint == other.fingerprint for other in words.values())
     if same or not translate_drafter:
         for name, size in sizes.items():
-            check_vocabularies({name: size, "verifier": sizes["verifier"]})
+            check_vocabularies(name, size, sizes["verifier"])
         _warn_of_special_ids(words)
     models = {
         name: _load(path, words[name], replicate=name in replicate, weights=forms[name], **options)
@@ -546,36 +545,13 @@ def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None
 
 
 def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
-    words = {}
-    for name, each in (("drafter", drafter), ("verifier", verifier)):
+    words = []
+    for each in (drafter, verifier):
         if each.tokenizer is None:
             return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
-        words[name] = Words(each.path, each.tokenizer, each.model.vocab_size)
+        words.append(Words(each.path, each.tokenizer, each.model.vocab_size))
     try:
-        check_vocabularies(words)
-    except ValueError as error:
+        check_vocabularies("drafter", *words)
+    except UserError as error:
         return str(error)
     return None
-
-
-def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """A summary as pairs of texts, for a table."""
-    disk = ", ".join(f"{in_words(n)} {kind}" for kind, n in summary["bytes_on_disk"].items())
-    eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
-    tokens = summary["tokens"]
-    table = [
-        ("family", f"{summary['family']} ({summary['format']})"),
-        ("parameters", f"{summary['parameters']:,}"),
-        ("on disk", disk),
-        ("in memory", in_words(summary["bytes_in_memory"])),
-        ("read per pass", in_words(summary["bytes_read_per_pass"])),
-        ("vocabulary", f"{summary['rows_of_the_embedding']:,} rows, "
-                       f"{'no tokenizer' if tokens is None else f'{tokens:,} tokens'}"),
-        ("ends texts with", eos or "no token"),
-        ("context", f"{summary['context']:,} tokens" if summary["context"] else "not stated"),
-        ("cache per row", f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 "
-                          "tokens"),
-        ("chat template", "yes" if summary["chat_template"] else "no"),
-    ]  # fmt: skip
-    files = {"on disk", "ends texts with", "context", "chat template"}
-    return [line for line in table if disk or line[0] not in files]

@@ -185,20 +185,13 @@ def check_read(finite: Any, *models: TextModel) -> None:
         raise UserError(f"{names} gives NaN: check the checkpoint")
 
 
-def log_probs(
-    model: TextModel, texts: KnownTexts, sampling: Sampling
-) -> list[Float32[np.ndarray, " m"]]:
-    """Returns the log-probability of each token of the outputs; -inf for impossible tokens.
-
-    The fields of `sampling` are scalars.
-    """
-    return [values for values, _ in with_top(model, texts, sampling, 0)]
-
-
 def with_top(
     model: TextModel, texts: KnownTexts, sampling: Sampling, top: int
 ) -> list[tuple[Float32[np.ndarray, " m"], TopTokens]]:
-    """Returns `log_probs`, and the `top` most probable tokens at each position."""
+    """Returns each output's log-probabilities by token, and the `top` most probable tokens there.
+
+    The log-probability of an impossible token is -inf. The fields of `sampling` are scalars.
+    """
     scores: list[Any] = [None] * len(texts.outputs)
     for places, rows in batches(texts, rows_at_once(texts, model.model.vocab_size, 2)):
         values, best, tokens = map(

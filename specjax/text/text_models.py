@@ -196,7 +196,7 @@ class Models:
             )
         self.named = named
         for name, model in named.items():
-            check_vocabularies({name: model.words, "verifier": self.verifier.words})
+            check_vocabularies(name, model.words, self.verifier.words)
             if model.mesh != self.verifier.mesh:
                 raise UserError(
                     f"{name} and verifier have different meshes: load both with the same mesh"
@@ -236,19 +236,18 @@ class Pair(Models):
         return self.named["drafter"]
 
 
-def check_vocabularies(models: dict[str, Words]) -> None:
-    """Refuses two models, given by name, whose vocabularies differ."""
-    ours, theirs = models.values() if len(models) > 1 else 2 * [*models.values()]
-    same = ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
-    if same and ours.size == theirs.size:
+def check_vocabularies(name: str, ours: Words, verifier: Words) -> None:
+    """Refuses a model, the `name` of its verifier's set, whose vocabulary differs."""
+    same = ours.tokenizer.fingerprint == verifier.tokenizer.fingerprint
+    if same and ours.size == verifier.size:
         return
-    described = ", ".join(f"{words.name} has {words.size} ids" for words in models.values())
+    described = ", ".join(f"{words.name} has {words.size} ids" for words in (ours, verifier))
     what, where, other = "vocabulary sizes", "", ""
     if not same:
-        what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, theirs.tokenizer)})"
+        what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, verifier.tokenizer)})"
         other = ", or load the pair with translate_drafter=True"
     raise UserError(
-        f"{' and '.join(models)} have different {what}: {described}{where}; every id must have the "
+        f"{name} and verifier have different {what}: {described}{where}; every id must have the "
         f"same meaning in both: choose models of the same family{other}"
     )
 
