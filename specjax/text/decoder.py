@@ -851,24 +851,22 @@ class Chat:
 
         def steps() -> Iterator[Added]:
             for added in engine.added(every):
-                if added.row is not None:
-                    self._end(messages, tokens, added.row, engine)
+                row = added.row
+                if row is not None:
+                    if self._messages != messages[:-1]:
+                        raise UserError(
+                            "another turn ended during this stream: read it to its end before"
+                        )
+                    warn_of_nan(row)
+                    ended = [] if row.eos_id is None else [row.eos_id]
+                    read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
+                    self._messages = [*messages, {"role": "assistant", "content": row.text}]
+                    # What the models have read.
+                    can_share = self._decoder.can_share_prefix and row.error is None
+                    self._prefix = engine.prefix_of(read) if can_share else None
                 yield added
 
         return steps()
-
-    def _end(
-        self, messages: list[dict[str, str]], tokens: np.ndarray, row: Row, engine: Engine
-    ) -> None:
-        """Adds the messages of a turn, and keeps what the models have read."""
-        if self._messages != messages[:-1]:
-            raise UserError("another turn ended during this stream: read it to its end before")
-        warn_of_nan(row)
-        ended = [] if row.eos_id is None else [row.eos_id]
-        read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
-        self._messages = [*messages, {"role": "assistant", "content": row.text}]
-        can_share = self._decoder.can_share_prefix and row.error is None
-        self._prefix = engine.prefix_of(read) if can_share else None
 
 
 def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:

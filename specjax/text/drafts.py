@@ -116,10 +116,6 @@ class DraftPlan(abc.ABC):
         """The verification of a decoder that gives none."""
         return Block()
 
-    def longest(self, max_draft: int) -> int:
-        """Returns G of the drafter, for the decoder's `max_draft`."""
-        return max_draft
-
     @abc.abstractmethod
     def make(self, inputs: PlanInputs) -> Planned:
         """Makes the drafter."""
@@ -127,7 +123,7 @@ class DraftPlan(abc.ABC):
 
 def check_is_plan(plan: Any) -> None:
     """Refuses what is not like a `DraftPlan`."""
-    needed = ("needs", "left_out", "weighs_costs", "longest", "make")
+    needed = ("needs", "left_out", "weighs_costs", "make")
     check_part("drafting", plan, needed, "specjax.Lookup()")
 
 
@@ -216,10 +212,6 @@ class Lookup(DraftPlan):
     @property
     def default_verification(self) -> Verification:
         return Block() if self.copies == 1 else Traversal()
-
-    def longest(self, max_draft: int) -> int:
-        copied = (self.max_copy or max_draft) * self.copies
-        return max(copied, max_draft) if self.needs else copied
 
     def make(self, inputs: PlanInputs) -> Planned:
         vocab_size = inputs.verifier.model.vocab_size
@@ -332,9 +324,6 @@ class Tree(DraftPlan):
     def default_verification(self) -> Verification:
         return Traversal()
 
-    def longest(self, max_draft: int) -> int:
-        return self.shape.size
-
     def make(self, inputs: PlanInputs) -> Planned:
         chain, params = inputs.neural("drafter", 1)
         drafter = drafting.TreeDrafter(chain.model, self.shape, self.children, chain.name)
@@ -383,9 +372,6 @@ class Branches(DraftPlan):
     @property
     def default_verification(self) -> Verification:
         return Traversal()
-
-    def longest(self, max_draft: int) -> int:
-        return sum(plan.longest(max_draft) for plan in self._plans)
 
     def make(self, inputs: PlanInputs) -> Planned:
         results = [plan.make(inputs) for plan in self._plans]

@@ -498,6 +498,7 @@ class Engine:
                 steps = self._next_steps(until_empty, every)
                 if steps is None:
                     return []
+                assert self.state is not None
                 self.state = self.method.run(self._params_now(), self.state, *steps, **self._stops)
                 return self._drain(every is not None)
         except BaseException as error:  # `run` takes the state's buffers

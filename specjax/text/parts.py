@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from specjax import drafting, processors, rules, verification
-from specjax.checks import check_part, check_static, checked, whole_number
+from specjax.checks import check_flag, check_part, check_static, checked, whole_number
 from specjax.decoding import (
     Autoregressive,
     BiLDCascade,
@@ -34,7 +34,7 @@ from specjax.decoding import (
     Speculative,
     TokenCascade,
 )
-from specjax.decoding.blocks import check_widths, powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import (
     Budget,
     CostAware,
@@ -505,7 +505,8 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
     _check_names(named, plan.needs, what)
     costs = None
     if plan.weighs_costs:
-        parts, costs = _with_costs(parts, Pair(named["drafter"], main), rows, prompt_length)
+        pair = Pair(named["drafter"], main)
+        parts, costs = _with_costs(parts, plan, pair, rows, prompt_length)
     method, rule, planned = _speculative(named, main, parts, plan)
     used = {name: model for name, model in named.items() if model is main or name in plan.needs}
     weighed = parts.policy.costs if isinstance(parts.policy, CostAware) else None
@@ -678,7 +679,7 @@ def measured_costs(costs: Costs) -> Iterator[None]:
 
 
 def _with_costs(
-    parts: Parts, pair: Pair, rows: int, prompt_length: int
+    parts: Parts, plan: DraftPlan, pair: Pair, rows: int, prompt_length: int
 ) -> tuple[Parts, Costs | None]:
     """The parts, with measured costs for a policy without costs; and these costs."""
     policy = parts.stopping
@@ -687,10 +688,9 @@ def _with_costs(
     main = pair.verifier
     multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
     rows += -rows % multiple
-    longest = parts.plan.longest(parts.longest) + 1
-    widths = parts.widths or powers_of_two(longest)
-    check_widths(widths, longest)
-    costs = None
+    without = dataclasses.replace(parts, stopping=None)
+    longest = _speculative(pair.named, main, without, plan)[0].max_draft + 1
+    widths, costs = parts.widths or powers_of_two(longest), None
     if policy.costs is None:
         costs = _known_costs.get()
         if costs is None or costs.pair != pair.fingerprint:

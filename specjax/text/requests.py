@@ -167,7 +167,7 @@ def encode(
         except ValueError as error:
             raise UserError(f"{name}: {error}") from None
     try:
-        array = np.asarray(ids)
+        array: Any = np.asarray(ids)
     except (TypeError, ValueError):  # lists of different lengths
         array = np.empty((1, 1))
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
