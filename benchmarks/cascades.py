@@ -19,7 +19,7 @@ from specjax.cli.bench.report import Report
 from specjax.evaluation import Bootstrap, Interval, Sums, ratio
 from specjax.study.measure import in_turns, timed
 from specjax.text import load_text_model
-from specjax.text.scheduling import BUCKETS
+from specjax.text.engine import BUCKETS
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
 HELP = "one drafter, cascades, and copies from the text: standardised and wall-time speed-ups"

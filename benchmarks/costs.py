@@ -14,7 +14,7 @@ from benchmarks import command
 from benchmarks.loops import REMEDY, Loops
 from specjax.cli.bench import check_output, workload
 from specjax.cli.bench.report import Report
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.study.measure import in_turns

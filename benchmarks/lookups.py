@@ -112,7 +112,7 @@ def _rounds(drafter: LookupDrafter, context: int, rows: int, match: int) -> Call
         def one(_: Any, carry: Any) -> Any:
             state, last = carry
             inputs = DraftInputs(last, limits, jnp.zeros((rows, 0)), sampling, active)
-            block, state = drafter.propose((), state, inputs, with_confidence=False)
+            block, state = drafter.propose((), state, inputs)
             # Overwrites the ending, so that the text keeps its length and its match.
             before = state._replace(lengths=state.lengths - block.tokens.shape[1])
             ending = jnp.asarray(text[:, -drafter.max_draft :])

@@ -10,8 +10,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from specjax.compilation import placement
-from specjax.decoding.loop import Method, first_state, jitted_init, jitted_run
-from specjax.decoding.state import ByToken, jitted_insert
+from specjax.decoding.method import (
+    ByToken,
+    Method,
+    first_state,
+    jitted_init,
+    jitted_insert,
+    jitted_run,
+)
 from specjax.types import DecodeState, Params, PromptBatch
 
 

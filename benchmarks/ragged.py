@@ -15,7 +15,7 @@ from specjax import drafting
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.decoding import Method, Speculative
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import Costs
 from specjax.study.measure import in_turns
 from specjax.text.passes import measure_costs
@@ -150,7 +150,7 @@ def _measure(
 def _widths(method: Method) -> str:
     if not isinstance(method, Speculative):
         return "1"
-    widths = method.round.verifier_widths
+    widths = method.verifier_widths
     return "2^n" if len(widths) > 1 else str(widths[0])
 
 
@@ -168,7 +168,7 @@ def _passes(
     if not isinstance(method, Speculative):
         state = method.run(params, state, loops.max_new)  # its passes are not measured
         return int(state.lengths.sum()), int(state.steps.sum()), 0, 0.0
-    widths = method.round.verifier_widths
+    widths = method.verifier_widths
     costs = by_widths[widths]
     place = costs.rows.index(rows)
     times = dict(zip(widths, costs.verifier[place], strict=True))

@@ -13,11 +13,10 @@ from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
 from specjax.data.examples import read_examples
 from specjax.data.few_shot import FewShot
-from specjax.decoding.loop import jitted_init
-from specjax.decoding.state import ByToken
+from specjax.decoding.method import ByToken, jitted_init
 from specjax.text import Decoder, load_pair
 from specjax.text.directories import built_in_pair
-from specjax.text.prefixes import common_of
+from specjax.text.requests import common_of
 from specjax.types import PromptBatch, Sampling
 
 HELP = "time of n samples of a prompt (one prefill, n prompts, n calls), or of shared examples"

@@ -22,7 +22,7 @@ from benchmarks.traffic import collectives
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.compilation import placement
-from specjax.decoding.loop import jitted_run
+from specjax.decoding.method import jitted_run
 from specjax.models import PRESETS, preset
 
 HELP = "tokens/s and memory against batch, draft and context; work of a device against devices"

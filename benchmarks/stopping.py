@@ -20,7 +20,7 @@ from specjax.checks import check_path, require
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import GROWN_HELP
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.evaluation import Bootstrap, Sums, ratio
 from specjax.study.measure import in_turns
 from specjax.text.passes import check_costs

@@ -18,7 +18,7 @@ from specjax.checks import check_count, one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
 from specjax.data.examples import read_examples
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import Costs
 from specjax.models import preset
 from specjax.sampling import TINY

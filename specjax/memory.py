@@ -114,8 +114,8 @@ def check_state_fits(
     max_length: int,
     remedy: str,
     beside: int = 0,
-    token_log_probs: bool = False,
-    token_sources: bool = False,
+    log_probs: bool = False,
+    sources: bool = False,
 ) -> None:
     """Raises ValueError if prompts and outputs of these sizes certainly cannot fit.
 
@@ -138,8 +138,8 @@ def check_state_fits(
             prompts._replace(inputs=inputs),
             max_new=min(max_new, MOST_POSITIONS),
             max_length=min(max_length, MOST_POSITIONS),
-            token_log_probs=token_log_probs,
-            token_sources=token_sources,
+            log_probs=log_probs,
+            sources=sources,
         )
     )
     sizes = sizes_in_words(rows, length, method.max_draft, max_new)

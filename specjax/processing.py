@@ -7,7 +7,7 @@ Axes: B rows, T nodes of a block, M = T - 1 drafted nodes, V vocabulary, U unifo
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.platforms import entry
 from specjax.sampling import TINY, distribution, drawn, log_confidence, log_distribution
-from specjax.types import Processing, PromptBatch, Sampling
+from specjax.types import LogProbs, Processing, PromptBatch, Sampling
 from specjax.types.pytrees import where_rows
 
 # Processors of this order or a larger one read what temperature, top-k and top-p leave.
@@ -58,19 +58,6 @@ def distributions_along(
     return jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
 
 
-class Logs(NamedTuple):
-    """Log-probabilities of tokens under a model.
-
-    Attributes:
-      p: after temperature, filters and processors: of the distribution that tokens are drawn from.
-      conf: the model's own: at temperature 1, without filters and processors; None unless
-        requested.
-    """
-
-    p: Float32[Array, "B T"]
-    conf: Float32[Array, "B T"] | None
-
-
 def logs_along(
     probs: Float32[Array, "B T V"],
     logits: Float[Array, "B T V"] | None,
@@ -78,23 +65,23 @@ def logs_along(
     tokens: Int32[Array, "B T"],
     counted: Bool[Array, "B T"],
     *,
-    with_conf: bool,
-) -> Logs:
-    """The log-probabilities of a block's tokens, also of those with a probability rounded to 0.
+    with_plain: bool,
+) -> LogProbs:
+    """`LogProbs` of a block's tokens but for `target`, also where a probability rounds to 0.
 
     Args:
       probs: `distributions_along` of `logits` and the tokens.
-      logits: None if all tokens have probability and `conf` is not requested.
+      logits: None if all tokens have probability and `plain` is not requested.
       sampling: how the first token is drawn, fields `[B]`.
       tokens: those of the block.
       counted: other tokens may get -inf.
-      with_conf: whether to return `conf` (static): it takes another pass over the logits.
+      with_plain: whether to return `plain` (static): it takes another pass over the logits.
     """
     of_each = lambda function, *of: jax.vmap(jax.vmap(function))(*of, tokens)  # noqa: E731
     p = jnp.log(of_each(entry, probs))
     if logits is None:
-        return Logs(p, None)
-    conf = of_each(log_confidence, logits) if with_conf else None
+        return LogProbs(None, p)
+    plain = of_each(log_confidence, logits) if with_plain else None
     rare = (p == -jnp.inf) & counted & ~_greedy(sampling)[:, None]
     below = of_each(entry, logits).astype(jnp.float32) - jnp.max(logits, axis=-1)
     if sampling.processing is None:
@@ -103,19 +90,19 @@ def logs_along(
             by_top = below / jnp.asarray(sampling.temperature)[:, None] + jnp.log(
                 jnp.max(probs, axis=-1)
             )
-            return Logs(jnp.where(rare, by_top, p), conf)
+            return LogProbs(plain, jnp.where(rare, by_top, p))
         # Other tokens that have no probability are left out by a filter.
         least = jnp.log(TINY * logits.shape[-1]) * sampling.temperature
         rare &= below <= 0.9 * least[:, None]
 
     def exact(p: Array) -> Array:
-        changed, own = logits, sampling
+        changed, after = logits, sampling
         if sampling.processing is not None:
-            changed, own = _processed_along(sampling, logits, tokens[:, :-1], None)
-        logs = jax.vmap(jax.vmap(log_distribution, in_axes=(0, None)))(changed, own)
+            changed, after = _processed_along(sampling, logits, tokens[:, :-1], None)
+        logs = jax.vmap(jax.vmap(log_distribution, in_axes=(0, None)))(changed, after)
         return jnp.where(rare, of_each(entry, logs), p)
 
-    return Logs(lax.cond(jnp.any(rare), exact, lambda p: p, p), conf)
+    return LogProbs(plain, lax.cond(jnp.any(rare), exact, lambda p: p, p))
 
 
 def initial_processing(
@@ -252,8 +239,8 @@ def _processed_along(
     if parents is None:
 
         def step(state: Any, at: tuple[Array, Array]) -> tuple[Any, Array]:
-            token, own = at
-            return _after(sampling, state, token), _process(sampling, state, own)
+            token, logits = at
+            return _after(sampling, state, token), _process(sampling, state, logits)
 
         following = jnp.pad(tokens, ((0, 0), (0, 1)))
         changed = lax.scan(step, first, (following.T, columns))[1]

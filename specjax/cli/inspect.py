@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
       0, or 2 for two models that are not a pair: a command that decodes refuses them.
     """
     # Imported here so that `specjax --help` stays quick.
-    from specjax.text.model_info import as_pair, inspect, lines
+    from specjax.text.directories import as_pair, inspect
 
     if len(args.models) > 2:
         raise UserError(f"inspect takes one or two models, got {len(args.models)}")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return status
     for summary in summaries:
         print(summary["path"])
-        for name, text in lines(summary):
+        for name, text in _lines(summary):
             print(f"  {name:<16} {text}")
     if len(models) == 2:
         small, large = (summary["path"] for summary in summaries)
@@ -77,3 +77,27 @@ def run(args: argparse.Namespace) -> int:
         for context, batch in values.get("batches", {}).items():
             print(f"  {context:>7,} tokens of prompt and output: batches up to {batch:,}")
     return status
+
+
+def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    from specjax.memory import in_words
+
+    disk = ", ".join(f"{in_words(n)} {kind}" for kind, n in summary["bytes_on_disk"].items())
+    eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
+    tokens = summary["tokens"]
+    table = [
+        ("family", f"{summary['family']} ({summary['format']})"),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("on disk", disk),
+        ("in memory", in_words(summary["bytes_in_memory"])),
+        ("read per pass", in_words(summary["bytes_read_per_pass"])),
+        ("vocabulary", f"{summary['rows_of_the_embedding']:,} rows, "
+                       f"{'no tokenizer' if tokens is None else f'{tokens:,} tokens'}"),
+        ("ends texts with", eos or "no token"),
+        ("context", f"{summary['context']:,} tokens" if summary["context"] else "not stated"),
+        ("cache per row", f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 "
+                          "tokens"),
+        ("chat template", "yes" if summary["chat_template"] else "no"),
+    ]  # fmt: skip
+    files = {"on disk", "ends texts with", "context", "chat template"}
+    return [line for line in table if disk or line[0] not in files]

@@ -1,12 +1,14 @@
 """Decoding: methods that turn prompts into tokens, each one jitted program."""
 
-from specjax.decoding.loop import Method, MethodParams
-from specjax.decoding.round import Round
-from specjax.decoding.roundless import Autoregressive, OracleCascade
-from specjax.decoding.sequence_cascade import SequenceCascade
-from specjax.decoding.speculative import Speculative
-from specjax.decoding.state import Step, step_uniforms
-from specjax.decoding.token_cascade import BiLDCascade, TokenCascade
+from specjax.decoding.cascades import (
+    Autoregressive,
+    BiLDCascade,
+    OracleCascade,
+    SequenceCascade,
+    TokenCascade,
+)
+from specjax.decoding.method import Method, MethodParams, Step, step_uniforms
+from specjax.decoding.speculative import Round, Speculative
 
 __all__ = [
     "Autoregressive",

@@ -1,29 +1,41 @@
 """Drafting: proposing blocks of tokens, and deciding when a proposal stops."""
 
-from specjax.drafting.branches import BranchesDrafter
-from specjax.drafting.caterpillars import CaterpillarDrafter
-from specjax.drafting.cost_aware import CostAware, Costs, read_costs
-from specjax.drafting.estimates import (
-    ConfidenceEstimate,
-    Estimate,
-    HeadEstimate,
-    OnlineEstimate,
+from specjax.drafting.cascades import (
+    HorizontalCascade,
+    VerticalCascade,
+    VerticalCascadeParams,
+    cascade,
+    cascade_params,
+    lenience,
 )
-from specjax.drafting.hierarchy import cascade, cascade_params
-from specjax.drafting.horizontal import HorizontalCascade
 from specjax.drafting.lookup import LookupDrafter, LookupFirst, LookupTreeDrafter
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.ngrams import Bigram
 from specjax.drafting.stopping import (
     Budget,
     Confidence,
+    ConfidenceEstimate,
+    CostAware,
+    Costs,
     Entropy,
+    Estimate,
     FixedLength,
     GreedyOracle,
+    HeadEstimate,
+    OnlineEstimate,
     Survival,
+    read_costs,
 )
-from specjax.drafting.trees import Beam, Topology, TreeDrafter, caterpillar, k_ary, paths
-from specjax.drafting.vertical import VerticalCascade, VerticalCascadeParams, lenience
+from specjax.drafting.trees import (
+    Beam,
+    BranchesDrafter,
+    CaterpillarDrafter,
+    Topology,
+    TreeDrafter,
+    caterpillar,
+    k_ary,
+    paths,
+)
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
 ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)

@@ -15,13 +15,11 @@ from jax import lax
 from jaxtyping import Array, Int32
 
 from specjax.checks import check_count
-from specjax.decoding.drafter_calls import sources_option
+from specjax.decoding.blocks import draft_probs, drafted_sources
 from specjax.decoding.history import put_at
-from specjax.decoding.outcome import drafted_sources
-from specjax.decoding.tree import draft_probs
-from specjax.drafting.branches import united
+from specjax.drafting.cascades import SeveralDrafters, SeveralState
 from specjax.drafting.ngrams import NGrams, follower
-from specjax.drafting.several import SeveralDrafters, SeveralState
+from specjax.drafting.trees import united
 from specjax.errors import UserError
 from specjax.types import Bonus, DraftBlock, Drafter, DraftInputs, DraftTraits, Params, Prompts
 
@@ -127,25 +125,14 @@ class LookupDrafter(Drafter):
         return self._state(context, lengths, jnp.where(only_outputs, begins, 0))
 
     def propose(
-        self,
-        params: Params,
-        state: LookupState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
+        self, params: Params, state: LookupState, inputs: DraftInputs
     ) -> tuple[DraftBlock, LookupState]:
         chain, count = self.chain(params, state, inputs.tokens)
         drafted = jnp.minimum(count, jnp.where(inputs.active, inputs.limits, 0))
         return DraftBlock(chain[:, :-1], None, None, drafted, {}), state
 
     def bonus(
-        self,
-        params: Params,
-        state: LookupState,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Params, state: LookupState, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, LookupState]:
         # If no token follows, the last token again, which is rarely probable: a rule that reads q
         # then leaves the verifier's distribution nearly as it is.
@@ -361,7 +348,7 @@ class LookupFirst(SeveralDrafters):
             )
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
+    def drafters(self) -> tuple[Drafter, ...]:
         return self.lookup, self.drafter
 
     @property
@@ -371,12 +358,12 @@ class LookupFirst(SeveralDrafters):
     @property
     def traits(self) -> DraftTraits:
         # Rows share passes: whether there is a pass depends on all rows.
-        own = self.drafter.traits
+        traits = self.drafter.traits
         return DraftTraits(
             prefix_only=False,
-            random_stops=own.random_stops,
-            catches_up=own.catches_up,
-            reads_verifier_hidden=own.reads_verifier_hidden,
+            random_stops=traits.random_stops,
+            catches_up=traits.catches_up,
+            reads_verifier_hidden=traits.reads_verifier_hidden,
         )
 
     def describe(self) -> Any:
@@ -385,17 +372,11 @@ class LookupFirst(SeveralDrafters):
     def draft_limits(self, params: Sequence[Params], state: SeveralState, limits: Array) -> Array:
         copies = self.copies(state)
         drafting = jnp.where(copies, 0, jnp.minimum(limits, self.drafter.max_draft))
-        wanted = self.drafter.draft_limits(params[1], state.drafters[1], drafting)
-        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), wanted)
+        drafted = self.drafter.draft_limits(params[1], state.drafters[1], drafting)
+        return jnp.where(copies, jnp.minimum(limits, self.lookup.max_draft), drafted)
 
     def propose(
-        self,
-        params: Sequence[Params],
-        state: SeveralState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
-        with_sources: bool = False,
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs
     ) -> tuple[DraftBlock, SeveralState]:
         copies = self.copies(state)
         drafting = inputs.active & ~copies
@@ -403,15 +384,12 @@ class LookupFirst(SeveralDrafters):
             params[0],
             state.drafters[0],
             inputs._replace(active=inputs.active & copies),
-            with_confidence=False,
         )
         limits = jnp.where(drafting, jnp.minimum(inputs.limits, self.drafter.max_draft), 0)
         drafted, drafter = self.drafter.propose(
             params[1],
             state.drafters[1],
             inputs._replace(limits=limits, active=drafting),
-            with_confidence=False,
-            **sources_option(self.drafter, with_sources),
         )
         longest, count = self.max_draft, jnp.minimum(drafted.num_drafted, limits)
         block = DraftBlock(
@@ -427,23 +405,15 @@ class LookupFirst(SeveralDrafters):
             num_drafted=jnp.where(copies, copied.num_drafted, count),
             calls=drafted.calls,
         )
-        if with_sources:  # the lookup's is 0
+        if inputs.with_sources:  # the lookup's is 0
             theirs = _wide(drafted_sources(drafted), longest) + 1
             block = block._replace(sources=jnp.where(copies[:, None], 0, theirs))
         return block, SeveralState((lookup, drafter), state.marks, drafting.astype(jnp.int32))
 
     def bonus(
-        self,
-        params: Sequence[Params],
-        state: SeveralState,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, SeveralState]:
-        copied, lookup = self.lookup.bonus(
-            params[0], state.drafters[0], inputs, block, with_confidence=False
-        )
+        copied, lookup = self.lookup.bonus(params[0], state.drafters[0], inputs, block)
         # The drafter has drafted nothing in rows that copied: its cache has other tokens there.
         drafting = state.note > 0
         drafted = jnp.where(drafting, block.num_drafted, 0)
@@ -455,7 +425,7 @@ class LookupFirst(SeveralDrafters):
         )
 
         def read(drafter: Any) -> tuple[Bonus, Any]:
-            return self.drafter.bonus(params[1], drafter, inputs, mine, with_confidence=False)
+            return self.drafter.bonus(params[1], drafter, inputs, mine)
 
         def leave(drafter: Any) -> tuple[Bonus, Any]:
             calls = {name: jnp.int32(0) for name in self.model_names}
@@ -523,31 +493,20 @@ class LookupTreeDrafter(Drafter):
         return self._matched(self.lookup.prefill(params, prompts, max_length))
 
     def propose(
-        self,
-        params: Params,
-        state: LookupState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
+        self, params: Params, state: LookupState, inputs: DraftInputs
     ) -> tuple[DraftBlock, LookupState]:
         limits, chains = jnp.where(inputs.active, inputs.limits, 0), []
         for i in range(self.copies):
             one = state._replace(match=Match(*(x[:, i] for x in state.match)))
-            copied, known = self.lookup.chain(params, one, inputs.tokens)
+            copied, count = self.lookup.chain(params, one, inputs.tokens)
             if i:  # without a match only the first copy continues, by the table
-                known = jnp.where(self.lookup.matched(one) > 0, known, 0)
-            count = jnp.minimum(known, limits)
+                count = jnp.where(self.lookup.matched(one) > 0, count, 0)
+            count = jnp.minimum(count, limits)
             chains.append(DraftBlock(copied[:, :-1], None, None, count, {}))
         return united(chains), state
 
     def bonus(
-        self,
-        params: Params,
-        state: LookupState,
-        inputs: DraftInputs,
-        block: DraftBlock,
-        *,
-        with_confidence: bool,
+        self, params: Params, state: LookupState, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, LookupState]:
         raise NotImplementedError  # no rule reads it: see `DraftTraits.has_distributions`
 

@@ -13,9 +13,9 @@ from jaxtyping import Array, Int32
 
 from specjax.checks import check_count
 from specjax.decoding import history as history_lib
-from specjax.decoding.guards import check_eos_ids, check_model
+from specjax.decoding.blocks import empty_block
 from specjax.decoding.history import History, put_column
-from specjax.drafting.several import empty_block
+from specjax.decoding.method import check_eos_ids, check_model
 from specjax.drafting.stopping import (
     NOTHING_TO_LEARN,
     FixedLength,
@@ -35,15 +35,14 @@ from specjax.types import (
     Drafter,
     DraftInputs,
     DraftTraits,
+    Drawn,
     LanguageModel,
     Params,
     Processing,
     Prompts,
-    Sampling,
     Stopping,
     row_axes,
 )
-from specjax.types.drafting import Drawn
 
 
 def catches_up_on(platform: str) -> bool:
@@ -219,21 +218,42 @@ class NeuralDrafter(ModelDrafter):
         return self._begin(params, state, limits)[0]
 
     def propose(
-        self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         longest, vocab = self.max_draft, self.vocab_size
-        rows, active, sampling = inputs.tokens.size, inputs.active, inputs.sampling
+        rows, active = inputs.tokens.size, inputs.active
         limits, policy = self._begin(params, state, inputs.limits)
         uniforms = inputs.uniforms.reshape(rows, longest, num_uniforms(vocab))
 
         def choose(carry: _DraftLoop, logits: Array, hidden: Array) -> _DraftLoop:
+            """Draws the next token of each row, and decides whether its draft continues."""
             uniform = lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False)
-            return _choose(self, params, carry, logits, hidden, uniform, limits, sampling)
+            index, block = carry.step, carry.block
+            confidences = block.confidences
+            keep_confidence = confidences is not None or self.stopping.reads_confidence
+            sampling = with_processing(inputs.sampling, carry.processing)
+            with jax.named_scope("draw"):
+                q, token = draws(logits, sampling, uniform)
+            q_conf = _confidences(logits) if keep_confidence else None
+            seen = Drawn(token, q, q_conf, hidden, index)
+            stops, policy = self.stopping.step(params.stopping, carry.policy, seen)
+            name, kind = type(self.stopping).__name__, (stops.shape, stops.dtype)
+            assert kind == (token.shape, bool), f"{name}.step: stops are bool[B]"
+            if confidences is not None:
+                assert q_conf is not None
+                confidences = put_column(confidences, q_conf, index)
+            block = block._replace(
+                tokens=put_column(block.tokens, token, index),
+                probs=put_column(block.probs, q, index),
+                confidences=confidences,
+                num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
+            )
+            stops &= index + 1 >= self.min_draft
+            for eos in self.eos_ids:
+                stops |= token == eos
+            going = carry.going & ~stops & (index + 1 < limits)
+            processing = advance(sampling, token[:, None], carry.going).processing
+            return _DraftLoop(index + 1, block, carry.cache, token, going, policy, processing)
 
         def step(carry: _DraftLoop) -> _DraftLoop:
             at = state.positions + carry.step
@@ -254,12 +274,12 @@ class NeuralDrafter(ModelDrafter):
 
         start = _DraftLoop(
             step=jnp.int32(0),
-            block=empty_block(rows, longest, vocab, with_confidence),
+            block=empty_block(rows, longest, vocab, inputs.with_confidence),
             cache=state.cache,
             last=inputs.tokens,
             going=active & (limits > 0),
             policy=policy,
-            processing=sampling.processing,
+            processing=inputs.sampling.processing,
         )
         lags = jnp.any(active & (state.history.read < state.positions))
         if self.catches_up:
@@ -283,8 +303,6 @@ class NeuralDrafter(ModelDrafter):
         state: NeuralDrafterState,
         inputs: DraftInputs,
         block: DraftBlock,
-        *,
-        with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
@@ -292,7 +310,7 @@ class NeuralDrafter(ModelDrafter):
         logits, _, cache = self._read(params, state.cache, last, at)
         with jax.named_scope("distribution"):
             q = distributions(logits, inputs.sampling)
-        q_conf = _confidences(logits) if with_confidence else None
+        q_conf = _confidences(logits) if inputs.with_confidence else None
         history = state.history
         read = jnp.where(history.read < at, history.read, jnp.maximum(history.read, at + 1))
         state = state._replace(cache=cache, history=history._replace(read=read))
@@ -318,11 +336,11 @@ class NeuralDrafter(ModelDrafter):
         self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
     ) -> tuple[Array, Any]:
         memory = state.past.memory if isinstance(state.past, PolicyPast) else ()
-        wanted, policy = self.stopping.begin(params.stopping, memory, limits, self.max_draft)
-        kind = wanted.shape, wanted.dtype
+        chosen, policy = self.stopping.begin(params.stopping, memory, limits, self.max_draft)
+        kind = chosen.shape, chosen.dtype
         name = type(self.stopping).__name__
         assert kind == (limits.shape, jnp.int32), f"{name}.begin: limits are int32[B]"
-        return jnp.clip(wanted, jnp.minimum(self.min_draft, limits), limits), policy
+        return jnp.clip(chosen, jnp.minimum(self.min_draft, limits), limits), policy
 
     def _read(
         self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array
@@ -332,45 +350,6 @@ class NeuralDrafter(ModelDrafter):
             returned = self.model.extend(params.model, cache, tokens[:, None], positions)
         logits, hidden, cache = returned
         return logits[:, 0], hidden[:, 0], cache
-
-
-def _choose(
-    drafter: NeuralDrafter,
-    params: NeuralDrafterParams,
-    carry: _DraftLoop,
-    logits: Array,
-    hidden: Array,
-    uniform: Array,
-    limits: Array,
-    sampling: Sampling,
-) -> _DraftLoop:
-    """Draws the next token of each row, and decides whether its draft continues."""
-    index, block = carry.step, carry.block
-    confidences = block.confidences
-    keep_confidence = confidences is not None or drafter.stopping.reads_confidence
-    sampling = with_processing(sampling, carry.processing)
-    with jax.named_scope("draw"):
-        q, token = draws(logits, sampling, uniform)
-    q_conf = _confidences(logits) if keep_confidence else None
-    seen = Drawn(token, q, q_conf, hidden, index)
-    stops, policy = drafter.stopping.step(params.stopping, carry.policy, seen)
-    kind = stops.shape, stops.dtype
-    assert kind == (token.shape, bool), f"{type(drafter.stopping).__name__}.step: stops are bool[B]"
-    if confidences is not None:
-        assert q_conf is not None
-        confidences = put_column(confidences, q_conf, index)
-    block = block._replace(
-        tokens=put_column(block.tokens, token, index),
-        probs=put_column(block.probs, q, index),
-        confidences=confidences,
-        num_drafted=block.num_drafted + carry.going.astype(jnp.int32),
-    )
-    stops &= index + 1 >= drafter.min_draft
-    for eos in drafter.eos_ids:
-        stops |= token == eos
-    going = carry.going & ~stops & (index + 1 < limits)
-    processing = advance(sampling, token[:, None], carry.going).processing
-    return _DraftLoop(index + 1, block, carry.cache, token, going, policy, processing)
 
 
 def _confidences(logits: Array) -> Array:

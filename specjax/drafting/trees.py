@@ -1,14 +1,14 @@
-"""A drafter of trees: a language model drafts several next tokens at each node, level by level.
+"""Drafters of trees: from a model level by level, of several drafters, and chains with siblings.
 
-Nodes are numbered level by level; node 0 is the last committed token.
+Nodes of a tree are numbered level by level; node 0 is the last committed token.
 
-Axes: B rows, G nodes without the root, N = G + 1 nodes, W nodes of a level that get children, K
-children of a node, n nodes of a tree that grows, m nodes that have been read, V vocabulary.
+Axes: B rows, G nodes without the root, N = G + 1 nodes, W nodes of a level that get children, n
+nodes of a tree that grows or of a part, m nodes that have been read, V vocabulary.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +18,41 @@ from jaxtyping import Array, Float32, Int32
 
 from specjax.checks import check_count, check_part, whole_number
 from specjax.decoding import history as history_lib
-from specjax.decoding.guards import check_model
-from specjax.decoding.tree import grown, part_of
+from specjax.decoding.blocks import (
+    commit_tokens,
+    drafted_sources,
+    grown,
+    last_token,
+    part_of,
+    propose_block,
+    read_bonus,
+    wanted_limits,
+)
+from specjax.decoding.history import put_at
+from specjax.decoding.method import check_drafter, check_model
+from specjax.drafting.cascades import (
+    HorizontalCascade,
+    SeveralDrafters,
+    SeveralState,
+    VerticalCascade,
+)
 from specjax.drafting.neural import ModelDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.errors import UserError
-from specjax.platforms import row
+from specjax.platforms import entry, row
 from specjax.processing import distributions, distributions_along
 from specjax.sampling import TINY, confidence, draw, num_uniforms
 from specjax.types import (
+    Axes,
     Bonus,
     Cache,
     ChildLaw,
     DraftBlock,
+    Drafter,
     DraftInputs,
     DraftTraits,
     LanguageModel,
+    Params,
+    Prompts,
     Sampling,
     TreeShape,
 )
@@ -69,10 +89,10 @@ class Topology:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = self.parents
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise UserError(f"parents must be a tuple such as {_EXAMPLE}, got {given!r}")
-        parents = tuple(whole_number(f"parents[{i}]", x, low=0) for i, x in enumerate(given))
+        parents = self.parents
+        if isinstance(parents, str) or not isinstance(parents, Sequence) or not parents:
+            raise UserError(f"parents must be a tuple such as {_EXAMPLE}, got {parents!r}")
+        parents = tuple(whole_number(f"parents[{i}]", x, low=0) for i, x in enumerate(parents))
         for i, parent in enumerate(parents):
             if parent > i:
                 raise UserError(
@@ -90,10 +110,10 @@ class Topology:
     @property
     def depths(self) -> tuple[int, ...]:
         """The depth of each node from 1 on."""
-        found = [0]
+        depths = [0]
         for parent in self.parents:
-            found.append(found[parent] + 1)
-        return tuple(found[1:])
+            depths.append(depths[parent] + 1)
+        return tuple(depths[1:])
 
     @property
     def widest(self) -> int:
@@ -288,18 +308,13 @@ class TreeDrafter(ModelDrafter):
         return fields | {"tree": repr(self.tree), "children": self.children}
 
     def propose(
-        self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
-        inputs: DraftInputs,
-        *,
-        with_confidence: bool,
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         active = inputs.active & (inputs.limits > 0)
         uniforms = inputs.uniforms.reshape(active.size, -1, num_uniforms(self.vocab_size))
 
         def draft(before: NeuralDrafterState) -> tuple[DraftBlock, NeuralDrafterState]:
-            return self._draft(params, before, uniforms, inputs.sampling, active, with_confidence)
+            return self._draft(params, before, uniforms, inputs, active)
 
         like = jax.eval_shape(draft, state)[0]
         none = lambda before: (jax.tree.map(jnp.zeros_like, like), before)  # noqa: E731
@@ -313,8 +328,6 @@ class TreeDrafter(ModelDrafter):
         state: NeuralDrafterState,
         inputs: DraftInputs,
         block: DraftBlock,
-        *,
-        with_confidence: bool,
     ) -> tuple[Bonus, NeuralDrafterState]:
         path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.depth]], axis=1)
         with jax.named_scope("drafter_pass"):
@@ -322,10 +335,10 @@ class TreeDrafter(ModelDrafter):
         last = jax.vmap(row)(read.logits, block.num_drafted)
         with jax.named_scope("distribution"):
             q = distributions(last, inputs.sampling)
-        q_conf = jax.vmap(confidence)(last) if with_confidence else None
+        q_conf = jax.vmap(confidence)(last) if inputs.with_confidence else None
         count = jnp.minimum(block.num_drafted, self.depth) + 1
-        given = state.history, state.positions, block.tokens, count
-        state = state._replace(cache=read.cache, history=history_lib.note_block(*given))
+        history = history_lib.note_block(state.history, state.positions, block.tokens, count)
+        state = state._replace(cache=read.cache, history=history)
         return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
     def commit(
@@ -339,14 +352,15 @@ class TreeDrafter(ModelDrafter):
         params: NeuralDrafterParams,
         state: NeuralDrafterState,
         uniforms: Array,
-        sampling: Sampling,
+        inputs: DraftInputs,
         active: Array,
-        with_confidence: bool,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         """The trees of all rows; the entries of their nodes stay in the cache until the next."""
-        given = params.model, state.cache, state.positions, state.history, active
         with jax.named_scope("drafter_pass"):
-            last = history_lib.read_last(self.model, *given, self.depth + 1)
+            last = history_lib.read_last(
+                self.model, params.model, state.cache, state.positions, state.history, active,
+                self.depth + 1,
+            )  # fmt: skip
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)
         none = jnp.zeros((rows, 0), jnp.int32)
@@ -368,14 +382,14 @@ class TreeDrafter(ModelDrafter):
             if probs:
                 tree = self._read(params, tree, state.positions, level, size)
             with jax.named_scope("draw"):
-                probs.append(_distributions(tree, sampling, len(level.counts)))
-                ranks = _ranks(tree, sampling, probs[-1])
+                probs.append(_distributions(tree, inputs.sampling, len(level.counts)))
+                ranks = _ranks(tree, inputs.sampling, probs[-1])
                 tree = self._grow(tree, level, probs[-1], ranks, uniforms, used)
             used += sum(min(count, self._drawn) for count in level.counts)
             size = level.size
         tree = self._best(tree)
         confidences = None
-        if with_confidence:
+        if inputs.with_confidence:
             confidences = self._by_node(tree, jax.vmap(jax.vmap(confidence))(tree.logits))
         block = DraftBlock(
             tokens=tree.tokens,
@@ -410,9 +424,9 @@ class TreeDrafter(ModelDrafter):
         follows = jnp.argmax(above[:, :, None] == tree.read[:, None], axis=2).astype(jnp.int32)
         shape = grown(tree.shape, follows)
         count = tree.read.shape[1]
-        given = pick(tree.tokens, nodes - 1), positions, part_of(shape, count, count + width)
+        tokens, level_shape = pick(tree.tokens, nodes - 1), part_of(shape, count, count + width)
         with jax.named_scope("drafter_pass"):
-            read = self.model.extend(params.model, tree.cache, *given)
+            read = self.model.extend(params.model, tree.cache, tokens, positions, level_shape)
         return tree._replace(
             read=jnp.concatenate([tree.read, nodes], axis=1),
             follows=jnp.concatenate([tree.follows, follows], axis=1),
@@ -527,3 +541,427 @@ def _drawn(weights: Array, best: Array, law: ChildLaw, uniform: Array) -> tuple[
 
 def _without(q: Array, tokens: Array) -> Array:
     return q.at[tokens].set(0.0, mode="drop")
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchesDrafter(SeveralDrafters):
+    """Drafters side by side. Its parameters: a tuple of theirs.
+
+    The block is the union of their chains and trees. A token that a drafter was certain to draw, as
+    at temperature 0 or by copying, is joined with an equal token of an earlier drafter, so that the
+    longest path that is right is found. Other tokens are never joined: that would change their law.
+
+    A node has no single draft distribution, so rules that read the drafter are refused.
+
+    Source: SpecInfer (arXiv 2305.09781), merge-based construction of trees from several models.
+
+    Attributes:
+      drafters: at least two, of chains or trees; earlier ones are verified first, and copies belong
+        to the end.
+      shared: names of models that several drafters use; see `HorizontalCascade`.
+    """
+
+    drafters: tuple[Drafter, ...]
+    shared: tuple[str, ...] = ()
+
+    _takes_trees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafters, tuple):
+            raise UserError(f"drafters must be a tuple of drafters, got {self.drafters!r}")
+        if len(self.drafters) < 2:
+            raise UserError(
+                f"drafters must be at least two, got {len(self.drafters)}: use a single drafter "
+                "without BranchesDrafter"
+            )
+        self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
+        self._check_names(self.shared)
+
+    @property
+    def max_draft(self) -> int:
+        return sum(drafter.max_draft for drafter in self.drafters)
+
+    @property
+    def has_confidence(self) -> bool:
+        return False
+
+    @property
+    def traits(self) -> DraftTraits:
+        # The number of nodes depends on the tokens, because equal tokens are joined.
+        each = [drafter.traits for drafter in self.drafters]
+        return DraftTraits(
+            prefix_only=False,
+            random_stops=any(traits.random_stops for traits in each),
+            # A drafter reads the accepted tokens of others in its next pass.
+            catches_up=True,
+            drafts_trees=True,
+            reads_verifier_hidden=any(traits.reads_verifier_hidden for traits in each),
+            processes=all(traits.processes for traits in each),
+            has_distributions=False,
+        )
+
+    def propose(
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs
+    ) -> tuple[DraftBlock, SeveralState]:
+        limits = jnp.where(inputs.active, inputs.limits, 0)
+        ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
+        uniforms = jnp.split(inputs.uniforms, ends, axis=1)
+        calls = dict.fromkeys(self.model_names, jnp.int32(0))
+        states, blocks, named = list(state.drafters), [], 0
+        for i, drafter in enumerate(self.drafters):
+            allowed = jnp.minimum(limits, drafter.max_draft)
+            drafts = wanted_limits(drafter, params[i], states[i], allowed) > 0
+            block, states[i] = propose_block(
+                drafter,
+                params[i],
+                states[i],
+                inputs._replace(limits=allowed, uniforms=uniforms[i], active=drafts),
+            )
+            if inputs.with_sources:
+                block = block._replace(sources=drafted_sources(block) + named)
+                named += len(drafter.source_names)
+            blocks.append(block)
+            for name in block.calls:
+                calls[name] += block.calls[name]
+        union = united(blocks)._replace(calls=calls)
+        return union, state._replace(drafters=tuple(states))
+
+    def bonus(
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs, block: DraftBlock
+    ) -> tuple[Bonus, SeveralState]:
+        raise NotImplementedError  # no rule reads it: see `DraftTraits.has_distributions`
+
+
+class _Part(NamedTuple):
+    """A part of a union.
+
+    Attributes:
+      parents: in the part.
+      drawn_from: rows of the union's `probs`.
+      length: the number of nodes.
+    """
+
+    tokens: Int32[Array, " n"]
+    parents: Int32[Array, " n"]
+    laws: Int32[Array, " n"]
+    drawn_from: Int32[Array, " n"]
+    sources: Int32[Array, " n"]
+    length: Int32[Array, ""]
+
+
+def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
+    """The union of blocks after the same committed token, in their order.
+
+    A token that was not drawn, or that has all of its draft distribution, is joined with an equal
+    earlier token after the same text. A sibling that the law of a drawn token needs stays in the
+    union, and past its end if it was cut off: the draw did not know of the limit.
+
+    The blocks are chains and trees, and all or none have `sources`. The union is a tree of up to
+    the sum of their lengths, with `drawn_from` and without calls.
+    """
+    nobody = sum(_rows(block) for block in blocks)  # the row that no token is drawn from
+    parts, probs, start = [], [], 0
+    for block in blocks:
+        part = _part(block, start, nobody)
+        parts.append(part)
+        if block.probs is not None:
+            rows = start + jnp.arange(_rows(block), dtype=jnp.int32)
+            # Rows that nothing is drawn from may be arbitrary.
+            exists = jax.vmap(_exists)(part)[:, None]
+            used = jnp.any((part.drawn_from[:, None] == rows[None, :, None]) & exists, axis=2)
+            probs.append(jnp.where(used[..., None], block.probs[:, : rows.size], 0.0))
+        start += _rows(block)
+    size = sum(part.tokens.shape[1] for part in parts)
+    none = jnp.zeros((blocks[0].num_drafted.size, size), jnp.int32)
+    tree = _Part(none, none, none, jnp.full_like(none, nobody), none, none[:, 0])
+    for part in parts:
+        tree = jax.vmap(_joined)(tree, part)
+    tree = jax.vmap(_with_cut_siblings)(tree, parts)
+    return DraftBlock(
+        tokens=tree.tokens,
+        probs=jnp.pad(jnp.concatenate(probs, axis=1), ((0, 0), (0, 1), (0, 0))) if probs else None,
+        confidences=None,
+        num_drafted=tree.length,
+        calls={},
+        parents=tree.parents,
+        laws=tree.laws,
+        sources=None if blocks[0].sources is None else tree.sources,
+        drawn_from=tree.drawn_from,
+    )
+
+
+def _rows(block: DraftBlock) -> int:
+    """The number of rows of `probs` that a token may be drawn from."""
+    if block.probs is None:
+        return 0
+    # The last node has no children.
+    return block.probs.shape[1] - (block.drawn_from is None)
+
+
+def _exists(part: _Part) -> Array:
+    """Which nodes of a row's part its limit left, `[n]`."""
+    return jnp.arange(part.tokens.size) < part.length
+
+
+def _part(block: DraftBlock, start: int, nobody: int) -> _Part:
+    """A block whose `probs` begin at row `start` of the union's."""
+    tokens, parents, laws = block.tokens, block.parents, block.laws
+    if parents is None:
+        size = tokens.shape[1]
+        parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tokens.shape)
+        laws = jnp.full_like(tokens, ChildLaw.DRAWN)
+    assert laws is not None, "the trees of BranchesDrafter need DraftBlock.laws"
+    rows = jnp.full_like(tokens, nobody)
+    if block.probs is None:
+        laws = jnp.full_like(tokens, ChildLaw.TOP)
+    else:
+        source_rows = parents if block.drawn_from is None else block.drawn_from
+        rows = jnp.where(source_rows < _rows(block), source_rows + start, nobody)
+        drawn_by = block.probs[:, : tokens.shape[1]]
+        if block.parents is not None:
+            drawn_by = jax.vmap(jax.vmap(row, (None, 0)))(block.probs, source_rows)
+        chances = jax.vmap(jax.vmap(entry))(drawn_by, tokens)
+        # A token that was certain is a function of the text.
+        laws = jnp.where(chances >= 1.0, ChildLaw.TOP, laws)
+    return _Part(tokens, parents, laws, rows, drafted_sources(block), block.num_drafted)
+
+
+def _needed(part: _Part) -> Array:
+    """The nodes `[n]` without which a drawn node of the block would have another law."""
+    index = jnp.arange(part.tokens.size)
+    beside = (part.drawn_from[:, None] == part.drawn_from[None]) & _exists(part)[None]
+    elder = index[:, None] < index[None]
+    law = part.laws[None]
+    return jnp.any(beside & ((law == ChildLaw.OFF) | (elder & (law == ChildLaw.WITHOUT))), axis=1)
+
+
+def _joined(tree: _Part, part: _Part) -> _Part:
+    """A row's tree with one more part."""
+    size, longest = part.tokens.size, tree.tokens.size
+    numbers = jnp.arange(1, longest + 1, dtype=jnp.int32)
+    fixed, needed = part.laws == ChildLaw.TOP, _needed(part)
+
+    def step(i: Array, carry: tuple[_Part, Array]) -> tuple[_Part, Array]:
+        tree, places = carry  # places [n + 1]: where the nodes of the part are in the tree
+        new = jax.tree.map(lambda x: x[i] if x.ndim else x, part)
+        new = new._replace(parents=places[new.parents])
+        equal = (tree.parents == new.parents) & (tree.tokens == new.tokens)
+        equal &= numbers <= tree.length
+        joins = fixed[i] & jnp.any(equal)
+        adds = (i < part.length) & (needed[i] | ~joins)
+        at = jnp.where(adds, tree.length, longest)
+        put = lambda x, y: x.at[at].set(y, mode="drop") if x.ndim else x + adds.astype(jnp.int32)  # noqa: E731
+        place = jnp.where(joins, numbers[jnp.argmax(equal)], tree.length + 1)
+        return jax.tree.map(put, tree, new), places.at[i + 1].set(place)
+
+    start = tree, jnp.zeros((size + 1,), jnp.int32)
+    return lax.fori_loop(0, size, step, start)[0]
+
+
+def _with_cut_siblings(tree: _Part, parts: Sequence[_Part]) -> _Part:
+    """A row's tree, and past its end the nodes that were cut off and that a law needs."""
+    kept = jnp.concatenate([_needed(part) & ~_exists(part) for part in parts])
+    tokens = jnp.concatenate([part.tokens for part in parts])
+    rows = jnp.concatenate([part.drawn_from for part in parts])
+    at = tree.length - 1 + jnp.cumsum(kept, dtype=jnp.int32)
+    at = jnp.where(kept, at, kept.size)
+    put = lambda x, new: x.at[at].set(new, mode="drop")  # noqa: E731
+    return tree._replace(tokens=put(tree.tokens, tokens), drawn_from=put(tree.drawn_from, rows))
+
+
+@dataclasses.dataclass(frozen=True)
+class CaterpillarDrafter(Drafter):
+    """Adds siblings to the tokens of a drafter of chains. Parameters and state: the drafter's.
+
+    A token with a confidence distribution gets as siblings the most probable other tokens there; of
+    a vertical cascade, these are the middle model's. Siblings have no children. Tokens without a
+    confidence, as copied ones, get none. The chain is verified with its own distributions, and
+    siblings follow from the text, so that decoding is exact at any temperature. A row's limit
+    leaves out siblings, the last first, before it shortens the chain.
+
+    After an accepted sibling, a rule that reads the drafter gets q from a pass that the drafter
+    makes after it.
+
+    Source: Cascade Speculative Drafting (arXiv 2312.11462), section 5.2, with tree attention; at
+    temperature 0.
+
+    Attributes:
+      drafter: drafts chains, and reports a confidence for some of its tokens.
+      width: the number of tokens at such a place, the drafter's own token included; at least 2.
+    """
+
+    drafter: Drafter
+    width: int
+
+    def __post_init__(self) -> None:
+        check_drafter("drafter", self.drafter)
+        check_count("width", self.width, "use the drafter itself for no siblings", low=2)
+        if self.width > self.vocab_size:
+            raise UserError(
+                f"width must be at most the number of tokens, {self.vocab_size}, got {self.width}"
+            )
+        kind, traits = type(self.drafter).__name__, self.drafter.traits
+        wrong = None
+        if traits.drafts_trees:
+            wrong = "drafts trees"
+        elif traits.reads_verifier_hidden:
+            wrong = "reads the verifier's hidden states"
+        elif not _with_confidence(self.drafter):
+            wrong = "has no confidence, by which siblings are chosen"
+        if wrong is not None:
+            raise UserError(f"{kind} {wrong}: use it without CaterpillarDrafter")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.drafter.vocab_size
+
+    @property
+    def max_draft(self) -> int:
+        wide = min(_with_confidence(self.drafter), self.drafter.max_draft)
+        return self.drafter.max_draft + (self.width - 1) * wide
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.drafter.num_uniforms
+
+    @property
+    def has_confidence(self) -> bool:
+        return self.drafter.has_confidence
+
+    @property
+    def traits(self) -> DraftTraits:
+        # The drafter's; it reads an accepted sibling in its next pass.
+        return self.drafter.traits._replace(
+            drafts_trees=True, catches_up=True, independent_rows=False
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.drafter.model_names
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.drafter.source_names
+
+    def describe(self) -> Any:
+        return {"drafter": self.drafter.describe(), "width": self.width}
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        return self.drafter.prompt_positions(input_lengths, prefix_lengths)
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
+        return self.drafter.prefill(params, prompts, max_length)
+
+    def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
+        chain = self.drafter.draft_limits(params, state, self._chain_limits(limits))
+        return jnp.where(chain > 0, limits, 0)
+
+    def propose(self, params: Params, state: Any, inputs: DraftInputs) -> tuple[DraftBlock, Any]:
+        limits = self._chain_limits(inputs.limits)
+        chain, state = self.drafter.propose(
+            params,
+            state,
+            inputs._replace(limits=limits, with_confidence=True),
+        )
+        chain = chain._replace(num_drafted=jnp.minimum(chain.num_drafted, limits))
+        block = self._widened(chain, inputs.with_sources)
+        return block if inputs.with_confidence else block._replace(confidences=None), state
+
+    def bonus(
+        self, params: Params, state: Any, inputs: DraftInputs, block: DraftBlock
+    ) -> tuple[Bonus, Any]:
+        drafter, rows = self.drafter, inputs.tokens.size
+        # As if the path were committed, after which the drafter drafts nothing.
+        moved = commit_tokens(drafter, state, block.tokens, block.num_drafted)
+        last = last_token(block.tokens, block.num_drafted, inputs.tokens)
+        none = jnp.zeros((rows,), jnp.int32)
+        inputs = DraftInputs(
+            tokens=last,
+            limits=none,
+            uniforms=jnp.zeros((rows, drafter.num_uniforms), jnp.float32),
+            sampling=inputs.sampling,
+            active=none == 0,
+            with_confidence=inputs.with_confidence,
+        )
+        empty, moved = drafter.propose(params, moved, inputs)
+        empty = empty._replace(num_drafted=none)
+        extra, _ = read_bonus(drafter, params, moved, inputs, empty)
+        calls = {name: passes + empty.calls[name] for name, passes in extra.calls.items()}
+        return extra._replace(calls=calls), state
+
+    def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
+        return self.drafter.commit(state, tokens, counts)
+
+    def mark(self, state: Any) -> Any:
+        return self.drafter.mark(state)
+
+    def rewind(self, state: Any, mark: Any) -> Any:
+        return self.drafter.rewind(state, mark)
+
+    def state_axes(self, state: Any) -> Axes:
+        return self.drafter.state_axes(state)
+
+    def _chain_limits(self, limits: Array) -> Array:
+        return jnp.minimum(limits, self.drafter.max_draft)
+
+    def _widened(self, chain: DraftBlock, with_sources: bool) -> DraftBlock:
+        """The chain, then the siblings, place by place."""
+        confidences, longest = chain.confidences, self.drafter.max_draft
+        assert confidences is not None
+        rows, more = chain.num_drafted.size, self.width - 1
+        place = jnp.arange(longest, dtype=jnp.int32)[None]
+        here = confidences[:, :longest]
+        wide = (place < chain.num_drafted[:, None]) & (jnp.max(here, axis=2) > 0.0)
+        others = jax.vmap(jax.vmap(lambda x, token: x.at[token].set(-1.0)))(here, chain.tokens)
+        siblings = lax.top_k(others, more)[1]
+        # Where each place's siblings begin.
+        before = jnp.cumsum(wide, axis=1, dtype=jnp.int32) - wide.astype(jnp.int32)
+        starts = chain.num_drafted[:, None] + more * before
+        at = starts[..., None] + jnp.arange(more, dtype=jnp.int32)[None, None]
+        at = jnp.where(wide[..., None], at, self.max_draft).reshape(rows, -1)
+        first = jnp.zeros_like(chain.num_drafted)
+        kept = place < chain.num_drafted[:, None]
+
+        def whole(of_chain: Array, of_siblings: Array) -> Array:
+            empty = jnp.zeros((rows, self.max_draft), jnp.int32)
+            with_chain = put_at(empty, jnp.broadcast_to(of_chain, kept.shape), first, kept)
+            flat = jnp.broadcast_to(of_siblings, siblings.shape).reshape(rows, -1)
+            put = lambda row, where, new: row.at[where].set(new, mode="drop")  # noqa: E731
+            return jax.vmap(put)(with_chain, at, flat)
+
+        missing = self.max_draft - longest
+        pad = lambda x: jnp.pad(x, ((0, 0), (0, missing), (0, 0)))  # noqa: E731
+        sources = None
+        if with_sources:
+            drafted = drafted_sources(chain)
+            chosen = jnp.asarray(_choosers(self.drafter), jnp.int32)[drafted]
+            sources = whole(drafted, chosen[..., None])
+        return chain._replace(
+            tokens=whole(chain.tokens, siblings),
+            probs=pad(chain.probs),
+            confidences=pad(confidences),
+            num_drafted=chain.num_drafted + more * jnp.sum(wide, axis=1, dtype=jnp.int32),
+            parents=whole(place, place[..., None]),
+            laws=whole(jnp.int32(ChildLaw.DRAWN), jnp.int32(ChildLaw.TOP)),
+            sources=sources,
+        )
+
+
+def _with_confidence(drafter: Drafter) -> int:
+    """The most tokens of a block that have a confidence."""
+    if isinstance(drafter, HorizontalCascade):
+        return sum(_with_confidence(part) for part in drafter.drafters)
+    return drafter.max_draft if drafter.has_confidence else 0
+
+
+def _choosers(drafter: Drafter) -> list[int]:
+    """For the source of each token, the source of the model whose confidence it has."""
+    if isinstance(drafter, VerticalCascade):
+        return [0] * len(drafter.source_names)
+    if isinstance(drafter, HorizontalCascade):
+        choosers: list[int] = []
+        for part in drafter.drafters:
+            start = len(choosers)
+            choosers += [start + i for i in _choosers(part)]
+        return choosers
+    return list(range(len(drafter.source_names)))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
 from specjax.processors.common import check_strength, column, without
-from specjax.sampling.filters import descending_bits, in_top_p
+from specjax.sampling.distributions import descending_bits, in_top_p
 from specjax.types import Params, Processor, traced_dataclass
 
 

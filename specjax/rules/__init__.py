@@ -5,7 +5,15 @@ them to decide. `Budgeted` limits a rule's divergence while decoding, and `Learn
 from a head.
 """
 
-from specjax.rules.accept_functions import AcceptThreshold, Cactus, Mixture
+from specjax.rules.accept_functions import (
+    AcceptThreshold,
+    Cactus,
+    Mixture,
+    TokenV1,
+    TokenV2,
+    TokenV3,
+    Typical,
+)
 from specjax.rules.deferral import (
     OPT,
     BiLD,
@@ -14,20 +22,17 @@ from specjax.rules.deferral import (
     Deferral,
     Diff,
     DiffLog,
-    Lossless,
-    OPTLog,
-)
-from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
-from specjax.rules.sequential import (
     FallbackRollback,
+    Lossless,
     Mean,
+    OPTLog,
     Quantile,
     SequenceChow,
     SequenceChowLog,
     Sum,
 )
+from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
 from specjax.rules.target import accept_probability, check_rule
-from specjax.rules.token_specific import TokenV1, TokenV2, TokenV3, Typical
 from specjax.rules.varying import Budgeted, Learnt
 
 ALL_RULES = (

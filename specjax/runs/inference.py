@@ -52,12 +52,11 @@ from specjax.runs.predictions import (
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import MODEL_NAMES, PART, RunDirectory
 from specjax.text import Decoder, TextModel
-from specjax.text.assembly import measured_costs
 from specjax.text.directories import shown_path
+from specjax.text.parts import measured_costs
 from specjax.text.passes import costs_file
 from specjax.text.requests import check_truncate, checked_chat
-from specjax.text.results import NanWarning
-from specjax.text.showing import Shown, has_colours, split
+from specjax.text.results import NanWarning, Shown, has_colours, split
 from specjax.writing import append
 
 

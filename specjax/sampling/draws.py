@@ -11,7 +11,6 @@ from jaxtyping import Array, Float32, Int32
 from specjax import platforms
 from specjax.platforms import by_platform
 from specjax.sampling import draw_kernels
-from specjax.sampling.kernel_choice import on_one_tpu
 
 # Entries per node of the tree that a draw descends (the lanes of a TPU), and the most of its root.
 _FAN_OUT, _ROOT = 128, 512
@@ -49,7 +48,9 @@ def draw(weights: Float32[Array, " V"], uniform: Float32[Array, "*U"]) -> Int32[
     assert weights.dtype == jnp.float32, "weights must be float32"
     if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
         return draw_plainly(weights, uniform)
-    return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly)
+    return draw_kernels.on_one_tpu(
+        weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly
+    )
 
 
 def draw_plainly(weights: Float32[Array, " V"], uniform: Float32[Array, "*U"]) -> Int32[Array, ""]:

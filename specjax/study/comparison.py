@@ -44,7 +44,7 @@ from specjax.study.scores import NATS, RELATIVE, Scores, over, score
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
-from specjax.text.prefixes import common_of
+from specjax.text.requests import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
 PathLike = str | os.PathLike[str]

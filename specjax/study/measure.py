@@ -24,7 +24,7 @@ from specjax.runs.evaluation import PASS_AT_1, Scoring, check_answers, figures_o
 from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts
 from specjax.text import Decoder, TextModel
-from specjax.text.prefixes import Prefix
+from specjax.text.requests import Prefix
 from specjax.text.setting import Setting
 
 _Side = TypeVar("_Side", bound=Hashable)

@@ -17,8 +17,7 @@ from specjax.rules import Deferral, Lossless, accept_probability
 from specjax.sampling import draw, num_uniforms, residual_weights, total
 from specjax.text.teacher_forcing import KnownRows, check_read, read
 from specjax.text.text_models import TextModel
-from specjax.types import LanguageModel, Params, Rule, Sampling, Stopping
-from specjax.types.drafting import Drawn
+from specjax.types import Drawn, LanguageModel, Params, Rule, Sampling, Stopping
 
 
 class Laws(NamedTuple):

@@ -21,16 +21,31 @@ import tqdm
 from jaxtyping import Int32
 
 from specjax import environment
-from specjax.checks import check_count, check_flag, whole_number
+from specjax.checks import check_count, check_flag, shown, whole_number
 from specjax.compilation import compile_seconds
-from specjax.decoding.roundless import PairMethod
+from specjax.decoding.cascades import PairMethod
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.memory import explain_full_memory
 from specjax.text import requests as requests_lib
 from specjax.text import teacher_forcing
-from specjax.text.assembly import (
+from specjax.text.drafts import DraftPlan, WithParams
+from specjax.text.engine import (
+    BUCKETS,
+    TURNS,
+    TURNS_AGAIN,
+    Engine,
+    Group,
+    are_independent,
+    buckets_to,
+    groups_of,
+    row_multiple,
+    split,
+)
+from specjax.text.parts import (
+    DrafterAlone,
     Parts,
+    VerifierAlone,
     assemble,
     bind_processors,
     check_forbidding,
@@ -39,24 +54,9 @@ from specjax.text.assembly import (
     warn_of_excluded,
     warn_of_ignored,
 )
-from specjax.text.chat import Chat
-from specjax.text.drafts import DraftPlan, WithParams
-from specjax.text.engine import Engine
-from specjax.text.parts import DrafterAlone, VerifierAlone, make_part
-from specjax.text.prefixes import Prefix, common_of
-from specjax.text.requests import DRAWN, Contexts, Limits, Prompt, Request
+from specjax.text.requests import CallOptions, Prefix, Prompt, Request
 from specjax.text.results import Result, Row, split_time, warn_of_nan
-from specjax.text.scheduling import (
-    BUCKETS,
-    Group,
-    are_independent,
-    buckets_to,
-    groups_of,
-    row_multiple,
-    split,
-)
-from specjax.text.stops import check_stops, stop_table
-from specjax.text.streaming import Added
+from specjax.text.stops import Added, check_stops, stop_table
 from specjax.text.teacher_forcing import OutputScores
 from specjax.text.text_models import Models, TextModel, any_float32
 from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verification
@@ -154,24 +154,22 @@ class Decoder:
         sampling = requests_lib.checked_sampling(sampling)
         self.stop = check_stops(stop)
         self.chat_template_kwargs = requests_lib.checked_template_kwargs(chat_template_kwargs)
-        if process_drafts is not None:
-            check_flag("process_drafts", process_drafts)
-        chosen = make_part("method", method)
-        if isinstance(chosen, VerifierAlone | DrafterAlone):
-            models, chosen = model_alone(models, chosen), None
         parts = Parts(
-            rule=make_part("rule", rule),
-            verification=make_part("verification", verification),
+            rule=rule,
+            verification=verification,
             max_draft=max_draft,
             min_draft=min_draft,
-            stopping=make_part("stopping", stopping),
-            drafting=make_part("drafting", drafting),
-            method=chosen,
+            stopping=stopping,
+            drafting=drafting,
+            method=method,
             widths=widths,
             process_drafts=process_drafts,
         )
+        if isinstance(parts.method, VerifierAlone | DrafterAlone):
+            models = model_alone(models, parts.method)
+            parts = dataclasses.replace(parts, method=None)
         assembled = assemble(models, parts, self.batch_size, (lengths or BUCKETS)[0])
-        main = assembled.main
+        self._main = main = assembled.main
         self.buckets = buckets_to(main.context) if lengths is None else lengths
         self.models, self._assembled, self.tokenizer = models, assembled, main.tokenizer
         self.method, self.costs = assembled.method, assembled.costs
@@ -179,28 +177,32 @@ class Decoder:
         self.params = assembled.params
         self.sampling = dataclasses.replace(sampling, processors=None)
         self.sampling, self.params = self._sampled(sampling, processors, self.rule)
-        self._contexts = Contexts({name: x.context for name, x in assembled.models.items()})
+        contexts = {name: model.context for name, model in assembled.models.items()}
+        self._contexts = {name: most for name, most in contexts.items() if most is not None}
         self._new_engine = functools.partial(
             Engine,
             self.method,
             model=main,
             max_new_tokens=self.max_new_tokens,
             stop=self.stop,
-            stop_table=stop_table(self.stop, main, self.method) if self.stop else None,
+            stop_table=main.place(stop_table(self.stop, main)) if self.stop else None,
             chat_template_kwargs=self.chat_template_kwargs,
             contexts=self._contexts,
             fitting=set(),
         )
 
     def __repr__(self) -> str:
-        parts = {
-            "rule": self.rule,
-            "verification": getattr(self.method, "verification", None),
-            "max_draft": self.method.max_draft or None,
-            "sampling": self.sampling,
-        }
-        shown = [f"{name}={_shown(x)}" for name, x in parts.items() if x is not None]
-        return f"Decoder({', '.join([repr(self.models), type(self.method).__name__, *shown])})"
+        def given(**values: Any) -> str:
+            return ", ".join(f"{name}={x}" for name, x in values.items() if x is not None)
+
+        drawn = {name: _as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN}
+        parts = given(
+            rule=self.rule,
+            verification=getattr(self.method, "verification", None),
+            max_draft=self.method.max_draft or None,
+            sampling=f"Sampling({given(**drawn, processors=self.sampling.processors)})",
+        )
+        return f"Decoder({self.models!r}, {type(self.method).__name__}, {parts})"
 
     def __call__(
         self,
@@ -257,8 +259,7 @@ class Decoder:
           UserError: a prompt is empty or too long, or a value is out of range.
         """
         start, compiled = time.perf_counter(), compile_seconds()
-        call = self._call(
-            prompts,
+        options = CallOptions(
             seed=seed,
             ids=ids,
             rule=rule,
@@ -273,13 +274,14 @@ class Decoder:
             sources=sources,
             chat_template_kwargs=chat_template_kwargs,
         )
-        if best_of is not None and whole_number("best_of", best_of, low=1) > call.num_samples:
+        call = self._call(prompts, options)
+        samples = options.num_samples
+        if best_of is not None and whole_number("best_of", best_of, low=1) > samples:
             raise UserError(
-                f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
+                f"best_of must be at most num_samples={samples}, got {best_of}: give a "
                 "larger num_samples"
             )
-        main = self._assembled.main
-        teacher_forcing.check_top(main, top_log_probs)
+        teacher_forcing.check_top(self._main, top_log_probs)
         if top_log_probs is not None and self.uses_processes:
             raise UserError(
                 "top_log_probs must be left out, because the mesh has several processes: score the "
@@ -291,7 +293,7 @@ class Decoder:
             result = result.best(best_of)
         if top_log_probs is not None:
             tokens = [call.tokens[row.index] for row in result]
-            scored = teacher_forcing.rows_with_top(main, tokens, result.rows, top_log_probs)
+            scored = teacher_forcing.rows_with_top(self._main, tokens, result.rows, top_log_probs)
             result = Result(scored)
         times = split_time(time.perf_counter() - start, compile_seconds() - compiled)
         return Result(result.rows, **times)
@@ -314,15 +316,14 @@ class Decoder:
 
         Args:
           prompts: as in a call.
-          every: the most rounds between two texts of a row, at most 64. After them the text
-            returns to the host, which takes time: a larger number is faster.
+          every: the most rounds between two texts of a row, at most 64. A larger number is faster.
           **options: as in a call, but not `best_of`, `top_log_probs` and `progress`. They are
             checked now.
 
         Yields:
           The place of the row, `index * num_samples + sample`, and a text that is not empty.
         """
-        call = self._call(prompts, **options)
+        call = self._call(prompts, CallOptions(**options))
         check_count("every", every, "give the number of rounds between two texts")
         all_added = self._added(call, frozenset(), every=every)
 
@@ -331,7 +332,7 @@ class Decoder:
                 if added.row is not None:
                     warn_of_nan(added.row)
                 if added.text:
-                    yield added.index * call.num_samples + added.sample, added.text
+                    yield added.index * call.options.num_samples + added.sample, added.text
 
         return texts()
 
@@ -356,9 +357,16 @@ class Decoder:
           progress: as in a call.
           **options: as in a call, but not `best_of` and `top_log_probs`. They are checked now.
         """
-        call = self._call(prompts, **options)
-        count = len(call.requests) * call.num_samples
-        return self._rows(call, _checked_done(done, count), progress, eager=True)
+        call = self._call(prompts, CallOptions(**options))
+        count = len(call.requests) * call.options.num_samples
+        known = dict(done) if isinstance(done, Mapping) else frozenset(done)
+        if absent := set(known).difference(range(count)):
+            raise UserError(
+                f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
+            )
+        for place, rounds in known.items() if isinstance(known, dict) else ():
+            check_count(f"done[{place}]", rounds, "give the row's info.rounds")
+        return self._rows(call, known, progress, eager=True)
 
     def score(
         self,
@@ -391,13 +399,13 @@ class Decoder:
         check_flag("prompt_log_probs", prompt_log_probs)
         named = enumerate(requests_lib.as_list(prompts))
         tokens = [self._encoded(prompt, f"prompt {i}") for i, prompt in named]
-        model = self._assembled.main
+        model = self._main
         ids = teacher_forcing.checked_outputs(model, outputs, len(tokens))
         return teacher_forcing.score(model, tokens, ids, sampling, prompt_log_probs, top_log_probs)
 
     def text_after(self, prompt: np.ndarray) -> Callable[[Sequence[int]], str]:
         """Returns the function that decodes the tokens of an output, from its prompt's tokens."""
-        return self._assembled.main.text_after(prompt)
+        return self._main.text_after(prompt)
 
     def encode(
         self,
@@ -441,9 +449,8 @@ class Decoder:
         Returns:
           The places of each replica's prompts, increasing; empty if there are too few groups.
         """
-        check_count("count", count, "give the number of replicas")
-        call = self._call(prompts, num_samples=num_samples)
-        return split(self._groups(call.requests, call.num_samples), count)
+        call = self._call(prompts, CallOptions(num_samples=num_samples))
+        return split(self._groups(call), count)
 
     def prefix(self, prompt: Prompt) -> Prefix:
         """Reads the common beginning of many prompts once.
@@ -459,15 +466,15 @@ class Decoder:
           UserError: the models are encoder-decoders, the mesh has several processes, or the prompt
             is empty or too long.
         """
-        self._check_prefixes("give whole prompts instead of a prefix")
-        prefix = Prefix(self.encode(prompt, "the prefix"), prompt, self.method, self.params)
+        tokens = self.encode(prompt, "the prefix")
+        prefix = dataclasses.replace(self.whole_prefix(tokens), prompt=prompt)
         with explain_full_memory(f"a prefix of {len(prefix)} tokens", "give a shorter prefix"):
             prefix.beginning  # noqa: B018  reads it
         return prefix
 
     def chat(
         self, system: str | None = None, *, chat_template_kwargs: Mapping[str, Any] | None = None
-    ) -> Chat:
+    ) -> "Chat":
         """Begins a conversation, in which each turn reads only the tokens that are new.
 
         Args:
@@ -482,19 +489,13 @@ class Decoder:
     @property
     def can_share_prefix(self) -> bool:
         """Whether models can read a common beginning of prompts once."""
-        return self._assembled.main.continues_prompts and not self.uses_processes
+        return self._main.continues_prompts and not self.uses_processes
 
     @property
     def uses_processes(self) -> bool:
         """Whether its mesh has devices of several processes."""
-        mesh = self._assembled.main.mesh
+        mesh = self._main.mesh
         return mesh is not None and mesh.is_multi_process
-
-    def _check_prefixes(self, remedy: str) -> None:
-        if not self._assembled.main.continues_prompts:
-            raise UserError(f"{remedy}, because an encoder reads whole prompts")
-        if self.uses_processes:
-            raise UserError(f"{remedy}, because the mesh has several processes")
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs; equal values give equal texts.
@@ -502,8 +503,7 @@ class Decoder:
         They are fingerprints of the models, the method and its settings, the versions, and the
         device.
         """
-        assembled = self._assembled
-        mesh = assembled.main.mesh
+        assembled, mesh = self._assembled, self._main.mesh
         values = {
             "models": {name: model.fingerprint for name, model in assembled.models.items()},
             **self.method.describe(),
@@ -512,12 +512,17 @@ class Decoder:
             "rule": None if self.rule is None else repr(self.rule),
             # All numbers: the text of a rule abbreviates them.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
-            **{name: _as_written(getattr(self.sampling, name)) for name in DRAWN},
-            **self._described_processors(),
+            **{name: _as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN},
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
         }
+        if self.sampling.processors is not None:
+            # A strength per row is written whole.
+            with np.printoptions(threshold=sys.maxsize):
+                values["processors"] = [repr(one) for one in self.sampling.processors]
+            values["processors_params"] = digest(self.params.processors)
+            values["process_drafts"] = getattr(self.method, "process_drafts", True)
         if self.stop:
             values["stop"] = list(self.stop)
         if self.chat_template_kwargs:
@@ -544,12 +549,8 @@ class Decoder:
           prompt_length: the longest prompt in tokens; shorter ones are padded to a bucket.
           rows: the number of slots; the batch size by default. It is rounded up to a multiple of
             `num_samples`, and on a mesh of its `data`.
-          refill: the number of free slots to fill together; see `Engine`.
           rule: replaces the Decoder's rule; each strength must be a number.
-          log_probs: whether log-probabilities are kept, as in a call; a request may leave them out.
-          sources: whether the source of each token is kept, as in a call.
-          num_samples: the number of outputs of each request that share a prefill; see `Request`.
-          prefix: as in a call; `prompt_length` counts its tokens.
+          refill, log_probs, sources, num_samples, prefix: see `Engine`.
 
         Returns:
           An `Engine`, whose requests may have texts.
@@ -562,12 +563,12 @@ class Decoder:
             )
         check_flag("log_probs", log_probs)
         check_flag("sources", sources)
-        check_count("prompt_length", prompt_length, "give a whole number")
         rows = self.batch_size if rows is None else rows
-        check_count("rows", rows, "give a whole number")
+        sizes = {"prompt_length": prompt_length, "rows": rows, "num_samples": num_samples}
+        for name, size in sizes.items():
+            check_count(name, size, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
-        check_count("num_samples", num_samples, "give the number of samples of each request")
         most = self._assembled.most_rows
         if most is not None and rows > most:
             raise UserError(
@@ -577,7 +578,7 @@ class Decoder:
         if refill > rows:
             raise UserError(f"refill must be at most rows={rows}, got {refill}")
         self._warn_of_budget(rows)
-        warn_of_ignored(self._assembled.main, self.sampling.processors or ())
+        warn_of_ignored(self._main, self.sampling.processors or ())
         multiple = row_multiple(self.method) * num_samples
         return self._new_engine(
             self.params if rule is None else self.params._replace(rule=rule),
@@ -603,26 +604,14 @@ class Decoder:
         new = in_sampling if processors is None else processors
         bound, params = self.sampling.processors, self.params
         if new is not None:
-            bound, shared = bind_processors(new, self._assembled.main)
+            bound, shared = bind_processors(new, self._main)
             if hasattr(params, "processors"):
-                params = params._replace(processors=shared)
+                params = params._replace(processors=self._main.place(shared))
             else:
                 assert not shared, f"{type(params).__name__} has no field `processors`"
         check_forbidding(self.method, rule, bound)
         warn_of_excluded(rule, base, self.method.vocab_size)
         return dataclasses.replace(base, processors=bound), params
-
-    def _described_processors(self) -> dict[str, Any]:
-        if self.sampling.processors is None:
-            return {}
-        # A strength per row is written whole.
-        with np.printoptions(threshold=sys.maxsize):
-            written = [repr(one) for one in self.sampling.processors]
-        return {
-            "processors": written,
-            "processors_params": digest(self.params.processors),
-            "process_drafts": getattr(self.method, "process_drafts", True),
-        }
 
     def _warn_of_budget(self, rows: int) -> None:
         tokens = self._assembled.budget
@@ -640,78 +629,56 @@ class Decoder:
         options = {**self.chat_template_kwargs, **requests_lib.checked_template_kwargs(more)}
         return requests_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer, options)
 
-    def _groups(self, requests: Sequence[Request], num_samples: int = 1) -> list[Group]:
-        return groups_of(self.method, requests, self.buckets, self.batch_size, num_samples)
+    def _groups(self, call: "_Call") -> list[Group]:
+        lengths = [len(tokens) for tokens in call.tokens]
+        at_once = self.batch_size // call.options.num_samples
+        turns = TURNS if are_independent(self.method, call.requests) else TURNS_AGAIN
+        return list(groups_of(lengths, self.buckets, at_once, row_multiple(self.method), turns))
 
-    def _call(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        seed: Any = 0,
-        ids: Any = None,
-        rule: Rule | str | None = None,
-        sampling: Sampling | None = None,
-        processors: Sequence[Processor | WithParams | str] | None = None,
-        max_new_tokens: Any = None,
-        draft_limit: Any = None,
-        num_samples: int = 1,
-        prefix: Prefix | None = None,
-        share_prefix: bool = False,
-        log_probs: bool = False,
-        sources: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> "_Call":
-        """Checks a call, and makes its requests; see `__call__`."""
-        num_samples = whole_number("num_samples", num_samples, low=1)
-        if num_samples > self.batch_size:
+    def _call(self, prompts: Iterable[Prompt], options: CallOptions) -> "_Call":
+        """Checks a call, and makes its requests."""
+        samples = options.num_samples
+        if samples > self.batch_size:
             raise UserError(
-                f"num_samples must be at most batch_size={self.batch_size}, got {num_samples}: "
-                f"make the Decoder with batch_size={num_samples}"
+                f"num_samples must be at most batch_size={self.batch_size}, got {samples}: make "
+                f"the Decoder with batch_size={samples}"
             )
-        rule = self.rule if rule is None else checked_rule(self.method, rule)
-        sampling, params = self._sampled(sampling, processors, rule)
-        warn_of_ignored(self._assembled.main, sampling.processors or ())
-        check_flag("share_prefix", share_prefix)
-        check_flag("log_probs", log_probs)
-        check_flag("sources", sources)
-        prefix = self._own_prefix(prefix)
-        if share_prefix and prefix is not None:
-            raise UserError("give either prefix or share_prefix=True, not both")
+        rule = self.rule if options.rule is None else checked_rule(self.method, options.rule)
+        sampling, params = self._sampled(options.sampling, options.processors, rule)
+        warn_of_ignored(self._main, sampling.processors or ())
+        prefix = self._own_prefix(options.prefix)
         named = [(f"prompt {i}", x) for i, x in enumerate(requests_lib.as_list(prompts))]
         if prefix is not None:
             named = [(name, prefix.join(prompt, name)) for name, prompt in named]
-        tokens = [self._encoded(prompt, name, chat_template_kwargs) for name, prompt in named]
-        requests = requests_lib.requests_of(
-            tokens,
-            seed=seed,
-            ids=ids,
-            sampling=sampling,
-            rule=rule,
-            max_new_tokens=max_new_tokens,
-            draft_limit=draft_limit,
-        )
+        more = options.chat_template_kwargs
+        tokens = [self._encoded(prompt, name, more) for name, prompt in named]
+        requests = requests_lib.requests_of(tokens, options, sampling, rule)
         longest = self.buckets[-1]
-        limits = Limits(self.method, longest, self.max_new_tokens, sampling, rule, num_samples)
+        limits = requests_lib.Limits(
+            self.method, longest, self.max_new_tokens, sampling, rule, samples
+        )
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             requests_lib.check_request(request, prompt, limits, name)
-        self._contexts.check(max(map(len, tokens)))
-        if share_prefix:
-            prefix = self.whole_prefix(common_of(tokens))
-        return _Call(requests, tokens, rule, params, log_probs, sources, num_samples, prefix)
+        requests_lib.warn_beyond(max(map(len, tokens)), self._contexts)
+        if options.share_prefix:
+            prefix = self.whole_prefix(requests_lib.common_of(tokens))
+        return _Call(requests, tokens, rule, params, prefix, options)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
         """The prefix, which this Decoder must have made."""
-        if not isinstance(prefix, Prefix | None):
-            raise UserError(f"prefix must come from decoder.prefix(text), got {prefix!r:.60}")
-        if prefix is not None and prefix.params is not self.params:
+        if prefix is not None and getattr(prefix, "params", None) is not self.params:
             raise UserError(
-                "prefix belongs to another Decoder: make it with this Decoder's prefix(text)"
+                f"prefix must come from this Decoder's prefix(text), got {prefix!r:.60}"
             )
         return prefix
 
     def whole_prefix(self, tokens: np.ndarray) -> Prefix:
         """The prefix of whole prompts, of which most begin with these tokens."""
-        self._check_prefixes("share_prefix must be False")
+        remedy = "give whole prompts, without prefix and share_prefix"
+        if not self._main.continues_prompts:
+            raise UserError(f"{remedy}, because an encoder reads whole prompts")
+        if self.uses_processes:
+            raise UserError(f"{remedy}, because the mesh has several processes")
         return Prefix(tokens, None, self.method, self.params)
 
     def _rows(
@@ -719,15 +686,25 @@ class Decoder:
     ) -> Iterator[Row]:
         """The rows that are not done."""
         all_added = self._added(call, done, eager=eager)
-        rows = (added.row for added in all_added if added.row is not None)
-        return _watched(rows, len(call.requests) * call.num_samples, len(done), progress)
+        total = len(call.requests) * call.options.num_samples
+        disable = None if progress is None else not progress
+        shown: Any = {"total": total, "initial": len(done), "desc": "decoding", "unit": "row"}
+
+        def rows() -> Iterator[Row]:
+            with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
+                for added in all_added:
+                    assert added.row is not None
+                    bar.update()
+                    warn_of_nan(added.row)
+                    yield added.row
+
+        return rows()
 
     def _added(
         self, call: "_Call", done: Collection[int], *, eager: bool = True, every: int | None = None
     ) -> Iterator[Added]:
         """The rows that are not done, and every so many rounds the text that rows got."""
-        samples = call.num_samples
-        groups = self._groups(call.requests, samples)
+        samples, groups = call.options.num_samples, self._groups(call)
         rest = set(range(len(call.requests) * samples)).difference(done)
         missing = {place // samples for place in rest}
         wanted = [group for group in groups if not missing.isdisjoint(group.members)]
@@ -755,70 +732,47 @@ class Decoder:
     def _engine_of(self, call: "_Call", group: Group) -> Engine:
         # Requests have their own strengths: the engine needs only the rule's structure.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
-        # Of the first row; each request has its own.
-        sampling = call.requests[group.members[0]].sampling or self.sampling
         drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
-        self._warn_of_budget(min(group.rows, len(drafting) * call.num_samples))
+        options = call.options
+        samples = options.num_samples
+        self._warn_of_budget(samples * min(group.rows, len(drafting)))
         return self._new_engine(
             call.params if one_rule is None else call.params._replace(rule=one_rule),
-            sampling=sampling,
-            rows=group.rows,
-            refill=group.refill,
+            # Of the first row; each request has its own.
+            sampling=call.requests[group.members[0]].sampling,
+            rows=group.rows * samples,
+            refill=group.refill * samples,
             prompt_length=group.length,
-            num_samples=call.num_samples,
-            log_probs=call.log_probs,
-            sources=call.sources,
+            num_samples=samples,
+            log_probs=options.log_probs,
+            sources=options.sources,
             prefix=call.prefix,
         )
 
-    def _engine_of_turn(
-        self, tokens: np.ndarray, prefix: Prefix | None, options: Mapping[str, Any]
-    ) -> Engine:
-        """An engine with a chat's tokens as its only request."""
+    def turn(self, tokens: np.ndarray, prefix: Prefix | None, **options: Any) -> Engine:
+        """An engine with the tokens of a whole prompt as its only request, for a `Chat`.
+
+        `prefix` has the caches of the last turn; the options are those of a call.
+        """
         for name in ("num_samples", "prefix", "share_prefix"):
             if name in options:
                 raise UserError(f"{name} must be left out of a chat, got {options[name]!r}")
-        call = self._call([tokens], **options)._replace(prefix=prefix)
-        (group,) = self._groups(call.requests)
+        call = self._call([tokens], CallOptions(**options))._replace(prefix=prefix)
+        (group,) = self._groups(call)
         engine = self._engine_of(call, group)
         engine.put(call.requests[0], call.tokens[0], [None])
         return engine
 
 
 class _Call(NamedTuple):
-    """A checked call: its requests, and the options of all rows."""
+    """A checked call; `prefix` is given, or common to the prompts."""
 
     requests: list[Request]
     tokens: list[np.ndarray]
     rule: Rule | None
     params: Params
-    log_probs: bool
-    sources: bool
-    num_samples: int
     prefix: Prefix | None
-
-
-def _watched(rows: Iterator[Row], total: int, done: int, progress: bool | None) -> Iterator[Row]:
-    """The rows, with a progress bar, and warnings about NaN."""
-    disable = None if progress is None else not progress
-    shown = {"total": total, "initial": done, "desc": "decoding", "unit": "row"}
-    with tqdm.tqdm(**shown, disable=disable, delay=2.0) as bar:
-        for row in rows:
-            bar.update()
-            warn_of_nan(row)
-            yield row
-
-
-def _checked_done(done: Any, count: int) -> Mapping[int, int] | frozenset[int]:
-    """Checks places 0 .. count - 1 of prompts, or a mapping from places to rounds."""
-    places = dict(done) if isinstance(done, Mapping) else frozenset(done)
-    if absent := set(places).difference(range(count)):
-        raise UserError(
-            f"done must have places in 0 .. {count - 1}, got {sorted(absent, key=str)[0]!r}"
-        )
-    for place, rounds in places.items() if isinstance(places, Mapping) else ():
-        check_count(f"done[{place}]", rounds, "give the row's info.rounds")
-    return places
+    options: CallOptions
 
 
 def _as_written(value: Any) -> Any:
@@ -826,12 +780,108 @@ def _as_written(value: Any) -> Any:
     return None if value is None else np.asarray(value).astype(str).astype(float).tolist()
 
 
-def _shown(part: Any) -> str:
-    """A part with its fields that are not None, and numbers as a user wrote them."""
-    if isinstance(part, np.ndarray | np.generic | jax.Array):
-        return str(_as_written(part) if np.size(part) < 5 else f"[{np.size(part)} numbers]")
-    if not dataclasses.is_dataclass(part):
-        return repr(part)
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    shown = [f"{name}={_shown(value)}" for name, value in fields.items() if value is not None]
-    return f"{type(part).__name__}({', '.join(shown)})"
+class Chat:
+    """A conversation with a model; from `Decoder.chat`.
+
+    A turn renders all messages with the tokenizer's chat template. It takes the caches of the last
+    turn for the tokens with which both begin, and reads the others: see `Row.prefilled`. Its reply
+    is that of `decoder([messages])`; only the last bits of the logits differ.
+
+    Args:
+      decoder: the decoder.
+      system, chat_template_kwargs: see `Decoder.chat`.
+    """
+
+    def __init__(
+        self,
+        decoder: "Decoder",
+        system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if decoder.tokenizer.chat_template is None:
+            raise UserError(
+                "the tokenizer has no chat template: put chat_template.jinja into the model's "
+                "directory, or give texts to the Decoder"
+            )
+        if decoder.uses_processes:
+            raise UserError("a chat needs a mesh of a single process: load the models without it")
+        self._decoder = decoder
+        self._template_kwargs = _merged(decoder.chat_template_kwargs, chat_template_kwargs)
+        self._messages = [] if system is None else [_message("system", system)]
+        self._prefix: Prefix | None = None
+
+    def __repr__(self) -> str:
+        return f"Chat({len(self._messages)} messages)"
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """A copy of the messages so far, with `role` and `content`."""
+        return [dict(message) for message in self._messages]
+
+    def __call__(self, text: str, **options: Any) -> Row:
+        """Adds a message of the user, and returns the reply.
+
+        Options are those of a call of the Decoder, except for several samples and prefixes. If an
+        error is raised, the conversation stays as it was.
+        """
+        *_, last = self._turn(text, None, options)
+        assert last.row is not None
+        return last.row
+
+    def stream(self, text: str, *, every: int = 1, **options: Any) -> Iterator[str]:
+        """Like a call, but yields the texts that the reply gets; see `Decoder.stream_tokens`.
+
+        A text is not empty, and at most `every` rounds are between two texts. The messages are
+        added when the reply is finished.
+
+        Raises:
+          UserError: another turn ended while this stream was read.
+        """
+        check_count("every", every, "give the number of rounds between two texts")
+        turn = self._turn(text, every, options)
+        return (added.text for added in turn if added.text)
+
+    def _turn(self, text: str, every: int | None, options: dict[str, Any]) -> Iterator[Added]:
+        """The texts and the row of a turn; arguments are checked now."""
+        messages = [*self._messages, _message("user", text)]
+        options = dict(options)
+        template = _merged(self._template_kwargs, options.pop("chat_template_kwargs", None))
+        tokens = self._decoder.encode(messages, "the conversation", chat_template_kwargs=template)
+        engine = self._decoder.turn(tokens, self._prefix, **options)
+
+        def steps() -> Iterator[Added]:
+            for added in engine.added(every):
+                row = added.row
+                if row is not None:
+                    if self._messages != messages[:-1]:
+                        raise UserError(
+                            "another turn ended during this stream: read it to its end before"
+                        )
+                    warn_of_nan(row)
+                    ended = [] if row.eos_id is None else [row.eos_id]
+                    read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
+                    self._messages = [*messages, {"role": "assistant", "content": row.text}]
+                    # What the models have read.
+                    can_share = self._decoder.can_share_prefix and row.error is None
+                    self._prefix = engine.prefix_of(read) if can_share else None
+                yield added
+
+        return steps()
+
+
+def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
+    """All options of the chat template."""
+    merged = {**options, **requests_lib.checked_template_kwargs(more)}
+    if merged.get("continue_final_message"):
+        raise UserError(
+            "continue_final_message must be left out of a chat: call decoder([messages])"
+        )
+    return merged
+
+
+def _message(role: str, text: Any) -> dict[str, str]:
+    name = "the message" if role == "user" else role
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{name} must be a text that is not empty, got {shown(text)}")
+    requests_lib.check_unicode(text, name)
+    return {"role": role, "content": text}

@@ -1,24 +1,39 @@
 """Models, bigram tables and built-in pairs ("built-in:gsm8k/drafter") in directories."""
 
 import dataclasses
+import difflib
 import logging
 import os
+import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
+from specjax.checkpoints.hf import longest_context
+from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
+from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
-from specjax.text.heterogeneous_vocabularies import SAMPLE, translate
-from specjax.text.text_models import Models, Pair, TextModel, Words, check_vocabularies
+from specjax.text.text_models import (
+    SAMPLE,
+    Models,
+    Pair,
+    TextModel,
+    Words,
+    check_vocabularies,
+    translate,
+)
 from specjax.tokenizers import Tokenizer, load_tokenizer
 
 PAIRS = Path(__file__).parents[1] / "pairs"
@@ -40,16 +55,10 @@ def built_in_pairs() -> tuple[str, ...]:
 def built_in_pair(name: str) -> Path:
     """Returns the directory of a built-in pair."""
     names = built_in_pairs()
-    if not names:
-        raise FileNotFoundError(
-            f"{PAIRS}: this installation has no built-in pairs: call load_pair("
-            "drafter=DIRECTORY, verifier=DIRECTORY), or give --gin.DRAFTER and "
-            "--gin.VERIFIER; each directory needs config.json, safetensors and a tokenizer"
-        )
     if name not in names:
         raise UserError(
-            f"there is no built-in pair {name!r}: choose from {', '.join(names)}, or give two "
-            "directories: load_pair(drafter=..., verifier=...)"
+            f"there is no built-in pair {name!r}, only {', '.join(names) or 'none'}: choose "
+            "another, or give two directories: load_pair(drafter=..., verifier=...)"
         )
     return PAIRS / name
 
@@ -131,16 +140,8 @@ def load_text_model(
     check_model_path("path", place)
     _check_mesh(mesh)
     log_models({"": path})
-    return _load(
-        place,
-        tokenizer,
-        dtype=dtype,
-        mesh=mesh,
-        check_weights=check_weights,
-        head=head,
-        replicate=replicate,
-        weights=weights,
-    )
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
+    return _load(place, tokenizer, replicate=replicate, weights=weights, **options)
 
 
 def _load(
@@ -163,10 +164,9 @@ def _load(
     words = _tokenizer(path, tokenizer)
     if mesh is not None and not replicate:
         _check_heads(path, read_config(path).num_heads, mesh)
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights}
     rules = WHOLE_RULES if replicate else STANDARD_RULES
-    loaded = load_model(
-        path, dtype=dtype, mesh=mesh, rules=rules, check_weights=check_weights, weights=weights
-    )
+    loaded = load_model(path, rules=rules, weights=weights, **options)
     if not 0 <= words.pad_id < loaded.config.vocab_size:
         raise UserError(
             f"{path}: pad_token_id={words.pad_id} must be in 0 .. {loaded.config.vocab_size - 1}: "
@@ -204,7 +204,7 @@ def load_pair(
     (Llama models, school mathematics); or give two directories. The other options are those of
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
-    `specjax.text.heterogeneous_vocabularies.translate`.
+    `specjax.text.text_models.translate`.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
@@ -253,10 +253,6 @@ def load_models(
         raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
         )
-    if unknown := [name for name in replicate if name not in paths]:
-        raise UserError(
-            f"replicate has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
-        )
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     return Models(**_loaded(paths, tokenizer, replicate, weights, options))
 
@@ -273,10 +269,13 @@ def _loaded(
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
 
-    if isinstance(weights, Mapping) and (unknown := [x for x in weights if x not in paths]):
-        raise UserError(
-            f"weights has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the name"
-        )
+    named = {"replicate": replicate, "weights": weights if isinstance(weights, Mapping) else ()}
+    for option, names in named.items():
+        if unknown := [name for name in names if name not in paths]:
+            raise UserError(
+                f"{option} has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the "
+                "name"
+            )
     forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}
     for name, path in paths.items():
@@ -285,13 +284,13 @@ def _loaded(
     _check_mesh(options["mesh"])
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
-        name: Words.of(os.fspath(path), words[name], read_config(path).vocab_size)
+        name: Words(os.fspath(path), words[name], read_config(path).vocab_size)
         for name, path in paths.items()
     }
     same = all(words["verifier"].fingerprint == other.fingerprint for other in words.values())
     if same or not translate_drafter:
         for name, size in sizes.items():
-            check_vocabularies({name: size, "verifier": sizes["verifier"]})
+            check_vocabularies(name, size, sizes["verifier"])
         _warn_of_special_ids(words)
     models = {
         name: _load(path, words[name], replicate=name in replicate, weights=forms[name], **options)
@@ -329,7 +328,7 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
 
 
 def check_model_path(name: str, path: Any) -> None:
-    """Raises unless the path, a value of `name`, is there."""
+    """Refuses a path, the value of `name`, that is not there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
         raise FileNotFoundError(
@@ -378,13 +377,9 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
 def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Bigram:
     """Reads a table of `save_bigram`; `Bigram.table` checks that it belongs to a model.
 
-    Args:
-      directory: written by `save_bigram`.
-      check_weights: whether to compare the files with their checksums.
-
     Raises:
       FileNotFoundError: there is no table, or a file is missing.
-      UserError: a file is damaged.
+      UserError: a file is damaged, by its checksum if `check_weights`.
     """
     place = Path(directory)
     if not (place / f"{BIGRAM}.json").is_file():
@@ -407,3 +402,156 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
         raise UserError(f"{place} lacks {error}: {AGAIN[BIGRAM]}") from None
     except ValueError as error:
         raise UserError(f"{place}: {error}: {AGAIN[BIGRAM]}") from None
+
+
+# Longest texts, in tokens, for which the largest batch is computed.
+CONTEXTS = (1_024, 4_096, 16_384, 65_536)
+# The share of a device's memory for parameters and caches; the rest is for temporary arrays.
+_USABLE = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspected:
+    """A checkpoint whose arrays have not been read, or a published size.
+
+    Attributes:
+      path: its directory, or the name of the size.
+      model: the model, with parameters and activations in `dtype`, as its cache.
+      opened: the sizes of its arrays, and its special ids; None for a published size.
+      tokenizer: its tokenizer, or None if the directory has none.
+    """
+
+    path: str
+    model: Model
+    dtype: Any
+    opened: Opened | None = None
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def params(self) -> int:
+        return self.model.num_params()
+
+    @property
+    def read_params(self) -> int:
+        """The parameters that a pass of the decoder reads.
+
+        Not the encoder, the kernels that only read its output, and an embedding's other rows.
+        """
+        sizes = {n: x.size for n, x in flatten(self.model.abstract_params()).items()}
+        tied = self.model.config.tie_embeddings
+        once = re.compile(
+            r"encoder/|.*/encoder_decoder_attention/(key|value)/"
+            + ("" if tied else "|token_embedder/")
+        )
+        return sum(size for name, size in sizes.items() if not once.match(name))
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the cache of one row per token; of an encoder-decoder, of either side."""
+        config = self.model.config
+        return (
+            2 * len(config.style.windows) * config.kv_heads * config.head_dim * self.dtype.itemsize
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The figures by name, as JSON values; sizes in bytes."""
+        config, words = self.model.config, self.tokenizer
+        on_disk: Counter[str] = Counter()
+        context: int | None = None
+        eos: tuple[int, ...] = ()
+        if self.opened is not None:
+            for spec in self.opened.reader.specs.values():
+                on_disk[spec.label or spec.dtype.name] += spec.nbytes
+            context = longest_context(self.opened.path)
+            eos = self.opened.ids.eos
+        return {
+            "path": self.path,
+            "family": type(config).__name__.removesuffix("Config"),
+            "format": "published size" if self.opened is None else self.opened.format,
+            "parameters": self.params,
+            "bytes_on_disk": dict(on_disk),
+            "bytes_in_memory": self.params * self.dtype.itemsize,
+            "bytes_read_per_pass": self.read_params * self.dtype.itemsize,
+            "rows_of_the_embedding": config.vocab_size,
+            "tokens": None if words is None else words.vocab_size,
+            "special_ids": {} if self.opened is None else self.opened.ids.to_json(),
+            "eos": {str(i): None if words is None else words.token(i) for i in eos},
+            "context": context,
+            "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
+            "chat_template": words is not None and words.chat_template is not None,
+        }
+
+
+def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
+    """Opens a checkpoint without reading its arrays.
+
+    Args:
+      path: the directory of a model; a name such as "built-in:gsm8k/drafter"; or one of
+        `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
+      dtype: of parameters and activations when it is loaded; by default bfloat16.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint.
+      UserError: the checkpoint is unreadable or of an unknown family.
+    """
+    name = os.fspath(path)
+    dtype = jnp.dtype("bfloat16" if dtype is None else dtype)
+
+    def model(config: ModelConfig) -> Model:
+        return model_from_config(config.replace(dtype=dtype, param_dtype=dtype))
+
+    if name in PRESETS and not os.path.exists(name):
+        return Inspected(name, model(PRESETS[name]), dtype)
+    place = real_path(name)
+    if not os.path.exists(place) and (near := _near_preset(name)):
+        raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
+    opened = open_checkpoint(place)
+    try:
+        words = load_tokenizer(place)
+    except FileNotFoundError:
+        words = None
+    return Inspected(name, model(opened.config), dtype, opened, words)
+
+
+def _near_preset(name: str) -> str | None:
+    """A published size with a similar name, such as qwen3_0.6b for Qwen/Qwen3-0.6B."""
+    plain = {re.sub(r"[^a-z0-9]", "", size): size for size in PRESETS}
+    wanted = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
+    near = difflib.get_close_matches(wanted, plain, n=1)
+    return plain[near[0]] if near else None
+
+
+def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None) -> dict[str, Any]:
+    """Whether two models are a pair, what a draft costs, and what fits a device.
+
+    `memory` is that of a device in bytes; None leaves out `batches`.
+
+    Returns:
+      JSON values: `pair` (True, why not, or None for published sizes), `c` (the bytes that a
+      drafter's pass reads, over those of the verifier's) and `batches` (the largest batch by the
+      length of prompt and output together, in tokens; 0: none).
+    """
+    opened = drafter.opened is not None and verifier.opened is not None
+    values: dict[str, Any] = {
+        "pair": (_why_not(drafter, verifier) or True) if opened else None,
+        "c": drafter.read_params / verifier.read_params,
+    }
+    if memory is not None:
+        both = (drafter, verifier)
+        left = _USABLE * memory - sum(each.params * each.dtype.itemsize for each in both)
+        row = sum(each.cache_bytes for each in both)
+        values["batches"] = {n: max(0, int(left // (row * n))) for n in CONTEXTS}
+    return values
+
+
+def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
+    words = []
+    for each in (drafter, verifier):
+        if each.tokenizer is None:
+            return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
+        words.append(Words(each.path, each.tokenizer, each.model.vocab_size))
+    try:
+        check_vocabularies("drafter", *words)
+    except UserError as error:
+        return str(error)
+    return None

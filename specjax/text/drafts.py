@@ -17,28 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import drafting
 from specjax.checks import check_count, check_part, check_path
-from specjax.decoding.guards import check_rule
-from specjax.drafting import (
-    Beam,
-    Bigram,
-    BranchesDrafter,
-    CaterpillarDrafter,
-    HorizontalCascade,
-    LookupDrafter,
-    LookupFirst,
-    LookupTreeDrafter,
-    NeuralDrafter,
-    NeuralDrafterParams,
-    Topology,
-    TreeDrafter,
-    VerticalCascade,
-    cascade,
-    cascade_params,
-    k_ary,
-    lenience,
-)
-from specjax.drafting.hierarchy import check_lengths
+from specjax.decoding.speculative import check_rule
+from specjax.drafting import cascade, lenience
+from specjax.drafting.cascades import check_lengths
 from specjax.drafting.trees import CHILDREN
 from specjax.errors import UserError
 from specjax.models.int8 import form_of
@@ -79,26 +62,27 @@ class PlanInputs:
       max_draft: G, the longest block.
       neural: (a model or its name, the longest draft or None for `max_draft`) -> the drafter of
         this model with the decoder's `stopping`, and its parameters.
-      place: puts the plan's own parameters on the decoder's devices.
-      is_trial: whether only the parts are checked: the models have no parameters and stand for any
-        others, and no file may be read.
+      is_trial: whether only the parts are checked: models have no parameters, and no file is read.
     """
 
     models: Mapping[str, TextModel]
     max_draft: int
-    neural: Callable[..., tuple[NeuralDrafter, NeuralDrafterParams]]
-    place: Callable[[Params], Params]
+    neural: Callable[..., tuple[drafting.NeuralDrafter, drafting.NeuralDrafterParams]]
     is_trial: bool = False
+
+    @property
+    def verifier(self) -> TextModel:
+        return self.models["verifier"]
 
 
 class Planned(NamedTuple):
-    """The result of a plan.
+    """The result of a plan; the decoder's fingerprint has `own` and `described`.
 
     Attributes:
       drafter: the drafter.
       params: its parameters.
-      own: the parameters that belong to no model, for the decoder's fingerprint.
-      described: a text for the fingerprint.
+      own: those that belong to no model.
+      described: a text of what `own` lacks.
       models: the models that the plan has added, by name.
     """
 
@@ -132,10 +116,6 @@ class DraftPlan(abc.ABC):
         """The verification of a decoder that gives none."""
         return Block()
 
-    def longest(self, max_draft: int) -> int:
-        """Returns G of the drafter, for the decoder's `max_draft`."""
-        return max_draft
-
     @abc.abstractmethod
     def make(self, inputs: PlanInputs) -> Planned:
         """Makes the drafter."""
@@ -143,7 +123,7 @@ class DraftPlan(abc.ABC):
 
 def check_is_plan(plan: Any) -> None:
     """Refuses what is not like a `DraftPlan`."""
-    needed = ("needs", "left_out", "weighs_costs", "longest", "make")
+    needed = ("needs", "left_out", "weighs_costs", "make")
     check_part("drafting", plan, needed, "specjax.Lookup()")
 
 
@@ -175,7 +155,7 @@ class OwnDrafts(DraftPlan):
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
     def make(self, inputs: PlanInputs) -> Planned:
-        return Planned(self.own.part, inputs.place(self.own.params), self.own.params)
+        return Planned(self.own.part, inputs.verifier.place(self.own.params), self.own.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,13 +179,13 @@ class Lookup(DraftPlan):
     min_ngram: int = 1
     latest: bool = False
     overlap: bool = False
-    bigram: Bigram | str | os.PathLike[str] | None = None
+    bigram: drafting.Bigram | str | os.PathLike[str] | None = None
     min_match: int | None = None
     max_copy: int | None = None
     copies: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bigram, Bigram | None):
+        if not isinstance(self.bigram, drafting.Bigram | None):
             check_path(self.bigram, "bigram=")
         for name in ("min_match", "max_copy"):
             if getattr(self, name) is not None:
@@ -233,25 +213,21 @@ class Lookup(DraftPlan):
     def default_verification(self) -> Verification:
         return Block() if self.copies == 1 else Traversal()
 
-    def longest(self, max_draft: int) -> int:
-        copied = (self.max_copy or max_draft) * self.copies
-        return max(copied, max_draft) if self.needs else copied
-
     def make(self, inputs: PlanInputs) -> Planned:
-        vocab_size = inputs.models["verifier"].model.vocab_size
+        vocab_size = inputs.verifier.model.vocab_size
         lookup = self.copier(vocab_size, self.max_copy or inputs.max_draft)
         table = self.table(inputs)
         if self.copies > 1:
-            return Planned(LookupTreeDrafter(lookup, self.copies), table, table)
+            return Planned(drafting.LookupTreeDrafter(lookup, self.copies), table, table)
         if self.min_match is None:
             return Planned(lookup, table, table)
         neural, params = inputs.neural("drafter")
-        both = LookupFirst(lookup, neural, self.min_match)
+        both = drafting.LookupFirst(lookup, neural, self.min_match)
         return Planned(both, (table, params), (table, params.stopping))
 
-    def copier(self, vocab_size: int, max_draft: int) -> LookupDrafter:
+    def copier(self, vocab_size: int, max_draft: int) -> drafting.LookupDrafter:
         """Returns the drafter that copies."""
-        return LookupDrafter(
+        return drafting.LookupDrafter(
             vocab_size, max_draft, self.max_ngram, self.min_ngram, self.latest, self.overlap
         )
 
@@ -259,14 +235,14 @@ class Lookup(DraftPlan):
         """Returns the parameters of `copier`: the bigram table, or ()."""
         if self.bigram is None or inputs.is_trial:
             return ()
-        main = inputs.models["verifier"]
+        main = inputs.verifier
         bigram = self.bigram
-        if not isinstance(bigram, Bigram):
+        if not isinstance(bigram, drafting.Bigram):
             built_in = bigram == "built-in"
             bigram = load_bigram(built_in_table(main.name) if built_in else real_path(bigram))
         start = getattr(getattr(main.model, "config", None), "decoder_start_token", None)
         table = bigram.table(main.name, main.tokenizer.fingerprint, main.model.vocab_size, start)
-        return inputs.place(jax.tree.map(jnp.asarray, table))
+        return inputs.verifier.place(jax.tree.map(jnp.asarray, table))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,10 +270,11 @@ class Tree(DraftPlan):
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
+        least = 0
         if self.parents is not None:
             if any(value is not None for value in sizes.values()):
                 raise UserError(f"{', '.join(sizes)} must be left out: parents gives the shape")
-            object.__setattr__(self, "parents", Topology(self.parents).parents)
+            object.__setattr__(self, "parents", drafting.Topology(self.parents).parents)
         else:
             for name in ("depth", "width"):
                 check_count(name, sizes[name], "such as Tree(depth=3, width=2)")
@@ -311,29 +288,24 @@ class Tree(DraftPlan):
             depth, width = self.depth or 0, self.width or 0
             # Each level has a node; counted before the tree is built, which would take long.
             least = max(depth, width, 0 if self.beam else min(width, 2) ** min(depth, 12))
-            if least > MOST_NODES:
-                self._refuse("more than 512")
         if self.children not in CHILDREN:
             names = ", ".join(map(repr, CHILDREN))
             raise UserError(f"children must be one of {names}, got {self.children!r}")
-        if self.shape.size > MOST_NODES:
-            self._refuse(str(self.shape.size))
-
-    def _refuse(self, size: str) -> None:
-        which, remedy = f"{self!r} has", "give a smaller depth, width or beam"
-        if self.parents is not None:
-            which, remedy = "a tree has len(parents) =", "leave out some"
-        raise UserError(f"{which} {size} nodes, and at most {MOST_NODES} are allowed: {remedy}")
+        if least > MOST_NODES or self.shape.size > MOST_NODES:
+            raise UserError(
+                f"{self!r:.80} has more than {MOST_NODES} nodes: give a smaller depth, width or "
+                "beam, or fewer parents"
+            )
 
     @property
-    def shape(self) -> Topology | Beam:
+    def shape(self) -> drafting.Topology | drafting.Beam:
         """The shape of the trees."""
         if self.parents is not None:
-            return Topology(self.parents)
+            return drafting.Topology(self.parents)
         assert self.depth is not None and self.width is not None
         if self.beam is not None:
-            return Beam(self.depth, self.width, self.beam, self.keep)
-        return k_ary(self.depth, self.width)
+            return drafting.Beam(self.depth, self.width, self.beam, self.keep)
+        return drafting.k_ary(self.depth, self.width)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -352,13 +324,10 @@ class Tree(DraftPlan):
     def default_verification(self) -> Verification:
         return Traversal()
 
-    def longest(self, max_draft: int) -> int:
-        return self.shape.size
-
     def make(self, inputs: PlanInputs) -> Planned:
         chain, params = inputs.neural("drafter", 1)
-        drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
-        return Planned(drafter, NeuralDrafterParams(params.model), ())
+        drafter = drafting.TreeDrafter(chain.model, self.shape, self.children, chain.name)
+        return Planned(drafter, drafting.NeuralDrafterParams(params.model), ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,9 +373,6 @@ class Branches(DraftPlan):
     def default_verification(self) -> Verification:
         return Traversal()
 
-    def longest(self, max_draft: int) -> int:
-        return sum(plan.longest(max_draft) for plan in self._plans)
-
     def make(self, inputs: PlanInputs) -> Planned:
         results = [plan.make(inputs) for plan in self._plans]
         models: dict[str, TextModel] = {}
@@ -420,7 +386,9 @@ class Branches(DraftPlan):
         # Parts that use one model have one name for it.
         shared = tuple(set(inputs.models) | set(models))
         return Planned(
-            BranchesDrafter(tuple(planned.drafter for planned in results), tuple(sorted(shared))),
+            drafting.BranchesDrafter(
+                tuple(planned.drafter for planned in results), tuple(sorted(shared))
+            ),
             tuple(planned.params for planned in results),
             own=tuple(planned.own for planned in results),
             described=", ".join(filter(None, (planned.described for planned in results))),
@@ -475,44 +443,44 @@ class Cascade(DraftPlan):
                 "models must be a tuple of names, directories or TextModels, the largest first, "
                 f"got {models!r}"
             )
-        if self.last is not None:
-            self._check_last(self.last)
-        lenience(self.lenience)  # its checks
-        form_of(self.weights, "drafter")
+        if len(set(models)) < len(models) or "verifier" in models:
+            raise UserError(f"models must be different drafters, got {models!r}")
+        if not isinstance(self.last, Lookup | None):
+            raise UserError(f"last must be Lookup(...) or None, got {self.last!r}")
+        for name, default in (("copies", 1), ("min_match", None), ("max_copy", None)):
+            if getattr(self.last, name, default) != default:
+                raise UserError(
+                    f"last must not set {name}, because K has the lengths, got {self.last!r}"
+                )
+        form_of(self.weights, "drafter")  # its checks
         if self.width is not None:
             check_count("width", self.width, "or None for no siblings", low=2)
-        names = [_model_name(model) for model in models]
+        names = [x.name if isinstance(x, TextModel) else os.fspath(x) for x in models]
         matrix = check_lengths(self.lengths, [*names, *(["last"] if self.last else [])])
         object.__setattr__(self, "lengths", tuple(map(tuple, matrix)))
         object.__setattr__(self, "models", tuple(models))
-        self._check_rules()
+        lenience(self.lenience)  # its checks
+        for i, rule in enumerate(self._rules):
+            if rule is not None:
+                check_is_rule(f"rules[{i}]", rule)
+                if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
+                    raise UserError(
+                        f"rules[{i}] must have scalar strengths and no budget, got {rule!r}"
+                    )
+        if self.lenience != 1.0 and None not in self._rules:
+            raise UserError("lenience must be left out: each level has its own rule in `rules`")
 
-    def _check_last(self, last: Any) -> None:
-        if not isinstance(last, Lookup):
-            raise UserError(f"last must be Lookup(...) or None, got {last!r}")
-        for name, default in (("copies", 1), ("min_match", None), ("max_copy", None)):
-            if getattr(last, name) != default:
-                raise UserError(
-                    f"last must not set {name}, because K has the lengths, got {last!r}"
-                )
-
-    def _check_rules(self) -> None:
-        several = isinstance(self.rules, tuple | list)
-        if several and len(self.rules) != len(self.models):
+    @property
+    def _rules(self) -> tuple[Any, ...]:
+        """The rule of each model, or None for the lenience rule."""
+        if not isinstance(self.rules, tuple | list):
+            return (self.rules,) * len(self.models)
+        if len(self.rules) != len(self.models):
             raise UserError(
                 f"rules must have {len(self.models)} entries, a rule or None for each model, got "
                 f"{len(self.rules)}"
             )
-        each = self.rules if several else (self.rules,)
-        for i, rule in enumerate(each):
-            if rule is None:
-                continue
-            name = f"rules[{i}]" if several else "rules"
-            check_is_rule(name, rule)
-            if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
-                raise UserError(f"{name} must have scalar strengths and no budget, got {rule!r}")
-        if self.lenience != 1.0 and None not in each:
-            raise UserError("lenience must be left out: each level has its own rule in `rules`")
+        return tuple(self.rules)
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -531,7 +499,7 @@ class Cascade(DraftPlan):
             stopping[name] = params.stopping
             return dataclasses.replace(drafter, name=name)
 
-        vocab_size = inputs.models["verifier"].model.vocab_size
+        vocab_size = inputs.verifier.model.vocab_size
         last = None if self.last is None else self.last.copier(vocab_size, 1)
         table = () if self.last is None else self.last.table(inputs)
         drafter = cascade(
@@ -542,19 +510,19 @@ class Cascade(DraftPlan):
             cumulative=self.cumulative,
             neural=neural,
         )
-        several = isinstance(self.rules, tuple | list)
-        listed = self.rules if several else [self.rules] * len(self.models)
         lenient = lenience(self.lenience)
         rules: dict[str, Rule] = {
             name: lenient if rule is None else rule
-            for name, rule in zip(levels, listed, strict=True)
+            for name, rule in zip(levels, self._rules, strict=True)
         }
         reviewers = self._reviewers(drafter, rules)
-        rules = inputs.place({name: rule for name, rule in rules.items() if name in reviewers})
+        rules = inputs.verifier.place(
+            {name: rule for name, rule in rules.items() if name in reviewers}
+        )
         prepared = {name: level.prepared for name, level in levels.items()}
         return Planned(
-            drafter if self.width is None else CaterpillarDrafter(drafter, self.width),
-            cascade_params(drafter, prepared, table, rules, stopping),
+            drafter if self.width is None else drafting.CaterpillarDrafter(drafter, self.width),
+            drafting.cascade_params(drafter, prepared, table, rules, stopping),
             own=(table, stopping, rules),
             # A rule without strengths has no parameters to hash.
             described=", ".join(f"{name}: {type(rule).__name__}" for name, rule in rules.items()),
@@ -562,37 +530,22 @@ class Cascade(DraftPlan):
         )
 
     def _levels(self, inputs: PlanInputs) -> dict[str, TextModel]:
-        """The models by name, loaded after all have been checked to be different."""
-        main, named = inputs.models["verifier"], inputs.models
-        if inputs.is_trial:
-            if len(set(self.models)) < len(self.models) or "verifier" in self.models:
-                raise UserError(f"models must be different drafters, got {self.models!r}")
-            return {
-                str(model) if isinstance(model, str) else f"level_{i + 1}": main
-                for i, model in enumerate(self.models)
-            }
-        places = {_place(main): "the verifier"}
-        sources: dict[str, str | os.PathLike[str] | TextModel] = {}
+        """The models by name."""
+        main, named = inputs.verifier, inputs.models
+        levels: dict[str, TextModel] = {}
         for i, model in enumerate(self.models):
             name, source = f"level_{i + 1}", model
-            if isinstance(model, str) and model in named:
-                name, source = model, named[model]
-            if not isinstance(source, TextModel) and not os.path.isdir(real_path(source)):
-                raise UserError(
-                    f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
-                    f"({', '.join(named)}) nor a directory: check the name or the path"
-                )
-            place = _place(source)
-            if place in places:
-                raise UserError(
-                    f"models[{i}]={_model_name(model)!r} is the same as {places[place]}: give "
-                    "different models; K may use a model several times"
-                )
-            places[place] = f"models[{i}]"
-            sources[name] = source
-        levels: dict[str, TextModel] = {}
-        for name, source in sources.items():
+            if isinstance(model, str) and (model in named or inputs.is_trial):
+                name, source = model, named.get(model)
+            if inputs.is_trial:
+                levels[name] = main
+                continue
             if not isinstance(source, TextModel):
+                if not os.path.isdir(real_path(source)):
+                    raise UserError(
+                        f"models[{i}]={os.fspath(model)!r} is neither a model of the decoder "
+                        f"({', '.join(named)}) nor a directory: check the name or the path"
+                    )
                 form = form_of(self.weights, "drafter")
                 source = load_text_model(source, dtype=self.dtype, mesh=main.mesh, weights=form)
             Models(**{name: source, "verifier": main})  # checks the vocabulary and the mesh
@@ -604,20 +557,16 @@ class Cascade(DraftPlan):
         parts = list(_parts(drafter))
         used = {name: name in drafter.model_names for name in rules}
         if self.last is not None:
-            used["last"] = any(isinstance(part, LookupDrafter) for part in parts)
+            used["last"] = any(isinstance(part, drafting.LookupDrafter) for part in parts)
         for name, has_tokens in used.items():
             if not has_tokens:
                 raise UserError(
                     f"K={[list(row) for row in self.lengths]} has no tokens for {name} in any row "
                     "that is used: leave out this drafter, or give it tokens"
                 )
-        reviewers = [part for part in parts if isinstance(part, VerticalCascade)]
+        reviewers = [part for part in parts if isinstance(part, drafting.VerticalCascade)]
         for reviewer in reviewers:
             check_rule(rules[reviewer.name], reviewer.drafter)
-        several = isinstance(self.rules, tuple | list)
-        if not reviewers and (self.lenience != 1.0 or (self.rules is not None and not several)):
-            name = "rules" if self.rules is not None else "lenience"
-            raise UserError(f"{name} must be left out: no level of K reviews another level")
         return {reviewer.name for reviewer in reviewers}
 
 
@@ -625,19 +574,9 @@ def _parts(drafter: Drafter) -> Iterator[Drafter]:
     """A drafter and all drafters in it."""
     yield drafter
     below: tuple[Drafter, ...] = ()
-    if isinstance(drafter, HorizontalCascade):
+    if isinstance(drafter, drafting.HorizontalCascade):
         below = drafter.drafters
-    elif isinstance(drafter, VerticalCascade):
+    elif isinstance(drafter, drafting.VerticalCascade):
         below = (drafter.drafter,)
     for part in below:
         yield from _parts(part)
-
-
-def _model_name(model: Any) -> str:
-    return model.name if isinstance(model, TextModel) else os.fspath(model)
-
-
-def _place(model: str | os.PathLike[str] | TextModel) -> Any:
-    """A key that is equal for equal models."""
-    path = model.name if isinstance(model, TextModel) else model
-    return os.path.realpath(path) if os.path.exists(path) else id(model)

@@ -3,44 +3,226 @@
 Axes: B slots, L prompt length, N longest output.
 """
 
-import contextlib
+import bisect
+import collections
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int32
 
+from specjax import types
 from specjax.checks import check_count
 from specjax.compilation import compile_seconds, jit
 from specjax.decoding import Method
-from specjax.decoding.loop import beginning_of, first_state
-from specjax.decoding.state import ByToken, end_row, insert_rows, watch_stops
+from specjax.decoding.method import (
+    ByToken,
+    beginning_of,
+    end_row,
+    first_state,
+    insert_rows,
+    watch_stops,
+)
 from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
-from specjax.text.assembly import bind_request
-from specjax.text.prefixes import Prefix
-from specjax.text.requests import (
-    DRAWN,
-    Contexts,
-    Limits,
-    Request,
-    check_request,
-    checked_samples,
-    checked_sampling,
-    encode,
-)
+from specjax.text import requests as requests_lib
+from specjax.text.parts import bind_processors
+from specjax.text.requests import Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
-from specjax.text.scheduling import Entry, Slots, row_multiple
-from specjax.text.stops import StopBlocks, check_stops, cut
-from specjax.text.streaming import Added, StreamedText
+from specjax.text.stops import Added, StopBlocks, StreamedText, check_stops, cut
 from specjax.text.text_models import TextModel
-from specjax.types import ABORTED, ENDED_BY, NAN, Array, DecodeState, Params, PromptBatch, Sampling
+from specjax.types import DecodeState, Params, PromptBatch, Sampling
+
+# Powers of two and a length between them: padding adds at most about half to a row. Longer ones are
+# powers of two, because each is another large program.
+BUCKETS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# The most prompts per slot in a group.
+TURNS = 16
+# The same if a resumed run must decode an unfinished group from its start.
+TURNS_AGAIN = 4
+
+
+class Group(NamedTuple):
+    """Prompts that share a set of slots.
+
+    Attributes:
+      members: the prompts' places, the longest prompt first.
+      rows: the number of prompts decoded together.
+      refill: the number of finished prompts that are replaced at once.
+      length: the length of the bucket.
+    """
+
+    members: list[int]
+    rows: int
+    refill: int
+    length: int
+
+
+def buckets_to(context: int | None) -> tuple[int, ...]:
+    """Returns the default bucket lengths for a model that reads so many positions."""
+    longer: list[int] = []
+    while context is not None and (longest := [*BUCKETS, *longer][-1]) < context:
+        longer.append(min(2 * longest, context))
+    return (*BUCKETS, *longer)
+
+
+def row_multiple(method: Method) -> int:
+    """Returns the divisor of slots and refills: a mesh spreads rows over several devices."""
+    return 1 if method.partitioner is None else method.partitioner.row_multiple
+
+
+def are_independent(method: Method, requests: Sequence[Request]) -> bool:
+    """Whether a row's output does not depend on the rows beside it."""
+    longest = (None, method.max_draft)
+    return method.independent_rows and all(r.draft_limit in longest for r in requests)
+
+
+def groups_of(
+    lengths: Sequence[int],
+    buckets: Sequence[int],
+    batch_size: int,
+    row_multiple: int = 1,
+    turns: int = TURNS,
+) -> Iterator[Group]:
+    """Sorts prompts of these lengths, and splits them into groups of at most `turns * B`.
+
+    The groups depend only on the arguments, and are decoded independently. So a resumed run has
+    the same groups, and decodes the missing rows to the same outputs. Fewer prompts than the batch
+    size get the next power of four of slots, so that there are few shapes. A group that fills the
+    slots ends at the next end of a bucket.
+    """
+    rows = 1
+    while rows < min(batch_size, len(lengths)):
+        rows *= 4
+    rows = min(rows, batch_size)
+    rows += -rows % row_multiple
+    refill = max(1, rows // 4)
+    refill += -refill % row_multiple
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    sizes = [buckets[bisect.bisect_left(buckets, lengths[place])] for place in order]
+    start = 0
+    for end in range(1, len(order) + 1):
+        count = end - start
+        last = end == len(order)
+        if last or count == turns * rows or (count >= rows and sizes[end] != sizes[end - 1]):
+            yield Group(order[start:end][::-1], rows, refill, int(sizes[end - 1]))
+            start = end
+
+
+def split(groups: Sequence[Group], count: int) -> list[list[int]]:
+    """Returns the places, increasing, of `count` parts of whole groups, of similar sizes."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    # The largest group first, always to the smallest part.
+    for largest in sorted(groups, key=lambda group: -len(group.members)):
+        min(parts, key=len).extend(largest.members)
+    return [sorted(part) for part in parts]
+
+
+@dataclasses.dataclass
+class Entry:
+    """A sample of a request that waits for a slot or has a slot.
+
+    Attributes:
+      id: the id of the row, or of the samples that share its prefill.
+      request: the request, its processors bound.
+      original: the request as it was added, with its id.
+      idle_steps: the steps for which a row with a known result still has its slot, without
+        decoding; None for a row that is decoded.
+      since: when it got the slot, in seconds; `compiled`: the seconds of compilation until then.
+      streamed: its text so far, if it is streamed.
+      prefilled: the number of tokens of its prompt that were read for it; 0 if another sample's
+        cache was copied.
+    """
+
+    index: int
+    sample: int
+    id: int
+    request: Request
+    original: Request
+    tokens: Int32[np.ndarray, " L"]
+    idle_steps: int | None = None
+    since: float = 0.0
+    compiled: float = 0.0
+    steps: int = 0
+    streamed: StreamedText | None = None
+    prefilled: int = 0
+
+
+class Slots:
+    """B slots, and the requests that wait.
+
+    The rows of a refill share a prefill, and results may depend on a row's place in it. So a row
+    with a known result keeps its slot for as many steps as it took, without decoding: all other
+    rows then get the same slots and neighbours.
+    """
+
+    def __init__(self, rows: int, refill: int) -> None:
+        self.held: list[Entry | None] = [None] * rows
+        self.waiting: collections.deque[Entry] = collections.deque()
+        # The number of slots to fill together, after the first time.
+        self.refill, self._was_filled = refill, False
+
+    @property
+    def free(self) -> int:
+        """The number of free slots."""
+        return self.held.count(None)
+
+    def next_group(self) -> tuple[list[int], list[Entry]]:
+        """Returns the slots to fill together now, at first all slots, and their requests."""
+        count = self.refill if self._was_filled else len(self.held)
+        if not self.waiting or self.free < count:
+            return [], []
+        free = [place for place, entry in enumerate(self.held) if entry is None]
+        return free[:count], list(itertools.islice(self.waiting, count))
+
+    def occupy(self, places: Sequence[int], since: float, compiled: float) -> None:
+        """Moves the first waiting requests into slots."""
+        self._was_filled = True
+        for place in places[: len(self.waiting)]:
+            # In this order an interrupt loses no request.
+            entry = self.held[place] = self.waiting[0]
+            self.waiting.popleft()
+            entry.since, entry.compiled = since, compiled
+
+    @property
+    def requests(self) -> dict[int, Request]:
+        """The requests that wait or are decoded, by increasing index."""
+        entries = [*filter(None, self.held), *self.waiting]
+        return {x.index: x.original for x in sorted(entries, key=lambda x: x.index)}
+
+    def drop(self, index: int) -> tuple[bool, list[int]]:
+        """Removes a request; returns whether it was there, and the slots where it was decoded."""
+        dropped = [entry for entry in self.waiting if entry.index == index]
+        for entry in dropped:
+            self.waiting.remove(entry)
+        decoded = []
+        for place, held in enumerate(self.held):
+            if held is not None and held.index == index:
+                self.held[place] = None
+                decoded += [place] if held.idle_steps is None else []
+                dropped.append(held)
+        return bool(dropped), decoded
+
+    def idle_steps(self) -> list[int]:
+        """Returns the remaining steps of the rows with known results, increasing."""
+        return sorted(x.idle_steps for x in self.held if x is not None and x.idle_steps is not None)
+
+    def pass_steps(self, steps: int) -> None:
+        """Counts steps, and frees the slots of rows with known results that have none left."""
+        for place, entry in enumerate(self.held):
+            if entry is not None and entry.idle_steps is not None:
+                entry.idle_steps -= steps
+                if entry.idle_steps <= 0:
+                    self.held[place] = None
+
 
 # Steps between two returns to the host, so that Ctrl-C works.
 STOP_AFTER = 64
@@ -89,7 +271,7 @@ class Engine:
       buckets: prompts are padded to the first of these lengths that holds all prompts of a refill,
         or to L; each is a program to compile. Models whose caches have the prompt's length, such as
         encoder-decoders, need L.
-      contexts: warns of prompts that are longer than a model was trained for.
+      contexts: model's name -> the most positions that it was trained for; for a warning.
       fitting: the shapes that are known to fit into memory; engines of the same method and
         parameters share it, because the check takes as long as some tokens.
 
@@ -111,35 +293,35 @@ class Engine:
         log_probs: bool = False,
         sources: bool = False,
         stop: Sequence[str] = (),
-        stop_table: Array | None = None,
+        stop_table: types.Array | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         num_samples: int = 1,
         prefix: Prefix | None = None,
         buckets: Sequence[int] = (),
-        contexts: Contexts | None = None,
+        contexts: dict[str, int] | None = None,
         fitting: set[Any] | None = None,
     ) -> None:
         multiple = row_multiple(method) * num_samples
         refill = max(1, rows // 4) if refill is None else refill
         assert 1 <= refill <= rows and rows % multiple == refill % multiple == 0, (rows, refill)
-        self._method, self._params, self._model = method, params, model
+        self.method, self.params, self._model = method, params, model
         self._rows, self._stop = rows, tuple(stop)
         self._chat_template_kwargs = chat_template_kwargs
-        self._by_token = {"token_log_probs": log_probs, "token_sources": sources}
+        self._by_token = {"log_probs": log_probs, "sources": sources}
         self._stop_table = stop_table
         rule = getattr(params, "rule", None)
-        drawn = checked_sampling(sampling)
+        drawn = requests_lib.checked_sampling(sampling)
         sizes = prompt_length, max_new_tokens
         self._limits = Limits(method, *sizes, drawn, rule, num_samples, log_probs)
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
-        self._prefix, self._contexts = prefix, contexts or Contexts({})
+        self._prefix, self._contexts = prefix, {} if contexts is None else contexts
         self._check_fits(set() if fitting is None else fitting)
         widths = (*(x for x in buckets if x < prompt_length), prompt_length)
         same = len(widths) == 1 or self._shapes(widths[0]) == self._shapes(prompt_length)
         self._widths = widths if same else (prompt_length,)
         self._slots = Slots(rows, refill)
-        self._state: DecodeState | None = None
+        self.state: DecodeState | None = None
         self._next_index = 0
         # The id of the next row without one.
         self._next_row = 0
@@ -150,7 +332,7 @@ class Engine:
         running = self._rows - self._slots.free
         state = f"{running} running, {len(self._slots.waiting)} waiting"
         end = f", ended by {self._end}" if self._end else ""
-        return f"Engine({model}{type(self._method).__name__}, {self._in_words()}: {state}{end})"
+        return f"Engine({model}{type(self.method).__name__}, {self._in_words()}: {state}{end})"
 
     @property
     def unfinished(self) -> int:
@@ -174,25 +356,8 @@ class Engine:
                 "again, so keep those that you do not have"
             )
 
-    @contextlib.contextmanager
-    def _whole_step(self) -> Iterator[None]:
-        """Ends the engine if a step does not come to its end, since `run` takes its buffers."""
-        self._check_alive()
-        try:
-            with explain_full_memory(self._in_words(), _REMEDY):
-                yield
-        except BaseException as error:
-            self._end, self._state = type(error).__name__, None
-            raise
-
-    def add(self, request: Request, *, rounds: int | None = None) -> int:
+    def add(self, request: Request) -> int:
         """Adds a request, which waits for free slots.
-
-        Args:
-          request: the request.
-          rounds: the `info.rounds` of a row with a known result. The row is neither decoded nor
-            returned, but has a slot for so many steps, so that the other rows get the same slots
-            and steps as if it were decoded. With several samples it is that of each of them.
 
         Returns:
           The index of its `Row`s: 0, 1, 2, ... in the order of the calls.
@@ -207,7 +372,7 @@ class Engine:
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
         model = self._model
-        samples = checked_samples(request, self._limits)
+        samples = requests_lib.checked_samples(request, self._limits)
         next_id = -(-self._next_row // samples)
         if request.id is None:
             request = dataclasses.replace(request, id=next_id)
@@ -215,19 +380,22 @@ class Engine:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
         original, drawn = request, request.sampling
         if model is not None and isinstance(drawn, Sampling) and drawn.processors is not None:
-            request = dataclasses.replace(request, sampling=bind_request(drawn, model))
-        name, vocab_size = "the prompt", self._method.vocab_size
+            # The engine has their arrays already.
+            bound = bind_processors(drawn.processors, model).processors
+            request = dataclasses.replace(
+                request, sampling=dataclasses.replace(drawn, processors=bound)
+            )
+        requests_lib.check_strengths(request, self._limits)
+        name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         words = None if model is None else model.tokenizer
-        tokens = encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
-        check_request(request, tokens, self._limits)
-        if rounds is not None:
-            check_count("rounds", rounds, "leave it out to decode the row")
+        tokens = requests_lib.encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
+        requests_lib.check_request(request, tokens, self._limits)
         if request.stop is not None:
             self._watch(self._stops_of(request))
-        self._contexts.check(len(tokens))
+        requests_lib.warn_beyond(len(tokens), self._contexts)
         self._next_row = (next_id + 1) * samples
-        return self.put(request, tokens, [rounds] * samples, original)
+        return self.put(request, tokens, [None] * samples, original)
 
     def put(
         self,
@@ -236,7 +404,7 @@ class Engine:
         idle_steps: Sequence[int | None],
         original: Request | None = None,
     ) -> int:
-        """Like `add`, for a checked request, the tokens of its prompt, and steps per sample."""
+        """Adds a checked request with the tokens of its prompt, and the idle steps per sample."""
         assert request.id is not None
         copies, index = self._limits.num_samples, self._next_index
         prefills = len(idle_steps) // copies
@@ -248,7 +416,6 @@ class Engine:
                 request=request,
                 original=original or request,
                 tokens=tokens,
-                strengths=None if request.rule is None else jax.tree.leaves(request.rule),
                 idle_steps=steps,
             )
             self._slots.waiting.append(entry)
@@ -269,11 +436,11 @@ class Engine:
         """Adds stop strings to the table that ends rows."""
         if self._model is None:
             raise UserError("stop of a request must be left out: the engine has no tokenizer")
-        blocks = self._blocks or StopBlocks(self._model, self._method, self._stop)
+        blocks = self._blocks or StopBlocks(self._model, self._stop)
         used = {self._stops_of(request) for request in self._slots.requests.values()}
         blocks.add(strings, used)
-        if self._state is not None and not self._stops:
-            self._state = watch_stops(self._state)
+        if self.state is not None and not self._stops:
+            self.state = watch_stops(self.state)
         self._blocks = blocks
 
     def abort(self, index: int) -> bool:
@@ -284,43 +451,35 @@ class Engine:
         """
         dropped, places = self._slots.drop(index)
         for place in places:
-            if self._state is None:  # the engine was ended
+            if self.state is None:  # the engine was ended
                 break
-            self._state = end_row(self._state, place, ABORTED)
+            self.state = end_row(self.state, place, types.ABORTED)
         return dropped
 
     def step(self, *, until_empty: bool = False) -> list[Row]:
         """Fills free slots and decodes, until a row is finished or `STOP_AFTER` steps are done.
 
-        While requests wait, it decodes until `refill` slots are free.
-
-        Args:
-          until_empty: if no request waits, decode until all rows are finished.
+        While requests wait, it decodes until `refill` slots are free. If none waits, `until_empty`
+        decodes until all rows are finished.
 
         Returns:
           The finished rows; with several processes each returns its own.
         """
-        with self._whole_step():
-            return self._step(until_empty)
+        return [x.row for x in self._step(until_empty) if x.row is not None]
 
     def stream_step(self, *, every: int = 1) -> list[Added]:
         """Like `step`, but returns after a few rounds, with the text that each row got.
 
-        A return to the host takes time, so a larger `every` is faster. Use `stream_step` for all
-        steps of an engine: the text of a row that `step` finishes is not streamed.
-
-        Args:
-          every: the most rounds; at most `STOP_AFTER` are done.
+        At most `every` rounds are done: a return to the host takes time, so more are faster. Use
+        `stream_step` for all steps of an engine: the text of a row that `step` finishes is not
+        streamed.
 
         Returns:
           The texts that became certain: without incomplete characters, and without the beginning
           of a possible stop string. Finished rows have the rest of their text, which may be empty.
         """
         check_count("every", every, "give the number of rounds between two texts")
-        added: list[Added] = []
-        with self._whole_step():
-            self._step(False, every, added)
-        return added
+        return self._step(False, every)
 
     def added(self, every: int | None = None, *, until_empty: bool = False) -> Iterator[Added]:
         """Decodes until no request is unfinished, and yields finished rows.
@@ -328,32 +487,37 @@ class Engine:
         With `every` it also yields the texts that rows got after so many rounds; see `stream_step`.
         """
         while self.unfinished:
-            if every is not None:
-                yield from self.stream_step(every=every)
-                continue
-            for row in self.step(until_empty=until_empty):
-                yield Added(row.index, row.sample, row.text, row)
+            yield from self._step(until_empty, every)
 
-    def _step(
-        self, until_empty: bool, every: int = STOP_AFTER, added: list[Added] | None = None
-    ) -> list[Row]:
-        self._fill()
+    def _step(self, until_empty: bool, every: int | None = None) -> list[Added]:
+        """The finished rows; with `every` also the texts that rows got."""
+        self._check_alive()
+        try:
+            with explain_full_memory(self._in_words(), _REMEDY):
+                self._fill()
+                steps = self._next_steps(until_empty, every)
+                if steps is None:
+                    return []
+                assert self.state is not None
+                self.state = self.method.run(self._params_now(), self.state, *steps, **self._stops)
+                return self._drain(every is not None)
+        except BaseException as error:  # `run` takes the state's buffers
+            self._end, self.state = type(error).__name__, None
+            raise
+
+    def _next_steps(self, until_empty: bool, every: int | None) -> tuple[int, int] | None:
+        """The most steps of the next run, and the finished rows that end it; None for no run."""
         free, idle = self._slots.free, self._slots.idle_steps()
         if free == self._rows:
-            return []
+            return None
         finished = self._rows if until_empty else free + 1
         finished = max(self._slots.refill, free + 1) if self._slots.waiting else finished
         if free + len(idle) == self._rows:
             # No row is decoded: skip the steps.
             self._slots.pass_steps(idle[finished - free - 1])
-            return []
-        assert self._state is not None
+            return None
         # The state has idle rows as finished.
-        finished = min(finished + len(idle), self._rows)
-        stop_after = min([STOP_AFTER, every, *idle])
-        args = self._params_now(), self._state, stop_after, finished
-        self._state = self._method.run(*args, **self._stops)
-        return self._drain(added)
+        return min([STOP_AFTER, every or STOP_AFTER, *idle]), min(finished + len(idle), self._rows)
 
     def _fill(self) -> None:
         """Gives free slots to waiting requests."""
@@ -367,20 +531,20 @@ class Engine:
     def _insert(self, places: list[int], entries: Sequence[Entry]) -> None:
         """Reads prompts into slots; the last slots may have none, and are finished at once."""
         new = self._init(entries, len(places))
-        if self._state is None and len(places) == self._rows:
-            self._state = new
+        if self.state is None and len(places) == self._rows:
+            self.state = new
             return
         # If all the first rows were idle, there is no state yet.
-        state = self._init([], self._rows) if self._state is None else self._state
-        self._state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
+        state = self._init([], self._rows) if self.state is None else self.state
+        self.state = insert_rows(state, jnp.asarray(places, jnp.int32), new)
 
     def _init(self, entries: Sequence[Entry], rows: int) -> DecodeState:
         copies = self._limits.num_samples
         # A prompt is read once, for a sample that is decoded.
         groups = [entries[i : i + copies] for i in range(0, len(entries), copies)]
         first = [min(group, key=lambda entry: entry.idle_steps is not None) for group in groups]
-        state = self._method.init(
-            self._params,
+        state = self.method.init(
+            self.params,
             self._batch(first, rows // copies, self._width(entries)),
             max_new=self._limits.max_new_tokens,
             max_length=self._max_length,
@@ -390,7 +554,7 @@ class Engine:
         )
         for row, entry in enumerate(entries):
             if entry.idle_steps is not None and first[row // copies].idle_steps is None:
-                state = end_row(state, row, ABORTED)
+                state = end_row(state, row, types.ABORTED)
         if not self._stops:
             return state
         starts = np.zeros(rows, np.int32)
@@ -412,7 +576,7 @@ class Engine:
         shape = jax.ShapeDtypeStruct((self._rows // copies, length), np.int32)
         static = self._limits.max_new_tokens, self._max_length, ByToken(*self._by_token.values())
         state, _ = first_state(
-            self._method, (*static, copies), self._params, batch._replace(inputs=shape)
+            self.method, (*static, copies), self.params, batch._replace(inputs=shape)
         )
         return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
 
@@ -432,16 +596,16 @@ class Engine:
 
         `tokens` are those of its prompt and its output.
         """
-        assert self._state is not None
-        read = beginning_of(self._method, self._params, self._state, 0)
+        assert self.state is not None
+        read = beginning_of(self.method, self.params, self.state, 0)
         if read is None:
             return None
-        return Prefix(tokens[: int(read.lengths)], None, self._method, self._params, read)
+        return Prefix(tokens[: int(read.lengths)], None, self.method, self.params, read)
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""
         requests = [entry.request for entry in entries]
-        longest, most = self._method.max_draft, self._limits.max_new_tokens
+        longest, most = self.method.max_draft, self._limits.max_new_tokens
         pad = 0 if self._model is None else self._model.tokenizer.pad_id
         inputs = np.full((rows, length), pad, np.int32)
         lengths = np.ones(rows, np.int32)
@@ -450,7 +614,9 @@ class Engine:
             inputs[row, : lengths[row]] = entry.tokens
         # An idle row is in the prefill, but makes no step.
         limits = [0 if entry.idle_steps else entry.request.max_new_tokens for entry in entries]
-        drawn: dict[str, Any] = {name: self._drawn(name, requests, rows) for name in DRAWN}
+        drawn: dict[str, Any] = {
+            name: self._drawn(name, requests, rows) for name in requests_lib.DRAWN
+        }
         chosen = [r.sampling and r.sampling.processors for r in requests]
         leaves = [x and jax.tree.leaves(x) for x in chosen]
         drawn["processors"] = _columns(self._limits.sampling.processors, leaves, rows)
@@ -475,7 +641,7 @@ class Engine:
         if default is None:
             return None
         # The values that disable a compiled filter.
-        off = {"top_k": self._method.vocab_size, "top_p": 1.0}.get(name)
+        off = {"top_k": self.method.vocab_size, "top_p": 1.0}.get(name)
         values = [default if r.sampling is None else getattr(r.sampling, name) for r in requests]
         column = np.full(rows, default)
         column[: len(values)] = [off if value is None else value for value in values]
@@ -484,66 +650,70 @@ class Engine:
     def _params_now(self) -> Params:
         """The parameters with the strengths of the requests in the slots."""
         if self._limits.rule is None:
-            return self._params
-        strengths = [None if entry is None else entry.strengths for entry in self._slots.held]
+            return self.params
+        strengths = [
+            None if x is None or x.request.rule is None else jax.tree.leaves(x.request.rule)
+            for x in self._slots.held
+        ]
         rule = _columns(self._limits.rule, strengths, self._rows)
-        if self._method.partitioner is not None:
-            rule = self._method.partitioner.place_rows(rule)
-        return self._params._replace(rule=rule)
+        if self.method.partitioner is not None:
+            rule = self.method.partitioner.place_rows(rule)
+        return self.params._replace(rule=rule)
 
-    def _drain(self, added: list[Added] | None) -> list[Row]:
-        """Removes the finished rows from their slots and returns them; adds texts to `added`."""
-        assert self._state is not None
-        ended_by, steps, places, rows = _read(self._state)
+    def _drain(self, streams: bool) -> list[Added]:
+        """Removes the finished rows from their slots; `streams`: also returns others' texts."""
+        assert self.state is not None
+        ended_by, steps, places, rows = _read(self.state)
         local = {int(place): i for i, place in enumerate(places)}
-        done, ended = [], []
+        added, ended = [], []
         now, compiled, passed = time.perf_counter(), compile_seconds(), 0
         for place, entry in enumerate(self._slots.held):
             if entry is None or entry.idle_steps is not None:
                 continue
             passed = max(passed, int(steps[place]) - entry.steps)
             entry.steps = int(steps[place])
-            row, i = None, local.get(place)
+            row, text, i = None, "", local.get(place)
             if ended_by[place]:
                 ended.append(place)
                 if i is not None:
                     times = split_time(now - entry.since, compiled - entry.compiled)
                     row = self._row(entry, i, int(ended_by[place]), rows, times)
-                    done.append(row)
-            if added is not None and i is not None:
-                all_tokens, lengths, *_ = rows
-                text = self._streamed(entry, all_tokens[i, : lengths[i]], row)
-                added += [Added(entry.index, entry.sample, text, row)] if text or row else []
+                    text = row.text
+            if streams and i is not None:
+                if entry.streamed is None:
+                    stops = self._stops_of(entry.request)
+                    entry.streamed = StreamedText(self._model, entry.tokens, stops)
+                if row is None:
+                    all_tokens, lengths, *_ = rows
+                    text = entry.streamed.more(all_tokens[i, : lengths[i]])
+                else:
+                    text = entry.streamed.rest(row.text)
+            if text or row:
+                added.append(Added(entry.index, entry.sample, text, row))
         # At the end, so that an error on the way leaves all of them to be given back.
         for place in ended:
             self._slots.held[place] = None
         self._slots.pass_steps(passed)
-        return done
-
-    def _streamed(self, entry: Entry, tokens: np.ndarray, row: Row | None) -> str:
-        """The text that a row with these tokens got; the rest of it if it is finished."""
-        if entry.streamed is None:
-            entry.streamed = StreamedText(self._model, entry.tokens, self._stops_of(entry.request))
-        return entry.streamed.more(tokens) if row is None else entry.streamed.rest(row.text)
+        return added
 
     def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, Any]) -> Row:
         all_tokens, lengths, steps, all_info = rows
         # Copies: a view would keep the whole batch in memory.
         info: Any = jax.tree.map(lambda x: np.array(x[i]), all_info)
-        tokens, ended_by = np.array(all_tokens[i, : lengths[i]]), ENDED_BY[code]
+        tokens, ended_by = np.array(all_tokens[i, : lengths[i]]), types.ENDED_BY[code]
         output = tokens[:-1] if ended_by == "eos" else tokens
         error = None
-        if code == NAN:
-            source = self._method.nan_sources[int(info.nan_in)]
+        if code == types.NAN:
+            source = self.method.nan_sources[int(info.nan_in)]
             error = f"{source} gave NaN in step {int(steps[i])}"
         text = "" if self._model is None else self._model.decode(entry.tokens, output)
-        by_token = info.token_log_conf, info.token_log_p, info.token_log_target
-        by_token = (None,) * 3 if entry.request.log_probs is False else by_token
-        log_probs, processed, target = (None if x is None else x[: len(tokens)] for x in by_token)
+        logs = types.LogProbs()
+        if info.log_probs is not None and entry.request.log_probs is not False:
+            logs = types.LogProbs(*(x[: len(tokens)] for x in info.log_probs))
         sources = text_of = None
-        if info.token_sources is not None:
-            names = (*self._method.source_names, "unknown")
-            sources = tuple(names[code] for code in info.token_sources[: len(output)])
+        if info.sources is not None:
+            names = (*self.method.source_names, "unknown")
+            sources = tuple(names[code] for code in info.sources[: len(output)])
             text_of = None if self._model is None else self._model.text_after(entry.tokens)
         return Row(
             index=entry.index,
@@ -552,9 +722,9 @@ class Engine:
             ended_by=ended_by,
             info=RowInfo.of(info, np.array(lengths[i]), np.array(steps[i])),
             **times,
-            log_probs=log_probs,
-            log_probs_processed=processed,
-            log_probs_target=target,
+            log_probs=logs.plain,
+            log_probs_processed=logs.processed,
+            log_probs_target=logs.target,
             error=error,
             eos_id=int(tokens[-1]) if ended_by == "eos" else None,
             sample=entry.sample,
@@ -565,31 +735,32 @@ class Engine:
 
     def _in_words(self) -> str:
         longest, most = self._limits.prompt_length, self._limits.max_new_tokens
-        return sizes_in_words(self._rows, longest, self._method.max_draft, most)
+        return sizes_in_words(self._rows, longest, self.method.max_draft, most)
 
     def _check_fits(self, fitting: set[Any]) -> None:
         """Refuses slots that certainly cannot fit into the memory."""
         _, length, most, *kinds = self._limits[:5]
-        tables = jax.tree.map(np.shape, getattr(self._params, "processors", ()))
-        by_token = tuple(self._by_token.values())
+        tables = str(jax.tree.map(np.shape, getattr(self.params, "processors", ())))
         beside = 0 if self._prefix is None else self._prefix.nbytes
-        key = (self._rows, length, most, by_token, jax.tree.structure(kinds), str(tables), beside)
-        if key not in fitting:
-            # Only shapes, to allocate nothing.
-            sizes = self._rows, length
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
-            )
-            check_state_fits(
-                self._method,
-                self._params,
-                shapes,
-                max_new=most,
-                max_length=self._max_length,
-                remedy=_REMEDY,
-                beside=beside,
-                **self._by_token,
-            )
+        flags = tuple(self._by_token.values())
+        key = (self._rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
+        if key in fitting:
+            return
+        # Only shapes, to allocate nothing.
+        sizes = self._rows, length
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
+        )
+        check_state_fits(
+            self.method,
+            self.params,
+            shapes,
+            max_new=most,
+            max_length=self._max_length,
+            remedy=_REMEDY,
+            beside=beside,
+            **self._by_token,
+        )
         fitting.add(key)
 
 

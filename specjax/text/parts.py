@@ -1,23 +1,77 @@
-"""Parts of a decoder as texts: `OPT(0.2)`, `Survival(OnlineEstimate(shared=True), 0.6)`.
+"""From what a user names to a method: texts of parts, the parts, and what fits together.
 
-A text calls classes with literals and other parts, in Python's notation. So a part is a plain
-value, which can be compared, hashed, and written in JSON and gin files. A text is data: it names
-only the classes of `PARTS`, and nothing is imported or evaluated to read it.
+A text such as `Survival(OnlineEstimate(shared=True), 0.6)` calls classes with literals and other
+parts, in Python's notation. So a part is a plain value, which can be compared, hashed, and written
+in JSON and gin files. A text is data: it names only the classes of `PARTS`, and nothing is imported
+or evaluated to read it.
 """
 
 import ast
+import contextlib
+import contextvars
 import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+import types
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
+import jax
+import numpy as np
+
 from specjax import drafting, processors, rules, verification
-from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
+from specjax.checks import check_flag, check_part, check_static, checked, whole_number
+from specjax.decoding import (
+    Autoregressive,
+    BiLDCascade,
+    Method,
+    MethodParams,
+    OracleCascade,
+    SequenceCascade,
+    Speculative,
+    TokenCascade,
+)
+from specjax.decoding.blocks import powers_of_two
+from specjax.drafting import (
+    Budget,
+    CostAware,
+    Costs,
+    FixedLength,
+    NeuralDrafter,
+    NeuralDrafterParams,
+)
+from specjax.drafting.neural import catches_up_on
+from specjax.drafting.stopping import check_own_params, check_policy
 from specjax.errors import UserError
-from specjax.text.drafts import Branches, Cascade, Lookup, Tree
+from specjax.fingerprints import digest
+from specjax.processors import Constraint, JsonSchema, Regex
+from specjax.text.drafts import (
+    MOST_NODES,
+    Branches,
+    Cascade,
+    DraftPlan,
+    Lookup,
+    ModelDrafts,
+    OwnDrafts,
+    PlanInputs,
+    Planned,
+    Tree,
+    WithParams,
+    check_is_plan,
+)
+from specjax.text.passes import check_costs, measure_costs
+from specjax.text.text_models import Models, Pair, TextModel
+from specjax.types import (
+    LanguageModel,
+    Params,
+    Processor,
+    Rule,
+    Sampling,
+    Stopping,
+)
 
 PLACE = "{}"
 _EXAMPLE = "write a text such as 'OPT(0.2)'"
@@ -66,7 +120,7 @@ def register_part(kind: _Class) -> _Class:
     """
     if not isinstance(kind, type):
         raise UserError(f"register_part needs a class, got {kind!r}: write register_part(Mine)")
-    same = _find(kind.__name__, PARTS)
+    same = {_plain(name): name for name in PARTS}.get(_plain(kind.__name__))
     if same is not None and PARTS[same] is kind:
         return kind
     if same in SHIPPED:
@@ -100,8 +154,8 @@ class Part(NamedTuple):
 
         Args:
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
-          what: its name in messages.
-          fields: fields of `Setting` whose parts it may be; by default `what`, if it is one.
+          what: its name in messages, and the field of `Setting` whose part it is.
+          fields: several such fields.
         """
         if not isinstance(text, str):
             raise UserError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
@@ -179,30 +233,8 @@ def _made(field: str, text: str) -> Any:
         raise UserError(f"{field}={text!r}: {error}") from None
 
 
-def match_name(what: str, name: str, names: Iterable[str]) -> str:
-    """Looks a name up among others, ignoring case and underscores."""
-    names = list(names)
-    if not isinstance(name, str):
-        raise UserError(f"{what} must be a name such as {names[0]!r}, got {name!r}")
-    standard = _find(name, names)
-    if standard is None:
-        if meant := _meant(name, names):
-            raise UserError(f"{what}={name!r}: there is no such name{meant}")
-        raise UserError(f"{what} must be one of {', '.join(names)}, got {name!r}")
-    return standard
-
-
-def _find(name: str, names: Iterable[str]) -> str | None:
-    return {_plain(one): one for one in names}.get(_plain(name))
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    plain = {_plain(one): one for one in names}
-    near = difflib.get_close_matches(_plain(name), plain, n=1)
-    return f"; did you mean {plain[near[0]]}?" if near else ""
-
-
 def _plain(name: str) -> str:
+    """A name without what is ignored."""
     return name.replace("_", "").lower()
 
 
@@ -236,11 +268,14 @@ class _TextReader(NamedTuple):
             )
         if not isinstance(call.func, ast.Name):
             raise self.refused("is not a class with arguments")
-        if names is not None:
-            name = match_name(self.what, call.func.id, names)
-        elif (name := _find(call.func.id, PARTS) or "") == "":
-            hint = _meant(call.func.id, PARTS) or ": give your own class to specjax.register_part"
-            raise UserError(f"{self.shown}: there is no part {call.func.id}{hint}")
+        known = {_plain(one): one for one in (PARTS if names is None else names)}
+        name = known.get(_plain(call.func.id))
+        if name is None:
+            near = difflib.get_close_matches(_plain(call.func.id), known, n=1)
+            choice = "" if names is None else f"choose from {', '.join(names)}, or "
+            own = f"{choice}give your own class to specjax.register_part"
+            remedy = f"did you mean {known[near[0]]}?" if near else own
+            raise UserError(f"{self.shown}: there is no part {call.func.id}: {remedy}")
         arguments = [self.value(each, depth - 1) for each in call.args]
         named: dict[str, Any] = {}
         for word in call.keywords:
@@ -342,3 +377,434 @@ def _cut(value: Any) -> tuple[Any, float | None]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a method that a user may choose, made and checked; None: the default.
+
+    A part is an object or the text of one; see `Decoder`.
+    """
+
+    rule: Any = None
+    verification: Any = None
+    max_draft: int | None = None
+    min_draft: int | None = None
+    stopping: Any = None
+    drafting: Any = None
+    method: Any = None
+    widths: Any = None
+    process_drafts: bool | None = None
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for name in ("rule", "verification", "stopping", "drafting", "method"):
+            put(name, make_part(name, getattr(self, name)))
+        for name, low in (("max_draft", 1), ("min_draft", 0)):
+            if getattr(self, name) is not None:
+                put(name, whole_number(name, getattr(self, name), low=low))
+        if self.widths is not None:
+            widths = checked("widths", self.widths, low=1, dtype=np.int32)
+            put("widths", tuple(widths.reshape(-1).tolist()))
+        if self.process_drafts is not None:
+            check_flag("process_drafts", self.process_drafts)
+
+    @property
+    def policy(self) -> Stopping | None:
+        """The stopping policy without its parameters."""
+        return self.stopping.part if isinstance(self.stopping, WithParams) else self.stopping
+
+    @property
+    def plan(self) -> DraftPlan:
+        """How drafts are made."""
+        if isinstance(self.drafting, WithParams):
+            return OwnDrafts(self.drafting)
+        return ModelDrafts() if self.drafting is None else self.drafting
+
+    @property
+    def longest(self) -> int:
+        """G, unless the drafter has its own."""
+        return 5 if self.max_draft is None else self.max_draft
+
+    def check_none(self, why: str, *, but: tuple[str, ...]) -> None:
+        """Refuses parts that are not in `but`."""
+        for field in dataclasses.fields(self):
+            if field.name not in but and getattr(self, field.name) is not None:
+                raise UserError(f"{field.name} must be left out: {why}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assembled:
+    """A method, ready to decode.
+
+    Attributes:
+      method: the method.
+      params: its parameters.
+      models: the models of the method, by name.
+      main: the model whose tokenizer is used.
+      own_params: a hash of the parameters that belong to no model, or None.
+      stopping: the text of the policy with its costs, or None.
+      costs: the costs measured for a policy without costs, or None.
+      most_rows: the largest batch with known costs; None if the policy needs no costs.
+      budget: the tokens of a `drafting.Budget` without a smallest draft; None for other policies.
+    """
+
+    method: Method
+    params: Params
+    models: Mapping[str, TextModel]
+    main: TextModel
+    own_params: str | None = None
+    stopping: str | None = None
+    costs: Costs | None = None
+    most_rows: int | None = None
+    budget: int | None = None
+
+
+def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length: int) -> Assembled:
+    """Makes a method from models and parts.
+
+    Costs are measured with `rows` prompts of `prompt_length` tokens.
+    """
+    if isinstance(models, TextModel):
+        named, main = {"verifier": models}, models
+    elif isinstance(models, Models):
+        named, main = models.named, models.verifier
+    else:
+        raise UserError(
+            f"models must be Models or a TextModel, got {type(models).__name__}: see load_pair"
+        )
+    chosen, rule, eos_ids = parts.method, parts.rule, tuple(main.tokenizer.eos_ids)
+    if chosen is not None:
+        parts.check_none("`method` has its own", but=("method", "rule"))
+        if isinstance(chosen, WithParams):
+            own, params = chosen.part, chosen.params
+            check_static("method", own)
+            assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
+            if rule is not None:
+                params = params._replace(rule=checked_rule(own, rule))
+            return Assembled(own, params, named, main, _hash(params))
+        _check_cascade(chosen, rule)
+        _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
+        small = named["drafter"]
+        cascade = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
+        params = MethodParams(main.prepared, small.prepared, rule)
+        return Assembled(cascade, params, {"drafter": small, "verifier": main}, main)
+    if parts.drafting is None and len(named) == 1:
+        why = "this option needs a drafter: give a Pair, or drafting"
+        parts.check_none(why, but=("rule",))
+        alone = Autoregressive(main.model, eos_ids=eos_ids, partitioner=main.partitioner)
+        params = MethodParams(main.prepared)
+        if rule is not None:
+            params = params._replace(rule=checked_rule(alone, rule))
+        return Assembled(alone, params, {"verifier": main}, main)
+    plan = parts.plan
+    _check_plan(parts, plan)
+    what = "decoding with several models" if parts.drafting is None else f"drafting={plan!r}"
+    _check_names(named, plan.needs, what)
+    costs = None
+    if plan.weighs_costs:
+        pair = Pair(named["drafter"], main)
+        parts, costs = _with_costs(parts, plan, pair, rows, prompt_length)
+    method, rule, planned = _speculative(named, main, parts, plan)
+    used = {name: model for name, model in named.items() if model is main or name in plan.needs}
+    weighed = parts.policy.costs if isinstance(parts.policy, CostAware) else None
+    shared = parts.policy if isinstance(parts.policy, Budget) and not parts.min_draft else None
+    return Assembled(
+        method,
+        MethodParams(main.prepared, planned.params, rule),
+        {**used, **planned.models},
+        main,
+        own_params=_hash(planned.own, planned.described),
+        stopping=None if parts.policy is None else repr(parts.policy),
+        costs=costs,
+        most_rows=None if weighed is None else weighed.rows[-1],
+        budget=None if shared is None else shared.tokens,
+    )
+
+
+def model_alone(models: Models | TextModel, method: VerifierAlone | DrafterAlone) -> TextModel:
+    """The only model that writes."""
+    if isinstance(models, TextModel):
+        return models
+    _check_names(models.named, (method.model,), f"method={type(method).__name__}")
+    return models.named[method.model]
+
+
+def _check_cascade(method: Any, rule: Any) -> None:
+    """Refuses what is no cascade in which a single model writes at a time, and its rule."""
+    check_part("method", method, ("bound",), "specjax.TokenCascade()")
+    if rule is None:
+        name = type(method).__name__
+        raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
+    method.check_rule(rule)
+
+
+def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: str) -> None:
+    for name in needed:
+        if name not in named:
+            raise UserError(
+                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair, or "
+                "Models with this name"
+            )
+
+
+def _check_plan(parts: Parts, plan: DraftPlan) -> None:
+    """Refuses what is no plan, and options that cannot be given with it."""
+    check_is_plan(plan)
+    for part, why in plan.left_out.items():
+        if getattr(parts, part) is not None:
+            raise UserError(f"{part} must be left out: {why}")
+    if isinstance(parts.policy, CostAware) and not plan.weighs_costs:
+        raise UserError(
+            f"stopping=CostAware cannot be used with drafting={plan!r}, because it needs a single "
+            "drafter: choose another policy"
+        )
+
+
+class _AnyModel(LanguageModel):
+    """Stands for the network of any model."""
+
+    vocab_size = 2**30
+    reads_trees = True
+    prompt_positions: Any = None
+    prefill: Any = None
+    score: Any = None
+    write: Any = None
+
+
+# Stands for any `TextModel` where only the parts are checked.
+_ANY: Any = types.SimpleNamespace(
+    model=_AnyModel(),
+    tokenizer=types.SimpleNamespace(eos_ids=(0,)),
+    partitioner=None,
+    platform="cpu",
+    prepared=(),
+    place=lambda params: params,
+)
+
+
+def check_fit(parts: Parts, processors: Sequence[Processor] = ()) -> None:
+    """Refuses parts as a `Decoder` does if they cannot be combined, whatever its models are.
+
+    No file is read. A plan of the user's own is checked only as far as it needs no models.
+    """
+    check_one_constraint(processors)
+    if isinstance(parts.method, VerifierAlone | DrafterAlone):
+        return
+    if parts.method is not None:
+        _check_cascade(parts.method, parts.rule)
+        return
+    plan = parts.plan
+    _check_plan(parts, plan)
+    plans = [plan, *(plan.parts if isinstance(plan, Branches) else ())]
+    if all(type(x).__module__.startswith("specjax.") for x in plans if not isinstance(x, str)):
+        models = dict.fromkeys((*plan.needs, "verifier"), _ANY)
+        method, rule, _ = _speculative(models, _ANY, parts, plan)
+        check_forbidding(method, rule, tuple(processors))
+
+
+def _speculative(
+    named: Mapping[str, TextModel], main: TextModel, parts: Parts, plan: DraftPlan
+) -> tuple[Speculative, Rule, Planned]:
+    """The method and its rule, after checking that they fit together; and the plan's result."""
+
+    def neural(
+        model: str | TextModel, longest: int | None = None
+    ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+        small = named[model] if isinstance(model, str) else model
+        drafter, params = _neural(small, main, parts, longest)
+        # Placed now, so that the calls of the loop do not transfer them.
+        return drafter, params._replace(stopping=main.place(params.stopping))
+
+    models = {**named, "verifier": main}
+    planned = plan.make(PlanInputs(models, parts.longest, neural, main is _ANY))
+    method = Speculative(
+        main.model,
+        planned.drafter,
+        parts.verification or plan.default_verification,
+        parts.widths,
+        process_drafts=parts.process_drafts is not False,
+        eos_ids=tuple(main.tokenizer.eos_ids),
+        partitioner=main.partitioner,
+    )
+    if planned.drafter.max_draft > MOST_NODES and planned.drafter.traits.drafts_trees:
+        raise UserError(
+            f"drafting={plan!r} drafts trees of up to {planned.drafter.max_draft} tokens, and at "
+            f"most {MOST_NODES} are allowed: draft fewer"
+        )
+    return method, checked_rule(method, parts.rule or rules.Lossless()), planned
+
+
+def _neural(
+    small: TextModel, main: TextModel, parts: Parts, longest: int | None
+) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    """The drafter of a small model, for up to `longest` tokens (None: `max_draft`)."""
+    min_draft = parts.min_draft or 0
+    # A level of a cascade may draft fewer tokens.
+    min_draft = min_draft if longest is None else min(min_draft, longest)
+    stopping = FixedLength() if parts.policy is None else parts.policy
+    check_policy(stopping)
+    params: Any = ()
+    if isinstance(parts.stopping, WithParams):
+        params = parts.stopping.params
+        check_own_params(stopping, params, small.head)
+    elif small is not _ANY:
+        stopping, params = stopping.bind(small.head)
+    # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
+    eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
+    drafter = NeuralDrafter(
+        small.model,
+        parts.longest if longest is None else longest,
+        stopping,
+        min_draft,
+        eos_ids=eos_ids,
+        catches_up=catches_up_on(small.platform),
+    )
+    return drafter, NeuralDrafterParams(small.prepared, params)
+
+
+_known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)
+
+
+@contextlib.contextmanager
+def measured_costs(costs: Costs) -> Iterator[None]:
+    """A `Decoder` made in this context uses these costs, if they belong to its pair."""
+    token = _known_costs.set(costs)
+    try:
+        yield
+    finally:
+        _known_costs.reset(token)
+
+
+def _with_costs(
+    parts: Parts, plan: DraftPlan, pair: Pair, rows: int, prompt_length: int
+) -> tuple[Parts, Costs | None]:
+    """The parts, with measured costs for a policy without costs; and these costs."""
+    policy = parts.stopping
+    if not isinstance(policy, CostAware):
+        return parts, None
+    main = pair.verifier
+    multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
+    rows += -rows % multiple
+    without = dataclasses.replace(parts, stopping=None)
+    longest = _speculative(pair.named, main, without, plan)[0].max_draft + 1
+    widths, costs = parts.widths or powers_of_two(longest), None
+    if policy.costs is None:
+        costs = _known_costs.get()
+        if costs is None or costs.pair != pair.fingerprint:
+            # The length of the prompts is unknown; the shortest bucket is usual.
+            sizes = sorted({multiple, rows})
+            costs = measure_costs(pair, sizes, widths, prompt_length=prompt_length)
+    weighed = policy.costs or costs
+    policy = dataclasses.replace(policy, costs=weighed)  # checks them
+    assert weighed is not None
+    check_costs(weighed, pair, rows, widths[-1] - 1)
+    policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
+    return dataclasses.replace(parts, stopping=policy), costs
+
+
+def _hash(params: Params, described: str = "") -> str | None:
+    """A hash of parameters and a text; None if both are empty."""
+    return digest(params, described) if described or jax.tree.leaves(params) else None
+
+
+def checked_rule(method: Method, rule: Any) -> Rule:
+    """Returns a rule after checking that the method accepts it; traces a user's own rule."""
+    rule = make_part("rule", rule)
+    method.check_rule(rule)
+    inner = rule.rule if isinstance(rule, rules.Budgeted) else rule
+    if not type(inner).__module__.startswith("specjax.rules"):
+        rules.check_rule(inner)
+    return rule
+
+
+def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> None:
+    """Warns if a mixture of the models would emit tokens that the sampling excludes."""
+    rule = rule.rule if isinstance(rule, rules.Learnt) else rule
+    if not isinstance(rule, rules.Mixture) or np.all(np.asarray(rule.weight) == 1.0):
+        return
+    excluding = ["temperature=0"] if np.any(np.asarray(sampling.temperature) == 0.0) else []
+    for name, most in (("top_k", vocab_size), ("top_p", 1.0)):
+        value = getattr(sampling, name)
+        if value is not None and np.any(np.asarray(value) < most):
+            excluding.append(name)
+    if excluding:
+        warnings.warn(
+            f"rule={rule!r} emits tokens that the verifier does not with "
+            f"{' and '.join(excluding)}, where the drafter can draw them: use a rule that does "
+            "not, such as KLPrice",
+            stacklevel=4,
+        )
+
+
+class BoundProcessors(NamedTuple):
+    """Processors in the order in which they run, and for each the arrays that rows share."""
+
+    processors: tuple[Processor, ...] | None = None
+    shared: tuple[Params, ...] = ()
+
+
+def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
+    """Binds processors, some of them `WithParams(processor, params)`, to the verifier."""
+    if isinstance(processors, str) or not isinstance(processors, Sequence):
+        raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
+    pairs: list[tuple[Processor, Params]] = []
+    for i, value in enumerate(processors):
+        entry = make_part("processors", value)
+        part = entry.part if isinstance(entry, WithParams) else entry
+        needed = ("bind", "init", "process", "advance", "check_limit", "order", "forbids")
+        check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
+        leaves, structure = jax.tree.flatten(part)
+        assert not any(leaf is part for leaf in leaves), (
+            f"{type(part).__name__} is no pytree: decorate it with @types.traced_dataclass"
+        )
+        check_static(f"processors[{i}]", structure)
+        pairs.append((part, entry.params) if isinstance(entry, WithParams) else part.bind(model))
+    check_one_constraint([processor for processor, _ in pairs])
+    pairs.sort(key=lambda pair: pair[0].order)
+    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return BoundProcessors(tuple(bound) or None, tuple(shared))
+
+
+def check_one_constraint(processors: Sequence[Processor]) -> None:
+    """Refuses several constraints: their automata cannot be joined."""
+    several = [x for x in processors if isinstance(x, Constraint | Regex | JsonSchema)]
+    if len(several) > 1:
+        shown = ", ".join(getattr(x, "source", None) or type(x).__name__ for x in several)
+        raise UserError(
+            f"processors must have at most one Regex or JsonSchema, got {shown}: write a single "
+            "pattern, or a pattern for each row with `which`"
+        )
+
+
+def check_forbidding(
+    method: Method, rule: Rule | None, processors: tuple[Processor, ...] | None
+) -> None:
+    """Refuses a rule that could emit a token that a processor forbids."""
+    forbidding = [type(one).__name__ for one in processors or () if one.forbids]
+    if not forbidding or not isinstance(method, Speculative) or not getattr(rule, "reads_draft", 0):
+        return
+    drafter, why = method.drafter, "process_drafts is False"
+    if method.process_drafts:
+        if drafter.traits.processes:
+            return
+        why = f"{type(drafter).__name__} ignores processors"
+    raise UserError(
+        f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
+        f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "
+        "or a drafter that is a model"
+    )
+
+
+def warn_of_ignored(model: TextModel, processors: Sequence[Processor]) -> None:
+    """Warns of settings of the model's generation that these processors do not apply."""
+    if not model.settings:
+        return
+    # Imported here to keep `import specjax` fast: importing Orbax takes long.
+    from specjax.checkpoints.ignored import warn_of_settings
+
+    names = {type(one).__name__ for one in processors}
+    has_encoder = not model.continues_prompts
+    warn_of_settings(model.name, model.settings, has_encoder=has_encoder, processors=names)

@@ -9,15 +9,13 @@ times on their numbers of passes.
 Axes: B rows, P prompt length.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,8 +36,6 @@ from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
-
-_LOGGER = logging.getLogger(__name__)
 
 # A short and a long run separate the cost of a round from the cost of a call.
 _ROUNDS = (2, 10)
@@ -185,8 +181,8 @@ def measure_costs(
       widths: the numbers of tokens in the verifier's passes, increasing; the last is G + 1, at
         least 2 (`decoding.Round.verifier_widths`).
       prompt_length: P, the tokens of artificial prompts.
-      seconds: the time to measure a batch size, without compilation; each run is made at least
-        three times. If noise makes the time of a pass 0, it is measured up to twice more, longer.
+      seconds: the time to measure a batch size, without compilation; up to twice more, and longer,
+        if noise makes the time of a pass 0.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
     Raises:
@@ -201,7 +197,7 @@ def measure_costs(
     widths = tuple(widths)
     assert widths[-1] >= 2, widths
     cases = _of_review(pair.verifier, pair.drafter, widths)
-    with _progress(len(rows) * len(cases), progress) as bar:
+    with _bar(len(rows) * len(cases), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar)[0] for batch in rows]
     return as_costs(fits, rows, widths, pair.fingerprint)
 
@@ -218,30 +214,35 @@ def measure_times(
     seconds: float = 1.0,
     progress: bool | None = None,
 ) -> PassTimes:
-    """Measures all times of calls.
+    """Measures all times of calls; other arguments are those of `measure_costs`.
 
     Args:
       models: by name, `verifier` among them.
       tables: (reviewer's name, drafter's name or None for copied drafts), for measuring costs.
       widths: see `measure_costs`.
       rows: B.
-      prompt_length: P, the tokens of artificial prompts.
+      prompt_length: P.
       call: makes the verifier alone emit a token for each of B prompts.
-      read: the share of a prompt's tokens that a call reads, if the others come from a prefix. The
-        time of a drafter for its prompts is taken to be proportional.
-      seconds: see `measure_costs`, for each table and each model.
-      progress: likewise.
+      read: the share of a prompt's tokens that a call reads, if the others come from a prefix; a
+        drafter's time for its prompts is taken to be proportional.
     """
     groups: dict[Any, list[LoopCase]] = {
         (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
         for reviewer, name in tables
     }
-    groups |= {name: _of_steps(model) for name, model in models.items()}
-    with _progress(sum(map(len, groups.values())), progress) as bar:
+    for name, model in models.items():
+        alone = Autoregressive(model.model, partitioner=model.partitioner)
+        groups[name] = [LoopCase(alone, MethodParams(model.prepared), 1)]
+    with _bar(sum(map(len, groups.values())), progress) as bar:
         fits = {
             key: _steady_fit(cases, rows, prompt_length, seconds, bar)
             for key, cases in groups.items()
         }
+    least = math.inf
+    for _ in range(_CALLS):
+        start = time.perf_counter()
+        call()
+        least = min(least, time.perf_counter() - start)
     for name, model in models.items():
         _check_took_time(fits[name][0], (1,), rows, f"a step of {model.name}")
     steps = {name: fits[name][0].verifier[1] for name in models}
@@ -249,7 +250,7 @@ def measure_times(
         rows=rows,
         steps=steps,
         prompts={name: read * fits[name][1] for name in models},
-        call=max(_least_seconds(call) - steps["verifier"], 0.0),
+        call=max(least - steps["verifier"], 0.0),
         tables={key: as_costs([fits[key][0]], (rows,), tuple(widths), "") for key in tables},
     )
 
@@ -324,32 +325,10 @@ def _of_review(
     return cases
 
 
-def _of_steps(model: TextModel) -> list[LoopCase]:
-    alone = Autoregressive(model.model, partitioner=model.partitioner)
-    return [LoopCase(alone, MethodParams(model.prepared), 1)]
-
-
-class _Logged:
-    """Logs how many cases are done, where there is no terminal for a bar."""
-
-    def __init__(self, cases: int) -> None:
-        self.n, self.total = 0, cases
-        self._next = time.perf_counter() + 2.0
-
-    def update(self, cases: int) -> None:
-        self.n += cases
-        if time.perf_counter() > self._next:
-            _LOGGER.info("measuring the costs of passes: %s of %s cases", self.n, self.total)
-            self._next = time.perf_counter() + 10.0
-
-
-@contextlib.contextmanager
-def _progress(cases: int, progress: bool | None) -> Iterator[Any]:
+def _bar(cases: int, progress: bool | None) -> Any:
     """A bar over the cases, whose compilation takes most of the time."""
     disable = None if progress is None else not progress
-    shown: Any = {"desc": "costs of passes", "unit": "case", "disable": disable, "delay": 2.0}
-    with tqdm.tqdm(total=cases, **shown) as bar:
-        yield _Logged(cases) if bar.disable else bar
+    return tqdm.tqdm(total=cases, desc="costs of passes", unit="case", disable=disable, delay=2.0)
 
 
 def _steady_fit(
@@ -406,15 +385,6 @@ def _runs(
     return runs, least_start
 
 
-def _least_seconds(call: Callable[[], Any]) -> float:
-    least = math.inf
-    for _ in range(_CALLS):
-        begin = time.perf_counter()
-        call()
-        least = min(least, time.perf_counter() - begin)
-    return least
-
-
 def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
     """Checks that costs belong to a pair and to the sizes; warns of another machine."""
     how = "measure them with `specjax bench --costs FILE`"
@@ -424,13 +394,10 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
             f"{how} for this pair"
         )
     if not costs.rows[0] <= rows <= costs.rows[-1]:
-        bound, limit = "least", costs.rows[0]
-        if rows > costs.rows[-1]:
-            bound, limit = "most", costs.rows[-1]
         sizes = " ".join(map(str, sorted((*costs.rows, rows))))
         raise UserError(
-            f"CostAware: the costs were measured with at {bound} {limit} rows, but the batch has "
-            f"{rows}: {how} and --rows {sizes}"
+            f"CostAware: the costs are those of {costs.rows[0]} to {costs.rows[-1]} rows, but "
+            f"the batch has {rows}: {how} and --rows {sizes}"
         )
     if costs.widths[-1] <= max_draft:
         warnings.warn(

@@ -3,12 +3,12 @@
 Axes: n prompts of a call, L tokens of a prompt, G longest draft.
 """
 
-import contextlib
 import dataclasses
+import functools
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -19,11 +19,13 @@ from jaxtyping import Int32
 from specjax.checks import check_flag, shown, whole_number
 from specjax.decoding import Method
 from specjax.errors import UserError
+from specjax.memory import nbytes
+from specjax.models.beginnings import Beginning
 from specjax.text.stops import check_stops
 from specjax.tokenizers import Tokenizer
 from specjax.tokenizers.chat_template import plain
 from specjax.tokenizers.tokenizer import warn_of_two_bos
-from specjax.types import Processor, Rule, Sampling
+from specjax.types import Params, Rule, Sampling
 from specjax.types.pytrees import host_values
 
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
@@ -68,17 +70,37 @@ class Request:
     log_probs: bool | None = None
 
 
-class Limits(NamedTuple):
-    """The limits of requests.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CallOptions:
+    """The options of a call; see `Decoder.__call__`."""
 
-    Attributes:
-      method: the method.
-      prompt_length: the longest prompt.
-      max_new_tokens: the longest output.
-      sampling: the defaults of requests; a field that is None here must be None in requests.
-      rule: likewise, or None.
-      num_samples: the number of samples of each request.
-      log_probs: whether log-probabilities are kept.
+    seed: Any = 0
+    ids: Any = None
+    rule: Any = None
+    sampling: Any = None
+    processors: Any = None
+    max_new_tokens: Any = None
+    draft_limit: Any = None
+    num_samples: Any = 1
+    prefix: Any = None
+    share_prefix: bool = False
+    log_probs: bool = False
+    sources: bool = False
+    chat_template_kwargs: Any = None
+
+    def __post_init__(self) -> None:
+        samples = whole_number("num_samples", self.num_samples, low=1)
+        object.__setattr__(self, "num_samples", samples)
+        for name in ("share_prefix", "log_probs", "sources"):
+            check_flag(name, getattr(self, name))
+        if self.share_prefix and self.prefix is not None:
+            raise UserError("give either prefix or share_prefix=True, not both")
+
+
+class Limits(NamedTuple):
+    """The longest prompt and output of requests, their defaults, and what is compiled.
+
+    A field of `sampling` that is None here must be None in requests; `rule` likewise.
     """
 
     method: Method
@@ -90,22 +112,12 @@ class Limits(NamedTuple):
     log_probs: bool = False
 
 
-class Contexts:
-    """Warns once if a prompt is longer than a model was trained for.
-
-    Args:
-      named: model's name -> its `TextModel.context`.
-    """
-
-    def __init__(self, named: Mapping[str, int | None]) -> None:
-        lengths = [(length, name) for name, length in named.items() if length is not None]
-        self._shortest = min(lengths, default=None)
-
-    def check(self, length: int) -> None:
-        if self._shortest is None or length <= self._shortest[0]:
-            return
-        context, name = self._shortest
-        self._shortest = None
+def warn_beyond(length: int, contexts: dict[str, int]) -> None:
+    """Warns the first time that a prompt is longer than the context of a model, by its name."""
+    over = [(context, name) for name, context in contexts.items() if length > context]
+    if over:
+        context, name = min(over)
+        contexts.clear()
         warnings.warn(
             f"a prompt has {length} tokens, but {name} was trained for {context} positions "
             "(max_position_embeddings): its outputs may be poor; give shorter prompts",
@@ -134,35 +146,39 @@ def encode(
     tokenizer: Tokenizer | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Int32[np.ndarray, " L"]:
-    """Returns the tokens of a prompt.
+    """Returns the tokens of a prompt, which is `name` in messages.
 
-    Args:
-      prompt: a text, token ids, or the messages of a chat (dicts with `role` and `content`).
-      name: its name in messages.
-      vocab_size: V of the model.
-      tokenizer: the tokenizer of the model; without it a prompt must be token ids.
-      chat_template_kwargs: options of `Tokenizer.encode_chat`, for the messages of a chat.
+    Without a tokenizer a prompt must be token ids.
     """
-    ids: Any
+    is_text = isinstance(prompt, str)
     is_chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-    if tokenizer is not None and isinstance(prompt, str):
-        if not prompt.strip():
+    ids: Any = prompt
+    if tokenizer is not None and (is_text or is_chat):
+        if is_text and not ids.strip():
             raise UserError(f"{name} is empty: add text, or leave it out")
-        check_unicode(prompt, name)
-        with _named(name):
-            ids = tokenizer.encode(prompt)
-    elif tokenizer is not None and is_chat:
-        messages: Any = prompt
-        for message in messages:
-            if isinstance(message, Mapping):
-                check_unicode(str(message.get("content")), name)
-        with _named(name):
-            ids = tokenizer.encode_chat(messages, **chat_template_kwargs or {})
-    else:
-        ids = _token_ids(prompt, name)
-        if isinstance(tokenizer, Tokenizer):
-            warn_of_two_bos(tokenizer, ids, "remove one")
-    array = np.asarray(ids)
+        messages = [] if is_text else [x for x in ids if isinstance(x, Mapping)]
+        for text in [ids] if is_text else [str(message.get("content")) for message in messages]:
+            check_unicode(text, name)
+        try:
+            if is_text:
+                ids = tokenizer.encode(ids)
+            else:
+                ids = tokenizer.encode_chat(ids, **chat_template_kwargs or {})
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from None
+    try:
+        array: Any = np.asarray(ids)
+    except (TypeError, ValueError):  # lists of different lengths
+        array = np.empty((1, 1))
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        single = isinstance(prompt, int | np.integer | Mapping)
+        hint = " (give a single prompt as a list: [prompt])" if single else ""
+        raise UserError(
+            f"{name} must be a text, a list of token ids or a list of chat messages, got "
+            f"{shown(prompt)}{hint}"
+        )
+    if ids is prompt and isinstance(tokenizer, Tokenizer):
+        warn_of_two_bos(tokenizer, array, "remove one")
     if not array.size:
         raise UserError(f"{name} has no tokens: add text, or leave it out")
     bad = (array < 0) | (array >= vocab_size)  # before the cast to int32
@@ -171,31 +187,6 @@ def encode(
             f"{name} has token {array[bad][0]}: tokens must be in 0 .. {vocab_size - 1}"
         )
     return array.astype(np.int32)
-
-
-@contextlib.contextmanager
-def _named(prompt: str) -> Iterator[None]:
-    """Puts the prompt's name before the message of an error."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(f"{prompt}: {error}") from None
-
-
-def _token_ids(prompt: Any, name: str) -> np.ndarray:
-    try:
-        array = np.asarray(prompt)
-    except (TypeError, ValueError):  # lists of different lengths
-        array = np.empty((1, 1))
-    if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
-        return array
-    hint = ""
-    if isinstance(prompt, int | np.integer | Mapping):
-        hint = " (give a single prompt as a list: [prompt])"
-    raise UserError(
-        f"{name} must be a text, a list of token ids or a list of chat messages, got "
-        f"{shown(prompt)}{hint}"
-    )
 
 
 def check_unicode(text: str, name: str) -> None:
@@ -239,21 +230,13 @@ def checked_template_kwargs(options: Any) -> dict[str, Any]:
             "chat_template_kwargs must be options by name, such as {'enable_thinking': False}, got "
             f"{options!r}"
         )
-    # Arguments of the renderer, which no template reads.
-    if reserved := [name for name in ("messages", "template", "self") if name in options]:
-        raise UserError(
-            f"chat_template_kwargs must not have {reserved[0]}: give messages as a prompt, and a "
-            "template as chat_template"
-        )
     return plain("chat_template_kwargs", dict(options))
 
 
 def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
     """Returns the options of the chat template for inputs that are messages, or None for texts.
 
-    Args:
-      name: the name of the value in messages.
-      chat: whether inputs are messages of the user; or options of the chat template.
+    `chat`, which is `name` in messages, says whether inputs are messages, or is these options.
     """
     if isinstance(chat, Mapping):
         return checked_template_kwargs(chat)
@@ -304,28 +287,21 @@ def check_length(tokens: np.ndarray, longest: int, name: str = "the prompt") -> 
 
 
 def check_request(request: Request, tokens: np.ndarray, limits: Limits, name: str = "") -> None:
-    """Checks a request, so that it does not fail when it enters a slot.
+    """Checks the prompt and the numbers of a request, before it enters a slot.
 
-    Args:
-      request: the request.
-      tokens: its prompt.
-      limits: the limits.
-      name: the prompt's name in messages.
+    `name` is that of a call's prompt in messages.
     """
     check_length(tokens, limits.prompt_length, name or "the prompt")
     of = f" of {name}" if name else ""
     samples = checked_samples(request, limits, of)
-    if request.log_probs is not None:
-        check_flag(f"log_probs{of}", request.log_probs)
-        if request.log_probs and not limits.log_probs:
-            raise UserError(f"log_probs{of} must be left out: make the engine with log_probs=True")
-    ranges: dict[str, tuple[Any, int, int]] = {
-        "max_new_tokens": (request.max_new_tokens, 1, limits.max_new_tokens),
-        "seed": (request.seed, 0, _WORD),
-        "id": (request.id, 0, (_WORD + 1) // samples - 1),
-        "draft_limit": (request.draft_limit, 0, limits.method.max_draft),
+    ranges: dict[str, tuple[int, int]] = {
+        "max_new_tokens": (1, limits.max_new_tokens),
+        "seed": (0, _WORD),
+        "id": (0, (_WORD + 1) // samples - 1),
+        "draft_limit": (0, limits.method.max_draft),
     }
-    for field, (value, low, high) in ranges.items():
+    for field, (low, high) in ranges.items():
+        value = getattr(request, field)
         if value is None and field != "seed":
             continue
         if not _is_whole(value, low, high):
@@ -338,14 +314,10 @@ def check_request(request: Request, tokens: np.ndarray, limits: Limits, name: st
             f"draft_limit{of} must be None or {limits.method.max_draft}, because this verification "
             f"needs drafts of a fixed length, got {request.draft_limit}: use Block or Token"
         )
-    if request.sampling is not None:
-        _check_sampling(request.sampling, limits.sampling)
     most = limits.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
     drawn = limits.sampling if request.sampling is None else request.sampling
     for processor in drawn.processors or limits.sampling.processors or ():
         processor.check_limit(most)
-    if request.rule is not None:
-        _check_rule(request.rule, limits.rule)
 
 
 def checked_samples(request: Request, limits: Limits, of: str = "") -> int:
@@ -369,9 +341,16 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
         return False
 
 
-def _check_sampling(sampling: Any, compiled: Sampling) -> None:
+def check_strengths(request: Request, limits: Limits) -> None:
+    """Refuses what an engine's request cannot change, because its program is compiled."""
+    if request.log_probs is not None:
+        check_flag("log_probs", request.log_probs)
+        if request.log_probs and not limits.log_probs:
+            raise UserError("log_probs must be left out: make the engine with log_probs=True")
+    compiled = limits.sampling
+    drawn = compiled if request.sampling is None else checked_sampling(request.sampling)
     for name in DRAWN:
-        value = getattr(checked_sampling(sampling), name)
+        value = getattr(drawn, name)
         if np.ndim(value):
             raise UserError(f"{name} of a request must be a single number, got {value}")
         if value is not None and getattr(compiled, name) is None:
@@ -379,12 +358,9 @@ def _check_sampling(sampling: Any, compiled: Sampling) -> None:
                 f"{name} must be None, because this engine is compiled without it: make the "
                 f"Decoder or the Engine with sampling=Sampling({name}=...)"
             )
-    if sampling.processors is not None:
-        _check_processors(sampling.processors, compiled.processors or ())
-
-
-def _check_processors(processors: Sequence[Processor], compiled: Sequence[Processor]) -> None:
-    for i, (one, other) in enumerate(itertools.zip_longest(processors, compiled)):
+    chosen = compiled.processors if drawn.processors is None else drawn.processors
+    both = itertools.zip_longest(chosen or (), compiled.processors or ())
+    for i, (one, other) in enumerate(both):
         structures: list[Any] = [(jax.tree.structure(x), host_values(x)) for x in (one, other)]
         if structures[0] != structures[1] or any(map(np.ndim, jax.tree.leaves(one))):
             raise UserError(
@@ -392,47 +368,34 @@ def _check_processors(processors: Sequence[Processor], compiled: Sequence[Proces
                 f"each: processors[{i}] is {one!r:.300}, the engine has {other!r:.300}: make the "
                 "Decoder with it"
             )
-
-
-def _check_rule(rule: Any, compiled: Rule | None) -> None:
-    strengths = jax.tree.leaves(rule)
-    if not isinstance(rule, type(compiled)) or len(strengths) != len(jax.tree.leaves(compiled)):
-        name = type(compiled).__name__
+    rule, strengths = request.rule, jax.tree.leaves(request.rule)
+    if rule is None:
+        return
+    same = len(strengths) == len(jax.tree.leaves(limits.rule))
+    if not isinstance(rule, type(limits.rule)) or not same:
+        name = type(limits.rule).__name__
         raise UserError(f"rule must be {name}(...) like the engine's, got {rule!r}")
     if any(map(np.ndim, strengths)):
         raise UserError(f"rule of a request must have scalar strengths, got {rule!r}")
 
 
 def requests_of(
-    prompts: list[np.ndarray],
-    *,
-    seed: Any = 0,
-    ids: Any = None,
-    sampling: Sampling,
-    rule: Rule | None,
-    max_new_tokens: Any = None,
-    draft_limit: Any = None,
+    prompts: list[np.ndarray], options: CallOptions, sampling: Sampling, rule: Rule | None
 ) -> list[Request]:
     """Makes a request for each prompt from scalar values or values per prompt."""
-    count = len(prompts)
+    count, ids = len(prompts), options.ids
     if ids is not None and not np.ndim(ids):
         raise UserError(f"ids must be {count} numbers, one per prompt, got {ids}")
-    limits = _each("max_new_tokens", max_new_tokens, count)
-    seeds = _each("seed", seed, count)
-    numbers = list(range(count)) if ids is None else _each("ids", ids, count)
-    draft_limits = _each("draft_limit", draft_limit, count)
-    drawn = _rows_of("sampling", sampling, count)
-    rules = _rows_of(type(rule).__name__, rule, count)
+    columns: dict[str, list[Any]] = {
+        "max_new_tokens": _each("max_new_tokens", options.max_new_tokens, count),
+        "seed": _each("seed", options.seed, count),
+        "id": _each("ids", np.arange(count) if ids is None else ids, count),
+        "draft_limit": _each("draft_limit", options.draft_limit, count),
+        "sampling": _rows_of("sampling", sampling, count),
+        "rule": _rows_of(type(rule).__name__, rule, count),
+    }
     return [
-        Request(
-            prompt,
-            max_new_tokens=limits[i],
-            seed=seeds[i],
-            id=numbers[i],
-            sampling=drawn[i],
-            rule=rules[i],
-            draft_limit=draft_limits[i],
-        )
+        Request(prompt, **{name: column[i] for name, column in columns.items()})
         for i, prompt in enumerate(prompts)
     ]
 
@@ -469,3 +432,92 @@ def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
             "value, or a value per prompt"
         )
     return array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prefix:
+    """A common beginning of prompts with the caches of the models; from `Decoder.prefix`.
+
+    Attributes:
+      prompt: the text, token ids or chat messages that prompts continue; None if they are whole.
+      method: the method of its Decoder.
+      params: the parameters of the method.
+      taken: the caches if a row has left them; None reads the tokens when they are first needed.
+    """
+
+    tokens: Int32[np.ndarray, " L"]
+    prompt: Prompt | None = dataclasses.field(repr=False)
+    method: Method = dataclasses.field(repr=False)
+    params: Params = dataclasses.field(repr=False)
+    taken: Beginning | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.tokens.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Prefix({len(self)} tokens)"
+
+    @functools.cached_property
+    def beginning(self) -> Beginning | None:
+        """The caches of the models; None without tokens, or if no model continues a prompt."""
+        if not len(self):
+            return None
+        read = self.taken or self.method.begin(self.params, self.tokens)
+        return read if read.caches else None
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """The least bytes of its caches on each device, from their shapes."""
+        if not len(self):
+            return 0
+        begin = self.method.begin
+        read = self.taken or jax.eval_shape(lambda now: begin(now, self.tokens), self.params)
+        where = self.method.partitioner
+        return nbytes(read.caches) // (1 if where is None else where.mesh.size)
+
+    def join(self, prompt: Any, name: str) -> Prompt:
+        """Returns the whole prompt from its rest, which is of the prefix's kind.
+
+        If prompts are whole, it is `prompt` itself. `name` is its name in messages.
+        """
+        if self.prompt is None:
+            return prompt
+        if isinstance(self.prompt, str) and isinstance(prompt, str):
+            return self.prompt + prompt
+        texts = isinstance(self.prompt, str), isinstance(prompt, str)
+        if any(texts) or not isinstance(prompt, Sequence | np.ndarray):
+            kind = "a text"
+            if not isinstance(self.prompt, str):
+                ids = isinstance(self.prompt[0], int | np.integer)
+                kind = "a list of token ids" if ids else "a list of messages"
+            raise UserError(
+                f"{name} must be {kind}, because the prefix is {kind}, got {shown(prompt)}"
+            )
+        if isinstance(prompt, np.ndarray):
+            return np.concatenate([self.prompt, prompt])
+        return [*self.prompt, *prompt]
+
+    def common(self, tokens: np.ndarray) -> int:
+        """Returns the number of the prefix's first tokens with which a longer prompt begins."""
+        return common_length(self.tokens, tokens[:-1])
+
+
+def common_of(prompts: Sequence[np.ndarray]) -> Int32[np.ndarray, " L"]:
+    """Returns the longest tokens with which more than half of the prompts begin.
+
+    Each of these prompts has at least one more token.
+    """
+    # Among sorted prompts, more than half lie around the middle.
+    middle = sorted(prompts, key=lambda prompt: prompt.tolist())[len(prompts) // 2]
+    lengths = sorted(common_length(middle, prompt[:-1]) for prompt in prompts)
+    return middle[: lengths[(len(prompts) - 1) // 2]].copy()
+
+
+def common_length(first: np.ndarray, second: np.ndarray) -> int:
+    """Returns the number of tokens with which two sequences begin alike."""
+    shorter = min(len(first), len(second))
+    differ = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differ[0]) if differ.size else shorter

@@ -3,11 +3,16 @@
 Axes: n rows, m tokens of an output (with its end-of-sequence token), k candidates, G longest draft.
 """
 
+import collections
 import dataclasses
 import functools
+import html
 import io
 import itertools
 import math
+import os
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +23,6 @@ from jaxtyping import Float32, Int32
 
 from specjax.checks import require, whole_number
 from specjax.errors import UserError
-from specjax.text.showing import Shown, Sourced, split
 from specjax.types.method import discarded, past_end
 
 # The counts of each row, also summed over rows.
@@ -54,8 +58,7 @@ class RowInfo(NamedTuple):
       log_prob_processed: the same after temperature, top-k, top-p and processors.
       log_prob_target: log-probability under the distributions that the tokens were drawn from: the
         rule's, after temperature, top-k, top-p and processors. At temperature 0 it is 0.
-      deferrals: see `specjax.types.DecodeInfo`.
-      rollbacks: likewise.
+      deferrals, rollbacks: see `specjax.types.DecodeInfo`.
       nodes: `[2, G]`, the numbers of rounds in which each node of a tree was drafted and accepted,
         nodes in the order of drafting; None of chains.
     """
@@ -77,21 +80,16 @@ class RowInfo(NamedTuple):
     @classmethod
     def of(cls, info: Any, emitted: np.ndarray, rounds: np.ndarray) -> "RowInfo":
         """Makes the counts from a loop's `specjax.types.DecodeInfo`."""
-        return cls(
-            emitted,
-            rounds,
-            info.calls,
-            info.drafted_lengths,
-            info.accepted_lengths,
-            info.token_sum,
-            info.block_sum,
-            np.full_like(info.log_p, np.nan) if info.log_conf is None else info.log_conf,
-            info.log_p,
-            info.log_target,
-            info.deferrals,
-            info.rollbacks,
-            info.nodes,
-        )
+        plain, processed, target = info.log_prob
+        own = {
+            "emitted": emitted,
+            "rounds": rounds,
+            "log_prob": np.full_like(processed, np.nan) if plain is None else plain,
+            "log_prob_processed": processed,
+            "log_prob_target": target,
+        }
+        same = [name for name in cls._fields if name not in own]
+        return cls(**own, **{name: getattr(info, name) for name in same})
 
     @property
     def verifier_calls(self) -> np.ndarray:
@@ -104,12 +102,12 @@ class RowInfo(NamedTuple):
 
     @property
     def drafted(self) -> np.ndarray:
-        return _total(self.drafted_lengths)
+        return self.drafted_lengths @ np.arange(self.drafted_lengths.shape[-1])
 
     @property
     def accepted(self) -> np.ndarray:
         """Accepted tokens, also those past the row's end."""
-        return _total(self.accepted_lengths)
+        return self.accepted_lengths @ np.arange(self.accepted_lengths.shape[-1])
 
     @property
     def discarded(self) -> np.ndarray:
@@ -122,10 +120,6 @@ class RowInfo(NamedTuple):
         calls = {name: value.tolist() for name, value in self.calls.items()}
         values = {**{name: getattr(self, name).tolist() for name in names}, "calls": calls}
         return values if self.nodes is None else {**values, "nodes": self.nodes.tolist()}
-
-
-def _total(lengths: np.ndarray) -> np.ndarray:
-    return lengths @ np.arange(lengths.shape[-1], dtype=lengths.dtype)
 
 
 class TopTokens(NamedTuple):
@@ -200,11 +194,11 @@ class Row:
         """Whether the model ended it with an end-of-sequence token."""
         return self.ended_by == "eos"
 
-    def show(self) -> Shown:
+    def show(self) -> "Shown":
         """Returns the text, coloured by the sources of its tokens; it needs `sources=True`."""
         return Shown((self._sourced(self.sample > 0),))
 
-    def _sourced(self, with_sample: bool) -> tuple[str, Sourced]:
+    def _sourced(self, with_sample: bool) -> "tuple[str, Sourced]":
         if self.sources is None:
             raise UserError("the row has no sources: decode with decoder(prompts, sources=True)")
         parts = split(self.text, self.tokens.tolist(), self.text_of)
@@ -261,13 +255,10 @@ def finite(value: Any) -> float | None:
 
 
 class RunInfo:
-    """The counts of decoding, in total and per row.
-
-    Args:
-      per_row: a `RowInfo` of NumPy arrays whose leading axis is the prompts, in their order.
+    """The counts of n rows in their order (`per_row`), and their totals.
 
     Attributes:
-      rows: the number of rows.
+      rows: n.
       emitted: emitted tokens, end-of-sequence tokens included. This and the following are totals.
       rounds: steps of the method.
       verifier_calls: passes of the verifier; a pass counts for each row that it serves.
@@ -275,8 +266,7 @@ class RunInfo:
       drafted: drafted tokens.
       accepted: accepted tokens that were emitted.
       accepted_past_end: accepted tokens past the ends of rows, which were not emitted.
-      deferrals: see `specjax.types.DecodeInfo`.
-      rollbacks: likewise.
+      deferrals, rollbacks: see `specjax.types.DecodeInfo`.
     """
 
     def __init__(self, per_row: RowInfo) -> None:
@@ -321,8 +311,14 @@ class RunInfo:
 
         vLLM's rate counts shorter blocks too: see `DraftAcceptance.per_position_acceptance_rate`.
         """
-        drafted = _reached(self.per_row.drafted_lengths)
-        accepted = _reached(self.per_row.accepted_lengths)
+
+        def reached(lengths: np.ndarray) -> np.ndarray:
+            """The number of blocks with a token at each position, from lengths `[n, G + 1]`."""
+            counts = lengths.sum(axis=0, dtype=np.float64)
+            return np.cumsum(counts[::-1])[-2::-1]
+
+        drafted = reached(self.per_row.drafted_lengths)
+        accepted = reached(self.per_row.accepted_lengths)
         return np.divide(accepted, drafted, out=np.full_like(accepted, np.nan), where=drafted > 0)
 
     def summary(self) -> dict[str, float | None]:
@@ -333,12 +329,6 @@ class RunInfo:
             "tokens_per_verifier_call": finite(self.tokens_per_verifier_call),
             "acceptance_rate": finite(self.acceptance_rate),
         }
-
-
-def _reached(lengths: np.ndarray) -> np.ndarray:
-    """The number of blocks with a token at each position, from lengths `[n, G + 1]`."""
-    counts = lengths.sum(axis=0, dtype=np.float64)
-    return np.cumsum(counts[::-1])[-2::-1]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -403,9 +393,7 @@ class DraftAcceptance:
     def per_position_acceptance_rate(self) -> tuple[float, ...]:
         """For each position i, the share of all drafts whose first i tokens were accepted.
 
-        A draft that is too short counts as not accepted there. `RunInfo.acceptance_by_position`
-        leaves it out: it is the share of the drafts with a token i. Both are equal if all drafts
-        have the same length.
+        `RunInfo.acceptance_by_position` counts only the drafts with a token i.
         """
         reached = np.cumsum(self.accepted_lengths[::-1])[-2::-1]
         return tuple(ratio(int(count), self.drafts) for count in reached)
@@ -583,7 +571,7 @@ class Result(Sequence[Row]):
     def acceptance(self) -> DraftAcceptance:
         return DraftAcceptance.of([row.info._asdict() for row in self.rows])
 
-    def show(self, count: int = 3) -> Shown:
+    def show(self, count: int = 3) -> "Shown":
         """Returns the first `count` texts, coloured by the sources of their tokens.
 
         It needs `sources=True`.
@@ -598,3 +586,129 @@ class Result(Sequence[Row]):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         return [row.to_dict() for row in self.rows]
+
+
+class _Style(NamedTuple):
+    """How a source looks: the marks around its text, its ANSI codes, and its CSS."""
+
+    marks: str
+    ansi: str
+    css: str
+
+
+# Each style differs from the others without colours too.
+_OWN = {
+    "residual": _Style("[]", "1;31", "background:#f6c6ad;border:1px solid"),
+    "bonus": _Style("<>", "33", "background:#fbe7a1;border:1px dashed"),
+    "verifier": _Style("{}", "35", "background:#e3d0ea;border:1px dotted"),
+}
+_DRAFTERS = (
+    _Style("", "4;32", "background:#cfeadb;border-bottom:2px solid"),
+    _Style("()", "4;36", "background:#c9e3f5;border-bottom:3px double"),
+    _Style("||", "4;34", "background:#d5d8f3;border-bottom:2px dashed"),
+    _Style("//", "4;37", "background:#e4e4e4;border-bottom:2px dotted"),
+)
+_PLAIN = _Style("", "", "")
+# Each of these tokens has marks of its own.
+_SINGLE = ("residual", "bonus")
+# Characters that move the cursor, change colours or reverse the text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+Sourced = list[tuple[str, str]]  # (text, source) of each token
+
+
+def split(
+    text: str, tokens: Sequence[int], text_of: Callable[[Sequence[int]], str] | None
+) -> list[str]:
+    """Splits a text into the parts that its tokens add, which together are the text.
+
+    A character belongs to the token that completes it. The text may be cut before its last tokens.
+    `text_of` returns the text of the first tokens; None: each token's text is its id.
+    """
+    if text_of is None:
+        return [f"{token} " for token in tokens]
+    whole, ends = text_of(tokens), [0]
+    for count in range(1, len(tokens)):
+        so_far = text_of(tokens[:count])
+        # Otherwise it ends inside a character.
+        fits = whole.startswith(so_far)
+        ends.append(max(ends[-1], len(so_far)) if fits else ends[-1])
+    ends += [max(len(whole), len(text))] * bool(len(tokens))
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Shown:
+    """Texts with the source of each token: HTML in a notebook, else text with marks.
+
+    The text has colours if it is written to a terminal and `NO_COLOR` is not set.
+
+    Attributes:
+      rows: for each text a name, and the text and the source of each token.
+    """
+
+    rows: tuple[tuple[str, Sourced], ...]
+
+    def __repr__(self) -> str:
+        return self.text(has_colours(sys.stdout))
+
+    def text(self, colours: bool) -> str:
+        """Returns the texts and a legend, with ANSI codes if `colours`."""
+
+        def marked(text: str, style: _Style) -> str:
+            word = text.strip() or text
+            before, _, after = text.partition(word)
+            if style.marks and word.isspace() and "\n" in word:
+                # Marks around the end of a line would be on two lines.
+                word, after = word.replace("\n", "\\n"), "\n"
+            word = f"{style.marks[:1]}{word}{style.marks[1:]}"
+            if colours and style.ansi:
+                word = f"\x1b[{style.ansi}m{word}\x1b[0m"
+            return before + word + after
+
+        return "\n".join([f"{name}: {line}" for name, line in self._lines(marked)])
+
+    def _repr_html_(self) -> str:
+
+        def marked(text: str, style: _Style) -> str:
+            look = f"color:#000;{style.css}" if style.css else ""
+            return f'<span style="{look}">{html.escape(text)}</span>'
+
+        lines = [f"{html.escape(name)}: {line}" for name, line in self._lines(marked)]
+        style = "white-space:pre-wrap;line-height:1.6"
+        return f'<div style="{style}">' + "\n".join(lines) + "</div>"
+
+    def _lines(self, marked: Callable[[str, _Style], str]) -> Iterator[tuple[str, str]]:
+        """The name and the marked text of each row, then the legend."""
+        counts = collections.Counter(source for _, row in self.rows for _, source in row)
+        drafters = [name for name in counts if name not in _OWN]
+        styles = _OWN | {name: _DRAFTERS[i % len(_DRAFTERS)] for i, name in enumerate(drafters)}
+        if len(counts) == 1:
+            styles = dict.fromkeys(counts, _PLAIN)
+        for name, row in self.rows:
+            yield name, "".join(marked(_visible(text), styles[of]) for text, of in _runs(row))
+        total = sum(counts.values())
+        shares = [f"{marked(of, styles[of])} {count}" for of, count in counts.items()]
+        yield f"source of {total} tokens", ", ".join(shares) or "none"
+
+
+def _runs(row: Sourced) -> Sourced:
+    """The row with the successive tokens of a drafter joined, and without empty texts."""
+    runs: Sourced = []
+    for text, source in row:
+        if runs and runs[-1][1] == source and source not in _SINGLE:
+            runs[-1] = (runs[-1][0] + text, source)
+        elif text:
+            runs.append((text, source))
+    return runs
+
+
+def _visible(text: str) -> str:
+    """The text with its control characters as escapes; tabs and new lines stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def has_colours(stream: Any) -> bool:
+    """Returns whether a stream is a terminal that shows colours."""
+    refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not refused and bool(getattr(stream, "isatty", bool)())

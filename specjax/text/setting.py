@@ -13,14 +13,15 @@ import numpy as np
 from specjax import rules
 from specjax.checks import check_part, one_number, whole_number
 from specjax.errors import UserError
-from specjax.text.assembly import Parts, check_fit
 from specjax.text.decoder import Decoder
 from specjax.text.drafts import ModelDrafts, check_is_plan
 from specjax.text.parts import (
     PLACE,
     DrafterAlone,
     Part,
+    Parts,
     VerifierAlone,
+    check_fit,
     make_part,
     registered_parts,
 )
@@ -30,8 +31,8 @@ from specjax.types import Sampling
 VERIFIER_ALONE, DRAFTER_ALONE = VerifierAlone.__name__, DrafterAlone.__name__
 
 _FIELDS = ("rule", "verification", "stopping", "drafting", "method")
-# Rules that give the verifier's distribution where q and p are a single token each, unless
-# `_keeps_all`.
+# Rules that give the verifier's distribution where q and p are a single token each, unless they
+# are so strong that they keep the drafter's token whatever p is.
 _LOSSLESS_GREEDILY = (
     rules.Lossy,
     rules.LossyTuned,
@@ -97,7 +98,11 @@ class Setting:
 
         for name in _FIELDS:
             if name == "rule" or getattr(self, name) is not None:
-                put(name, _checked_text(name, getattr(self, name)))
+                # The text has standard names; its arguments are checked.
+                put(name, str(Part.parse(getattr(self, name), name)))
+                _check_single(name, self.part(name), getattr(self, name))
+                if name == "drafting":
+                    check_is_plan(self.part(name))
         # Equivalent settings are equal: what is not used has its default.
         for name in self.unused:
             put(name, 0 if name == "min_draft" else None)
@@ -115,11 +120,8 @@ class Setting:
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
         span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
         put("temperature", one_number("temperature", self.temperature, **span))
-        if (
-            self.temperature == 0.0
-            and self.method is None
-            and _lossless_greedily(self.part("rule"))
-        ):
+        is_greedy = self.temperature == 0.0 and self.method is None
+        if is_greedy and _lossless_greedily(self.part("rule")):
             put("rule", "Lossless")
         if not isinstance(self.drafter, str):
             raise UserError(f"drafter must be the name of a model, got {self.drafter!r}")
@@ -130,8 +132,9 @@ class Setting:
             put("top_k", whole_number("top_k", self.top_k, low=1))
         if self.top_p is not None:
             put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
-        fields = (*_FIELDS, "max_draft", "min_draft", "processors")
-        _check_fit(registered_parts(), *(getattr(self, name) for name in fields))
+        fields = (*_FIELDS, "max_draft", "processors")
+        values = [(name, getattr(self, name)) for name in fields]
+        _check_fit(registered_parts(), (*values, ("min_draft", self.min_draft or None)))
 
     @property
     def unused(self) -> Mapping[str, str]:
@@ -245,29 +248,23 @@ class Setting:
             for written, left in ((f"({PLACE})", ""), (f", {PLACE}", ""), (f"({PLACE}, ", "(")):
                 template = template.replace(written, left)
             values["rule"] = template
-        parts = [values.get("rule", "")] if not self.is_alone else []
+        parts = [] if self.is_alone else [values.get("rule", "")]
         if self.method is not None:
-            parts.insert(
-                0,
-                {VERIFIER_ALONE: "verifier alone", DRAFTER_ALONE: "drafter alone"}.get(
-                    self.method, self.method
-                ),
-            )
+            alone = {VERIFIER_ALONE: "verifier alone", DRAFTER_ALONE: "drafter alone"}
+            parts.insert(0, alone.get(self.method, self.method))
         names = ("drafting", "stopping", "verification")
         parts += [values[name] for name in names if name in values]
-        if values.get("drafter", "drafter") != "drafter":
-            parts.append(self.drafter)
+        parts += [self.drafter] if values.get("drafter", "drafter") != "drafter" else []
         parts += values.get("processors", ())
-        shown = {
-            "max_draft": "G",
-            "min_draft": "least",
-            "temperature": "T",
-            "top_k": "k",
-            "top_p": "p",
-        }
-        for name, short in shown.items():
-            if values.get(name) is not None and not (name == "min_draft" and not self.min_draft):
-                parts.append(f"{short}={values[name]:g}")
+        if not self.min_draft:
+            values["min_draft"] = None
+        short = {"max_draft": "G", "min_draft": "least"}
+        short |= {"temperature": "T", "top_k": "k", "top_p": "p"}
+        parts += [
+            f"{letter}={values[name]:g}"
+            for name, letter in short.items()
+            if values.get(name) is not None
+        ]
         return ", ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,62 +275,31 @@ class Setting:
         return values
 
 
-def _checked_text(field: str, text: Any) -> str:
-    """The text of a part with standard names, after its arguments have been checked."""
-    text = str(Part.parse(text, field))
-    part = make_part(field, text)
-    if field == "drafting":
-        check_is_plan(part)
-    _check_single(field, part, text)
-    return text
-
-
 def _check_single(field: str, part: Any, text: str) -> None:
     """Refuses a strength per row: a setting is for any prompts."""
     if any(map(np.ndim, jax.tree.leaves(part))):
         raise UserError(f"{field} of a setting must have single numbers as strengths, got {text}")
 
 
-@functools.lru_cache(maxsize=4096)
-def _check_fit(
-    _: tuple[type, ...],
-    rule: str,
-    verification: str | None,
-    stopping: str | None,
-    drafting: str | None,
-    method: str | None,
-    max_draft: int | None,
-    min_draft: int,
-    processors: tuple[str, ...],
-) -> None:
-    texts = {
-        "rule": rule,
-        "verification": verification,
-        "stopping": stopping,
-        "drafting": drafting,
-        "method": method,
-    }
-    chosen = {field: make_part(field, text) for field, text in texts.items()}
-    parts = Parts(**chosen, max_draft=max_draft, min_draft=min_draft or None)
+@functools.lru_cache(maxsize=4096)  # grids make the same few again and again
+def _check_fit(_: tuple[type, ...], values: tuple[tuple[str, Any], ...]) -> None:
+    chosen = dict(values)
+    processors = [make_part("processors", text) for text in chosen.pop("processors")]
     try:
-        check_fit(parts, [make_part("processors", text) for text in processors])
+        check_fit(Parts(**chosen), processors)
     except (TypeError, ValueError) as error:
-        values = {**texts, "processors": processors, "min_draft": min_draft}
-        shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if value)
+        given = [(name, value) for name, value in values if value and name != "max_draft"]
+        shown = ", ".join(f"{name}={value!r}" for name, value in given)
         raise MisfitError(f"{shown} cannot be combined: {error}") from None
 
 
 def _lossless_greedily(rule: Any) -> bool:
     """Whether a rule is `Lossless` at temperature 0."""
-    return type(rule) in _LOSSLESS_GREEDILY and not _keeps_all(rule)
-
-
-def _keeps_all(rule: Any) -> bool:
-    """Whether a rule is so strong that it keeps the drafter's token whatever p is."""
     if isinstance(rule, rules.AcceptThreshold):  # programs read a subnormal number as 0
-        return bool(rule.single < np.finfo(np.float32).tiny)
-    bounded = isinstance(rule, rules.KLBall | rules.Mentored)
-    return bounded and bool(np.isinf(jax.tree.leaves(rule)[0]))
+        return bool(rule.single >= np.finfo(np.float32).tiny)
+    if isinstance(rule, rules.KLBall | rules.Mentored) and np.isinf(jax.tree.leaves(rule)[0]):
+        return False
+    return type(rule) in _LOSSLESS_GREEDILY
 
 
 def _canonical(processors: Any) -> tuple[str, ...]:
@@ -344,17 +310,16 @@ def _canonical(processors: Any) -> tuple[str, ...]:
             f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
         )
     what = "processors"
-    texts = []
+    ordered = []
     for text in processors:
         make_part(what, text)  # checks the arguments
-        texts.append(str(Part.parse(text, what).without_defaults()))
-    parts = [make_part(what, text) for text in texts]
-    for text, one in zip(texts, parts, strict=True):
-        check_part(f"{what}={text!r}", one, ("process", "order"), "MinP(0.05)")
-        _check_single(what, one, text)
+        written = str(Part.parse(text, what).without_defaults())
+        part = make_part(what, written)
+        check_part(f"{what}={written!r}", part, ("process", "order"), "MinP(0.05)")
+        _check_single(what, part, written)
+        ordered.append((part.order, written))
     # The order in which they are given changes nothing.
-    ordered = sorted(zip(texts, parts, strict=True), key=lambda pair: pair[1].order)
-    return tuple(text for text, _ in ordered)
+    return tuple(text for _, text in sorted(ordered, key=lambda pair: pair[0]))
 
 
 _USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))

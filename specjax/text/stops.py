@@ -7,18 +7,20 @@ Axes: S states, V vocabulary.
 """
 
 import collections
+import dataclasses
+import functools
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int, Int32
 
-from specjax.decoding import Method
 from specjax.errors import UserError
+from specjax.text.results import Row
 from specjax.text.text_models import TextModel
-from specjax.tokenizers import Tokenizer
+from specjax.tokenizers import Tokenizer, added_text
+from specjax.tokenizers.tokenizer import common_prefix
 from specjax.types import Array
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -54,25 +56,21 @@ def cut(text: str, strings: Sequence[str]) -> str:
     return text[: min(ends)[1]] if ends else text
 
 
-def stop_table(strings: Sequence[str], model: TextModel, method: Method) -> Array:
-    """Returns `token_table` for a model's outputs, on the method's devices."""
-    return _placed(_model_table(strings, model, method), method)
+def stop_table(strings: Sequence[str], model: TextModel) -> Int[np.ndarray, "S V"]:
+    """Returns `token_table` for a model's outputs."""
+    goes_on = model.continues_prompts
+    return token_table(strings, model.tokenizer, model.model.vocab_size, goes_on=goes_on)
 
 
 class StopBlocks:
     """A table for rows with different stop strings: each set's automaton is a block of its states.
 
-    Args:
-      model: the model that writes the texts.
-      method: the method, on whose devices the table is.
-      strings: the strings of rows without their own; their automaton begins at state 0.
-
-    Attributes:
-      starts: the strings of a row -> its state before the first token.
+    The automaton of `strings`, those of rows without their own, begins at state 0. `starts` maps
+    the strings of a row to its state before the first token.
     """
 
-    def __init__(self, model: TextModel, method: Method, strings: tuple[str, ...]) -> None:
-        self._model, self._method = model, method
+    def __init__(self, model: TextModel, strings: tuple[str, ...]) -> None:
+        self._model, self._vocab_size = model, model.model.vocab_size
         self._blocks = {strings: self._block(strings)}
         self.starts, self._size = {strings: 0}, _FEWEST
         self._table: Array | None = None
@@ -82,19 +80,17 @@ class StopBlocks:
         """`[S, V]`, for `Method.run`; another array after new strings."""
         if self._table is None:
             final = self._size - 1
-            table = np.full((self._size, self._method.vocab_size), final, np.int32)
+            table = np.full((self._size, self._vocab_size), final, np.int32)
             for strings, start in self.starts.items():
                 block = self._blocks[strings]
                 table[start : start + len(block)] = np.where(block < 0, final, block + start)
-            self._table = _placed(table.astype(_integers(self._size)), self._method)
+            self._table = self._model.place(table.astype(_integers(self._size)))
         return self._table
 
     def add(self, strings: tuple[str, ...], used: Collection[tuple[str, ...]]) -> None:
-        """Adds the strings of a row.
+        """Adds the strings of a row; none for a row that no string ends.
 
-        Args:
-          strings: the strings; none for a row that no string ends.
-          used: the strings of all rows; the states of others may be used again.
+        The states of strings that are not in `used`, those of all rows, may be used again.
         """
         if strings in self.starts:
             return
@@ -114,21 +110,9 @@ class StopBlocks:
     def _block(self, strings: tuple[str, ...]) -> Int32[np.ndarray, "S V"]:
         """The automaton without its final state, which is -1."""
         if not strings:
-            return np.zeros((1, self._method.vocab_size), np.int32)
-        table = _model_table(strings, self._model, self._method)
+            return np.zeros((1, self._vocab_size), np.int32)
+        table = stop_table(strings, self._model)
         return np.where(table == len(table) - 1, -1, table)[:-1].astype(np.int32)
-
-
-def _model_table(
-    strings: Sequence[str], model: TextModel, method: Method
-) -> Int[np.ndarray, "S V"]:
-    goes_on = model.continues_prompts
-    return token_table(strings, model.tokenizer, method.vocab_size, goes_on=goes_on)
-
-
-def _placed(table: np.ndarray, method: Method) -> Array:
-    where = method.partitioner
-    return jax.device_put(table) if where is None else where.replicate(table)
 
 
 def _integers(states: int) -> type:
@@ -143,14 +127,8 @@ def token_table(
     State 0 is the state before the first token; S - 1 is final: a stop string is complete. A
     special token adds no text, but completes a stop string that is its own text.
 
-    Args:
-      strings: at least one.
-      tokenizer: the tokenizer of the texts; ids that it does not know add no text.
-      vocab_size: V.
-      goes_on: whether the texts continue the text of a prompt.
-
-    Returns:
-      int16, or int32 if there are too many states.
+    `goes_on`: the texts continue the text of a prompt. Ids that the tokenizer does not know add no
+    text. Entries are int16, or int32 if there are too many states.
 
     Raises:
       UserError: the text of a token depends on other tokens.
@@ -243,3 +221,83 @@ def _over_tokens(
         bytes_there = joined[begins[longer] + place]
         states[:, longer] = steps[states[:, longer], bytes_there[None]]
     return states
+
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Added:
+    """The text that a row got in a step; the texts of a row together are its `text`.
+
+    `index` and `sample` are the row's. `row` is the row, once it is finished.
+    """
+
+    index: int
+    sample: int
+    text: str
+    row: Row | None = None
+
+
+class StreamedText:
+    """The text of a row, token by token; without a model there is none.
+
+    It holds back incomplete characters, and the beginning of a text that may become a stop string.
+    """
+
+    def __init__(self, model: TextModel | None, prompt: np.ndarray, stop: Sequence[str]) -> None:
+        self._words = None if model is None else model.tokenizer
+        goes_on = model is not None and model.continues_prompts
+        self._before = prompt.tolist() if goes_on else []
+        self._stop, self._read, self._text, self._sent = stop, 0, "", 0
+
+    def more(self, tokens: np.ndarray) -> str:
+        """Returns the text that became certain, from all tokens of the unfinished row."""
+        if self._words is None:
+            return ""
+        by_token, breaks = _breaking(self._words)
+        new = tokens[self._read :].tolist()
+        if not by_token or not new:
+            return ""
+        text = certain = added_text(self._words, self._before, new)
+        if breaks is not None:
+            # Some decoders read a run of bytes as a whole, so a later byte may change all of it.
+            broken = added_text(self._words, self._before, [*new, breaks])
+            certain = common_prefix(text, broken).rstrip(_REPLACEMENT)
+        whole = self._text + certain
+        if certain and certain == text:
+            # The next tokens are read after these alone: reading all again would take longer.
+            self._text, self._before, self._read = whole, new, len(tokens)
+        until_stop = cut(whole, self._stop)
+        # A stop string across bytes that are left out of the text does not end the row.
+        end = len(until_stop)
+        if until_stop == whole:
+            end -= _pending(whole, self._stop)
+        added, self._sent = whole[self._sent : end], max(self._sent, end)
+        return added
+
+    def rest(self, text: str) -> str:
+        """Returns what `more` has held back of the finished row's text."""
+        return text[self._sent :]
+
+
+def _pending(text: str, strings: Sequence[str]) -> int:
+    """The length of the longest end of `text` with which a string may begin."""
+    ends = (
+        length
+        for string in strings
+        for length in range(min(len(string) - 1, len(text)), 0, -1)
+        if text.endswith(string[:length])
+    )
+    return max(ends, default=0)
+
+
+@functools.lru_cache(maxsize=8)
+def _breaking(tokenizer: Tokenizer) -> tuple[bool, int | None]:
+    """Whether texts can be read token by token, and a token that is not a whole character."""
+    try:
+        pieces = tokenizer.all_pieces.later
+    except ValueError:
+        return False, None
+    parts = [i for i, piece in enumerate(pieces) if _REPLACEMENT in piece.decode(errors="replace")]
+    return True, min(parts, key=lambda i: pieces[i] != b"\xff", default=None)

@@ -32,11 +32,9 @@ _ENTRIES = 2**27
 
 
 class KnownTexts(NamedTuple):
-    """Prompts and the texts that follow them.
+    """The tokens of prompts, and of the texts that follow them, with end-of-sequence tokens.
 
-    Attributes:
-      prompts: the tokens of each prompt, at least one.
-      outputs: the tokens that follow, at least one, end-of-sequence tokens included.
+    Each has at least one token.
     """
 
     prompts: Sequence[np.ndarray]
@@ -44,14 +42,7 @@ class KnownTexts(NamedTuple):
 
 
 class KnownRows(NamedTuple):
-    """A padded batch of known texts, of the host or traced.
-
-    Attributes:
-      inputs: the prompts.
-      lengths: their lengths.
-      outputs: the texts that follow.
-      ends: their lengths; 0 in rows that only fill a batch.
-    """
+    """A padded batch of known texts, of the host or traced; `ends` is 0 in rows that fill it."""
 
     inputs: Int32[Any, "B P"]
     lengths: Int32[Any, " B"]
@@ -67,10 +58,8 @@ class KnownRows(NamedTuple):
 class Begun(NamedTuple):
     """A model that has read the prompts, and perhaps a part of the outputs.
 
-    Attributes:
-      cache: its cache.
-      before: the token before each position of the outputs.
-      positions: the cache position at which the first of these belongs.
+    `before` is the token before each position of the outputs; `positions` is the cache position at
+    which the first of these belongs.
     """
 
     cache: Cache
@@ -79,12 +68,9 @@ class Begun(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A model's outputs along texts, position by position.
+    """A model's outputs along texts: at each position logits for the output's token.
 
-    Attributes:
-      logits: for the output's token at each position.
-      hidden: the last hidden states of the previous tokens.
-      before: the previous tokens.
+    `before` has the previous tokens, and `hidden` their last hidden states.
     """
 
     logits: Float32[Array, "B T V"]
@@ -145,16 +131,11 @@ def rows_at_once(texts: KnownTexts, vocab_size: int, arrays: int) -> int:
 def batches(
     texts: KnownTexts, rows: int, *, by_length: bool = False
 ) -> Iterator[tuple[np.ndarray, KnownRows]]:
-    """Splits texts into batches, of few shapes.
+    """Splits texts into batches of few shapes, each with the indices of its texts.
 
-    Args:
-      texts: at least one text.
-      rows: B; the last batch is filled with rows of one token and no output.
-      by_length: whether to sort texts by length and pad each batch to its own length; if not, texts
-        stay in order and all batches have one shape.
-
-    Yields:
-      The indices of the texts in a batch, and the batch.
+    The last batch is filled with rows of one token and no output. With `by_length` texts are sorted
+    by length, and each batch is padded to its own length; if not, texts stay in order and all
+    batches have one shape.
     """
     lengths = [(len(x), len(y)) for x, y in zip(*texts, strict=True)]
     order = np.arange(len(lengths))
@@ -204,20 +185,13 @@ def check_read(finite: Any, *models: TextModel) -> None:
         raise UserError(f"{names} gives NaN: check the checkpoint")
 
 
-def log_probs(
-    model: TextModel, texts: KnownTexts, sampling: Sampling
-) -> list[Float32[np.ndarray, " m"]]:
-    """Returns the log-probability of each token of the outputs; -inf for impossible tokens.
-
-    The fields of `sampling` are scalars.
-    """
-    return [values for values, _ in with_top(model, texts, sampling, 0)]
-
-
 def with_top(
     model: TextModel, texts: KnownTexts, sampling: Sampling, top: int
 ) -> list[tuple[Float32[np.ndarray, " m"], TopTokens]]:
-    """Returns `log_probs`, and the `top` most probable tokens at each position."""
+    """Returns each output's log-probabilities by token, and the `top` most probable tokens there.
+
+    The log-probability of an impossible token is -inf. The fields of `sampling` are scalars.
+    """
     scores: list[Any] = [None] * len(texts.outputs)
     for places, rows in batches(texts, rows_at_once(texts, model.model.vocab_size, 2)):
         values, best, tokens = map(

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,32 +12,43 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int32
 
 from specjax.acceptance_head import Head
 from specjax.checks import check_static
+from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.fingerprints import digest, weights_fingerprint
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
 from specjax.tokenizers import Tokenizer, added_text
-from specjax.types import LanguageModel, Params, Prompts
+from specjax.types import (
+    Array,
+    Axes,
+    Cache,
+    CacheUpdates,
+    LanguageModel,
+    Params,
+    Prefilled,
+    Prompts,
+    TreeShape,
+)
 
 # The most special tokens of a tokenizer that its model may lack.
 _MOST_UNREAD = 16
 
 
 class Words(NamedTuple):
-    """The vocabulary of a model; its size leaves out rows of the embedding that are no tokens."""
+    """The vocabulary of a model, whose embedding has `rows` rows; some may be no tokens."""
 
     name: str
     tokenizer: Tokenizer
-    size: int
+    rows: int
 
-    @classmethod
-    def of(cls, name: str, tokenizer: Tokenizer, rows: int) -> "Words":
-        """The vocabulary of a model whose embedding has so many rows."""
-        return cls(name, tokenizer, min(tokenizer.vocab_size, rows))
+    @property
+    def size(self) -> int:
+        return min(self.tokenizer.vocab_size, self.rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,6 +108,11 @@ class TextModel:
     def platform(self) -> str:
         """The platform of its parameters: "cpu", "gpu" or "tpu"."""
         return min(platforms_of(next(iter(jax.tree.leaves(self.params)), None)))
+
+    def place(self, params: Params) -> Params:
+        """Puts other parameters on its devices, whole on each."""
+        where = self.partitioner
+        return jax.device_put(params) if where is None else where.replicate(params)
 
     @property
     def words(self) -> Words:
@@ -178,7 +196,7 @@ class Models:
             )
         self.named = named
         for name, model in named.items():
-            check_vocabularies({name: model.words, "verifier": self.verifier.words})
+            check_vocabularies(name, model.words, self.verifier.words)
             if model.mesh != self.verifier.mesh:
                 raise UserError(
                     f"{name} and verifier have different meshes: load both with the same mesh"
@@ -218,19 +236,18 @@ class Pair(Models):
         return self.named["drafter"]
 
 
-def check_vocabularies(models: dict[str, Words]) -> None:
-    """Refuses two models, given by name, whose vocabularies differ."""
-    ours, theirs = models.values() if len(models) > 1 else 2 * [*models.values()]
-    same = ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
-    if same and ours.size == theirs.size:
+def check_vocabularies(name: str, ours: Words, verifier: Words) -> None:
+    """Refuses a model, the `name` of its verifier's set, whose vocabulary differs."""
+    same = ours.tokenizer.fingerprint == verifier.tokenizer.fingerprint
+    if same and ours.size == verifier.size:
         return
-    described = ", ".join(f"{words.name} has {words.size} ids" for words in models.values())
+    described = ", ".join(f"{words.name} has {words.size} ids" for words in (ours, verifier))
     what, where, other = "vocabulary sizes", "", ""
     if not same:
-        what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, theirs.tokenizer)})"
+        what, where = "tokenizers", f" ({_first_difference(ours.tokenizer, verifier.tokenizer)})"
         other = ", or load the pair with translate_drafter=True"
     raise UserError(
-        f"{' and '.join(models)} have different {what}: {described}{where}; every id must have the "
+        f"{name} and verifier have different {what}: {described}{where}; every id must have the "
         f"same meaning in both: choose models of the same family{other}"
     )
 
@@ -264,3 +281,231 @@ def any_float32(models: Iterable[TextModel]) -> bool:
 
 def _millions(number: int) -> str:
     return f"{number / 1e6:.3g} M"
+
+
+_PLAIN, _BYTE, _SPECIAL = "plain", "byte", "special"
+_IS_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_TURN = re.compile(r"turn|im_end|eot|<\|end\|>")
+# Texts that `load_pair` measures the share with.
+SAMPLE = (
+    "The train to the coast leaves at nine in the morning, and the next one at noon.",
+    "Add two eggs and 200 g of flour, then stir until the dough is smooth.",
+    "def area(width, height):\n    return width * height\n",
+    "Der Hund schläft vor der Tür, weil es draußen regnet.",
+    "If 3 apples cost 2 euros, how much do 12 apples cost? They cost 8 euros.",
+)
+# A smaller share of the drafter's probability on shared tokens is reported.
+ENOUGH = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslatedModel(LanguageModel):
+    """A model over W tokens that reads and predicts the V tokens of another vocabulary.
+
+    Its parameters are the model's, and two tables: `ids [V]` int32, the model's token for each
+    token of the other vocabulary (where no token has the same text: the first token of its text),
+    and `shared [V]` bool, whether the texts are the same. Tokens that are not shared get
+    probability 0.
+    """
+
+    model: LanguageModel
+    vocab_size: int
+
+    @property
+    def reads_trees(self) -> bool:  # type: ignore[override]  # as its model does
+        return self.model.reads_trees
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        return self.model.prompt_positions(input_lengths, prefix_lengths)
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        ids = params["ids"]
+        prefix = None if prompts.prefix is None else ids[prompts.prefix]
+        prompts = prompts._replace(inputs=ids[prompts.inputs], prefix=prefix)
+        filled = self.model.prefill(params["model"], prompts, max_length)
+        # The token with this meaning here.
+        tokens = jnp.argmax(ids[None] == filled.tokens[:, None], axis=1).astype(jnp.int32)
+        return filled._replace(tokens=tokens)
+
+    def score(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, CacheUpdates]:
+        ids = params["ids"][tokens]
+        logits, *others = self.model.score(params["model"], cache, ids, positions)
+        return _translated(params, logits), *others
+
+    def score_tree(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
+    ) -> tuple[Array, Array, CacheUpdates]:
+        ids = params["ids"][tokens]
+        logits, *others = self.model.score_tree(params["model"], cache, ids, positions, tree)
+        return _translated(params, logits), *others
+
+    def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
+        return self.model.keep(cache, positions, nodes)
+
+    def write(self, cache: Cache, updates: CacheUpdates, positions: Array) -> Cache:
+        return self.model.write(cache, updates, positions)
+
+    def prepare(self, params: Params) -> Params:
+        return {**params, "model": self.model.prepare(params["model"])}
+
+    def describe(self) -> str:
+        return f"{self.model.describe()} for {self.vocab_size} other tokens"
+
+    def param_axes(self, params: Params) -> Axes:
+        whole = {"ids": (None,), "shared": (None,)}
+        return {"model": self.model.param_axes(params["model"]), **whole}
+
+    def cache_axes(self, cache: Cache) -> Axes:
+        return self.model.cache_axes(cache)
+
+    def axis_units(self) -> Any:
+        return self.model.axis_units()
+
+
+def _translated(params: Params, logits: Array) -> Array:
+    """Logits `[B, T, W]` of the model as logits `[B, T, V]` of the other vocabulary."""
+    taken = jnp.take(logits, params["ids"], axis=-1, mode="clip")
+    return jnp.where(params["shared"], taken, -jnp.inf)
+
+
+def translate(
+    drafter: TextModel, verifier: TextModel, texts: Sequence[str] = (), *, least: float = ENOUGH
+) -> TextModel:
+    """Makes a drafter with another tokenizer read and draft the verifier's tokens.
+
+    If the drafter's probability of shared tokens, on some texts, is less than `least`, a line on
+    stderr says what to expect.
+
+    Returns:
+      The drafter with the verifier's tokenizer; it shares the parameters.
+
+    Raises:
+      UserError: the vocabularies share no token but special tokens.
+    """
+    ids, shared = tables(drafter.tokenizer, verifier.tokenizer, verifier.model.vocab_size)
+    start = [getattr(x.model, "config", None) for x in (drafter, verifier)]
+    ours, theirs = (getattr(config, "decoder_start_token", None) for config in start)
+    if ours is not None and theirs is not None:
+        ids[theirs] = ours  # an encoder-decoder begins every output with it
+    if shared.sum() <= len(verifier.tokenizer.eos_ids):
+        raise UserError(
+            f"{drafter.name} and {verifier.name} share no tokens: choose another drafter"
+        )
+    if drafter.head is not None:
+        print(
+            f"specjax: the acceptance head of {drafter.name} is not used: it was trained for its "
+            "own tokens",
+            file=sys.stderr,
+        )
+    # An encoder-decoder writes answers to these texts, not their continuations.
+    if texts and drafter.continues_prompts:
+        share = shared_probability(drafter, ids[shared], texts)
+        if share < least:
+            print(
+                f"specjax: {drafter.name} and {verifier.name} share {int(shared.sum()):,} tokens, "
+                f"with {share:.0%} of the drafter's probability: expect at most that share of the "
+                "acceptance that a drafter with the verifier's tokenizer has",
+                file=sys.stderr,
+            )
+    place = None if drafter.mesh is None else jax.sharding.NamedSharding(drafter.mesh, jax.P())
+    placed = jax.device_put({"ids": ids, "shared": shared}, place)
+    translated = TranslatedModel(drafter.model, verifier.model.vocab_size)
+    return TextModel(
+        translated,
+        {"model": drafter.params, **placed},
+        verifier.tokenizer,
+        drafter.mesh,
+        drafter.name,
+    )
+
+
+def tables(
+    ours: Tokenizer, theirs: Tokenizer, size: int
+) -> tuple[Int32[np.ndarray, " V"], Bool[np.ndarray, " V"]]:
+    """The tables of a `TranslatedModel` with `ours`, for `theirs` in a vocabulary of V = `size`.
+
+    Raises:
+      UserError: the texts of a tokenizer's tokens depend on their neighbours.
+    """
+    kinds = {}
+    for whose, words, count in (("drafter", ours, ours.vocab_size), ("verifier", theirs, size)):
+        try:
+            kinds[whose] = _by_kind(words, count)
+        except ValueError as error:
+            raise UserError(
+                f"the {whose}'s tokens cannot be translated, because their texts depend on their "
+                f"neighbours ({error}): choose another {whose}"
+            ) from None
+    ids, shared = np.full(size, ours.pad_id, np.int32), np.zeros(size, bool)
+    ids_of = {kind: {text: i for i, text in reversed(x)} for kind, x in kinds["drafter"].items()}
+    taken: set[int] = set()
+
+    def share(i: int, j: int) -> None:
+        # Two tokens that share one of the model would each get its probability.
+        ids[i], shared[i] = j, j not in taken
+        taken.add(j)
+
+    for kind, some in kinds["verifier"].items():  # plain texts before single bytes
+        for i, text in some:
+            other = {_PLAIN: _BYTE, _BYTE: _PLAIN}.get(kind, kind)
+            same = ids_of[kind].get(text, ids_of[other].get(text))
+            if same is not None:
+                share(i, same)
+            elif kind != _SPECIAL:
+                cut = ours.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+                ids[i] = cut[0] if cut else ours.pad_id
+    if theirs.bos_id is not None and ours.bos_id is not None:
+        ids[theirs.bos_id] = ours.bos_id
+    ends = [(i, _ends_turns(theirs, i)) for i in theirs.eos_ids if i < size and not shared[i]]
+    for i, of_turn in ends:
+        like = [j for j in ours.eos_ids if _ends_turns(ours, j) == of_turn] or [*ours.eos_ids]
+        share(i, next((j for j in like if j not in taken), like[0]))
+    if theirs.pad_id not in theirs.eos_ids:
+        shared[theirs.pad_id] = False  # is never drawn
+    return ids, shared
+
+
+def _by_kind(words: Tokenizer, size: int) -> dict[str, list[tuple[int, bytes]]]:
+    """The ids and texts of plain tokens, of single bytes, and of special tokens by their names."""
+    kinds: dict[str, list[tuple[int, bytes]]] = {_PLAIN: [], _BYTE: [], _SPECIAL: []}
+    for i, text in enumerate(words.all_pieces.later[:size]):
+        name = words.token(i)
+        if name is not None:
+            kind = _PLAIN if text else _SPECIAL
+            kind = _BYTE if _IS_BYTE.fullmatch(name) else kind
+            kinds[kind].append((i, text or name.encode()))
+    return kinds
+
+
+def _ends_turns(words: Tokenizer, token: int) -> bool:
+    """Whether an end-of-sequence token ends a turn of a chat, by its name."""
+    return bool(_TURN.search(words.token(token) or ""))
+
+
+def shared_probability(model: TextModel, ids: np.ndarray, texts: Sequence[str]) -> float:
+    """The mean probability of the tokens `ids` after each prefix of texts, in its own tokens."""
+    rows = [tokens for text in texts if len(tokens := model.tokenizer.encode(text)) > 1]
+    if not rows:
+        return 1.0
+    longest = max(map(len, rows))  # a single shape, so a single program
+    counts = np.zeros(model.model.vocab_size, bool)
+    counts[ids] = True
+
+    @jit
+    def total(params: Params, counts: Array, tokens: Array, length: Array) -> Array:
+        filled = model.model.prefill(
+            params, Prompts(tokens[:, :1], jnp.ones(1, jnp.int32)), longest + 1
+        )
+        block = jnp.concatenate([filled.tokens[:, None], tokens[:, 1:]], axis=1)
+        logits, *_ = model.model.score(params, filled.cache, block, filled.positions)
+        shares = jnp.where(counts, jax.nn.softmax(logits[0], axis=-1), 0.0).sum(axis=-1)
+        return jnp.where(jnp.arange(longest) < length, shares, 0.0).sum()
+
+    mass = 0.0
+    for tokens in rows:
+        padded = np.zeros((1, longest), np.int32)
+        padded[0, : len(tokens)] = tokens
+        mass += float(total(model.params, counts, padded, np.int32(len(tokens))))
+    return mass / sum(map(len, rows))

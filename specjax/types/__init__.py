@@ -3,18 +3,6 @@
 Those in `__all__` are for authors of parts; the package itself uses the others, too.
 """
 
-from specjax.types.drafting import (
-    Bonus,
-    ChildLaw,
-    DraftBlock,
-    Drafter,
-    DraftInputs,
-    DraftOutcome,
-    DraftTraits,
-    Drawn,
-    Stopping,
-)
-from specjax.types.drawing import Processing, Processor, Sampling
 from specjax.types.language_model import (
     Array,
     Axes,
@@ -38,12 +26,31 @@ from specjax.types.method import (
     STOP,
     DecodeInfo,
     DecodeState,
+    LogProbs,
+    Processing,
+    Processor,
     PromptBatch,
+    Sampling,
     StopState,
 )
 from specjax.types.pytrees import traced_dataclass
-from specjax.types.rule import Rule
-from specjax.types.verification import Acceptance, Path, ScoredBlock, Verification, Verified
+from specjax.types.rounds import (
+    Acceptance,
+    Bonus,
+    ChildLaw,
+    DraftBlock,
+    Drafter,
+    DraftInputs,
+    DraftOutcome,
+    DraftTraits,
+    Drawn,
+    Path,
+    Rule,
+    ScoredBlock,
+    Stopping,
+    Verification,
+    Verified,
+)
 
 __all__ = [
     "Acceptance",
@@ -57,6 +64,7 @@ __all__ = [
     "Drafter",
     "Drawn",
     "LanguageModel",
+    "LogProbs",
     "Path",
     "Prefilled",
     "Processor",

@@ -3,20 +3,19 @@
 from specjax.types import Verification
 from specjax.verification.chains import (
     Block,
+    GreedyBlock,
+    GreedyBlockCarry,
     Token,
-    block_acceptance_probs,
-    token_acceptance_probs,
-)
-from specjax.verification.greedy_block import GreedyBlock, GreedyBlockCarry
-from specjax.verification.traversal import TopDown, Traversal, Walk
-from specjax.verification.verify import (
     accept,
+    block_acceptance_probs,
     draw_next,
     expected_accepted,
     next_token_probs,
     num_accepted_probs,
+    token_acceptance_probs,
     verify,
 )
+from specjax.verification.traversal import TopDown, Traversal, Walk
 
 ALL_VERIFICATIONS = (Token, Block, GreedyBlock, Walk, TopDown, Traversal)
 

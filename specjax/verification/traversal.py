@@ -128,14 +128,14 @@ def _judge(block: ScoredBlock, *, joint: bool) -> JudgedTree:
             after = (*after[:2], jnp.float32(1.0))
         exists = node <= block.num_drafted
         chance = jnp.where(exists, chance, 0.0)
-        own = chance if joint else jnp.float32(1.0)
+        first = chance if joint else jnp.float32(1.0)
         before = masses, scale, state.totals[at]
         masses, scale, mass = (jnp.where(exists, x, y) for x, y in zip(after, before, strict=True))
         return JudgedTree(
             state.chances.at[node].set(chance),
             state.masses.at[at].set(masses),
-            state.scales.at[at].set(scale).at[node].set(own),
-            state.totals.at[at].set(mass).at[node].set(own),
+            state.scales.at[at].set(scale).at[node].set(first),
+            state.totals.at[at].set(mass).at[node].set(first),
         )
 
     count = tokens.size + 1
@@ -160,8 +160,8 @@ def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[A
     weight = total(draft)
     exists = weight > 0.0
     draft = draft / jnp.where(exists, weight, 1.0)
-    own = entry(draft, token)
-    chance = jnp.where(own > 0.0, entry(mass, token) / jnp.where(own > 0.0, own, 1.0), 0.0)
+    drawn = entry(draft, token)
+    chance = jnp.where(drawn > 0.0, entry(mass, token) / jnp.where(drawn > 0.0, drawn, 1.0), 0.0)
     rest = jnp.maximum(mass - draft, 0.0)
     remains = total(rest)
     below = remains + left
@@ -181,8 +181,8 @@ def climb(uniforms: Float32[Array, " G"], block: ScoredBlock, judged: JudgedTree
 
     def step(number: Array, best: Array) -> Array:
         node = count - number
-        own = jnp.where(passed[node - 1], node, none)
-        lowest = jnp.where(best[node] >= 0, best[node], own)
+        this = jnp.where(passed[node - 1], node, none)
+        lowest = jnp.where(best[node] >= 0, best[node], this)
         # Elder siblings come later in this loop, and have priority.
         at = parents[node - 1]
         return best.at[at].set(jnp.where(lowest >= 0, lowest, best[at]))

@@ -28,7 +28,7 @@ from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
 from specjax.fingerprints import weights_fingerprint
 from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
-from specjax.text.model_info import inspect
+from specjax.text.directories import inspect
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from tests.models.tiny import CONFIGS

@@ -12,7 +12,7 @@ import specjax
 from specjax import drafting, rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
-from specjax.text import assembly
+from specjax.text import parts
 from specjax.text.passes import costs_file
 from specjax.types import Sampling
 from tests import tiny_pair
@@ -450,7 +450,7 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     pair = specjax.load_pair(**paths)
     measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
     measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
+    monkeypatch.setattr(parts, "measure_costs", lambda *_, **__: measured)
     assert main(argv) == 0
     assert drafting.read_costs(tmp_path / "out/costs.json") == measured
     lines = (tmp_path / "out/predictions.jsonl").read_bytes()
@@ -459,7 +459,7 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     def unwanted(*_, **__):
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr(assembly, "measure_costs", unwanted)
+    monkeypatch.setattr(parts, "measure_costs", unwanted)
     assert main(argv) == 0
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
 
@@ -469,7 +469,7 @@ def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monke
     pair = specjax.load_pair(**paths)
     measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
     measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(assembly, "measure_costs", lambda *_, **__: measured)
+    monkeypatch.setattr(parts, "measure_costs", lambda *_, **__: measured)
     (tmp_path / "in.txt").write_text(f"{TEXTS[0]}\n")
     settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
     settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}

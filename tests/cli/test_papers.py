@@ -16,8 +16,8 @@ from specjax.cli import compare, gin_config, infer, train
 from specjax.cli.main import main
 from specjax.data.few_shot import FewShot
 from specjax.data.seqio_tasks import TASK_PREFIX, TFDS_DATA
-from specjax.decoding import loop
-from specjax.decoding.state import add_step
+from specjax.decoding import method as methods
+from specjax.decoding.method import add_step
 from specjax.evaluation import METRICS
 from specjax.models import PRESETS, model_from_config, preset
 from specjax.text import directories, text_models
@@ -123,7 +123,9 @@ def test_decoding_is_traced_by_shape_alone(pair):
         seeds=np.zeros(1, np.uint32),
     )
     total = method.cache_length(length, 0, decoder.max_new_tokens)
-    begin = functools.partial(loop._start, method, decoder.max_new_tokens, total, loop.ByToken(), 1)
+    begin = functools.partial(
+        methods._start, method, decoder.max_new_tokens, total, methods.ByToken(), 1
+    )
     state = jax.eval_shape(begin, params, prompts)
     assert state.tokens.shape == (1, decoder.max_new_tokens)
     caches = [x for x in jax.tree.leaves(state.inner) if total in x.shape]

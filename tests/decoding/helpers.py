@@ -3,7 +3,7 @@
 import types
 
 from specjax import decoding, drafting, rules
-from specjax.text.assembly import bind_processors
+from specjax.text.parts import bind_processors
 from specjax.types import PromptBatch
 
 

@@ -12,8 +12,7 @@ import pytest
 from jax import lax
 
 from specjax import decoding, drafting, rules, sampling
-from specjax.decoding import drafter_calls
-from specjax.decoding import round as round_lib
+from specjax.decoding import speculative as rounds
 from specjax.types import PromptBatch
 from tests.decoding import test_exact_law as plain
 from tests.decoding.helpers import pair
@@ -86,7 +85,7 @@ def decoded(loop, budgets=BUDGETS, stopping=()):
         limits=np.tile(LIMITS, COPIES),
         sampling=sampling.Sampling(np.tile(plain.TEMPERATURES, COPIES)),
     )
-    state = loop.init(params, prompts, max_new=4, max_length=16, token_log_probs=True)
+    state = loop.init(params, prompts, max_new=4, max_length=16, log_probs=True)
     return loop.run(params, state, 100)
 
 
@@ -123,7 +122,7 @@ def test_the_law_with_a_budget_of_each_row(verification, policy):
         places = {text: i for i, text in reversed(list(enumerate(texts))) if i % 3 == row}
         assert len(places) > 15
         for text, place in places.items():
-            got = np.asarray(state.info.token_log_target)[place, : len(text)]
+            got = np.asarray(state.info.log_probs.target)[place, : len(text)]
             np.testing.assert_allclose(got, law[text][2], atol=2e-4)
     # The controls: a credit that is forgotten at each token, and the rule without a budget.
     assert agreement(state, 1, forgets=True) < 1e-5
@@ -132,7 +131,7 @@ def test_the_law_with_a_budget_of_each_row(verification, policy):
 
 def test_the_mean_bill_is_within_the_budget():
     state = decoded(speculative())
-    apart = np.asarray(state.info.log_target) - np.asarray(state.info.log_p)
+    apart = np.asarray(state.info.log_prob.target) - np.asarray(state.info.log_prob.processed)
     lengths = np.asarray(state.lengths)
     for row, budget in enumerate(BUDGETS):
         nats = apart[row::3] - budget * lengths[row::3]
@@ -152,7 +151,7 @@ def test_the_mean_bill_is_within_the_budget():
 def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
     """The control: it charges what the drafted token takes, before that token is accepted."""
     drafted = []
-    propose = drafter_calls.propose
+    propose = rounds.propose_block
 
     def remembered(*args, **options):
         block, state = propose(*args, **options)
@@ -175,8 +174,8 @@ def test_a_controller_that_looks_at_the_drafted_token_is_found(monkeypatch):
 
         return jax.vmap(row)(rule, credit, tokens, q, p, q_conf, p_conf)
 
-    monkeypatch.setattr(drafter_calls, "propose", remembered)
-    monkeypatch.setattr(round_lib, "block_targets", peeking)
+    monkeypatch.setattr(rounds, "propose_block", remembered)
+    monkeypatch.setattr(rounds, "block_targets", peeking)
     # A class of its own, for which nothing is compiled.
     kind = type("Peeking", (decoding.Speculative,), {})
     state = decoded(speculative(kind=kind))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing
-from specjax.decoding import roundless, sequence_cascade, token_cascade
+from specjax.decoding import cascades
 from specjax.types import ENDED_BY, PromptBatch
 from tests.decoding import cascade_laws as laws
 from tests.decoding.helpers import begin
@@ -29,7 +29,7 @@ Q, P = (
     ]
     for table in (SMALL, LARGE)
 )
-MODULES = (token_cascade, roundless, sequence_cascade)
+MODULES = (cascades,)
 
 
 def params_of(rule, large=LARGE, small=SMALL):
@@ -287,7 +287,7 @@ def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_compiles_once_and_rows_may_have_their_own_strengths(name):
-    from specjax.decoding.loop import jitted_run
+    from specjax.decoding.method import jitted_run
 
     def texts(strengths):
         return outputs(run(name, jax.tree.map(lambda x: strengths, CASES[name][1])))
@@ -387,7 +387,9 @@ def test_the_token_cascades_passes_are_those_of_a_trace_by_hand():
     for counts in (info.drafted_lengths, info.accepted_lengths):
         assert np.asarray(counts)[:, 0].tolist() == [2, 2, 1, 1]  # no blocks in any step
     # What the verifier has not read has no probability of its own.
-    assert np.isnan(np.asarray(info.log_p)).all() and np.all(np.asarray(info.log_target) <= 0.0)
+    assert np.isnan(np.asarray(info.log_prob.processed)).all() and np.all(
+        np.asarray(info.log_prob.target) <= 0.0
+    )
 
 
 def test_the_limit_calls_the_verifier():
@@ -397,7 +399,9 @@ def test_the_limit_calls_the_verifier():
     # verifier's token after 6 ends the text.
     assert rows[0] == ([1, 2, 3, 4, 6, 7], 6, 2, 2, 0, 2)
     assert rows[1] == ([6, 7], 2, 0, 0, 0, 1)
-    np.testing.assert_allclose(np.asarray(info.log_p)[0], -np.inf)  # 6 after 4, when greedy
+    np.testing.assert_allclose(
+        np.asarray(info.log_prob.processed)[0], -np.inf
+    )  # 6 after 4, when greedy
     # With draft limits of its own a row keeps to these; the drafter still reads every token.
     rows, _, _ = traced(method, rules.Chow(1.0), [[3], [3]], [8, 8], draft_limits=np.array([0, 1]))
     assert rows == [([4, 5, 6, 7], 4, 4, 4, 0, 4), ([4, 5, 6, 7], 4, 2, 2, 0, 2)]
@@ -425,7 +429,7 @@ def test_the_oracles_passes_are_those_of_a_trace_by_hand():
     rows, _, info = traced(method, rules.Diff(0.1), [[0], [3, 4]], [8, 2])
     # Only after 2 is the verifier surer.
     assert rows == [([1, 2, 3, 4, 6, 7], 6, 6, 1, 0, 6), ([6, 7], 2, 2, 0, 0, 2)]
-    np.testing.assert_allclose(info.log_target, [0.0, 0.0])
+    np.testing.assert_allclose(info.log_prob.target, [0.0, 0.0])
 
 
 def test_the_sequence_cascades_passes_are_those_of_a_trace_by_hand():
@@ -439,7 +443,9 @@ def test_the_sequence_cascades_passes_are_those_of_a_trace_by_hand():
         ([2, 3], 2, 2, 2, 0, 4),
     ]
     assert ended == ["eos", "eos", "length"]
-    assert np.asarray(info.log_p).tolist()[::2] == [0.0, 0.0] and np.isnan(info.log_p[1])
+    assert np.asarray(info.log_prob.processed).tolist()[::2] == [0.0, 0.0] and np.isnan(
+        info.log_prob.processed[1]
+    )
 
 
 def test_log_probabilities_by_token_are_those_of_the_text_that_stands():
@@ -449,20 +455,20 @@ def test_log_probabilities_by_token_are_those_of_the_text_that_stands():
         params,
         PromptBatch(np.tile(PROMPTS, (4, 1)), np.tile(LENGTHS, 4), np.arange(12), np.full(12, 4)),
         max_new=4,
-        token_log_probs=True,
+        log_probs=True,
     )
     state = method.run(params, batch, 100)
     deferred = np.asarray(state.info.deferrals) == np.asarray(state.lengths)
     assert not np.asarray(state.info.deferrals)[~deferred].any()
     assert deferred.any() and not deferred.all()
-    by_token, lengths = np.asarray(state.info.token_log_target), np.asarray(state.lengths)
+    by_token, lengths = np.asarray(state.info.log_probs.target), np.asarray(state.lengths)
     for row, text in enumerate(outputs(state)):
         model = (P if deferred[row] else Q)[row % 3]
         wanted = [np.log(float(model(text[:i])[token])) for i, token in enumerate(text)]
         np.testing.assert_allclose(by_token[row, : lengths[row]], wanted, rtol=1e-5)
         assert np.isnan(by_token[row, lengths[row] :]).all()
-        np.testing.assert_allclose(state.info.log_target[row], sum(wanted), rtol=1e-5)
-        read = np.asarray(state.info.token_log_p)[row, : lengths[row]]
+        np.testing.assert_allclose(state.info.log_prob.target[row], sum(wanted), rtol=1e-5)
+        read = np.asarray(state.info.log_probs.processed)[row, : lengths[row]]
         assert np.isnan(read).all() != deferred[row] and np.isnan(read).any() != deferred[row]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import compilation, decoding, drafting, rules
-from specjax.decoding.loop import jitted_run
+from specjax.decoding.method import jitted_run
 from specjax.models import model_from_config
 from specjax.testing import TabularModel
 from specjax.types import PromptBatch, Sampling
@@ -128,7 +128,7 @@ def test_the_verifiers_own_log_probabilities_cost_nothing_unless_requested(rule)
         lowered = jitted_run().lower(loop, given, state, jnp.int32(5), jnp.int32(ROWS))
         return lowered.compile().cost_analysis()["transcendentals"]
 
-    requested = exponentials(token_log_probs=True) - exponentials()
+    requested = exponentials(log_probs=True) - exponentials()
     assert requested == pytest.approx(ROWS * (longest + 1) * size, rel=0.01)
 
 

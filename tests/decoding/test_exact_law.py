@@ -176,14 +176,17 @@ def test_a_rule_that_reads_the_verifier_alone_decodes_alone():
     rule = Sharper(np.array([1.0, 2.0, 3.0], np.float32))
     params = decoding.MethodParams(PARAMS[0], rule=rule)
     batch = types.PromptBatch(PROMPTS, LENGTHS, np.arange(3), np.full(3, 5))
-    state = loop.init(params, batch, max_new=5, token_log_probs=True)
+    state = loop.init(params, batch, max_new=5, log_probs=True)
     state = loop.run(params, state, 100)
     table = np.asarray(PARAMS[0])
     for row, power in enumerate(rule.strength):
         text = [V, V, *PROMPTS[row, : LENGTHS[row]].tolist()]
         for i, token in enumerate(np.asarray(state.tokens[row]).tolist()):
             logits = table[text[-2] * (V + 1) + text[-1]]
-            for found, by in ((state.info.token_log_p, 1.0), (state.info.token_log_target, power)):
+            for found, by in (
+                (state.info.log_probs.processed, 1.0),
+                (state.info.log_probs.target, power),
+            ):
                 want = jax.nn.log_softmax(logits * by)[token]
                 np.testing.assert_allclose(found[row, i], want, atol=1e-4)
             text.append(token)
@@ -314,7 +317,7 @@ def test_the_drafter_as_verifier_accepts_everything_and_totals_add_up():
     np.testing.assert_array_equal(info.calls["drafter"], 4 * state.steps)
     accepted = info.accepted_lengths @ np.arange(4)
     np.testing.assert_allclose(info.block_sum, accepted, atol=1e-5)
-    np.testing.assert_allclose(info.log_p, info.log_target, atol=1e-5)
+    np.testing.assert_allclose(info.log_prob.processed, info.log_prob.target, atol=1e-5)
 
 
 def test_refilled_slots_decode_as_fresh_rows():
@@ -345,7 +348,7 @@ def test_refilled_slots_decode_as_fresh_rows():
 
 
 def test_a_sweep_compiles_once():
-    from specjax.decoding.loop import jitted_run
+    from specjax.decoding.method import jitted_run
 
     loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
     sample(loop, rules.OPT(0.0), 1)

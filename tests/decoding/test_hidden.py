@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, testing, types, verification
-from specjax.decoding.loop import jitted_run
+from specjax.decoding.method import jitted_run
 from specjax.processing import distributions, draws
 from tests.decoding.helpers import begin
 from tests.decoding.policies import AfterTokenOne
@@ -37,7 +37,7 @@ class FromHidden(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros((prompts.inputs.shape[0], V))
 
-    def propose(self, params, state, inputs, *, with_confidence):
+    def propose(self, params, state, inputs):
         last, drafted, probs = inputs.tokens, [], []
         for i in range(self.max_draft):
             uniforms = inputs.uniforms[:, i : i + 1]
@@ -45,15 +45,15 @@ class FromHidden(types.Drafter):
             drafted.append(last)
             probs.append(q)
         probs = jnp.stack([*probs, jnp.zeros_like(q)], axis=1)
-        confidences = probs if with_confidence else None
+        confidences = probs if inputs.with_confidence else None
         tokens = jnp.stack(drafted, 1)
         return types.DraftBlock(tokens, probs, confidences, inputs.limits, {}), state
 
-    def bonus(self, params, state, inputs, block, *, with_confidence):
+    def bonus(self, params, state, inputs, block):
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         q = distributions(0.3 * state + params[last], inputs.sampling)
-        return types.Bonus(q, q if with_confidence else None, {}), state
+        return types.Bonus(q, q if inputs.with_confidence else None, {}), state
 
     def commit(self, state, tokens, counts, hidden=None):
         newest = jnp.maximum(counts - 1, 0)[:, None, None]

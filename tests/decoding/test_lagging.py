@@ -131,22 +131,23 @@ def test_an_overshoot_is_cut_back():
 
     def round_(state, keep):
         uniforms = jnp.full((3, one.num_uniforms), 0.5, jnp.float32)
-        outcome, new, seen = one(params, settings, state, uniforms, active, limits)
-        counts = jnp.minimum(outcome.counts, keep)
-        return one.commit(state, new, outcome.tokens, counts), outcome, seen
+        outcome = one(params, settings, state, uniforms, active, limits)
+        step = outcome.step
+        counts = jnp.minimum(step.counts, keep)
+        return one.commit(state, step.inner, step.tokens, counts), outcome
 
     def emitted(keeps):
         now, out = state, []
         for keep in keeps:
-            now, outcome, seen = round_(now, keep)
-            np.testing.assert_array_equal(seen.accepted, 3)
-            out.append(np.asarray(outcome.tokens)[:, :keep])
+            now, outcome = round_(now, keep)
+            np.testing.assert_array_equal(outcome.step.accepted, 3)
+            out.append(np.asarray(outcome.step.tokens)[:, :keep])
         return np.concatenate(out, axis=1)
 
     np.testing.assert_array_equal(emitted([4, 4]), emitted([1, 2, 3, 2]))
     # The target distributions are those of the tokens emitted.
-    _, outcome, _ = round_(state, 4)
-    chosen = jnp.take_along_axis(outcome.probs, outcome.tokens[..., None], axis=-1)
+    _, outcome = round_(state, 4)
+    chosen = jnp.take_along_axis(outcome.probs, outcome.step.tokens[..., None], axis=-1)
     np.testing.assert_array_equal(chosen[..., 0], 1.0)
 
 
@@ -160,11 +161,12 @@ def test_what_a_round_says_of_its_tokens_is_the_target():
         )
         uniforms = jax.random.uniform(jax.random.key(0), (3, one.num_uniforms))
         settings = sampling.Sampling(jnp.ones(3))
-        outcome, _, seen = one(params, settings, state, uniforms, jnp.ones(3, bool), jnp.full(3, 2))
-        chosen = jnp.take_along_axis(outcome.probs, outcome.tokens[..., None], axis=-1)[..., 0]
-        real = np.arange(3)[None] < np.asarray(outcome.counts)[:, None]
+        outcome = one(params, settings, state, uniforms, jnp.ones(3, bool), jnp.full(3, 2))
+        step = outcome.step
+        chosen = jnp.take_along_axis(outcome.probs, step.tokens[..., None], axis=-1)[..., 0]
+        real = np.arange(3)[None] < np.asarray(step.counts)[:, None]
         np.testing.assert_allclose(
-            np.log(np.asarray(chosen))[real], np.asarray(seen.log_target)[real], rtol=1e-5
+            np.log(np.asarray(chosen))[real], np.asarray(step.log_probs.target)[real], rtol=1e-5
         )
         np.testing.assert_allclose(np.asarray(outcome.probs).sum(-1)[real], 1.0, rtol=1e-5)
 
@@ -200,20 +202,19 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
 
     def next_target(one):
         state = one.prefill(params, Prompts(inputs, lengths), 24)
-        outcome, new, _ = one(params, settings, state, uniforms, everyone, jnp.full(3, 2))
+        step = one(params, settings, state, uniforms, everyone, jnp.full(3, 2)).step
         # All that it emitted, and some tokens of somebody else's.
-        width = outcome.tokens.shape[1]
-        tokens = jnp.pad(outcome.tokens, ((0, 0), (0, 5)))
-        place = outcome.counts[:, None] + jnp.arange(5)[None]
+        width = step.tokens.shape[1]
+        tokens = jnp.pad(step.tokens, ((0, 0), (0, 5)))
+        place = step.counts[:, None] + jnp.arange(5)[None]
         tokens = jax.vmap(lambda row, at, new: row.at[at].set(new))(tokens, place, added)
-        counts = outcome.counts + jnp.array(counted)
+        counts = step.counts + jnp.array(counted)
         assert tokens.shape[1] == width + 5
-        state = one.commit(state, new, tokens, counts)
-        outcome, _, seen = one(params, settings, state, uniforms, everyone, jnp.full(3, 2))
-        return tokens, counts, outcome, seen
+        state = one.commit(state, step.inner, tokens, counts)
+        return tokens, counts, one(params, settings, state, uniforms, everyone, jnp.full(3, 2))
 
-    tokens, counts, outcome, seen = next_target(one)
-    assert int(seen.calls["verifier"]) == passes
+    tokens, counts, outcome = next_target(one)
+    assert int(outcome.calls["verifier"]) == passes
     for row in range(3):
         prompt = whole.PROMPTS[row, : whole.LENGTHS[row]]
         text = np.concatenate([prompt, np.asarray(tokens)[row, : counts[row]]])[None]
@@ -282,8 +283,8 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
     last, settings = jnp.array([9], jnp.int32), sampling.Sampling(jnp.ones(1))
     uniforms, active = jnp.zeros((1, drafter.num_uniforms)), jnp.array([True])
     inputs = DraftInputs(last, 0 * one, uniforms, settings, active)
-    block, state = drafter.propose(params, state, inputs, with_confidence=False)
-    bonus, _ = drafter.bonus(params, state, inputs, block, with_confidence=False)
+    block, state = drafter.propose(params, state, inputs)
+    bonus, _ = drafter.bonus(params, state, inputs, block)
     logits = t.model.apply(t.params, jnp.array([[3, 4, 5, 7, 8, 9]]))[0, -1]
     want = sampling.distribution(logits, sampling.Sampling(1.0))
     np.testing.assert_allclose(bonus.probs[0], want, atol=1e-5)

@@ -19,7 +19,7 @@ from specjax import (
     types,
     verification,
 )
-from specjax.decoding.state import insert_rows
+from specjax.decoding.method import insert_rows
 from tests.decoding.helpers import begin, bound_to
 from tests.drafting.choices import Law
 from tests.tables import targets
@@ -304,7 +304,7 @@ def test_every_token_of_ragged_rows_has_its_own_processed_chance(name):
             seeds=5,
             sampling=types.Sampling(processors=changes),
         )
-        return method.init(params, batch, max_new=7, token_log_probs=True)
+        return method.init(params, batch, max_new=7, log_probs=True)
 
     state = method.run(params, start(range(12)), 100, 2)
     slots = np.flatnonzero(np.asarray(state.finished))[:2].astype(np.int32)
@@ -321,7 +321,7 @@ def test_every_token_of_ragged_rows_has_its_own_processed_chance(name):
         def weakened(logits, prompt, output, at=at):
             return logits - PENALTIES[at] * np.bincount(output, minlength=V)[:V]
 
-        for i, found in enumerate(np.asarray(state.info.token_log_p[row])[:count]):
+        for i, found in enumerate(np.asarray(state.info.log_probs.processed[row])[:count]):
             if not np.isnan(found):  # the verifier has read it
                 chances = after(P, prompt, text[:i], (weakened, no_triple_twice))
                 np.testing.assert_allclose(found, np.log(chances[text[i]]), atol=1e-4)

@@ -11,6 +11,7 @@ import pytest
 import specjax
 from specjax import drafting, testing, types, verification
 from specjax.tokenizers import ByteTokenizer
+from specjax.types import LogProbs
 from tests import tiny_pair
 
 VOCAB = 259
@@ -34,7 +35,7 @@ class Short(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros(prompts.inputs.shape[0])
 
-    def propose(self, params, state, inputs, *, with_confidence):
+    def propose(self, params, state, inputs):
         alive, count = inputs.active, jnp.zeros_like(inputs.tokens)
         drawn, probs = [inputs.tokens], []
         for i in range(self.max_draft):
@@ -50,7 +51,7 @@ class Short(types.Drafter):
         )
         return block, state
 
-    def bonus(self, params, state, inputs, block, *, with_confidence):
+    def bonus(self, params, state, inputs, block):
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         return types.Bonus(params[last], None, {}), state
@@ -184,7 +185,7 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     class Silent(type(specjax.Decoder(pair.verifier).method)):
         def step(self, params, state):
             new = super().step(params, state)
-            return new._replace(log_conf=None, log_p=None, log_target=None, sources=None)
+            return new._replace(log_probs=LogProbs(), sources=None)
 
     alone = specjax.Decoder(pair.verifier, **SHAPE)
     method = Silent(pair.verifier.model, eos_ids=alone.method.eos_ids)

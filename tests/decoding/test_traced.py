@@ -40,7 +40,7 @@ def _traced(prompts, **options):
 def _same(state, other):
     for name in ("tokens", "lengths", "ended_by", "steps"):
         np.testing.assert_array_equal(getattr(state, name), getattr(other, name))
-    np.testing.assert_allclose(state.info.log_target, other.info.log_target, rtol=1e-5)
+    np.testing.assert_allclose(state.info.log_prob.target, other.info.log_prob.target, rtol=1e-5)
 
 
 def test_a_caller_s_program_decodes_as_the_method_alone():

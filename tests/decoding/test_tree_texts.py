@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
-from specjax.decoding import loop, speculative
+from specjax.decoding import method as methods
+from specjax.decoding import speculative
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.drafting import test_branches as branches
@@ -45,7 +46,7 @@ class Texts:
         @quick_jit
         def step(params, state, uniforms):
             with mock.patch.object(speculative, "step_uniforms", lambda *_: uniforms):
-                return loop._loop(method, params, state, jnp.int32(1), jnp.int32(10**6), None)
+                return methods._loop(method, params, state, jnp.int32(1), jnp.int32(10**6), None)
 
         self.step = step
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, testing, types, verification
-from specjax.decoding.tree import part_of, shape_of
+from specjax.decoding.blocks import part_of, shape_of
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.decoding.trees import Likeliest, Walk
@@ -138,9 +138,9 @@ def test_the_sources_of_a_path():
         np.full((64, 2), [0, 1]), np.full(64, 2), np.arange(64), np.full(64, 9)
     )
     params = decoding.MethodParams(P, Q, rules.Lossless())
-    state = method.init(params, batch, max_new=9, token_sources=True)
+    state = method.init(params, batch, max_new=9, sources=True)
     state = method.run(params, state, 1)
-    codes, accepted = np.asarray(state.info.token_sources), state.info.accepted_lengths.argmax(1)
+    codes, accepted = np.asarray(state.info.sources), state.info.accepted_lengths.argmax(1)
     names = method.source_names
     assert names == ("residual", "bonus", "verifier", "drafter")
     ends = set()

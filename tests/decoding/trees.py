@@ -61,7 +61,7 @@ class Likeliest(types.Drafter):
     def prefill(self, params, prompts, max_length):
         return jnp.zeros(prompts.inputs.shape[0])
 
-    def propose(self, params, state, inputs, *, with_confidence):
+    def propose(self, params, state, inputs):
         tokens, limits, active = inputs.tokens, inputs.limits, inputs.active
         nodes, children = [tokens], [0] * (1 + self.max_draft)
         for parent in self.parents:
@@ -77,13 +77,13 @@ class Likeliest(types.Drafter):
         )
         count = limits - (tokens % 2 if self.early else 0)
         count = jnp.where(active, jnp.maximum(count, 0), 0)
-        confidences = probs if with_confidence else None
+        confidences = probs if inputs.with_confidence else None
         drafted = jnp.stack(nodes[1:], axis=1)
         return types.DraftBlock(drafted, probs, confidences, count, {}, parents), state
 
-    def bonus(self, params, state, inputs, block, *, with_confidence):
+    def bonus(self, params, state, inputs, block):
         tokens = inputs.tokens
         drafted = jnp.concatenate([tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         probs = jax.nn.softmax(params[last], axis=-1)
-        return types.Bonus(probs, probs if with_confidence else None, {}), state
+        return types.Bonus(probs, probs if inputs.with_confidence else None, {}), state

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from specjax.decoding import speculative
-from specjax.decoding.state import add_step
+from specjax.decoding.method import add_step
 from specjax.drafting import CaterpillarDrafter
-from specjax.drafting.several import SeveralDrafters
+from specjax.drafting.cascades import SeveralDrafters
 from specjax.processing import advance, bound, initial_processing
 from specjax.sampling import Sampling, distribution
 from specjax.types import PromptBatch
@@ -31,8 +31,8 @@ from tests.models.tiny import quick_jit
 
 _DRAWING = (
     "specjax.processing",
-    "specjax.verification.verify",
-    "specjax.decoding.tree",
+    "specjax.verification.chains",
+    "specjax.decoding.blocks",
     "specjax.drafting.trees",
     "specjax.verification.traversal",
     "tests.decoding.trees",
@@ -92,9 +92,9 @@ class Choices:
         modules = {name: importlib.import_module(name) for name in _DRAWING}
         places = (
             (modules["specjax.processing"], "drawn", drawn),
-            (modules["specjax.verification.verify"], "draw", draw),
-            (modules["specjax.verification.verify"], "_num_accepted", accepted),
-            (modules["specjax.decoding.tree"], "draw", draw),
+            (modules["specjax.verification.chains"], "draw", draw),
+            (modules["specjax.verification.chains"], "_num_accepted", accepted),
+            (modules["specjax.decoding.blocks"], "draw", draw),
             (modules["specjax.drafting.trees"], "draw", draw),
             (modules["specjax.verification.traversal"], "passes", jax.vmap(passes)),
             (modules["tests.decoding.trees"], "passes", passes),
@@ -116,7 +116,7 @@ def slots(drafter):
         inner = round_slots(drafter._round)
         return inner * (drafter.num_uniforms // len(inner))
     if isinstance(drafter, SeveralDrafters):
-        return [n for each in drafter.parts for n in slots(each)]
+        return [n for each in drafter.drafters for n in slots(each)]
     if isinstance(drafter, CaterpillarDrafter):
         return slots(drafter.drafter)
     if drafter.traits.drafts_trees:
@@ -142,9 +142,9 @@ def rounds_of(one_round, chosen, limit=None):
         rows = uniforms.shape[0]
         everyone = jnp.ones(rows, bool)
         limits = jnp.full(rows, limit, jnp.int32)
-        outcome, after, _ = one_round(params, sampling, state, uniforms, everyone, limits)
-        emitted = outcome.tokens, outcome.counts
-        after = one_round.commit(state, after, *emitted, outcome.hidden)
+        outcome = one_round(params, sampling, state, uniforms, everyone, limits)
+        emitted = outcome.step.tokens, outcome.step.counts
+        after = one_round.commit(state, outcome.step.inner, *emitted, outcome.hidden)
         return *emitted, (after, advance(sampling, *emitted).processing)
 
     def call(params, sampling, state, uniforms, outcomes):

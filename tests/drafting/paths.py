@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding.tree import draft_probs
+from specjax.decoding.blocks import draft_probs
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
 from tests.drafting.rounds import cross, in_chunks, numbers, outcomes_of, put, take
@@ -118,8 +118,8 @@ def _jitted(drafter, params, verification, temperature):
         limits = jnp.full(1, drafter.max_draft, jnp.int32)
         active = drafter.draft_limits(params, state, limits) > 0
         inputs = DraftInputs(last[None], limits, uniforms[None], sampling, active)
-        block, state = drafter.propose(params, state, inputs, with_confidence=False)
-        _, whole = drafter.bonus(params, state, inputs, block, with_confidence=False)
+        block, state = drafter.propose(params, state, inputs)
+        _, whole = drafter.bonus(params, state, inputs, block)
         probs = draft_probs(block, drafter.vocab_size)
         return block.tokens[0], probs[0], block.num_drafted[0], state, whole
 

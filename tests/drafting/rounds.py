@@ -169,8 +169,8 @@ def _jitted(drafter, verification, temperature, cut):
         by_row = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows,)), sampling)
         limits = jnp.where(active, drafter.max_draft, 0)
         wanted = drafter.draft_limits(params, state, limits) > 0
-        inputs = DraftInputs(last, limits, uniforms, by_row, wanted)
-        block, state = drafter.propose(params, state, inputs, with_confidence=True)
+        inputs = DraftInputs(last, limits, uniforms, by_row, wanted, True)
+        block, state = drafter.propose(params, state, inputs)
         count = jnp.minimum(block.num_drafted, limits)
         return block.tokens, count if cut is None else jnp.minimum(cut(block), count), state
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
-from specjax.drafting.branches import united
 from specjax.drafting.lookup import longest_matches
+from specjax.drafting.trees import united
 from specjax.sampling import Sampling, distribution
 from specjax.types import ChildLaw, DraftBlock
 from tests.decoding.helpers import begin

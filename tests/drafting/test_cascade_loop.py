@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, types
-from specjax.decoding.loop import jitted_run
+from specjax.decoding.method import jitted_run
 from specjax.types import PromptBatch
 from tests.decoding import test_exact_law as whole
 from tests.models.tiny import tiny

@@ -214,9 +214,9 @@ class ClaimsTheModel(decoding.Round):
     """The wrong one: it says that its tokens were drawn from the middle model's p."""
 
     def __call__(self, *args, with_confidence=False, **options):
-        outcome, state, info = super().__call__(*args, with_confidence=True, **options)
+        outcome = super().__call__(*args, with_confidence=True, **options)
         # At temperature 1 the confidences are p.
-        return outcome._replace(probs=outcome.confidences), state, info
+        return outcome._replace(probs=outcome.confidences)
 
 
 class Wrong(drafting.VerticalCascade):
@@ -343,7 +343,7 @@ class SharesOne(drafting.HorizontalCascade):
         rows = inputs.tokens.size
         empty = drafting.several.empty_block(rows, first.max_draft, first.vocab_size, False)
         after = inputs._replace(tokens=block.tokens[:, 0])
-        extra = first.bonus(params[0], told, after, empty, with_confidence=False)[0]
+        extra = first.bonus(params[0], told, after, empty)[0]
         return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
 
 

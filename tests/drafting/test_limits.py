@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
-from specjax.drafting import branches
+from specjax.drafting import trees
 from specjax.drafting.trees import CHILDREN
 from specjax.sampling import Sampling, distribution
 from tests.drafting.choices import Outputs
@@ -151,7 +151,7 @@ def test_a_child_is_judged_by_its_law_without_the_siblings_that_a_limit_cuts(
 ):
     """The control leaves them out: the drawn token then seems to come from the whole of q."""
     if not kept:
-        monkeypatch.setattr(branches, "_with_cut_siblings", lambda tree, parts: tree)
+        monkeypatch.setattr(trees, "_with_cut_siblings", lambda tree, parts: tree)
     model = testing.TabularModel(4, 0)
     pair = drafting.TreeDrafter(model, drafting.k_ary(1, 2), "top+1")
     drafter = side_by_side(pair, drafting.LookupDrafter(4, 2))

@@ -61,8 +61,8 @@ def one_round(drafter, table, state, last, limits, active, tokens, counts):
     """A block, and the state after `tokens` were committed."""
     rows = last.size
     inputs = DraftInputs(last, limits, jnp.zeros((rows, 0)), sampling(rows), active)
-    block, state = drafter.propose(table, state, inputs, with_confidence=False)
-    bonus, state = drafter.bonus(table, state, inputs, block, with_confidence=False)
+    block, state = drafter.propose(table, state, inputs)
+    bonus, state = drafter.bonus(table, state, inputs, block)
     return block, bonus, drafter.commit(state, tokens, counts)
 
 
@@ -152,7 +152,7 @@ def test_it_is_prompt_lookup_of_transformers():
         sampling(ROWS),
         jnp.ones(ROWS, bool),
     )
-    block, _ = drafter.propose((), state, draft_inputs, with_confidence=False)
+    block, _ = drafter.propose((), state, draft_inputs)
     for i, (row, n) in enumerate(zip(inputs, lengths, strict=True)):
         found, _ = theirs.get_candidates(torch.tensor(row[None, :n], dtype=torch.long))
         expected = found[0, n:].tolist()

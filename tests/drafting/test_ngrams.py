@@ -96,7 +96,7 @@ def one_round(drafter, table, state, last, tokens, counts):
         Sampling(jnp.ones(rows, jnp.float32)),
         jnp.ones(rows, bool),
     )
-    block, state = drafter.propose(table, state, inputs, with_confidence=False)
+    block, state = drafter.propose(table, state, inputs)
     return block.tokens, block.num_drafted, drafter.commit(state, tokens, counts)
 
 

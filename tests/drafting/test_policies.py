@@ -10,10 +10,8 @@ import pytest
 
 from specjax import drafting, sampling, testing
 from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
-from specjax.drafting.estimates import confidence_log_odds
-from specjax.drafting.stopping import Weighing
-from specjax.types import DraftInputs, DraftOutcome, Prompts
-from specjax.types.drafting import Drawn
+from specjax.drafting.stopping import Weighing, confidence_log_odds
+from specjax.types import DraftInputs, DraftOutcome, Drawn, Prompts
 
 B, V, G = 5, 6, 4
 RNG = np.random.default_rng(0)
@@ -380,7 +378,7 @@ def test_bounds_hold_for_any_policy():
     settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), sampling.Sampling())
     last, uniforms = jnp.zeros(B, jnp.int32), jnp.full((B, G), 0.5)
     inputs = DraftInputs(last, limits, uniforms, settings, limits > 0)
-    block, _ = drafter.propose(params, state, inputs, with_confidence=False)
+    block, _ = drafter.propose(params, state, inputs)
     np.testing.assert_array_equal(block.num_drafted, [0, 1, 2, 3, 3])
 
 

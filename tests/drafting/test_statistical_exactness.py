@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import drafting, sampling, testing, verification
-from specjax.decoding.tree import draft_probs
+from specjax.decoding.blocks import draft_probs
 from specjax.types import DraftBlock
 from tests.drafting.paths import law
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, testing, types, verification
-from specjax.decoding import round as rounds
+from specjax.decoding import speculative as rounds
 from specjax.types import ChildLaw
 from specjax.verification import traversal
 from tests.drafting.choices import Law

@@ -12,7 +12,7 @@ from specjax import decoding, drafting, processors, rules, testing, types, verif
 from specjax.drafting.trees import CHILDREN
 from specjax.sampling import Sampling, distribution
 from specjax.types import ChildLaw, ScoredBlock
-from specjax.verification.verify import accept
+from specjax.verification.chains import accept
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
 from tests.tables import targets
@@ -158,7 +158,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
             Sampling(jnp.full(3, temperature)),
             jnp.ones(3, bool),
         )
-        return drafter.propose(params, state, inputs, with_confidence=False)[0]
+        return drafter.propose(params, state, inputs)[0]
 
     drawn, greedy = blocks("top", 1.0), blocks(children, 0.0)
     np.testing.assert_array_equal(greedy.tokens, drawn.tokens)

@@ -172,7 +172,9 @@ def test_the_loop_records_what_the_estimate_needs(rule, algorithm):
         sampling=sampling.Sampling(1.0),
     )
     state = method.run(params, state, 100)
-    found = Bootstrap().interval(divergence(state.info.log_target, state.info.log_p, state.lengths))
+    found = Bootstrap().interval(
+        divergence(state.info.log_prob.target, state.info.log_prob.processed, state.lengths)
+    )
 
     p, q = (np.asarray(jax.nn.softmax(table, axis=-1), np.float64) for table in tables)
     pairs = np.stack([q, p, q, p], axis=1).astype(np.float32)

@@ -8,7 +8,7 @@ import pytest
 
 from specjax import decoding, drafting, rules
 from specjax.compilation import product_precision
-from specjax.decoding.loop import _run
+from specjax.decoding.method import _run
 from specjax.models import model_from_config
 from specjax.training.tasks import TextTask
 from specjax.types import Prompts

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.tree import part_of, shape_of
+from specjax.decoding.blocks import part_of, shape_of
 from specjax.models import CausalLM, LlamaConfig, RelativePositions, model_from_config
 from specjax.models.gemma import GemmaConfig
 from specjax.models.gemma3 import Gemma3Config

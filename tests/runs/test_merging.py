@@ -11,8 +11,8 @@ from specjax.runs import merging, processes
 from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import GIN_NAME, fingerprint_of
+from specjax.text.engine import groups_of, split
 from specjax.text.results import COUNTS
-from specjax.text.scheduling import group, split
 
 ROWS = 6
 INPUTS = [(f"in {i}", None) for i in range(ROWS)]
@@ -144,7 +144,7 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
 
 def test_plans_are_dealt_evenly():
     lengths = [3] * 40 + [9] * 30 + [20] * 5
-    plans = list(group(lengths, (4, 16, 32), 4, 1, 2))
+    plans = list(groups_of(lengths, (4, 16, 32), 4, 1, 2))
     for count in (1, 2, 3):
         dealt = split(plans, count)
         assert sorted(row for part in dealt for row in part) == list(range(75))

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from specjax import sampling
-from specjax.sampling import Sampling, filters, kernel_choice
+from specjax.sampling import Sampling, distributions, draw_kernels
 
 ONE_BELOW = np.float32(1.0) - np.finfo(np.float32).epsneg
 
@@ -111,9 +111,9 @@ def test_a_filter_does_not_hide_nan(sign):
     nan = np.copysign(np.float32(np.nan), np.float32(sign))
     logits = jnp.asarray(np.array([1.0, nan, 3.0, -2.0], np.float32))
     # Not a constant, in which the sign could be lost.
-    rank = jax.jit(filters.descending_bits)(logits)
+    rank = jax.jit(distributions.descending_bits)(logits)
     for k in (1, 2):
-        assert jax.jit(filters.in_top_k)(rank, jnp.int32(k))[1]
+        assert jax.jit(distributions.in_top_k)(rank, jnp.int32(k))[1]
     for kept in ({"top_k": 1}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}):
         assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(1.0, **kept))).all()
         # Over many tokens of several rows XLA's maximum loses NaN.
@@ -315,6 +315,6 @@ def test_distributions_have_gradients_in_compiled_programs(vocab, top_p):
 def test_a_distribution_compiles_once():
     logits = jnp.linspace(0.0, 1.0, 1000)
     sampling.distribution(logits, Sampling())
-    before = kernel_choice._plainly.num_programs()
+    before = draw_kernels._plainly.num_programs()
     sampling.distribution(logits, Sampling(0.5))
-    assert kernel_choice._plainly.num_programs() == before
+    assert draw_kernels._plainly.num_programs() == before

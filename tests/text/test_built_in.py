@@ -32,7 +32,7 @@ def test_names_and_paths():
     for wrong in ("built-in:gsm8k", "built-in:gsm8k/", "built-in:gsm8k/README.md"):
         with pytest.raises(ValueError, match="no such part of gsm8k: choose from bigram, drafter"):
             real_path(wrong)
-    with pytest.raises(ValueError, match="no built-in pair 'x': choose from gsm8k, multi30k_ende"):
+    with pytest.raises(ValueError, match="no built-in pair 'x', only gsm8k, multi30k_ende"):
         real_path("built-in:x/drafter")
 
 

@@ -77,9 +77,9 @@ def test_the_estimate_is_the_states_own_size(pair, mesh, monkeypatch):
         pair = specjax.Pair(*models)
     seen = []
     engine = specjax.Decoder(pair, max_new_tokens=8, batch_size=4).engine(prompt_length=16)
-    init = type(engine._method).init
+    init = type(engine.method).init
     monkeypatch.setattr(
-        type(engine._method),
+        type(engine.method),
         "init",
         lambda self, params, prompts, copies, beginning, **sizes: (
             seen.append(self.least_memory(params, prompts, **sizes))
@@ -88,8 +88,8 @@ def test_the_estimate_is_the_states_own_size(pair, mesh, monkeypatch):
     )
     engine.add(specjax.Request(np.zeros(3, np.int32), max_new_tokens=4))
     engine.step()
-    own = nbytes(engine._state, jax.tree.map(lambda x: x.sharding, engine._state))
-    assert seen[0] == own + nbytes(engine._params) // (8 if mesh else 1)
+    own = nbytes(engine.state, jax.tree.map(lambda x: x.sharding, engine.state))
+    assert seen[0] == own + nbytes(engine.params) // (8 if mesh else 1)
 
 
 def test_a_model_that_drafts_for_itself_is_counted_once():
@@ -99,7 +99,7 @@ def test_a_model_that_drafts_for_itself_is_counted_once():
         engine = specjax.Decoder(specjax.Pair(drafter, model)).engine(prompt_length=16)
         inputs = engine._batch([], 1, 16)
         sizes = {"max_new": 8, "max_length": 64}
-        asked.append(engine._method.least_memory(engine._params, inputs, **sizes))
+        asked.append(engine.method.least_memory(engine.params, inputs, **sizes))
     assert asked[1] - asked[0] == nbytes(model.prepared)
 
 
@@ -123,7 +123,7 @@ def full(*args, **options):
 @pytest.mark.parametrize("function", ["init", "run"])
 def test_an_engine_without_room_says_so_in_one_line(monkeypatch, function):
     engine = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=8).engine(prompt_length=16)
-    monkeypatch.setattr(type(engine._method), function, full)
+    monkeypatch.setattr(type(engine.method), function, full)
     engine.add(specjax.Request(np.zeros(3, np.int32), max_new_tokens=4))
     message = r"rows? with prompts of 16 and outputs of 8 tokens: out of memory \(.*\): choose a"
     with pytest.raises(ValueError, match=message) as error:

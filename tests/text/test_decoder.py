@@ -632,14 +632,14 @@ def test_missing_paths_are_told(paths, tmp_path, monkeypatch):
         specjax.load_pair(drafter=5, verifier=paths["verifier"])
     with pytest.raises(ValueError, match="mesh must come from .*make_mesh, got 4"):
         specjax.load_pair(**paths, mesh=4)
-    with pytest.raises(ValueError, match="no built-in pair 'nothing': choose from gsm8k, multi30k"):
+    with pytest.raises(ValueError, match="no built-in pair 'nothing', only gsm8k, multi30k"):
         specjax.load_pair("nothing")
     with pytest.raises(
         ValueError, match="no such part of gsm8k: choose from .*drafter, drafter_small"
     ):
         specjax.load_text_model("built-in:gsm8k/nothing")
     monkeypatch.setattr(directories, "PAIRS", tmp_path / "pairs")
-    with pytest.raises(FileNotFoundError, match="no built-in pairs: call load_pair"):
+    with pytest.raises(ValueError, match="no built-in pair .*, only none: choose another, or give"):
         specjax.load_pair()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import specjax
 from specjax import drafting, processors, rules, verification
-from specjax.text import assembly, parts
+from specjax.text import parts
 from specjax.text.parts import PARTS, Part, make_part, register_part
 from specjax.text.setting import MisfitError, Setting
 from specjax.types import traced_dataclass
@@ -411,7 +411,7 @@ QUICK = (
 
 @pytest.mark.parametrize("fields", variants(PAIRS, *QUICK), ids="-".join)
 def test_a_setting_is_refused_if_and_only_if_its_decoder_is(models, fields):
-    with assembly.measured_costs(costs_of(models)):
+    with parts.measured_costs(costs_of(models)):
         for pair in itertools.product(*(KINDS[field] for field in fields)):
             check_pair_of_parts(models, dict(zip(fields, pair, strict=True)))
 

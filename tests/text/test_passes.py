@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 from types import SimpleNamespace
 
 import jax
@@ -196,15 +195,3 @@ def test_several_processes_do_not_measure(pair, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="several processes must share the same costs"):
         passes.measure_costs(pair, (1,), (1, 2))
-
-
-def test_measuring_is_logged_where_no_bar_is_shown(monkeypatch, caplog):
-    clock = iter((0.0, 1.0, 3.0, 3.0, 4.0, 14.0, 14.0))
-    monkeypatch.setattr(passes, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(logging.getLogger("specjax"), "propagate", True)
-    with caplog.at_level("INFO", "specjax"), passes._progress(4, False) as bar:
-        for _ in range(4):
-            bar.update(1)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"measuring the costs of passes: {done} of 4 cases" for done in (2, 4)
-    ]

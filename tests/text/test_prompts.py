@@ -9,28 +9,28 @@ import pytest
 
 import specjax
 from specjax.text import requests as prompts_lib
-from specjax.text.scheduling import TURNS, group
+from specjax.text.engine import TURNS, groups_of
 from tests import tiny_pair
 
 
 @pytest.mark.parametrize(("batch_size", "shapes"), [(16, {1, 4, 16}), (6, {1, 4, 6}), (1, {1})])
 def test_few_numbers_of_rows_are_compiled(batch_size, shapes):
-    rows = {p.rows for n in range(1, 40) for p in group([5] * n, (16,), batch_size)}
+    rows = {p.rows for n in range(1, 40) for p in groups_of([5] * n, (16,), batch_size)}
     assert rows == shapes
 
 
 def test_every_prompt_has_its_place_once():
     lengths = [3, 17, 9, 30, 2, 16, 31, 8] * 20
-    groups = list(group(lengths, (16, 32), 4))
+    groups = list(groups_of(lengths, (16, 32), 4))
     members = [int(member) for p in groups for member in p.members]
     assert sorted(members) == list(range(160))
     assert all(len(p.members) <= TURNS * p.rows for p in groups)
-    assert max(len(p.members) for p in group(lengths, (16, 32), 4, turns=2)) == 8
+    assert max(len(p.members) for p in groups_of(lengths, (16, 32), 4, turns=2)) == 8
     assert all(lengths[int(p.members[0])] <= p.length for p in groups)
 
 
 def test_rows_are_a_multiple_of_what_a_mesh_needs():
-    for p in group([5] * 9, (16,), 6, 4):
+    for p in groups_of([5] * 9, (16,), 6, 4):
         assert p.rows % 4 == 0 and p.refill % 4 == 0
 
 

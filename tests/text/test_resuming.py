@@ -6,9 +6,9 @@ import pytest
 
 import specjax
 from specjax import rules, verification
-from specjax.decoding import loop
-from specjax.text import scheduling
-from specjax.text.scheduling import Slots
+from specjax.decoding import method as methods
+from specjax.text import decoder as decoder_lib
+from specjax.text.engine import TURNS, TURNS_AGAIN, Slots
 from tests import tiny_pair
 from tests.decoding import policies
 
@@ -44,7 +44,7 @@ def decoder(pair, request):
 def seen(monkeypatch):
     """What happens: the groups that enter the slots, the steps, and the prefills."""
     record = {"groups": [], "steps": 0, "prefills": 0}
-    occupy, run, init = Slots.occupy, loop.Method.run, loop.Method.init
+    occupy, run, init = Slots.occupy, methods.Method.run, methods.Method.init
 
     def occupied(self, places, *since):
         asked = [entry.index for entry in self.waiting]
@@ -62,8 +62,8 @@ def seen(monkeypatch):
         return init(self, *args, **options)
 
     monkeypatch.setattr(Slots, "occupy", occupied)
-    monkeypatch.setattr(loop.Method, "run", counted)
-    monkeypatch.setattr(loop.Method, "init", filled)
+    monkeypatch.setattr(methods.Method, "run", counted)
+    monkeypatch.setattr(methods.Method, "init", filled)
     return record
 
 
@@ -121,14 +121,16 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     decoder = specjax.Decoder(pair, **METHODS["block"], stopping=stopping, **SHAPE)
     options = {"draft_limit": [2, 1] * 15} if reason == "draft limits" else {}
     turns = []
-    group = scheduling.group
-    monkeypatch.setattr(scheduling, "group", lambda *args: turns.append(args[-1]) or group(*args))
+    groups_of = decoder_lib.groups_of
+    monkeypatch.setattr(
+        decoder_lib, "groups_of", lambda *args: turns.append(args[-1]) or groups_of(*args)
+    )
     whole, everything = decode(decoder, seen, {}, **options)
     rounds = {place: int(row.info.rounds) for place, row in whole.items() if place != 3}
     rest, happened = decode(decoder, seen, rounds, **options)
     assert list(rest) == [3] and bits(rest[3]) == bits(whole[3])
     assert happened == everything
-    assert turns == [scheduling.TURNS_AGAIN] * 2 and scheduling.TURNS_AGAIN < scheduling.TURNS
+    assert turns == [TURNS_AGAIN] * 2 and TURNS_AGAIN < TURNS
 
 
 def test_rounds_are_whole_numbers(pair):
@@ -136,14 +138,16 @@ def test_rounds_are_whole_numbers(pair):
     for rounds in (0, 1.5, None):
         with pytest.raises(ValueError, match=r"done\[2\] must be a whole number of at least 1"):
             decoder.rows(PROMPTS, done={2: rounds})
-    with pytest.raises(ValueError, match="rounds must be a whole number of at least 1, got 0"):
-        decoder.engine(prompt_length=16).add(specjax.Request(np.ones(3, np.int32), 5), rounds=0)
 
 
 def test_a_known_row_can_be_dropped(pair):
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
-    ids = [engine.add(specjax.Request(np.ones(3, np.int32), 5), rounds=s) for s in (7, 8, 9, None)]
+    prompt = np.ones(3, np.int32)
+    ids = [
+        engine.put(specjax.Request(prompt, 5, id=i), prompt, [steps])
+        for i, steps in enumerate((7, 8, 9, None))
+    ]
     assert engine.step() == [] and engine.unfinished == 3  # one has left, and one has come in
     assert engine.abort(ids[1]) and engine.abort(ids[2]) and not engine.abort(ids[0])
     finished = []

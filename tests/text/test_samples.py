@@ -5,7 +5,7 @@ import pytest
 
 import specjax
 from specjax import partitioning, processors, rules, verification
-from specjax.decoding import loop
+from specjax.decoding import method as methods
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -35,13 +35,13 @@ def decoder(pair, request):
 @pytest.fixture
 def prefilled(monkeypatch):
     """The numbers of prompts of each prefill."""
-    counts, init = [], loop.Method.init
+    counts, init = [], methods.Method.init
 
     def counted(self, params, prompts, **options):
         counts.append(len(prompts.inputs))
         return init(self, params, prompts, **options)
 
-    monkeypatch.setattr(loop.Method, "init", counted)
+    monkeypatch.setattr(methods.Method, "init", counted)
     return counts
 
 

@@ -9,7 +9,7 @@ import pytest
 import specjax
 from specjax import drafting, memory, processors, rules, types
 from specjax.partitioning import make_mesh
-from specjax.text.prefixes import common_of
+from specjax.text.requests import common_of
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 PROMPTS = [
@@ -105,7 +105,7 @@ def test_prompts_that_share_all_or_nothing(pair, prompts):
 
 
 def test_models_that_cannot_share_say_so(pair):
-    with pytest.raises(ValueError, match="share_prefix must be False, because an encoder reads"):
+    with pytest.raises(ValueError, match="without prefix and share_prefix, because an enc"):
         specjax.Decoder(specjax.load_pair(), **SHAPE)(["A dog."], share_prefix=True)
     with pytest.raises(ValueError, match="share_prefix must be True or False, got 3"):
         specjax.Decoder(pair, **SHAPE)(PROMPTS, share_prefix=3)
@@ -207,9 +207,9 @@ def test_matrices_in_8_bits():
 
 def test_prefixes_that_do_not_fit(pair, decoder):
     prefix = decoder.prefix(SHOTS)
-    with pytest.raises(ValueError, match="prefix belongs to another Decoder: make it with this"):
+    with pytest.raises(ValueError, match="prefix must come from this Decoder's prefix"):
         specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
-    with pytest.raises(ValueError, match="prefix must come from decoder.prefix"):
+    with pytest.raises(ValueError, match="prefix must come from this Decoder's prefix.*, got 'q"):
         decoder(RESTS, prefix=SHOTS)
     with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
         decoder(RESTS, prefix=prefix, share_prefix=True)
@@ -219,7 +219,7 @@ def test_prefixes_that_do_not_fit(pair, decoder):
         decoder([SHOTS * 4], prefix=prefix)
     with pytest.raises(ValueError, match="the prefix is empty"):
         decoder.prefix("")
-    with pytest.raises(ValueError, match="give whole prompts instead of a prefix, because an enc"):
+    with pytest.raises(ValueError, match="without prefix and share_prefix, because an enc"):
         specjax.Decoder(specjax.load_pair()).prefix("A dog")
     with pytest.raises(AssertionError, match="prompts must be longer"):
         short = np.array([4, len(prefix)])

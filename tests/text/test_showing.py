@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.text import showing
-from specjax.text.showing import Shown, split
+from specjax.text import results
+from specjax.text.results import Shown, split
 from specjax.tokenizers import ByteTokenizer, added_text
 from tests import tiny_pair
 
@@ -102,15 +102,15 @@ def test_only_a_terminal_gets_colours(monkeypatch):
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert showing.has_colours(Terminal()) and not showing.has_colours(io.StringIO())
-    assert not showing.has_colours(object())
+    assert results.has_colours(Terminal()) and not results.has_colours(io.StringIO())
+    assert not results.has_colours(object())
     monkeypatch.setattr("sys.stdout", Terminal())
     assert "\x1b[" in repr(Shown((("0", ROW),)))
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in repr(Shown((("0", ROW),)))
     monkeypatch.setenv("NO_COLOR", "")
     monkeypatch.setenv("TERM", "dumb")
-    assert not showing.has_colours(Terminal())
+    assert not results.has_colours(Terminal())
 
 
 def test_rows_show_their_texts():

@@ -13,7 +13,7 @@ import pytest
 
 import specjax
 from specjax import rules, testing, verification
-from specjax.decoding import loop
+from specjax.decoding import method as methods
 from specjax.partitioning import make_mesh
 from specjax.types import PromptBatch, Sampling
 from tests import tiny_pair
@@ -244,8 +244,8 @@ def test_programs_without_sources_know_nothing_of_them(models, pair):
         lowered = []
         for wanted in (False, True):
             method, params = decoder.method, decoder.params
-            state = method.init(params, batch, max_new=20, token_sources=wanted)
+            state = method.init(params, batch, max_new=20, sources=wanted)
             given = method, params, state, np.int32(9), np.int32(2), None
-            lowered.append(loop.jitted_run().trace(*given).lower().as_text())
+            lowered.append(methods.jitted_run().trace(*given).lower().as_text())
         # The codes are the only 8-bit integers.
         assert ["xi8>" in text for text in lowered] == [False, True]

@@ -11,7 +11,7 @@ import specjax
 from specjax import drafting, environment
 from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.runs.compilation_cache import count_compilations
-from specjax.text import assembly
+from specjax.text import parts
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -136,7 +136,9 @@ def test_costs_decide(pair, alone):
 
 def test_costs_of_other_sizes_are_told(pair):
     few = drafting.CostAware(costs(pair, rows=(4, 8)))
-    with pytest.raises(ValueError, match="with at least 4 rows, but the batch has 1: .*--rows 1 4"):
+    with pytest.raises(
+        ValueError, match="are those of 4 to .* rows, but the batch has 1: .*--rows 1 4"
+    ):
         specjax.Decoder(pair, stopping=few, max_draft=4, batch_size=1)
     with pytest.warns(UserWarning, match="of up to 4 tokens, but max_draft is 6, .*--drafts 6"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), max_draft=6, **SHAPE)
@@ -199,17 +201,17 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
         asked.append((rows, widths))
         return costs(of)
 
-    monkeypatch.setattr(assembly, "measure_costs", measured)
+    monkeypatch.setattr(parts, "measure_costs", measured)
     options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
     decoder = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     rows = decoder.batch_size
     assert asked == [([1, rows], (1, 2, 4, 5))] and decoder.costs == costs(pair)
     assert decoder(PROMPTS).texts == alone
-    with assembly.measured_costs(costs(pair)):
+    with parts.measured_costs(costs(pair)):
         again = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 1 and again.describe() == decoder.describe()
     assert again.costs == decoder.costs
-    with assembly.measured_costs(dataclasses.replace(costs(pair), pair="another")):
+    with parts.measured_costs(dataclasses.replace(costs(pair), pair="another")):
         specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 2
     own = specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), **options)
@@ -217,7 +219,7 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
 
 
 def test_costs_of_smaller_batches_are_refused(pair):
-    with pytest.raises(ValueError, match="with at most 8 rows, but the batch has 9"):
+    with pytest.raises(ValueError, match="to 8 rows, but the batch has 9"):
         specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), batch_size=9)
 
 

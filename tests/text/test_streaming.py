@@ -9,8 +9,7 @@ import pytest
 import specjax
 from specjax import drafting, rules, verification
 from specjax.text.directories import built_in_pair
-from specjax.text.stops import cut
-from specjax.text.streaming import StreamedText
+from specjax.text.stops import StreamedText, cut
 from specjax.tokenizers import ByteTokenizer, added_text
 from specjax.tokenizers.load import load_tokenizer
 from specjax.types import Sampling

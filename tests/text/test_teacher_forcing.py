@@ -13,10 +13,10 @@ from specjax.text.teacher_forcing import (
     KnownTexts,
     batches,
     begin,
-    log_probs,
     read,
     read_on,
     rows_at_once,
+    with_top,
     written,
 )
 from specjax.types import Sampling
@@ -38,6 +38,10 @@ def model_of(family):
     return TextModel(model, random_params(model), Numbers())
 
 
+def log_probs(model, texts, sampling=SAMPLING):
+    return [values for values, _ in with_top(model, texts, sampling, 0)]
+
+
 @functools.cache
 def decoded(family):
     """Texts, and the log-probabilities that decoding gave their tokens."""
@@ -50,12 +54,12 @@ def decoded(family):
 @pytest.mark.parametrize("family", variants(FAMILIES, "t5_v1_1"))
 def test_log_probs_are_those_of_decoding(family):
     texts, want = decoded(family)
-    found = log_probs(model_of(family), texts, SAMPLING)
+    found = log_probs(model_of(family), texts)
     for mine, theirs in zip(found, want, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-5)
     # After another prompt, or drawn otherwise, the same tokens have other log-probabilities.
     turned = KnownTexts(texts.prompts[::-1], texts.outputs)
-    assert abs(log_probs(model_of(family), turned, SAMPLING)[1] - want[1]).max() > 0.1
+    assert abs(log_probs(model_of(family), turned)[1] - want[1]).max() > 0.1
     assert abs(log_probs(model_of(family), texts, Sampling(1.4))[1] - want[1]).max() > 0.1
 
 

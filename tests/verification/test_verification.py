@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import rules, verification
-from specjax.decoding.tree import draw_after, judge
+from specjax.decoding.blocks import draw_after, judge
 from specjax.types import DraftBlock, DraftTraits, ScoredBlock
 from tests.tables import RULES, VERIFICATIONS, p_value, random_distributions
 

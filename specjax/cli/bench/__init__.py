@@ -14,7 +14,7 @@ from specjax import drafting
 from specjax.checks import one_number
 from specjax.cli.bench import workload
 from specjax.cli.bench.report import Report
-from specjax.decoding.scoring import powers_of_two
+from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.study.measure import Times, in_turns, tell, timed
 from specjax.study.speedups import (

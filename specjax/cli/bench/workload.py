@@ -13,7 +13,7 @@ from specjax.errors import UserError
 from specjax.models import LlamaConfig, T5Config
 from specjax.text import Pair, TextModel, load_pair
 from specjax.text import requests as prompts_lib
-from specjax.text.scheduling import BUCKETS
+from specjax.text.engine import BUCKETS
 
 GROWN_HELP = "grow the verifier to the size of T5 base (a Llama to 200 M parameters); same outputs"
 

@@ -17,7 +17,7 @@ from t5x import partitioning
 
 from specjax.checks import whole_number
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.decoding.guards import check_strengths
+from specjax.decoding.method import check_strengths
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.stopping import check_policy

@@ -342,8 +342,8 @@ def _aux(state: DecodeState) -> dict[str, Array]:
     info = state.info
     longest = jnp.arange(info.drafted_lengths.shape[1], dtype=jnp.int32)
     return {
-        "scores": info.log_target,
-        "log_p": info.log_p,
+        "scores": info.log_prob.target,
+        "log_p": info.log_prob.processed,
         "length": state.lengths,
         "ended_by": state.ended_by,
         "drafted": jnp.sum(info.drafted_lengths * longest, axis=1),

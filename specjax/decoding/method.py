@@ -1,47 +1,52 @@
-"""The base class of decoding methods and its loop, in which each row advances by itself.
+"""Decoding methods: the loop in which each row advances by itself, and the state of its rows.
 
-Axes: B rows, N longest output, G longest block, L tokens of a beginning.
+Axes: B rows, P prompt length, F prefix length, N longest output, G longest block, T tokens of a
+step, L tokens of a beginning.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
+from specjax.checks import check_count, check_part, check_static
 from specjax.compilation import jit, jit_at, placement, step_options
-from specjax.decoding.guards import (
-    check_eos_ids,
-    check_prompts,
-    check_strengths,
-)
-from specjax.decoding.state import ByToken, Step, add_step, initial_state
+from specjax.decoding.history import put_at
 from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning, continuing, noting
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
-from specjax.processing import bound, initial_processing
+from specjax.processing import advance, bound, initial_processing, with_processing
 from specjax.rules import Lossless
 from specjax.types import (
+    EOS,
+    LENGTH,
+    NAN,
+    RUNNING,
+    STOP,
     Axes,
-    Cache,
+    DecodeInfo,
     DecodeState,
+    LogProbs,
     Params,
-    Processing,
     PromptBatch,
     Prompts,
+    StopState,
     row_axes,
 )
 
 # More steps than a loop ever takes.
 _FOREVER = 2**31 - 1
+# The largest seed and id.
+_WORD = 2**32 - 1
 
 
 class MethodParams(NamedTuple):
@@ -58,6 +63,58 @@ class MethodParams(NamedTuple):
     drafter: Params = ()
     rule: Any = Lossless()
     processors: tuple[Params, ...] = ()
+
+
+class ByToken(NamedTuple):
+    """The statistics per token that are kept in `DecodeInfo`.
+
+    Attributes:
+      log_probs: whether it has log-probabilities.
+      sources: whether it has where the tokens came from.
+    """
+
+    log_probs: bool = False
+    sources: bool = False
+
+
+class Step(NamedTuple):
+    """The tokens and statistics of a step; the loop adds them to the rows.
+
+    In finished rows everything but `inner` is ignored.
+
+    Attributes:
+      counts: the number of real tokens.
+      inner: the method's own state for the next step.
+      calls: model's name -> int32, scalar or `[B]`: its passes.
+      log_probs: of the tokens, `[B, T]`; `plain` is ignored unless
+        `DecodeState.wants_log_probs`. None leaves one out, and makes those per token NaN.
+      drafted: the number of drafted tokens.
+      accepted: the number of accepted tokens.
+      deferrals: int32, scalar or `[B]`: see `DecodeInfo`.
+      rollbacks: whether drafted tokens were rejected.
+      token_sum: see `DecodeInfo`; None for 0.
+      block_sum: likewise.
+      nan_in: `[B]` int32, the index into `Method.nan_sources` of the source of NaN, which ends the
+        row; -1 for none. None if NaN is not looked for.
+      sources: the index into `Method.source_names` of where each token came from; None unless
+        `DecodeState.wants_sources`.
+      nodes: which nodes of a tree were drafted and accepted; None of chains.
+    """
+
+    tokens: Int32[Array, "B T"]
+    counts: Int32[Array, " B"]
+    inner: Any
+    calls: Mapping[str, Any]
+    log_probs: LogProbs = LogProbs()
+    drafted: Any = 0
+    accepted: Any = 0
+    deferrals: Any = 0
+    rollbacks: Bool[Array, " B"] | None = None
+    token_sum: Float32[Array, " B"] | None = None
+    block_sum: Float32[Array, " B"] | None = None
+    nan_in: Any = None
+    sources: Int32[Array, "B T"] | None = None
+    nodes: Int32[Array, "B 2 G"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +196,7 @@ class Method(abc.ABC):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Where a token can come from; see `DecodeInfo.token_sources`."""
+        """Where a token can come from; see `DecodeInfo.sources`."""
         return self.model_names
 
     def committed(self, state: DecodeState) -> Any:
@@ -174,8 +231,8 @@ class Method(abc.ABC):
         *,
         max_new: int,
         max_length: int | None = None,
-        token_log_probs: bool = False,
-        token_sources: bool = False,
+        log_probs: bool = False,
+        sources: bool = False,
         copies: int = 1,
         beginning: Beginning | None = None,
     ) -> DecodeState:
@@ -186,8 +243,8 @@ class Method(abc.ABC):
           prompts: B prompts.
           max_new: N, the longest output (static).
           max_length: S, cache positions (static); by default `cache_length`.
-          token_log_probs: whether `DecodeInfo` has log-probabilities per token.
-          token_sources: whether it has where each token came from.
+          log_probs: whether `DecodeInfo` has log-probabilities per token.
+          sources: whether it has where each token came from.
           copies: n, the number of rows of each prompt (static); the prompt is read once. Rows of a
             prompt with id i are adjacent, and get the ids i * n .. i * n + n - 1.
           beginning: from `begin`, with the number of its first tokens with which each prompt
@@ -219,7 +276,7 @@ class Method(abc.ABC):
             seeds=np.asarray(prompts.seeds).astype(np.uint32),
             ids=np.asarray(prompts.ids).astype(np.uint32),
         )
-        by_token = ByToken(bool(token_log_probs), bool(token_sources))
+        by_token = ByToken(bool(log_probs), bool(sources))
         static = (max_new, int(max_length), by_token, copies)
         shared: tuple[Beginning, ...] = ()
         if beginning is not None:
@@ -277,7 +334,7 @@ class Method(abc.ABC):
         """
         inner = self.prefill(params, prompts.prompts, max_length)
         inner, prompts = _copied(inner, prompts, copies)
-        state = self._begun(params, inner, prompts, max_new, ByToken())
+        state = self.begun(params, inner, prompts, max_new, ByToken())
         if place is not None:
             state = place(state, _state_axes(self, state))
         # The caller knows its devices.
@@ -290,8 +347,8 @@ class Method(abc.ABC):
         *,
         max_new: int,
         max_length: int,
-        token_log_probs: bool = False,
-        token_sources: bool = False,
+        log_probs: bool = False,
+        sources: bool = False,
     ) -> int:
         """The bytes of the parameters and of an initial state per device; it allocates nothing.
 
@@ -301,7 +358,7 @@ class Method(abc.ABC):
         seeds, ids = (
             jax.ShapeDtypeStruct(np.shape(x), np.uint32) for x in (prompts.seeds, prompts.ids)
         )
-        by_token = ByToken(bool(token_log_probs), bool(token_sources))
+        by_token = ByToken(bool(log_probs), bool(sources))
         static = (max_new, int(max_length), by_token, 1)
         shapes, where = first_state(self, static, params, prompts._replace(seeds=seeds, ids=ids))
         devices = 1 if self.partitioner is None else self.partitioner.mesh.size
@@ -336,27 +393,73 @@ class Method(abc.ABC):
         """Raises UserError if the parameters do not fit the method or the batch."""
         return None
 
-    def _begun(
+    def begun(
         self, params: Params, inner: Any, prompts: PromptBatch, max_new: int, by_token: ByToken
     ) -> DecodeState:
-        return initial_state(
-            inner,
-            prompts,
-            max_new=max_new,
-            max_draft=self.max_draft,
-            model_names=self.model_names,
-            by_token=by_token,
-            of_nodes=self.drafts_trees,
-            processing=self.initial_processing(params, prompts, max_new),
-        )
-
-    def initial_processing(
-        self, params: Params, prompts: PromptBatch, max_new: int
-    ) -> Processing | None:
-        """The processors after the prompts; traced."""
+        """The state without output yet; a row with limit 0 is finished at once. Traced."""
         shared = getattr(params, "processors", ())
         # Drafts may reach past the end of an output.
-        return initial_processing(prompts, self.vocab_size, max_new + self.max_draft + 1, shared)
+        longest = self.max_draft
+        room = max_new + longest + 1
+        processing = initial_processing(prompts, self.vocab_size, room, shared)
+
+        def key(seed: Array, row: Array) -> Array:
+            # JAX's default generator may differ, and vmapped draws of others depend on each other.
+            return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), row)
+
+        keys = jax.vmap(key)(jnp.broadcast_to(prompts.seeds, jnp.shape(prompts.ids)), prompts.ids)
+        rows = keys.shape[0]
+        counts = jnp.zeros((rows,), jnp.int32)
+        sums = jnp.zeros((rows,), jnp.float32)
+        lengths = jnp.zeros((rows, longest + 1), jnp.int32)
+        limits = jnp.copy(prompts.limits.astype(jnp.int32))
+        draft_limits = prompts.draft_limits
+        if draft_limits is None:
+            draft_limits = jnp.full((rows,), longest, jnp.int32)
+        log_probs = None
+        if by_token.log_probs:
+            # Not zero: that would be probability 1 for tokens that the method does not report.
+            log_probs = LogProbs(*[jnp.full((rows, max_new), jnp.nan, jnp.float32)] * 3)
+        sources = jnp.full((rows, max_new), -1, jnp.int8) if by_token.sources else None
+        # Copied: the state is donated, but the caller's arrays must not be.
+        sampling = jax.tree.map(lambda x: jnp.copy(jnp.broadcast_to(x, (rows,))), prompts.sampling)
+        return DecodeState(
+            tokens=jnp.zeros((rows, max_new), jnp.int32),
+            lengths=counts,
+            limits=limits,
+            draft_limits=jnp.copy(draft_limits.astype(jnp.int32)),
+            ended_by=jnp.where(limits > 0, RUNNING, LENGTH),
+            keys=keys,
+            steps=counts,
+            sampling=with_processing(sampling, processing),
+            inner=inner,
+            info=DecodeInfo(
+                calls=dict.fromkeys(self.model_names, counts),
+                drafted_lengths=lengths,
+                accepted_lengths=lengths,
+                token_sum=sums,
+                block_sum=sums,
+                log_prob=LogProbs(sums if by_token.log_probs else None, sums, sums),
+                nan_in=counts - 1,
+                deferrals=counts,
+                rollbacks=counts,
+                log_probs=log_probs,
+                sources=sources,
+                nodes=jnp.zeros((rows, 2, longest), jnp.int32) if self.drafts_trees else None,
+            ),
+        )
+
+
+def step_uniforms(state: DecodeState, count: int) -> Float32[Array, "B count"]:
+    """Uniforms in [0, 1) for the rows' next step.
+
+    One call of the generator for a whole step: several calls cost more than their numbers.
+    """
+
+    def draw(key: Array, step: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(key, step), (count,), jnp.float32)
+
+    return jax.vmap(draw)(state.keys, state.steps)
 
 
 def check_pair(method: Method, params: Any, rows: int) -> None:
@@ -384,7 +487,7 @@ def _start(
     with continuing(beginning):
         inner = method.prefill(params, prompts.prompts, max_length)
     inner, prompts = _copied(inner, prompts, copies)
-    return method._begun(params, inner, prompts, max_new, by_token)
+    return method.begun(params, inner, prompts, max_new, by_token)
 
 
 jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3, 4))
@@ -500,16 +603,166 @@ def _with_shared(state: DecodeState, table: Array | None, processors: Params) ->
 jitted_run = jit_at(_run, options=step_options, static_argnums=0, donate_argnums=2)
 
 
-class Read(NamedTuple):
-    """A model's cache in a state.
+def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:
+    """The rows after a step: its tokens appended, its counts added, ends noted."""
+    active = ~state.finished
+    once = active.astype(jnp.int32)
+    new, kept = append(state, step.tokens, step.counts, eos_ids)
+    info = new.info
+    log_prob, log_probs = info.log_prob, info.log_probs
+    for name in LogProbs._fields:
+        logs, before = getattr(step.log_probs, name), getattr(log_prob, name)
+        if logs is None or before is None:
+            continue
+        log_prob = log_prob._replace(**{name: before + jnp.where(kept, logs, 0.0).sum(axis=1)})
+        if log_probs is not None:
+            by_token = put_at(getattr(log_probs, name), logs, state.lengths, kept)
+            log_probs = log_probs._replace(**{name: by_token})
+    info = info._replace(log_prob=log_prob, log_probs=log_probs)
+    if info.sources is not None and step.sources is not None:
+        codes = step.sources.astype(info.sources.dtype)
+        info = info._replace(sources=put_at(info.sources, codes, state.lengths, kept))
+    if info.nodes is not None and step.nodes is not None:
+        info = info._replace(nodes=info.nodes + jnp.where(active[:, None, None], step.nodes, 0))
+    real = active if step.nan_in is None else active & (step.nan_in < 0)
+    lengths = jnp.arange(info.drafted_lengths.shape[1])[None]
 
-    Attributes:
-      cache: its cache.
-      length: its entries below it belong to the prompt and the committed tokens.
+    def counted(before: Array, number: Any) -> Array:
+        hit = (lengths == jnp.broadcast_to(number, active.shape)[:, None]) & active[:, None]
+        return before + hit.astype(jnp.int32)
+
+    def summed(before: Array, more: Array | None) -> Array:
+        return before if more is None else before + jnp.where(real, more, 0.0)
+
+    rolled = step.rollbacks
+    info = info._replace(
+        calls={name: info.calls[name] + once * step.calls[name] for name in info.calls},
+        drafted_lengths=counted(info.drafted_lengths, step.drafted),
+        accepted_lengths=counted(info.accepted_lengths, step.accepted),
+        token_sum=summed(info.token_sum, step.token_sum),
+        block_sum=summed(info.block_sum, step.block_sum),
+        deferrals=info.deferrals + once * step.deferrals,
+        rollbacks=info.rollbacks + (0 if rolled is None else (active & rolled).astype(jnp.int32)),
+    )
+    new = new._replace(inner=step.inner, info=info, steps=state.steps + once)
+    if step.nan_in is None:
+        return new
+    nan_in = jnp.where(active, step.nan_in, -1)
+    ends = (nan_in >= 0) & ~new.finished
+    info = new.info._replace(nan_in=jnp.where(ends, nan_in, new.info.nan_in))
+    return new._replace(ended_by=jnp.where(ends, NAN, new.ended_by), info=info)
+
+
+def append(
+    state: DecodeState,
+    tokens: Int32[Array, "B T"],
+    counts: Int32[Array, " B"],
+    eos_ids: tuple[int, ...],
+) -> tuple[DecodeState, Bool[Array, "B T"]]:
+    """Appends a step's tokens to the rows that are running.
+
+    Tokens in `eos_ids` end a row, and are kept.
+
+    Returns:
+      The state with `tokens`, `lengths`, `ended_by`, `stop` and its processor updated, and which
+      tokens were appended: none past an EOS, a stop string or the row's limit.
     """
+    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    eos = end_tokens(tokens, eos_ids)
+    ends, texts = eos, None
+    if state.stop is not None:
+        texts = _read_texts(state.stop, tokens)
+        ends = eos | (texts[:, 1:] == _final_state(state.stop))
+    before = jnp.cumsum(ends.astype(jnp.int32), axis=1) - ends.astype(jnp.int32)
+    kept = (index < counts[:, None]) & (before == 0) & ~state.finished[:, None]
+    kept &= index < (state.limits - state.lengths)[:, None]
+    out = put_at(state.tokens, tokens, state.lengths, kept)
+    lengths = state.lengths + kept.sum(axis=1, dtype=jnp.int32)
+    reason = jnp.where(lengths >= state.limits, LENGTH, RUNNING)
+    stop = state.stop
+    if stop is not None and texts is not None:
+        reason = jnp.where((ends & kept).any(axis=1), STOP, reason)
+        appended = (lengths - state.lengths)[:, None]
+        stop = stop._replace(states=jnp.take_along_axis(texts, appended, axis=1)[:, 0])
+    reason = jnp.where((eos & kept).any(axis=1), EOS, reason)
+    ended_by = jnp.where(state.finished, state.ended_by, reason)
+    sampling = advance(state.sampling, tokens, lengths - state.lengths)
+    new = state._replace(tokens=out, lengths=lengths, ended_by=ended_by, stop=stop)
+    return new._replace(sampling=sampling), kept
 
-    cache: Cache
-    length: Int32[Array, " B"]
+
+def _final_state(stop: StopState) -> int:
+    """The automaton's state after a complete stop string."""
+    assert stop.table is not None
+    return stop.table.shape[0] - 1
+
+
+def _read_texts(stop: StopState, tokens: Array) -> Array:
+    """`[B, T + 1]`, the automaton's states before each of `tokens [B, T]` and after the last."""
+
+    def read(states: Array, token: Array) -> tuple[Array, Array]:
+        after = _after(stop, states, token)
+        return after, after
+
+    _, after = lax.scan(read, stop.states, tokens.T)
+    return jnp.concatenate([stop.states[None], after]).T
+
+
+def read_token(stop: StopState | None, token: Array) -> tuple[StopState | None, Array]:
+    """The texts after `token [B]`, and `[B]` bool: those with a complete stop string."""
+    if stop is None:
+        return None, jnp.zeros(token.shape, bool)
+    states = _after(stop, stop.states, token)
+    return stop._replace(states=states), states == _final_state(stop)
+
+
+def _after(stop: StopState, states: Array, token: Array) -> Array:
+    assert stop.table is not None
+    return stop.table[states, token].astype(jnp.int32)
+
+
+def watch_stops(state: DecodeState, first: Any = 0) -> DecodeState:
+    """A state of `init` whose rows also end by stop strings; `run` then needs their table.
+
+    `first` is the automaton's state before the first token, a number or `[B]`.
+    """
+    stop = StopState(*_jitted_first(placement(state.lengths))(state.lengths, np.int32(first)))
+    return state._replace(stop=stop)
+
+
+_jitted_first = jit_at(lambda lengths, first: (jnp.zeros_like(lengths) + first,) * 2)
+
+
+def end_tokens(tokens: Array, eos_ids: tuple[int, ...]) -> Array:
+    """Tells which of `tokens`, of any shape, end a row."""
+    ends = jnp.zeros(tokens.shape, bool)
+    for eos in eos_ids:
+        ends |= tokens == eos
+    return ends
+
+
+def insert_rows(state: DecodeState, rows: Int32[Array, " n"], new: DecodeState) -> DecodeState:
+    """Puts new rows into the slots `rows` of finished rows. The state is donated: use the result.
+
+    The new rows have the same N, cache length and prompt length; each slot occurs once.
+    """
+    return jitted_insert(placement(state))(state, rows, new)
+
+
+def _insert(state: DecodeState, rows: Array, new: DecodeState) -> DecodeState:
+    return jax.tree.map(lambda old, fresh: old.at[rows].set(fresh), state, new)
+
+
+jitted_insert = jit_at(_insert, donate_argnums=0)
+
+
+def end_row(state: DecodeState, row: int, reason: int) -> DecodeState:
+    """Ends a row with a code of `ENDED_BY`; the caller's state is not donated."""
+    ended_by = _jitted_end(placement(state.ended_by))(state.ended_by, np.int32(row), reason)
+    return state._replace(ended_by=ended_by)
+
+
+_jitted_end = jit_at(lambda ended_by, row, reason: ended_by.at[row].set(reason))
 
 
 def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -> Beginning | None:
@@ -525,20 +778,20 @@ def beginning_of(method: Method, params: Params, state: DecodeState, row: int) -
     if not order or max(order) >= len(caches_read):
         return None
     ordered = [caches_read[i] for i in order]
-    lengths = np.min([np.asarray(one.length)[row] for one in ordered])
+    lengths = np.min([np.asarray(one.cached)[row] for one in ordered])
     rows = 1 if method.partitioner is None else method.partitioner.row_multiple
     caches = tuple(one.cache for one in ordered)
     return Beginning(_take(placement(caches))(rows, caches, np.int32(row)), np.int32(lengths))
 
 
-def reads(parts: Any) -> list[Read]:
+def reads(parts: Any) -> list[Any]:
     """All parts with a `cache` and a property `cached`, `[B]` int32, in their order.
 
     Entries of the cache below `cached` belong to the prompt and the committed tokens, in order.
     """
     if not isinstance(parts, tuple | list):
         return []
-    first = [Read(parts.cache, parts.cached)] if hasattr(parts, "cached") else []  # type: ignore[union-attr]
+    first = [parts] if hasattr(parts, "cached") else []
     return first + [one for part in parts for one in reads(part)]
 
 
@@ -572,3 +825,90 @@ def _row(rows: int, caches: Any, row: Array) -> Any:
 
 
 _take = jit_at(_row, static_argnums=0)
+
+
+def check_prompts(method: Any, prompts: PromptBatch, copies: int, max_new: int) -> None:
+    """Raises UserError, naming the argument, for a wrong shape, dtype or value."""
+    if np.ndim(prompts.inputs) != 2:
+        raise UserError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
+    if prompts.prefix is None and prompts.prefix_lengths is not None:
+        raise UserError("prefix_lengths was given without prefix: give both or neither")
+    check_count("copies", copies, "give the number of rows of each prompt")
+    rows, width = np.shape(prompts.inputs)
+    prefix = () if prompts.prefix is None else np.shape(prompts.prefix)
+    forced, last = prefix[-1] if prefix else 0, method.vocab_size - 1
+    spans = {
+        "inputs": ("[B, P]", (rows, width), 0, last),
+        "input_lengths": ("[B]", (rows,), 1, width),
+        "limits": ("[B]", (rows,), 0, max_new),
+        "draft_limits": ("[B]", (rows,), method.min_draft, method.max_draft),
+        "seeds": ("scalar or [B]", (rows,), 0, _WORD),
+        "ids": ("[B]", (rows,), 0, _WORD),
+        "prefix": ("[B, F]", (rows, forced), 0, last),
+        "prefix_lengths": ("[B]", (rows,), 0, forced),
+    }
+    for name, (axes, shape, low, high) in spans.items():
+        if (value := getattr(prompts, name)) is not None:
+            _check_shape(name, value, axes, shape)
+            _check_span(name, value, low, high)
+    last = (_WORD + 1) // copies - 1
+    if copies > 1 and np.max(prompts.ids, initial=0) > last:
+        raise UserError(
+            f"ids must be at most {last} for {copies} copies, got {np.max(prompts.ids)}"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(prompts.sampling):
+        _check_shape(f"sampling{jax.tree_util.keystr(path)}", leaf, "scalar or [B]", (rows,))
+
+
+def _check_shape(name: str, value: Any, axes: str, shape: tuple[int, ...]) -> None:
+    scalar = axes.startswith("scalar") and np.shape(value) == ()
+    if np.shape(value) != shape and not scalar:
+        raise UserError(f"{name} must be {axes} = {shape}, got shape {np.shape(value)}")
+
+
+def _check_span(name: str, value: Any, low: int, high: int) -> None:
+    array = np.asarray(value)
+    if array.size and array.dtype.kind not in "iuO":  # O: whole numbers of more than 64 bits
+        raise UserError(f"{name} must be of an integer dtype, got {array.dtype}")
+    bad = (array < low) | (array > high)
+    if bad.any():
+        where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
+        raise UserError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
+
+
+def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Raises UserError unless `eos_ids` is a tuple of token ids."""
+    if not isinstance(eos_ids, tuple):
+        raise UserError(f"eos_ids must be a tuple of token ids, got {eos_ids!r}: write (1,)")
+    for eos in eos_ids:
+        if not 0 <= eos < vocab_size:
+            raise UserError(f"eos_ids must lie in [0, {vocab_size - 1}], got {eos}")
+
+
+def check_model(name: str, model: Any) -> None:
+    """Raises UserError unless the argument `name` is a language model, and hashable."""
+    needed = ("vocab_size", "prefill", "score", "write", "extend")
+    check_part(name, model, needed, "models.model_from_config(config)")
+    check_static(name, model)
+
+
+def check_drafter(name: str, drafter: Any) -> None:
+    """Raises UserError unless the argument `name` is a drafter, and hashable."""
+    needed = ("prefill", "draft_limits", "propose", "bonus", "commit", "mark", "rewind")
+    check_part(name, drafter, needed, "drafting.NeuralDrafter(...)")
+    check_static(name, drafter)
+
+
+def check_vocabularies(verifier: Any, drafter: Any) -> None:
+    """Raises UserError unless a verifier and a drafter have the same vocabulary size."""
+    if verifier.vocab_size != drafter.vocab_size:
+        raise UserError(
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens, the verifier's "
+            f"{verifier.vocab_size}: they must be the same"
+        )
+
+
+def check_strengths(rule: Any, rows: int) -> None:
+    """Raises UserError unless every strength of a rule is scalar or `[B]`."""
+    for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
+        _check_shape(f"rule{jax.tree_util.keystr(name)}", leaf, "scalar or [B]", (rows,))

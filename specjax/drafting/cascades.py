@@ -1,0 +1,741 @@
+"""Cascades of drafters: horizontal, vertical, and both described by a matrix.
+
+Source: Cascade Speculative Drafting (arXiv 2312.11462).
+
+Axes: B rows, G longest block, K longest block of the level below, R inner rounds, V vocabulary.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Int32
+
+from specjax.checks import check_count, one_number
+from specjax.decoding import MethodParams, Round
+from specjax.decoding.blocks import (
+    append_block,
+    commit_tokens,
+    cut_from,
+    draft_probs,
+    drafted_sources,
+    empty_block,
+    last_token,
+    propose_block,
+    read_bonus,
+    wanted_limits,
+)
+from specjax.decoding.method import check_drafter
+from specjax.decoding.speculative import RoundMark, RoundState, inner_sources
+from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
+from specjax.errors import UserError
+from specjax.processing import advance, with_processing
+from specjax.rules import Lossless, Lossy
+from specjax.types import (
+    Axes,
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftInputs,
+    DraftTraits,
+    LanguageModel,
+    Params,
+    Processing,
+    Prompts,
+    Rule,
+    Verification,
+    row_axes,
+)
+from specjax.verification import Block
+
+
+class SeveralState(NamedTuple):
+    """The state of several drafters between rounds.
+
+    Attributes:
+      drafters: their states, in their order.
+      marks: the place of each drafter at the last commit; empty if drafters do not read drafts.
+      note: information about the last block.
+    """
+
+    drafters: tuple[Any, ...]
+    marks: tuple[Any, ...]
+    note: Int32[Array, " B"]
+
+
+class SeveralDrafters(Drafter):
+    """Has several drafters, and decides which of them drafts. Parameters: a tuple of theirs.
+
+    Attributes:
+      drafters: in their order.
+    """
+
+    # Whether a drafter reads the drafts of earlier drafters as if they were committed. The commit
+    # takes them back.
+    _reads_drafts: ClassVar[bool] = False
+    # Whether the drafters may draft trees.
+    _takes_trees: ClassVar[bool] = False
+
+    # Only for the type checker: a field of a dataclass may replace it.
+    if TYPE_CHECKING:
+
+        @property
+        def drafters(self) -> tuple[Drafter, ...]:
+            """The drafters, in their order."""
+
+    def _check_parts(self, names: Sequence[str]) -> None:
+        """Raises UserError unless all are drafters whose blocks and commits can be combined."""
+        where = type(self).__name__
+        for name, drafter in zip(names, self.drafters, strict=True):
+            check_drafter(name, drafter)
+            kind, traits = type(drafter).__name__, drafter.traits
+            if traits.drafts_trees and not self._takes_trees:
+                raise UserError(
+                    f"{kind} drafts trees, but the blocks of {where} are chains: use it without "
+                    f"{where}"
+                )
+            if traits.reads_verifier_hidden and self._reads_drafts:
+                raise UserError(
+                    f"{kind} reads the verifier's hidden states, but drafts in {where} have none: "
+                    f"use it without {where}"
+                )
+        sizes = [drafter.vocab_size for drafter in self.drafters]
+        if len(set(sizes)) > 1:
+            raise UserError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
+
+    def _check_names(self, shared: Sequence[str]) -> None:
+        """Raises UserError if two models have the same name, unless it is in `shared`."""
+        names = [name for drafter in self.drafters for name in drafter.model_names]
+        for name in names:
+            if names.count(name) > 1 and name not in shared:
+                raise UserError(
+                    f"two drafters of {type(self).__name__} have the name {name!r}: give each its "
+                    f"own name, or, if they are one model, shared=({name!r},)"
+                )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.drafters[0].vocab_size
+
+    @property
+    def num_uniforms(self) -> int:
+        return sum(drafter.num_uniforms for drafter in self.drafters)
+
+    @property
+    def has_confidence(self) -> bool:
+        return all(drafter.has_confidence for drafter in self.drafters)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.model_names))
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(name for drafter in self.drafters for name in drafter.source_names)
+
+    def describe(self) -> Any:
+        return {"drafters": [drafter.describe() for drafter in self.drafters]}
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.drafters]
+        return functools.reduce(np.maximum, each)  # an encoder-decoder returns a single number
+
+    def prefill(self, params: Sequence[Params], prompts: Prompts, max_length: int) -> SeveralState:
+        together = zip(self.drafters, params, strict=True)
+        states = tuple(drafter.prefill(part, prompts, max_length) for drafter, part in together)
+        rows = prompts.inputs.shape[0]
+        return SeveralState(states, self._kept(states), jnp.zeros((rows,), jnp.int32))
+
+    def commit(
+        self, state: SeveralState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> SeveralState:
+        states = []
+        for i, (drafter, part) in enumerate(zip(self.drafters, state.drafters, strict=True)):
+            now = drafter.rewind(part, state.marks[i]) if i and self._reads_drafts else part
+            states.append(commit_tokens(drafter, now, tokens, counts, hidden))
+        return state._replace(drafters=tuple(states), marks=self._kept(states))
+
+    def mark(self, state: SeveralState) -> tuple[Any, ...]:
+        return state.marks if self._reads_drafts else self._marks(state.drafters)
+
+    def rewind(self, state: SeveralState, mark: tuple[Any, ...]) -> SeveralState:
+        together = zip(self.drafters, state.drafters, mark, strict=True)
+        states = tuple(drafter.rewind(part, place) for drafter, part, place in together)
+        return state._replace(drafters=states, marks=mark if self._reads_drafts else ())
+
+    def state_axes(self, state: SeveralState) -> Axes:
+        together = zip(self.drafters, state.drafters, strict=True)
+        axes = row_axes(state._replace(drafters=()))
+        return axes._replace(drafters=tuple(drafter.state_axes(part) for drafter, part in together))
+
+    def _kept(self, states: Sequence[Any]) -> tuple[Any, ...]:
+        """`SeveralState.marks`: a mark can be as large as a state."""
+        return self._marks(states) if self._reads_drafts else ()
+
+    def _marks(self, states: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(d.mark(part) for d, part in zip(self.drafters, states, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class HorizontalCascade(SeveralDrafters):
+    """Drafters that extend a block in turn. Its parameters: a tuple of theirs.
+
+    Each position keeps the distribution of the drafter that drew its token. The bonus position has
+    the last drafter's.
+
+    A later drafter reads the tokens of the earlier ones. Its stopping policy learns nothing from
+    earlier rounds; the first drafter's does.
+
+    Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.2.
+
+    Attributes:
+      drafters: larger ones first; each may be a cascade.
+      counts: the number of tokens of each drafter, 1 .. its own `max_draft`, which None stands for.
+        A drafter with a larger `max_draft` may add more.
+      cumulative: False, as in the paper: each drafter adds its count. True, as in the published
+        code: each drafts until the block has the sum of the counts so far, so it adds less if an
+        earlier drafter added more.
+      shared: names of models that several drafters use. Their passes are added up; any other name
+        must belong to a single model.
+    """
+
+    drafters: tuple[Drafter, ...]
+    counts: tuple[int, ...] | None = None
+    cumulative: bool = False
+    shared: tuple[str, ...] = ()
+
+    _reads_drafts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafters, tuple) or not self.drafters:
+            raise UserError(
+                f"drafters must be a tuple of at least one drafter, got {self.drafters!r}"
+            )
+        self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
+        longest = [drafter.max_draft for drafter in self.drafters]
+        counts = tuple(longest) if self.counts is None else self.counts
+        fits = isinstance(counts, tuple) and len(counts) == len(longest)
+        if not fits or any(
+            n not in range(1, most + 1) for n, most in zip(counts, longest, strict=True)
+        ):
+            raise UserError(
+                f"counts must be a tuple of numbers from 1 to the drafters' {longest}, got "
+                f"{self.counts!r}: leave out a drafter that contributes nothing"
+            )
+        self._check_names(self.shared)
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return self.counts or tuple(drafter.max_draft for drafter in self.drafters)
+
+    @property
+    def max_draft(self) -> int:
+        longest = [drafter.max_draft for drafter in self.drafters]
+        if not self.cumulative:
+            return sum(longest)
+        counts = np.array(self._counts)
+        return int(np.max(np.cumsum(counts) - counts + longest))
+
+    @property
+    def traits(self) -> DraftTraits:
+        # The traits of several drafters: the distribution depends on the place in the block.
+        each = [drafter.traits for drafter in self.drafters]
+        exact = all(n == d.max_draft for n, d in zip(self._counts, self.drafters, strict=True))
+        return DraftTraits(
+            prefix_only=len(each) == 1 and each[0].prefix_only,
+            random_stops=any(traits.random_stops for traits in each),
+            fixed_length=exact and all(traits.fixed_length for traits in each),
+            # Several drafters lag by what the rows have accepted, and catch up in common passes.
+            independent_rows=len(each) == 1 and exact and each[0].independent_rows,
+            catches_up=each[-1].catches_up,
+            processes=all(traits.processes for traits in each),
+        )
+
+    def describe(self) -> Any:
+        counts = {"counts": list(self._counts), "cumulative": self.cumulative}
+        return super().describe() | counts
+
+    def propose(
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs
+    ) -> tuple[DraftBlock, SeveralState]:
+        limits = jnp.where(inputs.active, inputs.limits, 0)
+        ends = np.cumsum([drafter.num_uniforms for drafter in self.drafters])[:-1].tolist()
+        uniforms = jnp.split(inputs.uniforms, ends, axis=1)
+        sizes = limits.size, self.max_draft, self.vocab_size
+        block = empty_block(*sizes, inputs.with_confidence, inputs.with_sources)
+        calls = dict.fromkeys(self.model_names, jnp.int32(0))
+        states, before, named = list(state.drafters), block.num_drafted, 0
+        for i, drafter in enumerate(self.drafters):
+            before = block.num_drafted
+            if i:
+                states[i] = commit_tokens(drafter, states[i], block.tokens, before)
+            allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
+            # `CaterpillarDrafter` requests confidences of the drafters that have them.
+            reports = inputs.with_confidence and drafter.has_confidence
+            # The last drafter may have to give a bonus even if it drafts nothing.
+            last = i + 1 == len(self.drafters)
+            drafts = wanted_limits(drafter, params[i], states[i], allowed) > 0
+            part, states[i] = propose_block(
+                drafter,
+                params[i],
+                states[i],
+                DraftInputs(
+                    last_token(block.tokens, before, inputs.tokens),
+                    allowed,
+                    uniforms[i],
+                    advance(inputs.sampling, block.tokens, before),
+                    inputs.active if last else drafts,
+                    reports,
+                    inputs.with_sources,
+                ),
+            )
+            part = part._replace(probs=draft_probs(part, self.vocab_size))
+            if reports != inputs.with_confidence:
+                part = part._replace(confidences=jnp.zeros_like(part.probs))
+            if inputs.with_sources:
+                part = part._replace(sources=drafted_sources(part) + named)
+                named += len(drafter.source_names)
+            block = append_block(block, part)
+            for name in part.calls:
+                calls[name] += part.calls[name]
+        new = SeveralState(tuple(states), state.marks, before)
+        return block._replace(calls=calls), new
+
+    def bonus(
+        self, params: Sequence[Params], state: SeveralState, inputs: DraftInputs, block: DraftBlock
+    ) -> tuple[Bonus, SeveralState]:
+        drafter, last = self.drafters[-1], state.drafters[-1]
+        extra, last = read_bonus(
+            drafter,
+            params[-1],
+            last,
+            inputs._replace(tokens=last_token(block.tokens, state.note, inputs.tokens)),
+            cut_from(block, state.note, drafter.max_draft),
+        )
+        calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
+        drafters = (*state.drafters[:-1], last)
+        return extra._replace(calls=calls), state._replace(drafters=drafters)
+
+    def _allowed(self, index: int, before: Array) -> Array:
+        """The most tokens that a drafter may add to the `before [B]` tokens of a block; `[B]`."""
+        longest = self.drafters[index].max_draft
+        if not self.cumulative:
+            return jnp.full_like(before, longest)
+        missing = sum(self._counts[: index + 1]) - before
+        more = missing + longest - self._counts[index]
+        return jnp.where(missing > 0, jnp.minimum(more, longest), 0)
+
+
+class VerticalCascadeParams(NamedTuple):
+    """The parameters of a vertical cascade.
+
+    Attributes:
+      reviewer: the middle model's parameters.
+      drafter: the parameters of the level below.
+      rule: the middle model's rule, its strengths scalar or `[B]`.
+    """
+
+    reviewer: Params
+    drafter: Params
+    rule: Rule = Lossless()
+
+
+class VerticalCascadeState(NamedTuple):
+    """The state of a vertical cascade between rounds.
+
+    Attributes:
+      round: the inner round's state; after `propose` it has moved on by the block.
+      mark: the places of the rows at the last commit.
+      active: the rows that drafted last or may need a bonus.
+    """
+
+    round: RoundState
+    mark: RoundMark
+    active: Bool[Array, " B"]
+
+
+class _Collecting(NamedTuple):
+    """The state of the loop over inner rounds."""
+
+    step: Array
+    block: DraftBlock
+    round: RoundState
+    processing: Processing | None
+
+
+@dataclasses.dataclass(frozen=True)
+class VerticalCascade(Drafter):
+    """Drafts with its own rounds. Its parameters: `VerticalCascadeParams`.
+
+    The level below drafts, and the middle model reviews under its own rule, until there are enough
+    tokens. They follow the inner target pi = T(q, p), for q of the level below and p of the middle
+    model. The block reports pi as its tokens' distribution: so the level above is exact, whatever
+    the rule. The middle model's p is not that distribution, unless the rule is `Lossless`.
+
+    An inner round never drafts more than fits into the block, so no reviewed token is lost. Whether
+    another round follows depends only on earlier tokens.
+
+    Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.1.
+
+    Attributes:
+      drafter: the level below: any drafter, even a cascade.
+      reviewer: the middle model.
+      max_draft: G >= 1.
+      min_draft: rounds follow until a block has this many tokens, 1 .. G; None for G. A row whose
+        limit is below G needs fewer by the difference. Extra tokens of the last round stay.
+      rounds: the most inner rounds; None for no limit.
+      verification: of the inner rounds; without a carry (not GreedyBlock).
+      widths: the widths of the middle model's passes; see `decoding.Round`.
+      name: the middle model's passes are counted under it.
+    """
+
+    drafter: Drafter
+    reviewer: LanguageModel
+    max_draft: int
+    min_draft: int | None = None
+    rounds: int | None = None
+    verification: Verification = Block()  # noqa: RUF009  immutable
+    widths: tuple[int, ...] | None = None
+    name: str = "reviewer"
+
+    def __post_init__(self) -> None:
+        check_count("max_draft", self.max_draft, "give the length of a block")
+        if self.min_draft is not None:
+            check_count("min_draft", self.min_draft, "leave it out for max_draft")
+            if self.min_draft > self.max_draft:
+                raise UserError(
+                    f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
+                )
+        if self.rounds is not None:
+            check_count("rounds", self.rounds, "leave it out for no limit")
+        self._round  # noqa: B018  its checks
+
+    @property
+    def _round(self) -> Round:
+        return Round(
+            self.reviewer, self.drafter, self.verification, self.widths, self.name, nested=True
+        )
+
+    @property
+    def _most_rounds(self) -> int:
+        """R: each inner round adds at least one token."""
+        return min(self.max_draft if self.rounds is None else self.rounds, self._enough)
+
+    @property
+    def _enough(self) -> int:
+        return self.max_draft if self.min_draft is None else self.min_draft
+
+    @property
+    def vocab_size(self) -> int:
+        return self.reviewer.vocab_size
+
+    @property
+    def num_uniforms(self) -> int:
+        return self._most_rounds * self._round.num_uniforms
+
+    @property
+    def has_confidence(self) -> bool:
+        return True
+
+    @property
+    def traits(self) -> DraftTraits:
+        # Where a block ends may depend on the randomness of a round.
+        fixed = self._enough == self.max_draft and self.rounds is None
+        return DraftTraits(
+            prefix_only=self.drafter.traits.prefix_only,
+            random_stops=not fixed,
+            fixed_length=fixed,
+            independent_rows=False,
+            catches_up=True,
+            processes=self.drafter.traits.processes,
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self._round.model_names
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return (self.name, *self.drafter.source_names)
+
+    def describe(self) -> Any:
+        return {
+            "name": self.name,
+            "reviewer": self.reviewer.describe(),
+            "drafter": self.drafter.describe(),
+            "max_draft": self.max_draft,
+            "min_draft": self._enough,
+            "rounds": self.rounds,
+            "verification": repr(self.verification),
+            "widths": list(self._round.verifier_widths),
+        }
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        return self._round.prompt_positions(input_lengths, prefix_lengths)
+
+    def prefill(
+        self, params: VerticalCascadeParams, prompts: Prompts, max_length: int
+    ) -> VerticalCascadeState:
+        inner = self._round
+        state = inner.prefill(MethodParams(*params), prompts, max_length)
+        nobody = jnp.zeros(state.positions.shape, bool)
+        return VerticalCascadeState(state, inner.mark(state), nobody)
+
+    def propose(
+        self, params: VerticalCascadeParams, state: VerticalCascadeState, inputs: DraftInputs
+    ) -> tuple[DraftBlock, VerticalCascadeState]:
+        inner, most = self._round, self._most_rounds
+        limits = jnp.where(inputs.active, inputs.limits, 0)
+        # At least one token if any is allowed.
+        spare = self.max_draft - self._enough
+        enough = jnp.maximum(limits - spare, jnp.minimum(limits, 1))
+        uniforms = inputs.uniforms.reshape(limits.size, most, inner.num_uniforms)
+
+        def step(carry: _Collecting) -> _Collecting:
+            drafted = carry.block.num_drafted
+            going, room = drafted < enough, limits - drafted
+            sampling = with_processing(inputs.sampling, carry.processing)
+            outcome = inner(
+                MethodParams(*params),
+                sampling,
+                carry.round,
+                lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False),
+                going,
+                # The round adds a token of its own.
+                jnp.clip(room - 1, 0, self.drafter.max_draft),
+                with_confidence=inputs.with_confidence,
+                with_sources=inputs.with_sources,
+            )
+            tokens, counts = outcome.step.tokens, jnp.where(going, outcome.step.counts, 0)
+            # NaN here must be NaN in the level above.
+            bad = (outcome.step.nan_in >= 0)[:, None, None]
+            probs = jnp.where(bad, jnp.nan, outcome.probs)
+            part = DraftBlock(tokens, probs, outcome.confidences, counts, {})
+            if outcome.step.sources is not None:
+                part = part._replace(sources=inner_sources(outcome.step.sources))
+            block = append_block(carry.block, part)
+            calls = {name: carry.block.calls[name] + outcome.calls[name] for name in outcome.calls}
+            after = inner.commit(carry.round, outcome.step.inner, tokens, counts)
+            processing = advance(sampling, tokens, counts).processing
+            return _Collecting(carry.step + 1, block._replace(calls=calls), after, processing)
+
+        def unfinished(carry: _Collecting) -> Array:
+            return (carry.step < most) & jnp.any(carry.block.num_drafted < enough)
+
+        sizes = limits.size, self.max_draft, self.vocab_size
+        block = empty_block(*sizes, inputs.with_confidence, inputs.with_sources)
+        block = block._replace(calls=dict.fromkeys(self.model_names, jnp.int32(0)))
+        first = _Collecting(jnp.int32(0), block, state.round, inputs.sampling.processing)
+        done = lax.while_loop(unfinished, step, first)
+        return done.block, state._replace(round=done.round, active=inputs.active)
+
+    def bonus(
+        self,
+        params: VerticalCascadeParams,
+        state: VerticalCascadeState,
+        inputs: DraftInputs,
+        block: DraftBlock,
+    ) -> tuple[Bonus, VerticalCascadeState]:
+        """The inner target after the block, from a round that drafts nothing."""
+        inner = self._round
+        outcome = inner(
+            MethodParams(*params),
+            inputs.sampling,
+            state.round,
+            jnp.zeros((inputs.tokens.size, inner.num_uniforms), jnp.float32),
+            state.active,
+            jnp.zeros_like(inputs.tokens),
+            with_confidence=inputs.with_confidence,
+        )
+        probs = jnp.where((outcome.step.nan_in >= 0)[:, None], jnp.nan, outcome.probs[:, 0])
+        confidences = outcome.confidences
+        reported = confidences[:, 0] if inputs.with_confidence and confidences is not None else None
+        return Bonus(probs, reported, outcome.calls), state._replace(round=outcome.step.inner)
+
+    def commit(
+        self, state: VerticalCascadeState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> VerticalCascadeState:
+        inner = self._round
+        back = inner.rewind(state.round, state.mark)
+        now = inner.commit(back, back, tokens, counts)
+        return state._replace(round=now, mark=inner.mark(now))
+
+    def mark(self, state: VerticalCascadeState) -> RoundMark:
+        return state.mark
+
+    def rewind(self, state: VerticalCascadeState, mark: RoundMark) -> VerticalCascadeState:
+        return state._replace(round=self._round.rewind(state.round, mark), mark=mark)
+
+    def state_axes(self, state: VerticalCascadeState) -> Axes:
+        return VerticalCascadeState(
+            self._round.inner_axes(state.round), row_axes(state.mark), row_axes(state.active)
+        )
+
+
+def lenience(value: float) -> Rule:
+    """The rule that accepts x in an inner level with probability min(1, l p(x) / q(x)).
+
+    It is `Lossy` at the strength 1 - 1 / l. At temperature 0 it changes nothing; `TokenV3` is its
+    counterpart there.
+
+    l must be at least 1; 1 changes nothing.
+
+    Source: Leviathan et al. (arXiv 2211.17192), section A.5; arXiv 2312.11462, section 3.1.
+    """
+    exact = one_number("lenience", value, low=1.0, high=float(np.finfo(np.float32).max))
+    return Lossless() if exact == 1.0 else Lossy(1.0 - 1.0 / exact)
+
+
+def cascade(
+    lengths: Any,
+    models: Mapping[str, LanguageModel],
+    last: Drafter | None = None,
+    *,
+    verification: Verification = Block(),  # noqa: B008  immutable
+    cumulative: bool = False,
+    neural: Callable[[str, int], NeuralDrafter] | None = None,
+) -> Drafter:
+    """The drafter of Cascade Speculative Drafting for a matrix K of draft lengths.
+
+    There are n drafters d_1 .. d_n, and d_0 is the verifier. Row r of K (from 1) belongs to the
+    reviewer d_{r-1}: K[r, i] is the number of tokens of d_i in the blocks that it reviews, larger
+    drafters first. d_i writes them by reviewing blocks of row i + 1; or token by token, if it is
+    the last drafter or that row has no tokens. So
+
+        [[5, 3],     the verifier reviews blocks of 5 tokens or more of d_1, then 3 of d_2;
+         [0, 2]]     d_1 writes its tokens by reviewing blocks of 2 tokens of d_2
+
+    If d_i reviews, its last round may add more than K[r, i] tokens, and they stay, as in the
+    paper's algorithm. A model with several places in K has a cache for each.
+
+    Source: arXiv 2312.11462, the algorithm of section 3.4.
+
+    Args:
+      lengths: K, `[n, n]` whole numbers, upper triangular.
+      models: d_1, d_2, ... by name, largest first.
+      last: d_n if it is not a model but a drafter of statistics: a frozen dataclass with a field
+        `max_draft`, of any value.
+      verification: of all inner rounds.
+      cumulative: the meaning of counts in a row; see `HorizontalCascade`.
+      neural: (a model's name, a number of tokens) -> the drafter that draws so many tokens from a
+        model that does not review, under that name; by default it always drafts all of them.
+
+    Returns:
+      A drafter; `cascade_params` makes its parameters.
+    """
+    matrix = check_lengths(lengths, [*models, *(["last"] if last is not None else [])])
+    named = list(models.items())
+
+    def unreviewed(i: int, count: int) -> Drafter:
+        if i < len(named):
+            name, model = named[i]
+            drawn = None if neural is None else neural(name, count)
+            return NeuralDrafter(model, count, name=name) if drawn is None else drawn
+        assert dataclasses.is_dataclass(last), f"last must be a dataclass, got {last!r}"
+        changed: Any = dataclasses.replace(last, max_draft=count)
+        return changed
+
+    def stage(i: int, count: int) -> Drafter:
+        if i + 1 == len(matrix) or not any(matrix[i + 1]):
+            return unreviewed(i, count)
+        name, model = named[i]
+        below = row(i + 1)
+        return VerticalCascade(
+            below,
+            model,
+            max_draft=count + below.max_draft,
+            min_draft=count,
+            verification=verification,
+            name=name,
+        )
+
+    def row(r: int) -> Drafter:
+        places = [(i, count) for i, count in enumerate(matrix[r]) if count]
+        stages = tuple(stage(i, count) for i, count in places)
+        if len(stages) == 1:
+            return stages[0]
+        counts = tuple(count for _, count in places)
+        return HorizontalCascade(stages, counts, cumulative, tuple(models))
+
+    return row(0)
+
+
+def cascade_params(
+    drafter: Drafter,
+    models: Mapping[str, Params],
+    last: Params = (),
+    rules: Rule | Mapping[str, Rule] = Lossless(),  # noqa: B008  immutable
+    stopping: Mapping[str, Params] = MappingProxyType({}),
+) -> Params:
+    """The parameters of a nested drafter, from those of its models.
+
+    Args:
+      drafter: from `cascade`, or any nesting of vertical and horizontal cascades of neural drafters
+        and others.
+      models: the models' parameters by the names in the drafter.
+      last: the parameters of every drafter that is not neural.
+      rules: for the reviews of the middle models: a rule for all, or rules by the reviewer's name,
+        with `Lossless` for the others. `lenience` makes a rule.
+      stopping: the parameters of the models' stopping policies by their names; default ().
+    """
+    reviewers: set[str] = set()
+    draws: set[str] = set()
+
+    def params(part: Drafter) -> Params:
+        if isinstance(part, HorizontalCascade):
+            return tuple(params(each) for each in part.drafters)
+        if isinstance(part, VerticalCascade):
+            reviewers.add(part.name)
+            rule = rules.get(part.name, Lossless()) if isinstance(rules, Mapping) else rules
+            return VerticalCascadeParams(_named(models, part.name), params(part.drafter), rule)
+        if isinstance(part, NeuralDrafter):
+            draws.add(part.name)
+            return NeuralDrafterParams(_named(models, part.name), stopping.get(part.name, ()))
+        return last
+
+    nested = params(drafter)
+    by_name = rules if isinstance(rules, Mapping) else {}
+    for what, entries, names in (("rules", by_name, reviewers), ("stopping", stopping, draws)):
+        if unknown := sorted(set(entries) - names):
+            raise UserError(
+                f"{what} has an entry {unknown[0]!r}, but its names are "
+                f"{', '.join(sorted(names)) or 'none'}: correct it, or leave it out"
+            )
+    return nested
+
+
+def _named(models: Mapping[str, Params], name: str) -> Params:
+    if name not in models:
+        raise UserError(f"models must have an entry {name!r}, got {', '.join(models)}")
+    return models[name]
+
+
+def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
+    """K of the drafters with these names, as lists of ints."""
+    try:
+        matrix = np.asarray(lengths)
+    except ValueError:
+        raise UserError(f"K must have rows of equal length, got {lengths!r}") from None
+    size = len(names)
+    if matrix.shape != (size, size):
+        raise UserError(
+            f"K must have a row and a column for each of the {size} drafters ({', '.join(names)}), "
+            f"got shape {matrix.shape}"
+        )
+    if matrix.dtype.kind not in "iu" or (matrix < 0).any():
+        raise UserError(f"K must hold whole numbers of at least 0, got {matrix.tolist()}")
+    below = np.argwhere(np.tril(matrix, -1))
+    if below.size:
+        row, column = below[0]
+        raise UserError(
+            f"K must be upper triangular, got {matrix[row, column]} in row {row + 1}, column "
+            f"{column + 1}: row r has the tokens of drafters r, r + 1, ...; put 0 before them"
+        )
+    if not matrix[0].any():
+        raise UserError("K must have tokens in its first row, which the verifier reviews: got 0s")
+    return matrix.tolist()
