@@ -51,7 +51,7 @@ def start(args: argparse.Namespace) -> "Process | None":
 
     JAX must not have started its devices.
     """
-    from specjax.runs import processes, rendezvous
+    from specjax.runs import processes
 
     count, index = (_number(name, args) for name in ("process_count", "process_index"))
     address = _value("coordinator_address", args)
@@ -86,7 +86,7 @@ def start(args: argparse.Namespace) -> "Process | None":
     if not address:
         return process
     _check_address(address)
-    rendezvous.meet(address, count, index)
+    processes.meet(address, count, index)
     return processes.join(address, count, index)
 
 

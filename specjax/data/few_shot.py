@@ -1,16 +1,70 @@
-"""Prompts made from a template, with solved examples before each input."""
+"""Prompts made from templates, with solved examples before each input."""
 
 import dataclasses
 import os
 import random
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specjax.checks import whole_number
-from specjax.data.examples import Example
-from specjax.data.records import SourceRecord, read_records, report_all
-from specjax.data.templates import Template, look_up
+from specjax.checks import check_part, whole_number
+from specjax.data.examples import (
+    Example,
+    SourceRecord,
+    look_up,
+    read_examples,
+    read_records,
+    report_all,
+)
 from specjax.errors import UserError
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A text with fields of a record.
+
+    `{question}` is the value of this key; `{answers.text.0}` uses the keys of objects and the
+    places in lists; `{answers.0|none}` is "none" if the value is absent or null. A list of texts is
+    joined by line breaks. `{{` and `}}` are braces.
+    """
+
+    source: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise UserError(
+                f"a template must be a text such as 'Question: {{question}}', got {self.source!r}"
+            )
+        for match in _PART.finditer(self.source):
+            if match[0] in ("{", "}"):
+                raise UserError(
+                    f"the template {self.source!r} has an unpaired {match[0]!r} at character "
+                    f"{match.start() + 1}: write {match[0] * 2!r} for a brace"
+                )
+            if match[1] is not None and not all(match[1].partition("|")[0].split(".")):
+                raise UserError(
+                    f"the template {self.source!r} has a field without a name, {match[0]!r}: write "
+                    "a field as {name}"
+                )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys that the template reads, each once."""
+        names = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
+        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in names))
+
+    def fill(self, record: Mapping[str, Any], where: str) -> str:
+        """Fills in the record's values."""
+
+        def put(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return match[0][0]
+            value = look_up(record, match[1], where)
+            return "\n".join(value) if isinstance(value, tuple) else value
+
+        return _PART.sub(put, self.source)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,3 +205,23 @@ class FewShot:
         if isinstance(value, str):
             return (value,)
         return value or ((default,) if bar else ("",))
+
+
+def read_inputs(
+    source: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    inputs_field: str | int | None = None,
+    targets_field: str | int | None = None,
+    split: str = "test",
+    task: FewShot | None = None,
+) -> list[Example]:
+    """Reads a source (see `read_examples`); a task makes the prompts, else each input is one."""
+    if task is None:
+        fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
+        return list(read_examples(source, format=format, split=split, **fields))
+    check_part("task", task, ("read",), "FewShot(prompt='Question: {question}')")
+    for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
+        if field is not None:
+            raise UserError(f"{name} must be left out: the task names the fields, got {field!r}")
+    return task.read(source, format=format, split=split)

@@ -1,6 +1,8 @@
 """Records of seqio tasks; specjax's own tasks for the papers' data in TensorFlow Datasets."""
 
 import errno
+import functools
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,48 +20,37 @@ class TfdsData(NamedTuple):
 
     Attributes:
       name: its name in TensorFlow Datasets, with configuration and version.
-      fields: name of a record's field -> its keys in an example, outermost first. The names are
-        those of public JSONL files of the same data.
+      fields: the fields of a record, those of public JSONL files of the same data: a key of an
+        example, or keys joined by dots, the outermost first.
       splits: the available splits.
     """
 
     name: str
-    fields: dict[str, tuple[str, ...]]
+    fields: tuple[str, ...]
     splits: tuple[str, ...] = ("train", "validation", "test")
 
 
-def _same(*names: str) -> dict[str, tuple[str, ...]]:
-    return {name: (name,) for name in names}
-
-
 TFDS_DATA = {
-    "wmt14_ende": TfdsData("wmt14_translate/de-en:1.0.0", _same("en", "de")),
-    "xsum": TfdsData("xsum:1.1.0", _same("document", "summary")),
-    "cnn_dm": TfdsData("cnn_dailymail:3.4.0", _same("article", "highlights")),
-    "gsm8k": TfdsData("gsm8k:1.0.0", _same("question", "answer"), ("train", "test")),
+    "wmt14_ende": TfdsData("wmt14_translate/de-en:1.0.0", ("en", "de")),
+    "xsum": TfdsData("xsum:1.1.0", ("document", "summary")),
+    "cnn_dm": TfdsData("cnn_dailymail:3.4.0", ("article", "highlights")),
+    "gsm8k": TfdsData("gsm8k:1.0.0", ("question", "answer"), ("train", "test")),
     "mbpp": TfdsData(
         "huggingface:mbpp/full",
-        _same("text", "code", "test_list", "test_setup_code"),
+        ("text", "code", "test_list", "test_setup_code"),
         ("train", "validation", "test", "prompt"),
     ),
     "squad2": TfdsData(
         "squad/v2.0:3.0.0",
-        _same("title", "context", "question") | {"answers.text": ("answers", "text")},
+        ("title", "context", "question", "answers.text"),
         ("train", "validation"),
     ),
-    "web_questions": TfdsData(
-        "web_questions:1.0.0", _same("question", "answers"), ("train", "test")
-    ),
+    "web_questions": TfdsData("web_questions:1.0.0", ("question", "answers"), ("train", "test")),
     "natural_questions": TfdsData(
-        "natural_questions_open:1.0.0", _same("question", "answer"), ("train", "validation")
+        "natural_questions_open:1.0.0", ("question", "answer"), ("train", "validation")
     ),
     "trivia_qa": TfdsData(
-        "trivia_qa/unfiltered.nocontext:1.1.0",
-        {
-            **_same("question"),
-            "answer.value": ("answer", "value"),
-            "answer.aliases": ("answer", "aliases"),
-        },
+        "trivia_qa/unfiltered.nocontext:1.1.0", ("question", "answer.value", "answer.aliases")
     ),
 }
 
@@ -129,10 +120,8 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
             f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
             f"not installed: run pip install {error.name}"
         ) from error
-    except PermissionError:
-        raise
     except Exception as error:  # of requests, httpx, urllib, TensorFlow or a file system
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.ENOSPC):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise UserError(
@@ -143,14 +132,9 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
         ) from error
 
 
-def _fields(data: TfdsData, example: Mapping[str, Any]) -> dict[str, Any]:
-    values = {}
-    for field, path in data.fields.items():
-        value: Any = example
-        for name in path:
-            value = value[name]
-        values[field] = value
-    return values
+def _fields(data: TfdsData, example: Any) -> dict[str, Any]:
+    values = (functools.reduce(operator.getitem, x.split("."), example) for x in data.fields)
+    return dict(zip(data.fields, values, strict=True))
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -48,20 +48,6 @@ class Sums:
         """The figure of all examples."""
         return float(self.score(self.statistics.sum(axis=0, keepdims=True))[0])
 
-    def grouped(self, groups: ArrayLike) -> "Sums":
-        """The same figure with groups of examples that are resampled together.
-
-        Several outputs of the same input, such as those of different seeds, are not independent.
-        `groups` `[n]` has the group of each example, from 0; no group may be empty.
-        """
-        place = np.asarray(groups)
-        assert place.shape == (len(self),) and np.bincount(place).all(), (
-            "groups [n] from 0, all used"
-        )
-        summed = np.zeros((int(place.max()) + 1, self.statistics.shape[1]))
-        np.add.at(summed, place, self.statistics)
-        return Sums(summed, self.score)
-
 
 def ratio(above: ArrayLike, below: ArrayLike, scale: float = 1.0) -> Sums:
     """Returns `scale * sum(above) / sum(below)` of vectors `[n]`; NaN if `below` sums to 0."""
@@ -181,6 +167,10 @@ class Bootstrap:
 
 
 def pooled(figures: Sequence[Sums]) -> Sums:
-    """Pools a figure over several runs on the same n examples by adding the statistics."""
+    """Pools a figure over several runs on the same n examples by adding the statistics.
+
+    Several outputs of the same input, such as those of different seeds, are not independent; so
+    they are resampled together.
+    """
     assert len({figure.statistics.shape for figure in figures}) == 1, "statistics of one shape"
     return Sums(np.sum([figure.statistics for figure in figures], axis=0), figures[0].score)

@@ -1,4 +1,4 @@
-"""Metrics of output texts against references, all from 0 to 100.
+"""Metrics of output texts against references, all from 0 to 100; the answers in texts.
 
 Each has statistics of every example and a score of their sums, for `Bootstrap`. sacrebleu and
 rouge-score are optional, and imported only when they are used.
@@ -7,6 +7,11 @@ Axes: n examples, k statistics of an example.
 """
 
 import abc
+import collections
+import dataclasses
+import decimal
+import re
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +20,119 @@ import numpy as np
 
 from specjax.checks import require
 from specjax.errors import UserError
-from specjax.evaluation.answers import answer_number, equal_answers, equal_numbers, token_f1
 from specjax.evaluation.bootstrap import Sums, divided
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# A minus directly before a number is its sign, but not directly after a word: 10-5 ends with 5.
+_NUMBER = re.compile(
+    r"""(?:(?<![\w)\]])(?P<sign>[-−])[$€£]?)?
+    (?<!\w)(?<!\d\.)  # not in the middle of a word or of a number
+    (?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)""",
+    re.VERBOSE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerAfter:
+    """The answer of a text: from the last occurrence of a marker to the end of its line.
+
+    Attributes:
+      marker: such as "####" or "The answer is".
+      without: the answer of a text without the marker: "all" of the text, or "nothing".
+    """
+
+    marker: str
+    without: str = "nothing"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.marker, str) or not self.marker:
+            raise UserError(f"marker must be a text such as 'Answer:', got {self.marker!r}")
+        _check_without(self.without)
+
+    def __call__(self, text: str) -> str:
+        _, marker, after = text.rpartition(self.marker)
+        if not marker:
+            return text.strip() if self.without == "all" else ""
+        return after.partition("\n")[0].strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerPattern:
+    """The answer of a text: the last match of a regular expression, or of its first group.
+
+    Attributes:
+      pattern: the expression, in which `^` and `$` match at the ends of lines.
+      without: the answer of a text without a match: "all" of the text, or "nothing".
+    """
+
+    pattern: str
+    without: str = "nothing"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern, re.MULTILINE)
+        except (re.error, TypeError) as error:
+            raise UserError(
+                f"pattern must be a regular expression, got {self.pattern!r}: {error}"
+            ) from None
+        _check_without(self.without)
+
+    def __call__(self, text: str) -> str:
+        matches = list(re.finditer(self.pattern, text, re.MULTILINE))
+        if not matches:
+            return text.strip() if self.without == "all" else ""
+        last = matches[-1]
+        return (last[1] or "" if last.re.groups else last[0]).strip()
+
+
+def _check_without(value: str) -> None:
+    if value not in ("all", "nothing"):
+        raise UserError(f"without must be 'all' or 'nothing', got {value!r}")
+
+
+def normalized(text: str) -> str:
+    """Normalises an answer: lower case, no punctuation, English articles or extra space.
+
+    Source: the evaluation script of SQuAD (Rajpurkar et al. 2016).
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def token_f1(output: str, reference: str) -> float:
+    """Returns the harmonic mean of precision and recall of an answer's words, 0 to 1.
+
+    If either has no words, it is 1 if both have none. A question without an answer has the
+    reference "".
+
+    Source: the evaluation scripts of SQuAD 1.1 and 2.0.
+    """
+    ours, theirs = normalized(output).split(), normalized(reference).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = (collections.Counter(ours) & collections.Counter(theirs)).total()
+    return 2.0 * common / (len(ours) + len(theirs))
+
+
+def answer_number(text: str) -> decimal.Decimal | None:
+    """Returns the number that a text answers: the first after "####", otherwise the last.
+
+    Commas may separate thousands, and a currency sign may precede: "$1,234.50." is 1234.5. None if
+    the text has no number.
+
+    Source: GSM8K (Cobbe et al. 2021), whose answers end with "#### 42".
+    """
+    before, mark, after = text.partition("####")
+    if mark and (number := _NUMBER.search(after)):
+        return _value(number)
+    numbers = list(_NUMBER.finditer(before if mark else text))
+    return _value(numbers[-1]) if numbers else None
+
+
+def _value(match: re.Match[str]) -> decimal.Decimal:
+    number = decimal.Decimal(match["digits"].replace(",", ""))
+    return -number if match["sign"] else number
+
 
 # The references of an output: a text, or several.
 References = str | Sequence[str]
@@ -57,9 +173,8 @@ def figure(metric: Metric, outputs: Sequence[str], references: Sequence[Referenc
         sacreBLEU).
 
     Raises:
-      ImportError: the metric's library is not installed.
-      ValueError: there are no texts, the numbers of outputs and references differ, or the metric
-        cannot use a reference.
+      UserError: the metric's library is not installed, there are no texts, the numbers of outputs
+        and references differ, or the metric cannot use a reference.
     """
     if len(outputs) != len(references) or not len(outputs):
         raise UserError(
@@ -155,7 +270,7 @@ class BestOf(MeanMetric):
     """The mean of a function of an output and its best reference.
 
     Args:
-      compare: output, reference -> 0 to 1.
+      compare: output, reference -> 0 to 1, or a truth value.
     """
 
     def __init__(self, compare: Callable[[str, str], float]):
@@ -171,36 +286,30 @@ class NumericAccuracy(BestOf):
 
     An output without a number is wrong; a reference must have a number.
 
-    Source: Cobbe et al. 2021; see `specjax.evaluation.answers.answer_number`.
+    Source: Cobbe et al. 2021; see `answer_number`.
     """
 
     def __init__(self) -> None:
-        super().__init__(equal_numbers)
+        super().__init__(lambda output, other: answer_number(output) == answer_number(other))
 
     def refusal(self, references: Sequence[str]) -> str | None:
         bad = next((text for text in references if answer_number(text) is None), None)
         return None if bad is None else f"{bad[-40:]!r} has no number"
 
 
-bleu, chrf = SacreBleu("BLEU"), SacreBleu("CHRF")
-rouge_1, rouge_2, rouge_l = Rouge("rouge1"), Rouge("rouge2"), Rouge("rougeL")
-# Equal, apart from surrounding space.
-exact_match = BestOf(lambda output, reference: float(output.strip() == reference.strip()))
-# SQuAD (Rajpurkar et al. 2016, 2018); a question without an answer has the reference "".
-answer_match, answer_f1 = BestOf(equal_answers), BestOf(token_f1)
-numeric_accuracy = NumericAccuracy()
-
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "bleu": bleu,
-        "chrf": chrf,
-        "rouge_1": rouge_1,
-        "rouge_2": rouge_2,
-        "rouge_l": rouge_l,
-        "exact_match": exact_match,
-        "answer_match": answer_match,
-        "answer_f1": answer_f1,
-        "numeric_accuracy": numeric_accuracy,
+        "bleu": SacreBleu("BLEU"),
+        "chrf": SacreBleu("CHRF"),
+        "rouge_1": Rouge("rouge1"),
+        "rouge_2": Rouge("rouge2"),
+        "rouge_l": Rouge("rougeL"),
+        # Equal, apart from surrounding space.
+        "exact_match": BestOf(lambda output, reference: output.strip() == reference.strip()),
+        # SQuAD (Rajpurkar et al. 2016, 2018); a question without an answer has the reference "".
+        "answer_match": BestOf(lambda output, other: normalized(output) == normalized(other)),
+        "answer_f1": BestOf(token_f1),
+        "numeric_accuracy": NumericAccuracy(),
     }
 )
 

@@ -14,7 +14,6 @@ each writes its own directory `part-I-of-N`; `runs.merging` merges them.
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import sys
 import time
@@ -24,15 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_count, check_flag, check_path, whole_number
+from specjax.checks import whole_number
 from specjax.compilation import compile_seconds
-from specjax.data.examples import Example
-from specjax.data.few_shot import FewShot
-from specjax.data.records import SEQIO_PREFIX
+from specjax.data.examples import SEQIO_PREFIX, Example
+from specjax.data.few_shot import FewShot, read_inputs
 from specjax.drafting import read_costs
 from specjax.errors import UserError
 from specjax.runs import merging, processes
-from specjax.runs.inputs import read_inputs, tokens_of
 from specjax.runs.predictions import (
     COSTS_NAME,
     METRICS_NAME,
@@ -102,8 +99,7 @@ def infer(
         line, or a line of another run, cannot be continued.
 
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
-    stop the others: a message on stderr names it before decoding starts, and its line has a null
-    `prediction` and the key `error`.
+    stop the others: its line has a null `prediction` and the key `error`.
 
     The random stream of a row depends on its `id`. Batches are always formed from the whole input,
     so a run that is stopped and continued gives the same lines. With one drafter and drafts of a
@@ -120,25 +116,19 @@ def infer(
     Args:
       make_decoder: called after the input and the output directory have been checked. Its Decoder
         takes the costs that an earlier start of the run has measured.
-      source: see `specjax.data.examples.read_examples`.
+      source: see `specjax.data.examples.read_examples`, which also has `format`, `inputs_field`,
+        `targets_field` and `split`.
       output_dir: a new directory, or that of a run with the same configuration and input.
-      format: see `read_examples`.
-      inputs_field: see `read_examples`.
-      targets_field: see `read_examples`; a reference is copied into the predictions and not used.
-      split: see `read_examples`.
       task: makes prompts from the source's records; decoder-only models read their common beginning
-        once. `inputs_field` and `targets_field` must then be left out, because its templates name
-        the fields.
+        once. Its templates name the fields.
       truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
       chat: whether each prompt is a user's message for the model's chat template; or options of
         the template, such as `{"enable_thinking": False}`.
-      seed: the seed of the run.
       num_samples: the number of outputs of each input; see `Decoder.__call__`.
       sources: whether to write where each token came from.
       show: the number of outputs to print to stderr, coloured by these sources.
       allow_other_environment: continue a run that began on another device, with other versions or
         with other flags of XLA; rounding may then differ in the remaining rows.
-      progress: see `Decoder.__call__`.
       on_start: called as `on_start(run, paths={"source": ...})` with the `RunDirectory`, after all
         checks and before decoding.
       process: this process among several; None for a single process.
@@ -151,22 +141,13 @@ def infer(
     Raises:
       OSError: the source does not exist; or the output directory cannot be written, another process
         is working in it, or it has a file of one of these names that no run made.
-      ValueError: the source is empty, unreadable or invalid, none of its inputs can be decoded, or
-        the output directory has another run.
+      UserError: the source is unreadable, none of its inputs can be decoded, or the output
+        directory has another run.
     """
-    check_path(source, "source=")
     chat = (chosen := checked_chat("chat", chat)) or chosen is not None
-    check_flag("allow_other_environment", allow_other_environment)
-    check_flag("sources", sources)
     if whole_number("show", show, low=0) and not sources:
         raise UserError("show needs the sources of tokens: set SOURCES=True")
     check_truncate(truncate)
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
-    check_count("num_samples", num_samples, "give the number of outputs of each input")
-    if not os.fspath(source):
-        raise UserError("source is empty: give a file, or seqio:TASK")
-    source = os.path.expanduser(source)
     run = merging.ROWS.directory(output_dir, process)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = read_inputs(source, format=format, split=split, task=task, **fields)
@@ -191,12 +172,13 @@ def infer(
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         ids = _ids_here(decoder, prompts, failed, process, num_samples)
         here = set(itertools.product(ids, range(num_samples)))
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, here)
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
-            place = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
-            on_start(run, paths={"source": place})
+            place = os.path.expanduser(source)
+            is_task = str(source).startswith(SEQIO_PREFIX)
+            on_start(run, paths={"source": str(source) if is_task else os.path.abspath(place)})
         _say_failed(failed, len(examples), run)
         _say_unknown(decoder, prompts, examples)
         errors: list[Record] = []
@@ -211,14 +193,26 @@ def infer(
         assert len(records) == len(here) or together
         path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         metrics = {**totals(records), "this_process": took}
-        written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
+        written = run.write_json(METRICS_NAME, metrics)
     _say_nan(records)
-    wrote = f"specjax: wrote {len(records)} predictions to {path}, totals to {written}"
-    print(wrote, file=sys.stderr)
+    _say(f"wrote {len(records)} predictions to {path}, totals to {written}")
     _say_outputs(records, show, decoder, prompts)
     if process is not None:
         merging.finish(run, process, on_start)
     return metrics
+
+
+def tokens_of(
+    decoder: Decoder, text: str, name: str, *, chat: bool | Mapping[str, Any], truncate: str | None
+) -> np.ndarray:
+    """The tokens of an input, whose name is for messages; see `infer` for `chat`, `truncate`."""
+    options = checked_chat("chat", chat)
+    said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]
+    return decoder.encode(said, name, truncate=truncate, chat_template_kwargs=options)
+
+
+def _say(text: str) -> None:
+    print(f"specjax: {text}", file=sys.stderr)
 
 
 def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process | None) -> Decoder:
@@ -263,9 +257,7 @@ def _claim(
         "tokens": hash_of([prompt.tolist() for prompt in prompts.values()]),
     }
     if process is not None:
-        merging.ROWS.check_whole(
-            run, configuration, allow_other_environment=allow_other_environment
-        )
+        merging.ROWS.check_whole(run, configuration, allow_other_environment)
         if process.together:
             settings_hash = hash_of({**configuration, "environment": None})
             processes.check_same("other models or settings", settings_hash)
@@ -315,10 +307,9 @@ def _ids_here(
     dealt = decoder.parts(list(prompts.values()), process.count, num_samples=num_samples)
     here = {ids[place] for place in dealt[process.index]}
     if not here:
-        print(
-            f"specjax: warning: process {process.index} of {process.count} has no rows: use fewer "
-            "processes, or a smaller BATCH_SIZE",
-            file=sys.stderr,
+        _say(
+            f"warning: process {process.index} of {process.count} has no rows: use fewer "
+            "processes, or a smaller BATCH_SIZE"
         )
     return {*here, *errors}
 
@@ -383,15 +374,11 @@ def _decode(
 
 
 def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:
-    """Reports the first input that cannot be decoded, and the number of others."""
     if failed:
         first = next(iter(failed.values()))
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(
-            f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; "
-            f"see {run.path / PREDICTIONS_NAME}",
-            file=sys.stderr,
-        )
+        where = run.path / PREDICTIONS_NAME
+        _say(f"{len(failed)} of {rows} inputs cannot be decoded: {first}{more}; see {where}")
 
 
 def _say_outputs(
@@ -409,18 +396,15 @@ def _say_outputs(
         print(Shown(tuple(rows)).text(has_colours(sys.stderr)), file=sys.stderr)
     if (acceptance := acceptance_of(records)).drafts:
         for line in str(acceptance).splitlines():
-            print(f"specjax: {line}", file=sys.stderr)
+            _say(line)
 
 
 def _say_nan(records: Sequence[Record]) -> None:
-    """Warns of rows that ended by NaN."""
-    truncated = [record for record in records if "nan" in record]
-    if truncated:
+    if truncated := [record for record in records if "nan" in record]:
         first = truncated[0]
-        print(
-            f"specjax: warning: {len(truncated)} of {len(records)} outputs are truncated; the "
-            f"first is {first['id']} ({first['nan']}): check the checkpoint",
-            file=sys.stderr,
+        _say(
+            f"warning: {len(truncated)} of {len(records)} outputs are truncated; the "
+            f"first is {first['id']} ({first['nan']}): check the checkpoint"
         )
 
 
@@ -434,10 +418,8 @@ def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequenc
         plain = [i for i in ids if i not in special]
         return words.unk_id in ids and not words.decode(plain).strip()
 
-    unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
-    if unknown:
-        print(
-            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have only tokens that are "
-            f"unknown to the model; the first is {examples[unknown[0]].where}: check the model",
-            file=sys.stderr,
+    if unknown := [i for i, ids in prompts.items() if is_unknown(ids.tolist())]:
+        _say(
+            f"warning: {len(unknown)} of {len(prompts)} inputs have only tokens that are "
+            f"unknown to the model; the first is {examples[unknown[0]].where}: check the model"
         )

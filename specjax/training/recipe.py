@@ -1,7 +1,6 @@
 """Trains a Hugging Face directory from pairs of texts: for `specjax train`."""
 
 import dataclasses
-import json
 import os
 import shutil
 import tempfile
@@ -376,7 +375,7 @@ def _results(
         results[name] = result.figures[name]
     for scorer in scorers.values():
         results |= scorer(exported.params)
-    written = run.write(RESULTS_NAME, json.dumps(results, indent=1).encode())
+    written = run.write_json(RESULTS_NAME, results)
     if trainer.progress:
         say(f"wrote the model to {run.path / MODEL_NAME} and its figures to {written}")
     return results

@@ -12,8 +12,7 @@ import numpy as np
 from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.errors import UserError
 from specjax.models import model_from_config
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Key, Store
+from specjax.runs.run_directory import Key, RunDirectory, Store
 from specjax.text import Decoder, TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.training.progress import say

@@ -12,9 +12,8 @@ import specjax
 from specjax.cli.main import main
 from specjax.evaluation import PassAt1, sandbox
 from specjax.evaluation.efficiency import RowCounts
-from specjax.runs.evaluation import Likelihood
+from specjax.runs.evaluation import Likelihood, predictions_of, read_references
 from specjax.runs.predictions import lines_of
-from specjax.runs.scored import predictions_of, read_references
 from tests.cli.infer_command import TEXTS, arguments, rows
 
 

@@ -14,10 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax import environment
-from specjax.checksums import CHECKSUMS_NAME
 from specjax.cli.main import main
 from specjax.runs import inference
-from specjax.writing import naming_failures
+from specjax.writing import CHECKSUMS_NAME, naming_failures
 from tests.cli.infer_command import TEXTS, arguments, rows, write
 
 

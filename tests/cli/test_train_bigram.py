@@ -11,12 +11,12 @@ import pytest
 import safetensors.numpy
 
 import specjax
-from specjax.checksums import write_checksums
 from specjax.cli.main import main
 from specjax.drafting import Bigram
 from specjax.drafting.ngrams import frequent_contexts, most_frequent_successors
 from specjax.text.directories import load_bigram, save_bigram
 from specjax.tokenizers import ByteTokenizer
+from specjax.writing import write_checksums
 from tests import tiny_pair
 
 TEXTS = tiny_pair.sentences(30, seed=2)

@@ -97,7 +97,7 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.tsv",
             "x\ty\tx\n1\t2\t3\n",
             {"inputs_field": "y", "targets_field": 2},
-            r"a\.tsv:1: the header has the column 'x' twice: rename a column",
+            r"a\.tsv:1: the header has a column twice: rename it",
         ),
         ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header but no other line"),
         ("a.tsv", "", {}, r"a\.tsv is empty"),

@@ -7,9 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from specjax.data.few_shot import FewShot
-from specjax.data.records import read_records
-from specjax.data.templates import Template
+from specjax.data.examples import read_records
+from specjax.data.few_shot import FewShot, Template
 
 ROWS = [{"q": f"What is {i} and {i}?", "a": [str(2 * i), f"{2 * i}.0"], "n": i} for i in range(8)]
 TASK = {"prompt": "Q: {q}\nA:", "completion": " {a.0}", "references": "a"}

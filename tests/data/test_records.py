@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from specjax.data import records
-from specjax.data.records import read_lines
+from specjax.data import examples
+from specjax.data.examples import read_lines
 
 
 def test_reads_plain_and_gzipped_lines_alike(tmp_path):
@@ -56,7 +56,7 @@ def test_damaged_gzip_data_give_an_error(tmp_path):
 
 
 def test_a_file_without_ends_of_lines_is_not_read_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MOST_LINE", 2**10)
+    monkeypatch.setattr(examples, "MOST_LINE", 2**10)
     path = tmp_path / "long.txt"
     path.write_bytes(b"a\n" + b"b" * 2**10 + b"\n")
     with pytest.raises(ValueError, match=r"long.txt:2: the line is longer than .* kB: give a"):

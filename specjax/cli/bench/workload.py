@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from specjax import testing
-from specjax.data.examples import read_examples
-from specjax.data.records import guess_format, report_all
+from specjax.data.examples import guess_format, read_examples, report_all
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, T5Config
 from specjax.text import Pair, TextModel, load_pair
