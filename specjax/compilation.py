@@ -139,56 +139,69 @@ def product_precision(dtype: Any) -> jax.lax.Precision | None:
 
 
 # Events of jax.monitoring: the parts of a compilation, which do not overlap.
-BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
+_BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 _COMPILE_PARTS = (
     "/jax/core/compile/jaxpr_trace_duration",
     "/jax/core/compile/jaxpr_to_mlir_module_duration",
-    BACKEND_COMPILE,
+    _BACKEND_COMPILE,
 )
 
 
-def compile_seconds() -> float:
-    """Returns the seconds that this process has spent on compilation since the first call.
+@dataclasses.dataclass
+class Compilations:
+    """What this process compiles.
 
-    They include tracing, lowering, and reading programs from the cache on disk.
+    Attributes:
+      announcement: a line for stderr when the first program has been compiled; "" for none.
+      compiled: the number of programs that the backend compiled.
+      read: the number of programs that were read from the cache on disk.
+      seconds: of tracing, lowering, compiling, and reading programs from the cache.
     """
-    return sum(_spent())
+
+    announcement: str = ""
+    compiled: int = 0
+    read: int = 0
+    seconds: float = 0.0
+    _hit: bool = False
+
+    def on_event(self, event: str, **_: Any) -> None:
+        self._hit |= event == "/jax/compilation_cache/cache_hits"
+
+    def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event in _COMPILE_PARTS:
+            self.seconds += duration_secs
+        if event != _BACKEND_COMPILE:
+            return
+        self.read += self._hit
+        self.compiled += not self._hit
+        if self.compiled == 1 and not self._hit and self.announcement:
+            print(self.announcement, file=sys.stderr, flush=True)
+        self._hit = False
+
+
+@contextlib.contextmanager
+def count_compilations(announcement: str = "") -> Iterator[Compilations]:
+    """Counts what this process compiles or reads from disk until the context ends."""
+    counts = Compilations(announcement)
+    jax.monitoring.register_event_listener(counts.on_event)
+    jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
+    try:
+        yield counts
+    finally:
+        jax.monitoring.unregister_event_listener(counts.on_event)
+        jax.monitoring.unregister_event_duration_listener(counts.on_duration)
+
+
+def compile_seconds() -> float:
+    """Returns the seconds of compilation since the first call; see `Compilations`."""
+    return _since_first_call().seconds
 
 
 @functools.cache
-def _spent() -> list[float]:
-    """A list with a single number, which grows."""
-    spent = [0.0]
-
-    def listen(event: str, duration_secs: float, **_: Any) -> None:
-        if event in _COMPILE_PARTS:
-            spent[0] += duration_secs
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return spent
-
-
-def placement(tree: Any) -> Any:
-    """Returns the shardings of a tree as a hashable value for `jit_at`; None on one device."""
-    # Fast, because every call of a loop needs it: the first leaf shows whether there is one device.
-    if len(_first_placed(tree).device_set) == 1:
-        return None
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple(leaf.sharding for leaf in leaves)
-
-
-def jit_at(fun: Callable[..., Any], **options: Any) -> Callable[..., Jitted]:
-    """Jits a function with a given placement of its result (None by default)."""
-
-    @functools.cache
-    def jitted(where: Any) -> Jitted:
-        there = {} if where is None else {"out_shardings": jax.tree.unflatten(*where)}
-        return jit(fun, **options, **there)
-
-    def at(where: Any = None) -> Jitted:
-        return jitted(where)
-
-    return at
+def _since_first_call() -> Compilations:
+    counts = Compilations()
+    jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
+    return counts
 
 
 def enable_compilation_cache() -> str | None:
@@ -222,47 +235,24 @@ def enable_compilation_cache() -> str | None:
     return str(directory)
 
 
-@dataclasses.dataclass
-class Compilations:
-    """Counts of compiled programs.
-
-    Attributes:
-      compiled: the number of programs that the backend compiled.
-      read: the number of programs that were read from the cache on disk.
-      announcement: a line for stderr when the first program has been compiled; "" for none.
-    """
-
-    compiled: int = 0
-    read: int = 0
-    announcement: str = ""
-    _hit: bool = False
-
-    def on_event(self, event: str, **_: Any) -> None:
-        self._hit |= event == "/jax/compilation_cache/cache_hits"
-
-    def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
-        if event != BACKEND_COMPILE:
-            return
-        if self._hit:
-            self.read += 1
-        else:
-            self.compiled += 1
-            if self.compiled == 1 and self.announcement:
-                print(self.announcement, file=sys.stderr, flush=True)
-        self._hit = False
+def placement(tree: Any) -> Any:
+    """Returns the shardings of a tree as a hashable value for `jit_at`; None on one device."""
+    # Fast, because every call of a loop needs it: the first leaf shows whether there is one device.
+    if len(_first_placed(tree).device_set) == 1:
+        return None
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple(leaf.sharding for leaf in leaves)
 
 
-@contextlib.contextmanager
-def count_compilations(announcement: str = "") -> Iterator[Compilations]:
-    """Counts the programs that this process compiles or reads from disk, until the context ends.
+def jit_at(fun: Callable[..., Any], **options: Any) -> Callable[..., Jitted]:
+    """Jits a function with a given placement of its result (None by default)."""
 
-    The announcement is a line for stderr when the first program has been compiled.
-    """
-    counts = Compilations(announcement=announcement)
-    jax.monitoring.register_event_listener(counts.on_event)
-    jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
-    try:
-        yield counts
-    finally:
-        jax.monitoring.unregister_event_listener(counts.on_event)
-        jax.monitoring.unregister_event_duration_listener(counts.on_duration)
+    @functools.cache
+    def jitted(where: Any) -> Jitted:
+        there = {} if where is None else {"out_shardings": jax.tree.unflatten(*where)}
+        return jit(fun, **options, **there)
+
+    def at(where: Any = None) -> Jitted:
+        return jitted(where)
+
+    return at

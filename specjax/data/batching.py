@@ -68,24 +68,11 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
     if not examples:
         raise UserError(f"{name}: the source has no examples: give another source")
     for example in examples:
-        if example.targets is None:
-            raise UserError(
-                f"{name}: example {example.id} has no reference text: give its field "
-                "(targets_field) or use aligned files"
-            )
         if not isinstance(example.targets, str):
             raise UserError(
-                f"{name}: example {example.id} has several reference texts: choose the field of a "
-                "single text (targets_field), such as answers.0"
+                f"{name}: example {example.id} must have a single reference text: give its field "
+                "(targets_field), such as answers.0, or use aligned files"
             )
-        for text in (example.inputs, example.targets):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise UserError(
-                    f"{name}: example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}: correct or remove this character"
-                ) from None
 
 
 def tokenize_pairs(
@@ -94,11 +81,8 @@ def tokenize_pairs(
     encode_targets: Callable[[str], Sequence[int]],
 ) -> TokenPairs:
     """Tokenises pairs, in order."""
-    parts = []
-    for example in examples:
-        parts.append(np.asarray(encode_inputs(example.inputs), np.int32))
-        parts.append(np.asarray(encode_targets(example.targets or ""), np.int32))
-    return TokenPairs.of(parts)
+    texts = ((encode_inputs(x.inputs), encode_targets(x.targets or "")) for x in examples)
+    return TokenPairs.of([np.asarray(ids, np.int32) for pair in texts for ids in pair])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,7 +206,6 @@ class BucketedBatches:
     Attributes:
       num_left_out: the number of pairs that are longer than the last bucket.
       rows: the number of rows of a batch, for each bucket.
-      batches_per_epoch: the number of batches of an epoch.
     """
 
     def __init__(

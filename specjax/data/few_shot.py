@@ -33,20 +33,12 @@ class Template:
     source: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str):
-            raise UserError(
-                f"a template must be a text such as 'Question: {{question}}', got {self.source!r}"
-            )
         for match in _PART.finditer(self.source):
-            if match[0] in ("{", "}"):
+            is_named = match[1] is None or all(match[1].partition("|")[0].split("."))
+            if match[0] in ("{", "}") or not is_named:
                 raise UserError(
-                    f"the template {self.source!r} has an unpaired {match[0]!r} at character "
-                    f"{match.start() + 1}: write {match[0] * 2!r} for a brace"
-                )
-            if match[1] is not None and not all(match[1].partition("|")[0].split(".")):
-                raise UserError(
-                    f"the template {self.source!r} has a field without a name, {match[0]!r}: write "
-                    "a field as {name}"
+                    f"the template {self.source!r} has an unpaired brace or a field without a name "
+                    f"at character {match.start() + 1}: write {{name}}, or {{{{ for a brace"
                 )
 
     @property
@@ -108,18 +100,14 @@ class FewShot:
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
                 "such as '{question}'"
             )
-        whole_number("shots", self.shots, low=0)
-        for name, low in (("limit", 1), ("seed", 0)):
+        for name, low in (("shots", 0), ("limit", 1), ("seed", 0), ("limit_seed", 0)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), low=low)
-        whole_number("limit_seed", self.limit_seed, low=0)
-        for name, kind in (("instruction", str), ("separator", str), ("references", str | None)):
-            if not isinstance(getattr(self, name), kind):
-                raise UserError(f"{name} must be a text, got {getattr(self, name)!r}")
-        if self.shots and self.examples is None:
-            raise UserError(f"shots={self.shots} needs examples: give a file, or shots=0")
-        if self.shots and not self.completion:
-            raise UserError("completion must be the template of an answer, such as ' {answer}'")
+        if self.shots and not (self.examples and self.completion):
+            raise UserError(
+                f"shots={self.shots} needs `examples`, a file, and `completion`, the template of "
+                "an answer, such as ' {answer}'"
+            )
 
     def read(
         self,

@@ -233,8 +233,6 @@ def read_references(
 
 def _column(name: str, field: str | int | None) -> list[tuple[str, ...]]:
     kind = guess_format(name)
-    if kind == "text" and field is not None:
-        raise UserError(f"{name}: a text file has no field {field!r}: leave out the field")
     header = None if field is None else isinstance(field, str)
     records = list(read_records(name, header=header, option="references_field"))
     if field is None:
@@ -414,13 +412,19 @@ def evaluate(
     names = figures_of(metrics, None if problems is None else sandbox)
     metrics = [name for name in names if name != PASS_AT_1]
     check_answers(answer, reference_answer)
-    check_part("bootstrap", bootstrap, ("interval", "difference"), "Bootstrap()")
     prices = None if costs is None else check_costs(costs)
     files = named(predictions)
     fields = {"prediction_field": prediction_field, "targets_field": targets_field}
     methods = _methods(files, compared, fields)
     runs = [run for several in methods.values() for run in several]
-    _check_rows(runs)
+    for other in runs[1:]:
+        pairs = enumerate(itertools.zip_longest(runs[0].inputs, other.inputs, fillvalue=...))
+        for i, texts in pairs:
+            if ... in texts or (None not in texts and len({*texts}) > 1):
+                raise UserError(
+                    f"{other.path} and {runs[0].path} differ in row {i}: compare predictions of "
+                    "the same inputs"
+                )
     texts = _references(runs, references, references_field, metrics, targets_field)
     if reference_answer is not None:
         texts = [tuple(map(reference_answer, several)) for several in texts]
@@ -486,22 +490,6 @@ def _methods(
         before = "" if len(files) == 1 else f"{name}: "
         methods |= {f"{before}{setting}": runs for setting, runs in settings.items()}
     return methods
-
-
-def _check_rows(runs: Sequence[Predictions]) -> None:
-    first = runs[0]
-    for other in runs[1:]:
-        if len(other) != len(first):
-            raise UserError(
-                f"{other.path} has {len(other)} rows, but {first.path} has {len(first)}: compare "
-                "predictions of the same inputs"
-            )
-        for i, texts in enumerate(zip(first.inputs, other.inputs, strict=True)):
-            if None not in texts and len({*texts}) > 1:
-                raise UserError(
-                    f"the inputs of {other.path} and {first.path} differ in row {i}: compare "
-                    "predictions of the same inputs"
-                )
 
 
 def _references(

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import whole_number
 from specjax.compilation import compile_seconds
 from specjax.data.examples import SEQIO_PREFIX, Example
 from specjax.data.few_shot import FewShot, read_inputs
@@ -126,7 +125,8 @@ def infer(
         the template, such as `{"enable_thinking": False}`.
       num_samples: the number of outputs of each input; see `Decoder.__call__`.
       sources: whether to write where each token came from.
-      show: the number of outputs to print to stderr, coloured by these sources.
+      show: the number of outputs to print to stderr, coloured by these sources, which are then
+        written.
       allow_other_environment: continue a run that began on another device, with other versions or
         with other flags of XLA; rounding may then differ in the remaining rows.
       on_start: called as `on_start(run, paths={"source": ...})` with the `RunDirectory`, after all
@@ -145,8 +145,7 @@ def infer(
         directory has another run.
     """
     chat = (chosen := checked_chat("chat", chat)) or chosen is not None
-    if whole_number("show", show, low=0) and not sources:
-        raise UserError("show needs the sources of tokens: set SOURCES=True")
+    sources = sources or show > 0
     check_truncate(truncate)
     run = merging.ROWS.directory(output_dir, process)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}

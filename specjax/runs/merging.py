@@ -226,25 +226,21 @@ def _write(whole: RunDirectory, parts: Sequence[Path], on_start: OnStart | None)
 
 def _rows(parts: Sequence[Path], configuration: Mapping[str, Any]) -> list[Record]:
     """All rows of a run in order."""
-    run, records = fingerprint_of(configuration), {}
-    for path in parts:
-        for record in written_rows(path / PREDICTIONS_NAME, run)[0]:
-            if (key := key_of(record)) in records:
-                raise UserError(f"row {key[0]} of {path} is in another part, too: start a new run")
-            records[key] = record
-    samples = configuration.get(SAMPLES, 1)
+    run, samples = fingerprint_of(configuration), configuration.get(SAMPLES, 1)
+    rows = [x for path in parts for x in written_rows(path / PREDICTIONS_NAME, run)[0]]
+    records = {key_of(record): record for record in rows}
     keys = list(itertools.product(range(configuration["rows"]), range(samples)))
     if absent := [key for key in keys if key not in records]:
         raise UserError(
             f"{len(absent)} of {len(keys)} rows are in no part; the first is {absent[0][0]}: run "
             f"the same command again in the processes of {parts[0].parent} that have not ended"
         )
-    ordered = [records.pop(key) for key in keys]
+    ordered = [records[key] for key in keys]
     inputs = [(x["inputs"], x.get("targets")) for x in ordered[::samples]]
-    if records or hash_of(inputs) != configuration["input"]:
+    if len(rows) > len(keys) or hash_of(inputs) != configuration["input"]:
         raise UserError(
-            f"the rows of {parts[0].parent} have other inputs than the run: run the same command "
-            "again in a new output_dir"
+            f"the parts in {parts[0].parent} have a row twice, or rows of other inputs: run the "
+            "same command again in a new output_dir"
         )
     return ordered
 

@@ -1,15 +1,15 @@
 """The processes that share a run: replicas, or one JAX program."""
 
+import asyncio
 import contextlib
 import dataclasses
 import errno
 import importlib
 import itertools
-import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,9 @@ class Process:
     together: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UserError(f"process_count must be at least 1, got {self.count}")
         if not 0 <= self.index < self.count:
             raise UserError(
-                f"process_index must be in 0 .. {self.count - 1} (process_count - 1), got "
-                f"{self.index}"
+                f"process_index must be below process_count={self.count}, got {self.index}"
             )
 
     @property
@@ -58,8 +55,7 @@ class LostProcessError(RuntimeError):
     """Another process of the program has ended, or cannot be reached."""
 
 
-_LOST = "lost another process"
-_REMEDY = "read its error, and start all processes again; finished rows are kept"
+_AGAIN = "read the errors of the other processes, and start all processes again; rows are kept"
 
 
 def join(
@@ -75,24 +71,19 @@ def join(
     where = "the cluster's environment" if address is None else address
     try:
         jax.distributed.initialize(address, count, index)
+        if jax.process_count() == 1:
+            return None
+        process = Process(jax.process_index(), jax.process_count(), together=True)
+        # The processes exchange the list of their devices.
+        by_process = np.array(jax.devices()).reshape(process.count, -1)
     except jax.errors.JaxRuntimeError as error:
         raise LostProcessError(
-            f"the processes cannot be joined by {where} ({one_line(error)[:200]}): read the errors "
-            "of the other processes, and start all processes again"
+            f"the processes cannot be joined by {where} ({one_line(error)[:200]}): {_AGAIN}"
         ) from None
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(
             f"the processes cannot be joined by {where} ({one_line(error)[:200]}): give "
             "--coordinator_address=HOST:PORT of process 0, --process_count and --process_index"
-        ) from None
-    try:
-        if jax.process_count() == 1:
-            return None
-        process = Process(jax.process_index(), jax.process_count(), together=True)
-        by_process = np.array(jax.devices()).reshape(process.count, -1)
-    except jax.errors.JaxRuntimeError as error:  # the processes exchange the list of their devices
-        raise LostProcessError(
-            f"{_LOST} while it joined the program ({one_line(error)[:120]}): {_REMEDY}"
         ) from None
     with naming_lost_processes(process):
         connect(Mesh(by_process, ("process", "device")), wait=_wait_for_all)
@@ -103,9 +94,8 @@ def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
     """Connects the devices of a JAX program's mesh; all processes must call it.
 
     gloo, the collectives of CPUs, connects a group of devices when a program first needs it, and
-    waits only 30 seconds for the others. A process that still compiles would look lost. So all
-    groups of a mesh are connected here, by a small program that all processes start together.
-    Connected devices wait for each other much longer.
+    waits only 30 seconds for the others: a process that still compiles would look lost. So a small
+    program that all processes start together connects all groups here; then they wait much longer.
 
     `wait` waits for all processes; it is `gather` by default.
     """
@@ -160,15 +150,14 @@ def naming_lost_processes(process: Process | None) -> Iterator[None]:
         if process is None or not process.together or is_full:
             raise
         raise LostProcessError(
-            f"process {process.index} of {process.count} {_LOST} ({one_line(error)[:120]}): "
-            f"{_REMEDY}"
+            f"process {process.index} of {process.count} lost another process "
+            f"({one_line(error)[:120]}): {_AGAIN}"
         ) from None
 
 
 _SECONDS = 300.0  # for all processes to start, as in JAX
 _ANSWER = 5.0  # for a line that is sent at once
 _WAIT, _JOIN = b"specjax wait\n", b"specjax join\n"
-_AGAIN = "read the errors of the other processes, and start all processes again"
 
 
 def meet(address: str, count: int, index: int) -> None:
@@ -180,56 +169,20 @@ def meet(address: str, count: int, index: int) -> None:
     who it is; when all have, process 0 sends them on, and leaves the port to the coordinator.
     """
     if index == 0:
-        _wait_for_others(address, count)
+        asyncio.run(_wait_for_others(_opened(address), count))
     else:
         _wait_for_first(address, count, index)
 
 
-def _wait_for_others(address: str, count: int) -> None:
-    ends = time.monotonic() + _SECONDS
-    present: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_opened(address, count))
-        # The server, and the callers that have not said yet who they are.
-        strangers = stack.enter_context(selectors.DefaultSelector())
-        strangers.register(server, selectors.EVENT_READ)
-        while len(present) < count - 1:
-            left = ends - time.monotonic()
-            if left <= 0:
-                absent = ", ".join(str(i) for i in range(1, count) if i not in present)
-                raise LostProcessError(
-                    f"process {absent} of {count} did not start within {_SECONDS:g} s: {_AGAIN}"
-                )
-            for key, _ in strangers.select(left):
-                if key.fileobj is server:
-                    caller = stack.enter_context(server.accept()[0])
-                    caller.setblocking(False)
-                    strangers.register(caller, selectors.EVENT_READ, bytearray())
-                elif (index := _index_of(key, strangers, count)) is not None:
-                    if index in present and not _has_ended(present[index]):
-                        raise UserError(
-                            f"two processes have --process_index={index}: give each its own index"
-                        )
-                    present[index] = cast(socket.socket, key.fileobj)
-            present = {i: caller for i, caller in present.items() if not _has_ended(caller)}
-        for caller in present.values():
-            with contextlib.suppress(OSError):  # it has ended, as JAX will find
-                caller.sendall(_JOIN)
-
-
-def _opened(address: str, count: int) -> socket.socket:
+def _opened(address: str) -> socket.socket:
     """A server at all addresses of this machine, as JAX's coordinator will be one."""
     port = int(address.rpartition(":")[2])
     try:
         if socket.has_dualstack_ipv6():
-            try:
-                return socket.create_server(
-                    ("", port), family=socket.AF_INET6, backlog=count, dualstack_ipv6=True
-                )
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                    raise
-        return socket.create_server(("", port), backlog=count)
+            with contextlib.suppress(OSError):
+                family: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+                return socket.create_server(("", port), **family)
+        return socket.create_server(("", port))
     except OSError as error:
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
         raise UserError(
@@ -238,39 +191,51 @@ def _opened(address: str, count: int) -> socket.socket:
         ) from None
 
 
-def _index_of(key: selectors.SelectorKey, strangers: Any, count: int) -> int | None:
-    """The index that a caller says; None: it has said too little yet, or it is no process."""
-    caller, line = cast(socket.socket, key.fileobj), key.data
-    words = b""
-    with contextlib.suppress(OSError):
-        words = caller.recv(100)
-    line += words
-    if words and len(line) < 100 and not line.endswith(b"\n"):
-        return None
-    strangers.unregister(caller)
-    try:
-        name, *numbers = line.split()
-        index, theirs = map(int, numbers)
-        if name != b"specjax":
-            return None
-        caller.sendall(_WAIT)
-    except (OSError, ValueError):
-        return None
-    if theirs != count or not 0 < index < count:
-        raise UserError(
-            f"process {index} was started with --process_count={theirs}, process 0 with "
-            f"{count}: give all processes the same"
-        )
-    return index
+async def _wait_for_others(server: socket.socket, count: int) -> None:
+    present: dict[int, asyncio.StreamWriter] = {}
+    complete = asyncio.get_running_loop().create_future()
 
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A stranger's words, a caller that ends, and the end of this program.
+        ends = (ValueError, OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError)
+        with contextlib.closing(writer), contextlib.suppress(*ends):
+            name, *numbers = (await reader.readuntil()).split()
+            index, theirs = map(int, numbers)
+            if name != b"specjax" or complete.done():
+                return
+            writer.write(_WAIT)
+            if theirs != count or not 0 < index < count:
+                text = (
+                    f"process {index} was started with --process_count={theirs}, process 0 with "
+                    f"{count}: give all processes the same"
+                )
+                return complete.set_exception(UserError(text))
+            if index in present:
+                text = f"two processes have --process_index={index}: give each its own index"
+                return complete.set_exception(UserError(text))
+            present[index] = writer
+            try:
+                if len(present) == count - 1:
+                    complete.set_result(None)
+                await reader.read()  # until it ends, and is perhaps started again
+            finally:
+                del present[index]
 
-def _has_ended(caller: socket.socket) -> bool:
+    serving = await asyncio.start_server(welcome, sock=server, limit=100)
     try:
-        return not caller.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+        await asyncio.wait_for(complete, _SECONDS)
+    except TimeoutError:
+        absent = ", ".join(str(i) for i in range(1, count) if i not in present)
+        raise LostProcessError(
+            f"process {absent} of {count} did not start within {_SECONDS:g} s: {_AGAIN}"
+        ) from None
+    finally:
+        serving.close()
+    for caller in present.values():
+        caller.write(_JOIN)
+    for caller in list(present.values()):
+        with contextlib.suppress(OSError):  # it has ended, as JAX will find
+            await caller.drain()
 
 
 def _wait_for_first(address: str, count: int, index: int) -> None:

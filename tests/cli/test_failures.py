@@ -83,7 +83,6 @@ def test_a_command_that_breaks_says_so(monkeypatch, capsys, tmp_path):
             {"JAX_ENABLE_X64": "maybe"},
             "'JAX_ENABLE_X64': correct or unset this environment variable",
         ),
-        ({"JAX_TRANSFER_GUARD": "disallow"}, "JAX_TRANSFER_GUARD=disallow: specjax must transfer"),
     ],
 )
 def test_settings_of_jax_that_cannot_work_are_told(variables, message, tmp_path):

@@ -121,10 +121,10 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
     assert "1 of 6 rows are in no part; the first is 5: run" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5, 0])
-    assert "is in another part, too" in refused(tmp_path)
+    assert "have a row twice, or rows of other inputs" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5, 6])
-    assert "have other inputs than the run" in refused(tmp_path)
+    assert "have a row twice, or rows of other inputs" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5])
     changed = (first / PREDICTIONS_NAME).read_bytes()
@@ -213,7 +213,7 @@ def edit(directory, /, **values):
             lambda part: (part / PREDICTIONS_NAME).write_bytes(
                 lines(1, 3) + lines_of([{**record(5), "inputs": "in 6"}], RUN)
             ),
-            "have other inputs than the run",
+            "have a row twice, or rows of other inputs",
         ),
         (lambda part: (part / GIN_NAME).write_bytes(b"# \xff\n"), None),
         (lambda part: edit(part, part=["x"]), "has no infer_config.json of this part"),
