@@ -73,6 +73,12 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
                 f"{name}: example {example.id} must have a single reference text: give its field "
                 "(targets_field), such as answers.0, or use aligned files"
             )
+        try:
+            f"{example.inputs}{example.targets}".encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{name}: example {example.id} has half a surrogate pair: correct or remove it"
+            ) from None
 
 
 def tokenize_pairs(

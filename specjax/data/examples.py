@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -32,16 +31,6 @@ class SourceRecord(NamedTuple):
 
     where: str
     values: dict[str, Any]
-
-
-def report_all(count: int, source: str | os.PathLike[str], name: str, limit: int | None) -> None:
-    """Prints a line if a limit is larger than the number of inputs, which are then all used."""
-    if limit is not None and count < limit:
-        path = os.fspath(source)
-        print(
-            f"specjax: using all {count} inputs of {path}; {name}={limit} is larger",
-            file=sys.stderr,
-        )
 
 
 def read_records(

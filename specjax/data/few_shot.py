@@ -14,7 +14,6 @@ from specjax.data.examples import (
     look_up,
     read_examples,
     read_records,
-    report_all,
 )
 from specjax.errors import UserError
 
@@ -124,7 +123,7 @@ class FewShot:
         ]
         records = list(read_records(source, format=format, split=split, header=self._header))
         examples = []
-        for place, record in enumerate(self._drawn(records, source)):
+        for place, record in enumerate(self._drawn(records)):
             others = [
                 text for text, r in zip(solved, shown, strict=True) if r.values != record.values
             ]
@@ -161,26 +160,20 @@ class FewShot:
             random.Random(self.seed).shuffle(rows := list(rows))
         # Reads no further than needed, because a corpus may be large; drops duplicates.
         kept: list[SourceRecord] = []
-        seen = 0
         for row in rows:
-            seen += 1
             if all(row.values != other.values for other in kept):
                 kept.append(row)
             if len(kept) > self.shots:
                 break
         if len(kept) < self.shots:
-            count = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
             raise UserError(
-                f"{os.fspath(self.examples)} has {count}, but shots={self.shots}: add examples, or "
-                f"set shots={len(kept)}"
+                f"{os.fspath(self.examples)} has {len(kept)} different examples, but shots="
+                f"{self.shots}: add examples, or set shots={len(kept)}"
             )
         return kept
 
-    def _drawn(self, records: Sequence[SourceRecord], source: Any) -> Sequence[SourceRecord]:
-        if self.limit is None:
-            return records
-        if len(records) <= self.limit:
-            report_all(len(records), source, "limit", self.limit)
+    def _drawn(self, records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
+        if self.limit is None or len(records) <= self.limit:
             return records
         places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
         return [records[place] for place in sorted(places)]

@@ -15,7 +15,6 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number, whole_number
-from specjax.errors import UserError
 
 # The most numbers drawn at once, which limits the memory.
 _AT_ONCE = 1 << 22
@@ -98,9 +97,6 @@ class Bootstrap:
       level: the share of resamples inside an interval, in (0, 1).
       seed: the seed of the resamples, from 0.
 
-    Raises:
-      ValueError: a value is out of range.
-
     Source: Efron 1979; for BLEU Koehn 2004.
     """
 
@@ -132,11 +128,7 @@ class Bootstrap:
 
         `by` compares two figures; `np.divide` gives their ratio.
         """
-        if len(figure) != len(other):
-            raise UserError(
-                f"a paired difference needs figures of the same examples, got {len(figure)} and "
-                f"{len(other)}"
-            )
+        assert len(figure) == len(other), "a paired difference needs figures of the same examples"
         with np.errstate(divide="ignore", invalid="ignore"):
             value = float(by(np.float64(figure.value), np.float64(other.value)))
             return self.summary(value, by(self.replicates(figure), self.replicates(other)))

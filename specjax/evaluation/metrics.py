@@ -243,29 +243,6 @@ class MeanMetric(Metric):
         return 100.0 * divided(sums[:, 0], sums[:, 1])
 
 
-class Rouge(MeanMetric):
-    """The mean ROUGE F1 of rouge-score.
-
-    Args:
-      kind: "rouge1", "rouge2" (common words, pairs of words) or "rougeL" (the longest common
-        subsequence).
-      stemmer: whether words are stemmed (Porter, English).
-
-    Source: Lin 2004.
-    """
-
-    library = "rouge_score.rouge_scorer"
-
-    def __init__(self, kind: str, *, stemmer: bool = False):
-        self._kind, self._stemmer = kind, stemmer
-
-    def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-        module = require("rouge_score.rouge_scorer", "eval")
-        scorer = module.RougeScorer([self._kind], use_stemmer=self._stemmer)
-        pairs = zip(outputs, references, strict=True)
-        return [scorer.score_multi(list(r), o)[self._kind].fmeasure for o, r in pairs]
-
-
 class BestOf(MeanMetric):
     """The mean of a function of an output and its best reference.
 
@@ -273,12 +250,22 @@ class BestOf(MeanMetric):
       compare: output, reference -> 0 to 1, or a truth value.
     """
 
-    def __init__(self, compare: Callable[[str, str], float]):
-        self._compare = compare
+    def __init__(self, compare: Callable[[str, str], float], library: str | None = None):
+        self._compare, self.library = compare, library
 
     def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
         pairs = zip(outputs, references, strict=True)
         return [max(self._compare(o, text) for text in r) for o, r in pairs]
+
+
+def _rouge(kind: str) -> BestOf:
+    """ROUGE F1 of rouge-score, without stemming (Lin 2004)."""
+    library = "rouge_score.rouge_scorer"
+
+    def f1(output: str, reference: str) -> float:
+        return require(library, "eval").RougeScorer([kind]).score(reference, output)[kind].fmeasure
+
+    return BestOf(f1, library)
 
 
 class NumericAccuracy(BestOf):
@@ -301,9 +288,10 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "bleu": SacreBleu("BLEU"),
         "chrf": SacreBleu("CHRF"),
-        "rouge_1": Rouge("rouge1"),
-        "rouge_2": Rouge("rouge2"),
-        "rouge_l": Rouge("rougeL"),
+        # Common words, pairs of words, the longest common subsequence.
+        "rouge_1": _rouge("rouge1"),
+        "rouge_2": _rouge("rouge2"),
+        "rouge_l": _rouge("rougeL"),
         # Equal, apart from surrounding space.
         "exact_match": BestOf(lambda output, reference: output.strip() == reference.strip()),
         # SQuAD (Rajpurkar et al. 2016, 2018); a question without an answer has the reference "".

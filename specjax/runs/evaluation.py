@@ -91,7 +91,7 @@ def read_predictions(
       targets_field: the key of a row's reference, a text or a list of texts; optional.
 
     Returns:
-      The predictions; those of each sample if a run of `specjax infer` has several.
+      The predictions of each sample of a run of `specjax infer`, or those of the file.
     """
     name, fields = os.path.expanduser(path), (prediction_field, targets_field)
     if os.path.isdir(name):
@@ -246,10 +246,7 @@ def _column(name: str, field: str | int | None) -> list[tuple[str, ...]]:
 
 
 class Likelihood:
-    """Scores predictions by their probability under a model, at temperature 1.
-
-    `runs` are the predictions to score: their inputs are checked before the model is loaded.
-    """
+    """Scores the outputs of `runs` by their probability under a model, at temperature 1."""
 
     def __init__(self, model: Any, chat: Any, runs: Sequence[Predictions]) -> None:
         # Imported here, because other scores need no models.
@@ -394,7 +391,7 @@ def evaluate(
       compared: maps a directory of compared settings to setting -> the predictions of its seeds;
         returns None for any other path.
       on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
-        after all checks and before scoring.
+        before scoring.
 
     Returns:
       The content of `scores.json`: `methods`: name -> `files`, `failed` (rows without a prediction,
@@ -419,8 +416,8 @@ def evaluate(
     runs = [run for several in methods.values() for run in several]
     for other in runs[1:]:
         pairs = enumerate(itertools.zip_longest(runs[0].inputs, other.inputs, fillvalue=...))
-        for i, texts in pairs:
-            if ... in texts or (None not in texts and len({*texts}) > 1):
+        for i, pair in pairs:
+            if ... in pair or (None not in pair and len({*pair}) > 1):
                 raise UserError(
                     f"{other.path} and {runs[0].path} differ in row {i}: compare predictions of "
                     "the same inputs"
@@ -516,15 +513,7 @@ def _references(
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
-    """Returns the figures of decoding; empty if the file has no counts.
-
-    Args:
-      run: the rows of a file.
-      costs: see `specjax.evaluation.efficiency`.
-
-    Raises:
-      ValueError: costs are given, but the file has no counts.
-    """
+    """Returns the figures of decoding; empty if the file has no counts. See `efficiency`."""
     if run.counts is None or run.log_target is None or run.log_p is None:
         if costs is not None:
             raise UserError(f"{run.path} has no counts of passes (`info`): leave out costs")
@@ -541,11 +530,7 @@ def pooled_figures(
     scorers: Mapping[str, Scoring],
     likelihood: Likelihood | None = None,
 ) -> dict[str, Sums]:
-    """The figures of one method that all its runs have, pooled over the runs.
-
-    `runs` has the outputs of each seed and the figures of decoding; `likelihood` adds the
-    perplexity.
-    """
+    """The figures that all runs of a method have, pooled; `runs` has their figures of decoding."""
     by_run = [
         {
             **{name: scorer.figure(run.outputs) for name, scorer in scorers.items()},

@@ -100,21 +100,13 @@ def infer(
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
     stop the others: its line has a null `prediction` and the key `error`.
 
-    The random stream of a row depends on its `id`. Batches are always formed from the whole input,
-    so a run that is stopped and continued gives the same lines. With one drafter and drafts of a
-    fixed length, or none, only the missing rows are decoded. Otherwise up to 4 times the batch size
-    of rows form a plan, and a plan with a missing row is decoded from its start (see
-    `Decoder.rows`).
-
-    With `process` this process decodes a part of the rows, in its own directory in `output_dir`.
-    The rows are equal to those of a single process with the same mesh. If all parts are on one file
-    system, the last process to end merges them. Replicas decode whole plans independently; the
-    processes of one JAX program (`processes.join`) decode each plan together, and each writes the
-    rows on its devices.
+    A run that is stopped and continued gives the same lines (see `Decoder.rows`). With `process`
+    this process decodes a part of the rows, in its own directory in `output_dir`; the rows are
+    equal to those of a single process with the same mesh. If all parts are on one file system, the
+    last process to end merges them.
 
     Args:
-      make_decoder: called after the input and the output directory have been checked. Its Decoder
-        takes the costs that an earlier start of the run has measured.
+      make_decoder: called after the input and the output directory have been checked.
       source: see `specjax.data.examples.read_examples`, which also has `format`, `inputs_field`,
         `targets_field` and `split`.
       output_dir: a new directory, or that of a run with the same configuration and input.
@@ -131,16 +123,14 @@ def infer(
         with other flags of XLA; rounding may then differ in the remaining rows.
       on_start: called as `on_start(run, paths={"source": ...})` with the `RunDirectory`, after all
         checks and before decoding.
-      process: this process among several; None for a single process.
 
     Returns:
       The content of `metrics.json`: totals over all rows (with `process` over its own rows) and, as
-      `this_process`, the rows that this call decoded, its seconds, the seconds of compilation, and
-      the tokens per second with and without compilation.
+      `this_process`, the rows and the speed of this call.
 
     Raises:
-      OSError: the source does not exist; or the output directory cannot be written, another process
-        is working in it, or it has a file of one of these names that no run made.
+      OSError: a file cannot be read or written, another process is working in the output directory,
+        or it has a file of one of these names that no run made.
       UserError: the source is unreadable, none of its inputs can be decoded, or the output
         directory has another run.
     """
@@ -171,7 +161,8 @@ def infer(
         _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
         ids = _ids_here(decoder, prompts, failed, process, num_samples)
         here = set(itertools.product(ids, range(num_samples)))
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here)
+        inputs = {(i, sample): examples[i].inputs for i, sample in here}
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, inputs)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:

@@ -146,7 +146,7 @@ def merge(
       output_dir: the directory of the run, for the merged files.
       parts: the directories `part-I-of-N`, or directories that contain them; by default those in
         `output_dir`, or one level below.
-      on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, before writing.
+      on_start: see `infer`; called before writing.
 
     Raises:
       OSError: there are no parts, or the directory cannot be written.

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
 
 
 def about(example: Example, sample: int | None = None) -> Record:
-    """Returns the part of a record that describes the input, and the number of its sample."""
+    """Returns the part of a record that describes the input."""
     record: Record = {"id": example.id, "inputs": example.inputs}
     record |= {} if example.targets is None else {"targets": example.targets}
     return record if sample is None else {**record, "sample": sample}
@@ -83,16 +83,10 @@ def lines_of(records: Iterable[Record], run: str) -> bytes:
 
 
 def record_of(line: bytes, run: str | None, path: str | os.PathLike[str], number: int) -> Record:
-    """Returns the record of a line of a file.
+    """Returns the record of line `number` of a file, without its end.
 
-    Args:
-      line: the line, without its end.
-      run: the fingerprint of its run; None if the run is unknown.
-      path: the file, for the message.
-      number: the number of the line in it.
-
-    Raises:
-      UserError: the line was changed, or is of another run.
+    `run` is the fingerprint of its run, None if unknown. Raises UserError if the line was changed,
+    or is of another run.
     """
     length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
@@ -137,16 +131,16 @@ def _not_a_row(path: str | os.PathLike[str], number: int) -> UserError:
     )
 
 
-def resume(path: Path, run: str, keys: Collection[Key]) -> dict[Key, Record]:
+def resume(path: Path, run: str, inputs: Mapping[Key, str]) -> dict[Key, Record]:
     """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    `keys` are those of the rows that may be there.
+    `inputs` has the rows that may be there, with their inputs.
     """
     rows, torn = written_rows(path, run)
     records: dict[Key, Record] = {}
     for number, record in enumerate(rows, 1):
         key = key_of(record)
-        if key in records or key not in keys:
+        if key in records or inputs.get(key) != record["inputs"]:
             raise _not_a_row(path, number)
         records[key] = record
     if torn:

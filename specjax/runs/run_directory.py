@@ -31,14 +31,7 @@ from specjax.checks import check_path
 from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.memory import mappers
-from specjax.writing import (
-    append,
-    locked,
-    naming_failures,
-    new_directory,
-    read_regular,
-    write_atomically,
-)
+from specjax.writing import append, locked, naming_failures, read_regular, write_atomically
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
@@ -235,12 +228,6 @@ class RunDirectory:
     def write_json(self, name: str, values: Any) -> Path:
         """Writes JSON values without NaN; see `write`."""
         return self.write(name, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
-
-    @contextlib.contextmanager
-    def replacing(self, name: str) -> Iterator[Path]:
-        """Yields a directory that replaces `name` if the context ends without an error."""
-        with new_directory(self.own(name), replace=True) as partial:
-            yield partial
 
     def makes(self, path: str | os.PathLike[str]) -> bool:
         """Whether a path is this directory or a file of the run in it; follows links."""

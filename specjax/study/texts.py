@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import check_path, whole_number
-from specjax.data.examples import Example, report_all
+from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot, read_inputs
 from specjax.errors import UserError
 from specjax.evaluation.sandbox import Problem, check_problems, read_problems
@@ -88,8 +88,6 @@ def read_texts(
     place = os.path.expanduser(source)
     examples = read_inputs(place, format=format, split=split, task=task, **fields)
     name = os.fspath(source)
-    if getattr(task, "limit", None) is None:  # otherwise the task has reported it
-        report_all(len(examples), name, "limit", most)
     if in_source or references is None:
         expected = [_targets(example) for example in examples]
     else:

@@ -34,6 +34,7 @@ from specjax.training.trainer import (
 )
 from specjax.training.vocabulary import VOCABULARY_TYPES, write_vocabulary
 from specjax.types import Params
+from specjax.writing import new_directory
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
@@ -186,7 +187,7 @@ def train_model(
 
         def begin(run: RunDirectory) -> None:
             if parts.files != run.path / TOKENIZER_NAME:
-                with run.replacing(TOKENIZER_NAME) as place:
+                with new_directory(run.own(TOKENIZER_NAME), replace=True) as place:
                     shutil.copytree(parts.files, place, dirs_exist_ok=True)
             if on_start is not None:
                 on_start(run)

@@ -202,7 +202,7 @@ def test_a_model_alone(paths, done, tmp_path):
         (b"\n \n", {}, "input.txt:1 is empty: add text, or leave it out (all 2"),
         (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
         (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
-        (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
+        (b"ba\n", {"SEED": -1}, "seed of prompt 0 must be a whole number in 0 .. 4294967295, got"),
         (b"ba\n", {"Decoder__rulez": 1}, "Decoder has no parameter rulez; did you mean rule?"),
         (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
         (
@@ -210,7 +210,7 @@ def test_a_model_alone(paths, done, tmp_path):
             {"CHAT": "no"},
             "CHAT must be True or False, or options of the chat template",
         ),
-        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a file"),
+        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a path"),
         (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
         (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
         (

@@ -53,8 +53,6 @@ def test_what_is_missing_is_named_with_its_line(template, message):
 def test_a_wrong_template_is_refused(text):
     with pytest.raises(ValueError, match="the template"):
         Template(text)
-    with pytest.raises(ValueError, match="a template must be a text"):
-        Template(3)
 
 
 def test_examples_stand_before_each_input_and_none_is_its_own(tmp_path):
@@ -76,7 +74,7 @@ def test_an_example_that_is_there_twice_counts_once(tmp_path, seed):
         asked = made.inputs.removesuffix("\nA:").split("\n\n")
         assert len({shot.partition("\n")[0] for shot in asked}) == 8
     few = jsonl(tmp_path / "few.jsonl", 3 * [ROWS[0]])
-    with pytest.raises(ValueError, match=r"has 1 examples \(of 3 records\), but shots=2"):
+    with pytest.raises(ValueError, match="has 1 different examples, but shots=2"):
         FewShot(**TASK, examples=few, shots=2, seed=seed).read(few)
 
 
@@ -100,12 +98,10 @@ def test_inputs_are_drawn_in_their_order(tmp_path):
     assert places[0] == places[1] != places[2] and places[0] == sorted(places[0])
 
 
-def test_of_fewer_inputs_than_the_limit_all_are_taken(tmp_path, capsys):
+def test_of_fewer_inputs_than_the_limit_all_are_taken(tmp_path):
     source = jsonl(tmp_path / "test.jsonl", ROWS)
     assert len(FewShot(**TASK, limit=9).read(source)) == 8
-    assert "using all 8 inputs of" in capsys.readouterr().err
     assert len(FewShot(**TASK, limit=8).read(source)) == 8
-    assert capsys.readouterr().err == ""
 
 
 def test_a_tsv_names_its_columns_or_has_them_by_number(tmp_path):
@@ -134,13 +130,15 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"shots": 2}, ValueError, "shots=2 needs examples"),
-        ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must be"),
+        ({"shots": 2}, ValueError, "shots=2 needs `examples`"),
+        (
+            {"shots": 2, "examples": "x", "completion": ""},
+            ValueError,
+            "a file, and `completion`",
+        ),
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
         ({"prompt": "{"}, ValueError, "has an unpaired"),
-        ({"separator": 3}, ValueError, "separator must be a text, got 3"),
-        ({"references": 3}, ValueError, "references must be a text, got 3"),
     ],
 )
 def test_a_wrong_task_is_refused(options, error, message):
@@ -150,7 +148,7 @@ def test_a_wrong_task_is_refused(options, error, message):
 
 def test_too_few_examples_are_told(tmp_path):
     examples = jsonl(tmp_path / "train.jsonl", ROWS[:2])
-    with pytest.raises(ValueError, match="has 2 examples, but shots=3"):
+    with pytest.raises(ValueError, match="has 2 different examples, but shots=3"):
         FewShot(**TASK, examples=examples, shots=3).read(examples)
     with pytest.raises(ValueError, match="1 is itself an example, and no other"):
         FewShot(**TASK, examples=examples, shots=2).read(examples)

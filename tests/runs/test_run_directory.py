@@ -10,6 +10,7 @@ import pytest
 
 from specjax.runs import run_directory
 from specjax.runs.run_directory import RunDirectory, difference, fingerprint_of
+from specjax.writing import new_directory
 
 
 def opened(path, *makes):
@@ -220,7 +221,7 @@ def test_what_a_run_has_made_may_be_replaced(tmp_path):
         with opened(tmp_path) as run:
             run.claim({})
             run.write("out.txt", text)
-            with run.replacing("tree") as place:
+            with new_directory(run.own("tree"), replace=True) as place:
                 (place / text.decode()).touch()
         assert (tmp_path / "out.txt").read_bytes() == text
         assert names(tmp_path / "tree") == [text.decode()]
