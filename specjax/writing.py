@@ -190,9 +190,10 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             with naming_failures(path):
                 if first:
-                    if replace:
-                        _put_back(path, old)
-                    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
+                    if replace and not path.exists() and old.exists():
+                        old.rename(path)  # a process was killed during a replacement
+                    for left in (old, partial) if replace else (partial,):
+                        shutil.rmtree(left, ignore_errors=True)
                     partial.mkdir()
             _wait_for_all(f"{partial} made")
             with naming_full_disk(path):
@@ -200,41 +201,22 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
             _wait_for_all(f"{partial} written")
             with naming_failures(path):
                 if first:
-                    _put(partial, path, old, replace=replace)
+                    if replace and path.is_dir():
+                        path.rename(old)
+                    elif path.is_dir():
+                        check_free(path)
+                        path.rmdir()
+                    partial.rename(path)
+                    shutil.rmtree(old, ignore_errors=True)
             _wait_for_all(f"{path} in place")
         except BaseException:
-            if first:
-                _remove(partial)
+            for _ in range(50 if first else 0):
+                # Threads of TensorStore may still write to it for a moment.
+                shutil.rmtree(partial, ignore_errors=True)
+                time.sleep(0.1)
+                if not partial.exists():
+                    break
             raise
-
-
-def _remove(path: Path) -> None:
-    """Removes a directory to which threads of TensorStore may still write for a moment."""
-    for _ in range(50):
-        shutil.rmtree(path, ignore_errors=True)
-        time.sleep(0.1)
-        if not path.exists():
-            break
-
-
-def _put(partial: Path, path: Path, old: Path, *, replace: bool) -> None:
-    if replace and path.is_dir():
-        path.rename(old)
-    elif path.is_dir():
-        check_free(path)
-        path.rmdir()
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _put_back(path: Path, old: Path) -> None:
-    """Finishes a replacement during which a process was killed."""
-    if not old.exists():
-        return
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        old.rename(path)
 
 
 def _wait_for_all(name: str) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specjax.checks import check_part, whole_number
@@ -117,75 +117,48 @@ class FewShot:
     ) -> list[Example]:
         """Makes the prompts of a source."""
         prompt, answer = self._templates
-        shown = self._examples()
-        solved = [
-            f"{prompt.fill(r.values, r.where)}{answer.fill(r.values, r.where)}" for r in shown
-        ]
-        records = list(read_records(source, format=format, split=split, header=self._header))
+        field, bar, default = (self.references or "").partition("|")
+        names = [*prompt.fields, *answer.fields, *([field] if field else [])]
+        # A TSV whose fields are all numbers has no header.
+        header = not all(name.isdecimal() for name in names)
+        shown: list[SourceRecord] = []
+        if self.shots and self.examples is not None:
+            of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
+            rows: Iterable[SourceRecord] = read_records(self.examples, header=header, **of)
+            if self.seed is not None:
+                random.Random(self.seed).shuffle(rows := list(rows))
+            # One more replaces an input that is an example. A corpus may be too large to read.
+            for row in rows:
+                if all(row.values != other.values for other in shown):
+                    shown.append(row)
+                if len(shown) > self.shots:
+                    break
+        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in shown]
+        records = list(read_records(source, format=format, split=split, header=header))
+        if self.limit is not None and len(records) > self.limit:
+            places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
+            records = [records[place] for place in sorted(places)]
         examples = []
-        for place, record in enumerate(self._drawn(records)):
-            others = [
-                text for text, r in zip(solved, shown, strict=True) if r.values != record.values
-            ]
-            own = prompt.fill(record.values, record.where)
+        for place, (where, values) in enumerate(records):
+            pairs = zip(solved, shown, strict=True)
+            others = [text for text, example in pairs if example.values != values]
             if len(others) < self.shots:
                 raise UserError(
-                    f"{record.where} is itself an example, and no other example can replace it: "
-                    f"add examples, or set shots={self.shots - 1}"
+                    f"{self.examples} has {len(others)} different examples besides {where}, but "
+                    f" shots={self.shots}: add examples, or set shots={len(others)}"
                 )
             parts = [self.instruction] if self.instruction else []
-            text = self.separator.join([*parts, *others[: self.shots], own])
-            examples.append(Example(place, text, self._references(record), record.where))
+            text = self.separator.join([*parts, *others[: self.shots], prompt.fill(values, where)])
+            targets = None
+            if self.references is not None:
+                found = look_up(values, self.references, where)
+                targets = (found,) if isinstance(found, str) else found or (default if bar else "",)
+            examples.append(Example(place, text, targets, where))
         return examples
 
     @property
     def _templates(self) -> tuple[Template, Template]:
         return Template(self.prompt), Template(self.completion)
-
-    @property
-    def _header(self) -> bool:
-        """Whether a TSV must have a header: not if all fields are numbers."""
-        names = [name for template in self._templates for name in template.fields]
-        if self.references is not None:
-            names.append(self.references.partition("|")[0])
-        return not all(name.isdecimal() for name in names)
-
-    def _examples(self) -> list[SourceRecord]:
-        """The examples, and another example to replace an input that is an example."""
-        if not self.shots or self.examples is None:
-            return []
-        of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
-        rows: Iterable[SourceRecord] = read_records(self.examples, header=self._header, **of)
-        if self.seed is not None:
-            random.Random(self.seed).shuffle(rows := list(rows))
-        # Reads no further than needed, because a corpus may be large; drops duplicates.
-        kept: list[SourceRecord] = []
-        for row in rows:
-            if all(row.values != other.values for other in kept):
-                kept.append(row)
-            if len(kept) > self.shots:
-                break
-        if len(kept) < self.shots:
-            raise UserError(
-                f"{os.fspath(self.examples)} has {len(kept)} different examples, but shots="
-                f"{self.shots}: add examples, or set shots={len(kept)}"
-            )
-        return kept
-
-    def _drawn(self, records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
-        if self.limit is None or len(records) <= self.limit:
-            return records
-        places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
-        return [records[place] for place in sorted(places)]
-
-    def _references(self, record: SourceRecord) -> tuple[str, ...] | None:
-        if self.references is None:
-            return None
-        _, bar, default = self.references.partition("|")
-        value = look_up(record.values, self.references, record.where)
-        if isinstance(value, str):
-            return (value,)
-        return value or ((default,) if bar else ("",))
 
 
 def read_inputs(

@@ -10,6 +10,7 @@ The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
 Axes: n rows.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -412,7 +413,14 @@ def evaluate(
     prices = None if costs is None else check_costs(costs)
     files = named(predictions)
     fields = {"prediction_field": prediction_field, "targets_field": targets_field}
-    methods = _methods(files, compared, fields)
+    methods: dict[str, Sequence[Predictions]] = {}
+    for name, paths in files.items():
+        settings = compared(paths[0]) if len(paths) == 1 else None
+        if settings is None:
+            methods[name] = [x for path in paths for x in read_predictions(path, **fields)]
+        else:  # each setting is a method
+            before = "" if len(files) == 1 else f"{name}: "
+            methods |= {f"{before}{setting}": several for setting, several in settings.items()}
     runs = [run for several in methods.values() for run in several]
     for other in runs[1:]:
         pairs = enumerate(itertools.zip_longest(runs[0].inputs, other.inputs, fillvalue=...))
@@ -422,7 +430,19 @@ def evaluate(
                     f"{other.path} and {runs[0].path} differ in row {i}: compare predictions of "
                     "the same inputs"
                 )
-    texts = _references(runs, references, references_field, metrics, targets_field)
+    if references is None and references_field is not None:
+        raise UserError(f"references_field={references_field!r} needs references: give their file")
+    texts: list[tuple[str, ...]] = []
+    if metrics:
+        found = next((run.targets for run in runs if any(run.targets)), runs[0].targets)
+        if references is not None:
+            found = list(read_references(references, field=references_field))
+        texts = [several for several in found if several is not None]
+        if len(texts) != len(runs[0]):
+            raise UserError(
+                f"there are {len(texts)} references for the {len(runs[0])} rows of {runs[0].path}: "
+                f"give each row a reference, in its {targets_field!r} or in a file"
+            )
     if reference_answer is not None:
         texts = [tuple(map(reference_answer, several)) for several in texts]
     scorers: dict[str, Scoring] = {m: Scoring(METRICS[m], texts, answer) for m in metrics}
@@ -439,77 +459,38 @@ def evaluate(
         for name, several in methods.items()
     }
     likelihood = None if score is None else Likelihood(score, chat, runs)
-
-    def scores_of() -> dict[str, Any]:
+    given = {
+        "references": references,
+        "answer": answer,
+        "reference_answer": reference_answer,
+        "problems": problems,
+        "sandbox": None if problems is None else sandbox,
+    }
+    configuration = {
+        "predictions": {name: list(map(str, paths)) for name, paths in files.items()},
+        "metrics": list(scorers),
+        "costs": prices,
+        "score": None if likelihood is None else [likelihood.model.name, chat],
+        **{name: None if value is None else str(value) for name, value in given.items()},
+    }
+    place: Any = contextlib.nullcontext()
+    if output_dir is not None:
+        place = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,))
+    with place as directory:
+        if directory is not None:
+            directory.claim(configuration, replace=True)
+        if directory is not None and on_start is not None:
+            read = map(str, itertools.chain.from_iterable(files.values()))
+            on_start(directory, paths={x: os.path.abspath(os.path.expanduser(x)) for x in read})
         figures = {name: pooled_figures(runs, scorers, likelihood) for name, runs in took.items()}
-        return {
+        scores = {
             "rows": len(runs[0]),
             **{name: getattr(bootstrap, name) for name in ("resamples", "level", "seed")},
             **_scores(methods, figures, bootstrap),
         }
-
-    if output_dir is None:
-        return scores_of()
-    with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,)) as run:
-        configuration = {
-            "predictions": {name: list(map(str, paths)) for name, paths in files.items()},
-            "references": None if references is None else str(references),
-            "metrics": list(scorers),
-            "answer": None if answer is None else repr(answer),
-            "reference_answer": None if reference_answer is None else repr(reference_answer),
-            "problems": None if problems is None else os.fspath(problems),
-            "sandbox": None if problems is None else repr(sandbox),
-            "costs": prices,
-            "score": None if likelihood is None else [likelihood.model.name, chat],
-        }
-        run.claim(configuration, replace=True)
-        if on_start is not None:
-            paths = map(str, itertools.chain.from_iterable(files.values()))
-            on_start(run, paths={x: os.path.abspath(os.path.expanduser(x)) for x in paths})
-        scores = scores_of()
-        run.write_json(SCORES_NAME, scores)
+        if directory is not None:
+            directory.write_json(SCORES_NAME, scores)
     return scores
-
-
-def _methods(
-    files: Mapping[str, Sequence[Path]],
-    compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None],
-    fields: Mapping[str, Any],
-) -> dict[str, Sequence[Predictions]]:
-    """Method -> the predictions of each seed; in a directory of settings each is a method."""
-    methods: dict[str, Sequence[Predictions]] = {}
-    for name, paths in files.items():
-        settings = compared(paths[0]) if len(paths) == 1 else None
-        if settings is None:
-            read = (read_predictions(path, **fields) for path in paths)
-            methods[name] = list(itertools.chain(*read))
-            continue
-        before = "" if len(files) == 1 else f"{name}: "
-        methods |= {f"{before}{setting}": runs for setting, runs in settings.items()}
-    return methods
-
-
-def _references(
-    runs: Sequence[Predictions],
-    sources: Any,
-    field: Any,
-    metrics: Sequence[str],
-    targets_field: str,
-) -> list[tuple[str, ...]]:
-    """The references of all rows; empty if there are no metrics."""
-    if sources is None and field is not None:
-        raise UserError(f"references_field={field!r} needs references: give their file")
-    if not metrics:
-        return []
-    run = runs[0] if sources is not None else next((x for x in runs if any(x.targets)), runs[0])
-    found = run.targets if sources is None else read_references(sources, field=field)
-    texts = [text for text in found if text is not None]
-    if len(texts) != len(run):
-        raise UserError(
-            f"there are {len(texts)} references for the {len(run)} rows of {run.path}: give each "
-            f"row a reference, in its {targets_field!r} or in a file"
-        )
-    return texts
 
 
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
@@ -552,9 +533,8 @@ def _scores(
         name: {key: bootstrap.replicates(sums) for key, sums in of_method.items()}
         for name, of_method in figures.items()
     }
-    scores: dict[str, Any] = {}
-    for name, runs in methods.items():
-        scores[name] = {
+    scores = {
+        name: {
             "files": [run.path for run in runs],
             "failed": sum(len(run.missing) for run in runs),
             "figures": {
@@ -562,6 +542,8 @@ def _scores(
                 for key, sums in figures[name].items()
             },
         }
+        for name, runs in methods.items()
+    }
     differences = []
     for other, name in itertools.combinations(methods, 2):
         between = {}

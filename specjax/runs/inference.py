@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,42 +149,119 @@ def infer(
         decoder = _decoder(make_decoder, run, process)
         if together and (partitioner := decoder.method.partitioner) is not None:
             processes.connect(partitioner.mesh)
-        prompts, failed = _encode(decoder, examples, chat, truncate)
+        prompts: dict[int, np.ndarray] = {}
+        failed: dict[int, str] = {}
+        for i, text, _, where in examples:
+            try:
+                prompts[i] = tokens_of(decoder, text, where, chat=chat, truncate=truncate)
+            except UserError as error:
+                failed[i] = str(error)
+        if not prompts:
+            rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
+            raise UserError(f"{next(iter(failed.values()))}{rest}")
+        tokens, ids = list(prompts.values()), list(prompts)
         # This checks the arguments before the directory is claimed.
         options: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "sources": sources}
         # A task's prompts begin with the same examples, which the models may read once.
         options |= {"share_prefix": task is not None and decoder.can_share_prefix}
-        decoder.rows(list(prompts.values()), ids=list(prompts), **options)
-        settings = {"seed": seed, "chat": chat, "input": input_hash}
-        settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
-        settings |= {name: True for name in ("sources", "share_prefix") if options[name]}
-        _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
-        ids = _ids_here(decoder, prompts, failed, process, num_samples)
-        here = set(itertools.product(ids, range(num_samples)))
-        inputs = {(i, sample): examples[i].inputs for i, sample in here}
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, inputs)
+        decoder.rows(tokens, ids=ids, **options)
+        configuration = {
+            **decoder.describe(),
+            "seed": seed,
+            "chat": chat,
+            "input": input_hash,
+            "rows": len(examples),
+            **({SAMPLES: num_samples} if num_samples > 1 else {}),
+            **{name: True for name in ("sources", "share_prefix") if options[name]},
+            # Besides the texts: similar tokenizers may split a text differently.
+            "tokens": hash_of([prompt.tolist() for prompt in tokens]),
+        }
+        # The inputs whose rows this process may write; the first one writes the errors.
+        mine = set(failed if process is None or process.index == 0 else ())
+        if process is None or together:
+            mine |= set(ids)
+        else:
+            dealt = decoder.parts(tokens, process.count, num_samples=num_samples)[process.index]
+            mine |= {ids[place] for place in dealt}
+            if not dealt:
+                _say(
+                    f"warning: process {process.index} of {process.count} has no rows: use fewer "
+                    "processes, or a smaller BATCH_SIZE"
+                )
+        if process is not None:
+            merging.ROWS.check_whole(run, configuration, allow_other_environment)
+            if together:
+                settings_hash = hash_of({**configuration, "environment": None})
+                processes.check_same("other models or settings", settings_hash)
+            configuration[PART] = dataclasses.asdict(process)
+        models = decoder.models
+        roles = {"verifier": models} if isinstance(models, TextModel) else models.named
+        configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
+        run.claim(configuration, allow_other_environment=allow_other_environment)
+        here = {(i, sample): examples[i].inputs for i in mine for sample in range(num_samples)}
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
-            place = os.path.expanduser(source)
-            is_task = str(source).startswith(SEQIO_PREFIX)
-            on_start(run, paths={"source": str(source) if is_task else os.path.abspath(place)})
-        _say_failed(failed, len(examples), run)
+            name = str(source)
+            if not name.startswith(SEQIO_PREFIX):
+                name = os.path.abspath(os.path.expanduser(name))
+            on_start(run, paths={"source": name})
+        if failed:
+            first, more = next(iter(failed.values())), f", and {len(failed) - 1} more"
+            _say(
+                f"{len(failed)} of {len(examples)} inputs cannot be decoded: {first}"
+                f"{more if len(failed) > 1 else ''}; see {run.path / PREDICTIONS_NAME}"
+            )
         _say_unknown(decoder, prompts, examples)
-        errors: list[Record] = []
-        for i, sample in sorted(here.difference(done)):
+        # The place of each row that is not decoded here -> its rounds.
+        keys = list(itertools.product(ids, range(num_samples)))
+        rounds = np.zeros(len(keys), np.int32)
+        for place, key in enumerate(keys):
+            if key in done:
+                rounds[place] = done[key]["info"]["rounds"]
+            elif key not in here:
+                rounds[place] = 1  # another replica's, like all rows of its plan
+        if together:
+            rounds = processes.gather(rounds).max(axis=0)
+        others = {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
+        path, rows = run.own(PREDICTIONS_NAME), dict(done)
+
+        def put(record: Record) -> None:
+            run.keep()
+            rows[key_of(record)] = record
+            append(path, line_of(record, run.fingerprint))  # at once: this process may be killed
+
+        for i, sample in sorted(here.keys() - done.keys()):
             if i in failed:
                 record = about(examples[i], sample if num_samples > 1 else None)
-                errors.append({**record, "prediction": None, "error": failed[i]})
-        keys = list(itertools.product(prompts, range(num_samples)))
-        rounds = _rounds_of_others(keys, here, done, together)
-        fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, options, progress)
-        records = sorted({**done, **fresh}.values(), key=key_of)
+                put({**record, "prediction": None, "error": failed[i]})
+        emitted, start, compiled = 0, time.perf_counter(), compile_seconds()
+        with warnings.catch_warnings():
+            # NaN is told for all rows below.
+            warnings.simplefilter("ignore", NanWarning)
+            for row in decoder.rows(tokens, ids=ids, done=others, progress=progress, **options):
+                emitted += int(row.info.emitted)
+                put(record_of_row(examples[ids[row.index]], row, num_samples))
+        seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
+        records = sorted(rows.values(), key=key_of)
         assert len(records) == len(here) or together
-        path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
+        run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
+        took = {
+            "rows": len(rows) - len(done),
+            "seconds": seconds,
+            "compile_seconds": compiling,
+            "tokens_per_second": emitted / seconds,
+            "tokens_per_second_without_compilation": emitted / (seconds - compiling),
+        }
         metrics = {**totals(records), "this_process": took}
         written = run.write_json(METRICS_NAME, metrics)
-    _say_nan(records)
+    if truncated := [record for record in records if "nan" in record]:
+        nan = truncated[0]
+        _say(
+            f"warning: {len(truncated)} of {len(records)} outputs are truncated; the first is "
+            f"{nan['id']} ({nan['nan']}): check the checkpoint"
+        )
     _say(f"wrote {len(records)} predictions to {path}, totals to {written}")
     _say_outputs(records, show, decoder, prompts)
     if process is not None:
@@ -229,148 +306,6 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
     return decoder
 
 
-def _claim(
-    run: RunDirectory,
-    decoder: Decoder,
-    examples: list[Example],
-    prompts: Mapping[int, Any],
-    settings: Mapping[str, Any],
-    allow_other_environment: bool,
-    process: Process | None,
-) -> None:
-    """Claims the directory for this run, or checks that it belongs to this run."""
-    configuration = {
-        **decoder.describe(),
-        **settings,
-        "rows": len(examples),
-        # Besides the texts: similar tokenizers may split a text differently.
-        "tokens": hash_of([prompt.tolist() for prompt in prompts.values()]),
-    }
-    if process is not None:
-        merging.ROWS.check_whole(run, configuration, allow_other_environment)
-        if process.together:
-            settings_hash = hash_of({**configuration, "environment": None})
-            processes.check_same("other models or settings", settings_hash)
-        configuration[PART] = dataclasses.asdict(process)
-    models = decoder.models
-    roles = {"verifier": models} if isinstance(models, TextModel) else models.named
-    configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
-    run.claim(configuration, allow_other_environment=allow_other_environment)
-
-
-def _encode(
-    decoder: Decoder,
-    examples: list[Example],
-    chat: bool | Mapping[str, Any],
-    truncate: str | None,
-) -> tuple[dict[int, Any], dict[int, str]]:
-    """The tokens of the inputs that can be decoded, and the errors of the others, by id."""
-    prompts: dict[int, Any] = {}
-    failed: dict[int, str] = {}
-    for example in examples:
-        try:
-            prompts[example.id] = tokens_of(
-                decoder, example.inputs, example.where, chat=chat, truncate=truncate
-            )
-        except UserError as error:
-            failed[example.id] = str(error)
-    if not prompts:
-        rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
-        raise UserError(f"{next(iter(failed.values()))}{rest}")
-    return prompts, failed
-
-
-def _ids_here(
-    decoder: Decoder,
-    prompts: Mapping[int, Any],
-    failed: Mapping[int, str],
-    process: Process | None,
-    num_samples: int,
-) -> Collection[int]:
-    """The ids of the inputs whose rows this process may write."""
-    if process is None:
-        return {*prompts, *failed}
-    errors = failed if process.index == 0 else ()
-    if process.together:
-        return {*prompts, *errors}
-    ids = list(prompts)
-    dealt = decoder.parts(list(prompts.values()), process.count, num_samples=num_samples)
-    here = {ids[place] for place in dealt[process.index]}
-    if not here:
-        _say(
-            f"warning: process {process.index} of {process.count} has no rows: use fewer "
-            "processes, or a smaller BATCH_SIZE"
-        )
-    return {*here, *errors}
-
-
-def _rounds_of_others(
-    keys: Sequence[tuple[int, int]],
-    here: Collection[tuple[int, int]],
-    done: Mapping[tuple[int, int], Record],
-    together: bool,
-) -> dict[int, int]:
-    """The places of rows that are not decoded here -> their rounds."""
-    rounds = np.zeros(len(keys), np.int32)
-    for place, key in enumerate(keys):
-        if key in done:
-            rounds[place] = done[key]["info"]["rounds"]
-        elif key not in here:
-            rounds[place] = 1  # another replica's, like all rows of its plan
-    if together:
-        rounds = processes.gather(rounds).max(axis=0)
-    return {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
-
-
-def _decode(
-    decoder: Decoder,
-    examples: list[Example],
-    prompts: dict[int, Any],
-    errors: Sequence[Record],
-    rounds: Mapping[int, int],
-    run: RunDirectory,
-    options: Mapping[str, Any],
-    progress: bool | None,
-) -> tuple[dict[tuple[int, int], Record], dict[str, Any]]:
-    """Decodes the missing rows, and writes each row when it is finished."""
-    path, fingerprint = run.own(PREDICTIONS_NAME), run.fingerprint
-    records: dict[tuple[int, int], Record] = {}
-    ids, tokens = list(prompts), 0
-    start, compiled = time.perf_counter(), compile_seconds()
-    with warnings.catch_warnings():
-        # `_say_nan` reports NaN for all rows.
-        warnings.simplefilter("ignore", NanWarning)
-
-        def put(record: Record) -> None:
-            run.keep()
-            records[key_of(record)] = record
-            append(path, line_of(record, fingerprint))  # at once: this process may be killed
-
-        for record in errors:
-            put(record)
-        for row in decoder.rows(
-            list(prompts.values()), ids=ids, done=rounds, progress=progress, **options
-        ):
-            tokens += int(row.info.emitted)
-            put(record_of_row(examples[ids[row.index]], row, options["num_samples"]))
-    seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
-    return records, {
-        "rows": len(records),
-        "seconds": seconds,
-        "compile_seconds": compiling,
-        "tokens_per_second": tokens / seconds,
-        "tokens_per_second_without_compilation": tokens / (seconds - compiling),
-    }
-
-
-def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:
-    if failed:
-        first = next(iter(failed.values()))
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        where = run.path / PREDICTIONS_NAME
-        _say(f"{len(failed)} of {rows} inputs cannot be decoded: {first}{more}; see {where}")
-
-
 def _say_outputs(
     records: Sequence[Record], show: int, decoder: Decoder, prompts: Mapping[int, Any]
 ) -> None:
@@ -387,15 +322,6 @@ def _say_outputs(
     if (acceptance := acceptance_of(records)).drafts:
         for line in str(acceptance).splitlines():
             _say(line)
-
-
-def _say_nan(records: Sequence[Record]) -> None:
-    if truncated := [record for record in records if "nan" in record]:
-        first = truncated[0]
-        _say(
-            f"warning: {len(truncated)} of {len(records)} outputs are truncated; the "
-            f"first is {first['id']} ({first['nan']}): check the checkpoint"
-        )
 
 
 def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequence[Example]) -> None:

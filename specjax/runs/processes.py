@@ -169,9 +169,41 @@ def meet(address: str, count: int, index: int) -> None:
     who it is; when all have, process 0 sends them on, and leaves the port to the coordinator.
     """
     if index == 0:
-        asyncio.run(_wait_for_others(_opened(address), count))
-    else:
-        _wait_for_first(address, count, index)
+        return asyncio.run(_wait_for_others(_opened(address), count))
+    answer = b""
+    with _reached(address) as first, contextlib.suppress(OSError), first.makefile("rb") as lines:
+        first.sendall(b"specjax %d %d\n" % (index, count))
+        answer = lines.readline(100)
+        if answer == _WAIT:
+            first.settimeout(_SECONDS + _ANSWER)
+            if lines.readline(100) == _JOIN:
+                return
+    if answer == _WAIT:
+        raise LostProcessError(f"process 0 ended before all processes had started: {_AGAIN}")
+    raise UserError(
+        f"--coordinator_address={address}: another program answers at this port: end it, or give "
+        "all processes another port"
+    )
+
+
+def _reached(address: str) -> socket.socket:
+    """A connection to process 0, or to another program at its address."""
+    host, _, port = address.rpartition(":")
+    ends = time.monotonic() + _SECONDS
+    while True:
+        try:
+            first = socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER)
+        except OSError as error:  # it has not started yet
+            if time.monotonic() > ends:
+                raise LostProcessError(
+                    f"process 0 cannot be reached at {address} ({error}): {_AGAIN}"
+                ) from None
+        else:
+            # A port of this machine that nobody has opened may be given to the caller itself.
+            if first.getsockname() != first.getpeername():
+                return first
+            first.close()
+        time.sleep(0.2)
 
 
 def _opened(address: str) -> socket.socket:
@@ -236,40 +268,3 @@ async def _wait_for_others(server: socket.socket, count: int) -> None:
     for caller in list(present.values()):
         with contextlib.suppress(OSError):  # it has ended, as JAX will find
             await caller.drain()
-
-
-def _wait_for_first(address: str, count: int, index: int) -> None:
-    answer = b""
-    with _reached(address) as first, contextlib.suppress(OSError), first.makefile("rb") as lines:
-        first.sendall(b"specjax %d %d\n" % (index, count))
-        answer = lines.readline(100)
-        if answer == _WAIT:
-            first.settimeout(_SECONDS + _ANSWER)
-            if lines.readline(100) == _JOIN:
-                return
-    if answer == _WAIT:
-        raise LostProcessError(f"process 0 ended before all processes had started: {_AGAIN}")
-    raise UserError(
-        f"--coordinator_address={address}: another program answers at this port: end it, or give "
-        "all processes another port"
-    )
-
-
-def _reached(address: str) -> socket.socket:
-    """A connection to process 0, or to another program at its address."""
-    host, _, port = address.rpartition(":")
-    ends = time.monotonic() + _SECONDS
-    while True:
-        try:
-            first = socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER)
-        except OSError as error:  # it has not started yet
-            if time.monotonic() > ends:
-                raise LostProcessError(
-                    f"process 0 cannot be reached at {address} ({error}): {_AGAIN}"
-                ) from None
-        else:
-            # A port of this machine that nobody has opened may be given to the caller itself.
-            if first.getsockname() != first.getpeername():
-                return first
-            first.close()
-        time.sleep(0.2)
