@@ -145,7 +145,7 @@ class FewShot:
             if len(others) < self.shots:
                 raise UserError(
                     f"{self.examples} has {len(others)} different examples besides {where}, but "
-                    f" shots={self.shots}: add examples, or set shots={len(others)}"
+                    f"shots={self.shots}: add examples, or set shots={len(others)}"
                 )
             parts = [self.instruction] if self.instruction else []
             text = self.separator.join([*parts, *others[: self.shots], prompt.fill(values, where)])

@@ -1,8 +1,6 @@
 """Records of seqio tasks; specjax's own tasks for the papers' data in TensorFlow Datasets."""
 
 import errno
-import functools
-import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -56,9 +54,7 @@ TFDS_DATA = {
 
 
 def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
-    """Yields the records of a registered task or mixture, unshuffled.
-
-    Registers a task of `TFDS_DATA` if necessary.
+    """Yields the records of a task or mixture, unshuffled.
 
     Yields:
       For each row its texts, numbers and lists of them. Token features become texts, from
@@ -67,8 +63,19 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     if not name:
         raise UserError("seqio: has no task: write seqio:TASK")
     seqio = require("seqio", "seqio")
+    own = None
     if name.startswith(TASK_PREFIX):
-        _register(seqio, name)
+        if (own := TFDS_DATA.get(name.removeprefix(TASK_PREFIX))) is None:
+            tasks = ", ".join(f"{TASK_PREFIX}{key}" for key in TFDS_DATA)
+            raise UserError(f"unknown seqio task {name!r}: choose from {tasks}")
+        if name not in seqio.TaskRegistry.names():
+            data = own
+            seqio.TaskRegistry.add(
+                name,
+                source=seqio.TfdsDataSource(own.name, splits=own.splits),
+                preprocessors=[lambda dataset: dataset.map(lambda x: _fields(data, x))],
+                output_features={},  # its features are texts
+            )
     try:
         task = seqio.get_mixture_or_task(name)
     except ValueError:
@@ -82,7 +89,6 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         )
     # Without num_epochs a mixture would never end.
     options = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
-    own = TFDS_DATA.get(name.removeprefix(TASK_PREFIX)) if name.startswith(TASK_PREFIX) else None
     dataset = task.get_dataset(**options) if own is None else _prepared(name, own, task, options)
     for row in dataset.as_numpy_iterator():
         values = {key: _value(value) for key, value in row.items()}
@@ -93,22 +99,6 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
             elif tokens.ndim == 1 and tokens.dtype.kind in "iu":
                 values[field] = str(feature.vocabulary.decode(tokens.tolist()))
         yield _nested(values)
-
-
-def _register(seqio: Any, name: str) -> None:
-    """Registers a task of `TFDS_DATA` if it is absent; its features are texts."""
-    tasks = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
-    if name not in tasks:
-        raise UserError(f"unknown seqio task {name!r}: choose from {', '.join(tasks)}")
-    if name in seqio.TaskRegistry.names():
-        return
-    data = TFDS_DATA[name.removeprefix(TASK_PREFIX)]
-    seqio.TaskRegistry.add(
-        name,
-        source=seqio.TfdsDataSource(data.name, splits=data.splits),
-        preprocessors=[lambda dataset: dataset.map(lambda example: _fields(data, example))],
-        output_features={},
-    )
 
 
 def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) -> Any:
@@ -133,8 +123,13 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
 
 
 def _fields(data: TfdsData, example: Any) -> dict[str, Any]:
-    values = (functools.reduce(operator.getitem, x.split("."), example) for x in data.fields)
-    return dict(zip(data.fields, values, strict=True))
+    values = {}
+    for field in data.fields:
+        value = example
+        for name in field.split("."):
+            value = value[name]
+        values[field] = value
+    return values
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Axes: n examples, k statistics of an example, R resamples.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +114,13 @@ class Bootstrap:
 
     def replicates(self, figure: Sums) -> np.ndarray:
         """Returns `[R]` float64, the figure of each resample."""
-        sums = [counts @ figure.statistics for counts in self._counts(len(figure))]
+        n, sums = len(figure), []
+        draws, step = np.random.default_rng([self.seed, n]), max(1, _AT_ONCE // n)
+        for start in range(0, self.resamples, step):
+            rows = min(step, self.resamples - start)
+            picked = draws.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+            counts = np.bincount(picked.ravel(), minlength=rows * n).reshape(rows, n)
+            sums.append(counts.astype(np.float64) @ figure.statistics)
         return np.asarray(figure.score(np.concatenate(sums)), np.float64)
 
     def interval(self, figure: Sums) -> Interval:
@@ -145,17 +151,6 @@ class Bootstrap:
         return Interval(
             value, float(ends[0]), float(ends[1]), float(defined.std()) if finite else np.inf
         )
-
-    def _counts(self, n: int) -> Iterator[np.ndarray]:
-        """The count of each example in each resample, in parts `[r, n]` float64, R rows in all."""
-        draws = np.random.default_rng([self.seed, n])
-        step = max(1, _AT_ONCE // n)
-        for start in range(0, self.resamples, step):
-            rows = min(step, self.resamples - start)
-            picked = draws.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-            yield (
-                np.bincount(picked.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
-            )
 
 
 def pooled(figures: Sequence[Sums]) -> Sums:

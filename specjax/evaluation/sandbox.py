@@ -223,8 +223,22 @@ def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
       OSError: the file does not exist.
       UserError: the file is empty or not JSONL, or a line has other keys.
     """
-    name = os.path.expanduser(os.fspath(path))
-    return [_problem(f"{name}:{number}", row) for number, _, row in read_objects(name)]
+    problems, name = [], os.path.expanduser(path)
+    for number, _, row in read_objects(name):
+        lists = [row.get("test_imports", []), row.get("test_list")]
+        if all(isinstance(row.get(key), str) for key in ("prompt", "entry_point", "test")):
+            tests = f"{row['test']}\ncheck({row['entry_point']})\n"
+            problems.append(Problem(row["prompt"], row["entry_point"], tests))
+        elif all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
+            setup = str(row.get("test_setup_code") or "")
+            tests = "\n".join([setup, *lists[0], *row["test_list"]]) + "\n"
+            problems.append(Problem("", "", tests))
+        else:
+            raise UserError(
+                f"{name}:{number}: the line must have the keys of HumanEval (prompt, entry_point, "
+                "test) or of MBPP (test_list)"
+            )
+    return problems
 
 
 def check_problems(
@@ -242,20 +256,6 @@ def check_problems(
                 f"problem {i} of {path} tests {problem.entry_point!r}, which is not in row {i} of "
                 f"{source}: give the problems of these inputs, in the same order"
             )
-
-
-def _problem(where: str, row: dict[str, Any]) -> Problem:
-    if all(isinstance(row.get(key), str) for key in ("prompt", "entry_point", "test")):
-        tests = f"{row['test']}\ncheck({row['entry_point']})\n"
-        return Problem(row["prompt"], row["entry_point"], tests)
-    lists = [row.get("test_imports", []), row.get("test_list")]
-    if all(isinstance(x, list) and all(isinstance(line, str) for line in x) for x in lists):
-        setup = row.get("test_setup_code") or ""
-        return Problem("", "", "\n".join([str(setup), *lists[0], *(row["test_list"])]) + "\n")
-    raise UserError(
-        f"{where}: the line must have the keys of HumanEval (prompt, entry_point, test) or of "
-        "MBPP (test_list)"
-    )
 
 
 def program(problem: Problem, output: str) -> str:

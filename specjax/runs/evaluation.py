@@ -273,6 +273,7 @@ class Likelihood:
         An output counts with its end-of-sequence token, unless the length limit ended it. Rows
         without a prediction are left out.
         """
+        from specjax.text.requests import encode
         from specjax.text.teacher_forcing import checked_outputs, score
 
         cut = np.zeros(len(run), bool) if run.counts is None else run.counts.cut
@@ -283,7 +284,13 @@ class Likelihood:
         texts = [text for text in texts if text.size]
         sums = np.zeros((len(run), 3))
         if rows:
-            prompts = [self._prompt(run, row) for row in rows]
+            prompts = []
+            for row in rows:
+                text: Any = run.inputs[row]
+                said = text if self._options is None else [{"role": "user", "content": text}]
+                name = f"{run.path}: the input of row {row}"
+                model, words = self.model.model, self.model.tokenizer
+                prompts.append(encode(said, name, model.vocab_size, words, self._options))
             scored = score(self.model, prompts, texts, None, False, None)
             for row, logs in zip(rows, scored.log_probs, strict=True):
                 total = np.sum(logs, dtype=np.float64)
@@ -294,14 +301,6 @@ class Likelihood:
             return np.where(sums[:, 2] > 0, np.inf, np.exp(divided(sums[:, 0], sums[:, 1])))
 
         return Sums(sums, of_sums)
-
-    def _prompt(self, run: Predictions, row: int) -> np.ndarray:
-        from specjax.text.requests import encode
-
-        text: Any = run.inputs[row]
-        prompt = text if self._options is None else [{"role": "user", "content": text}]
-        name, model = f"{run.path}: the input of row {row}", self.model
-        return encode(prompt, name, model.model.vocab_size, model.tokenizer, self._options)
 
 
 class Scoring(NamedTuple):

@@ -313,21 +313,16 @@ def difference(theirs: Any, ours: Any) -> str:
     """Describes the first differences of two configurations."""
     parts = dict(_differences(theirs, ours))
     if parts:  # names alone make no difference
-        named = dict(_other_models(theirs, ours))
-        hashes = {f"models.{role}" for role in named}
-        rest = {key: text for key, text in parts.items() if key not in hashes}
-        parts = {role.upper(): text for role, text in named.items()} | rest
+        named = {}
+        for role, here in ours.get(MODEL_NAMES, {}).items():
+            there = theirs.get(MODEL_NAMES, {}).get(role, here)
+            hashes = [each.get("models", {}).get(role) for each in (theirs, ours)]
+            if there != here and (None in hashes or hashes[0] != hashes[1]):
+                named[role.upper()] = f"{there} there, {here} here"
+                parts.pop(f"models.{role}", None)
+        parts = named | parts
     shown = [f"{key}: {text}" for key, text in parts.items()]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
-
-
-def _other_models(theirs: Any, ours: Any) -> Iterator[tuple[str, str]]:
-    """The roles of the models that differ, with both names."""
-    for role, here in ours.get(MODEL_NAMES, {}).items():
-        there = theirs.get(MODEL_NAMES, {}).get(role, here)
-        hashes = [each.get("models", {}).get(role) for each in (theirs, ours)]
-        if there != here and (None in hashes or hashes[0] != hashes[1]):
-            yield role, f"{there} there, {here} here"
 
 
 def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[tuple[str, str]]:
