@@ -36,13 +36,6 @@ class TokenPairs:
         tokens = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
         return cls(tokens, np.cumsum([0, *map(len, parts)], dtype=np.int64))
 
-    @classmethod
-    def joined(cls, several: Sequence["TokenPairs"]) -> "TokenPairs":
-        """Concatenates several sequences of pairs."""
-        lengths = np.concatenate([np.diff(pairs.offsets) for pairs in several])
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return cls(np.concatenate([pairs.tokens for pairs in several]), offsets)
-
     def __len__(self) -> int:
         return len(self.offsets) // 2
 

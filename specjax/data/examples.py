@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -51,15 +50,14 @@ def read_records(
       split: the split of a seqio task.
       header: whether the first line of a TSV has the columns' names; columns without a name are
         "0", "1", ... by their places. None: the user has not said; a first line that looks like
-        a header is then refused. False gives a warning.
+        a header is then refused.
       directory: the directory of a relative path.
       option: the user's option for the field, in that message.
 
     Raises:
-      FileNotFoundError: the file does not exist.
-      MissingLibraryError: a seqio task needs seqio, which is not installed.
-      UserError: the source is empty or unreadable, its format or its task is unknown, or its first
-        line looks like a header.
+      OSError: the file does not exist.
+      UserError: the source is empty or unreadable, its format or its task is unknown, a library is
+        missing, or the first line looks like a header.
     """
     check_path(directory or ".")
     check_path(source, "source=")
@@ -106,15 +104,11 @@ def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
                 )
             if header:
                 continue
-            if all(map(_is_column, row)) and len({*row}) == len(row):
-                what = f"{path}:1: this line looks like a header ({', '.join(map(repr, row))})"
-                if header is None:
-                    raise UserError(
-                        f"{what}: name a column, such as {option}={row[0]!r}; if the line is a "
-                        f"row, set {option}=0"
-                    )
-                told = f"{what}, but is read as a row: name the columns to skip it"
-                warnings.warn(told, stacklevel=3)
+            if header is None and all(map(_is_column, row)) and len({*row}) == len(row):
+                raise UserError(
+                    f"{path}:1: this line looks like a header ({', '.join(map(repr, row))}): name "
+                    f"a column, such as {option}={row[0]!r}; if the line is a row, set {option}=0"
+                )
         if len(row) != len(names):
             raise UserError(
                 f"{path}:{number}: the line has {len(row)} columns, but line 1 has {len(names)}: "

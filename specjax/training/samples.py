@@ -100,7 +100,7 @@ def add_teacher_samples(
         ids = [sample * len(pairs) + place for place in places]
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
         drawn.append(draw_pairs(teacher, inputs, limits, ids, **options))
-    return TokenPairs.joined(drawn)
+    return TokenPairs.of([x for pairs in drawn for i in range(len(pairs)) for x in pairs[i]])
 
 
 def with_room(
