@@ -42,6 +42,10 @@ from specjax.writing import InUseError
 OnStart = Callable[..., None]
 
 
+class UnfinishedError(UserError):
+    """A part has not ended, or it has failed and removed its configuration."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """A kind of run that several processes can share, each with its own part of the directory.
@@ -110,7 +114,7 @@ class Shared:
             stored = read_config(path / self.config_name) or {}
             part = stored.get(PART)
             if not isinstance(part, dict) or part.get("index") != index:
-                raise UserError(
+                raise UnfinishedError(
                     f"{path} has no {self.config_name} of this part: run this process to its end"
                 )
             config = {k: v for k, v in stored.items() if k not in (PART, "files", "kept")}
@@ -174,18 +178,11 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
             processes.gather(np.int32(process.index))  # wait until all have written
         if process.index:
             return
-    parts = beside(part, process)
-    # A part that fails now removes its configuration.
-    if any(read_config(path / CONFIG_NAME) is None for path in parts):
-        return say_unmerged(part, process)
-    configuration = ROWS.common(parts)
-    run = fingerprint_of(configuration)
-    files = [path / PREDICTIONS_NAME for path in parts]
-    written = {key_of(row) for path in files for row in written_rows(path, run)[0]}
-    if len(written) < configuration["rows"] * configuration.get(SAMPLES, 1):
-        return say_unmerged(part, process)
-    with contextlib.suppress(InUseError):  # another part that has just ended writes the same
-        _write(ROWS.directory(part.path.parent), parts, on_start)
+    try:
+        with contextlib.suppress(InUseError):  # another part that has just ended writes the same
+            _write(ROWS.directory(part.path.parent), beside(part, process), on_start)
+    except UnfinishedError:
+        say_unmerged(part, process)
 
 
 def beside(part: RunDirectory, process: Process) -> list[Path]:
@@ -231,7 +228,7 @@ def _rows(parts: Sequence[Path], configuration: Mapping[str, Any]) -> list[Recor
     records = {key_of(record): record for record in rows}
     keys = list(itertools.product(range(configuration["rows"]), range(samples)))
     if absent := [key for key in keys if key not in records]:
-        raise UserError(
+        raise UnfinishedError(
             f"{len(absent)} of {len(keys)} rows are in no part; the first is {absent[0][0]}: run "
             f"the same command again in the processes of {parts[0].parent} that have not ended"
         )
