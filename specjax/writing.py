@@ -113,9 +113,6 @@ def check_free(path: Path) -> None:
         raise FileExistsError(f"{path} is not empty: give a new directory, or empty it first")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file: give a new directory")
-    existing = next(parent for parent in path.absolute().parents if parent.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(f"{existing} is a file: give a path in a directory")
 
 
 class InUseError(OSError):
@@ -204,7 +201,6 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
                     if replace and path.is_dir():
                         path.rename(old)
                     elif path.is_dir():
-                        check_free(path)
                         path.rmdir()
                     partial.rename(path)
                     shutil.rmtree(old, ignore_errors=True)

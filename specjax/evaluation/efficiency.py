@@ -25,10 +25,6 @@ class RowCounts:
     """The counts of n rows; see `specjax.text.results.RowInfo`.
 
     Attributes:
-      emitted: emitted tokens, end-of-sequence tokens included.
-      rounds: steps of the method.
-      drafted: drafted tokens.
-      accepted: accepted tokens.
       calls: model's name -> passes.
       cut: whether the length limit ended the row.
       decoded: other rows have zeros and do not count in means over rows.

@@ -16,6 +16,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
 # Not in `METRICS`, because it runs the outputs.
 PASS_AT_1 = "pass_at_1"
-Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 _PLAIN = Bootstrap()
 
 
@@ -81,7 +82,7 @@ class Predictions:
 
 
 def read_predictions(
-    path: Path, *, prediction_field: str = "prediction", targets_field: str = "targets"
+    path: PathLike, *, prediction_field: str = "prediction", targets_field: str = "targets"
 ) -> list[Predictions]:
     """Reads a file of predictions.
 
@@ -103,7 +104,7 @@ def read_predictions(
     run, records = None, []
     directory, base = os.path.split(name)
     if base == rows_lib.PREDICTIONS_NAME:
-        configuration = read_config(rows_lib.Path(directory, rows_lib.CONFIG_NAME))
+        configuration = read_config(Path(directory, rows_lib.CONFIG_NAME))
         run = None if configuration is None else fingerprint_of(configuration)
     for number, line, record in read_objects(name):
         if rows_lib.CHECKSUM in record or run is not None:
@@ -178,7 +179,7 @@ def _as_tuple(texts: str | Sequence[str]) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts) or ("",)
 
 
-def _paths(name: str, paths: Any) -> list[Path]:
+def _paths(name: str, paths: Any) -> list[PathLike]:
     """A path or several, which the user gave as `name`."""
     several: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
     if not several:
@@ -190,7 +191,7 @@ def _paths(name: str, paths: Any) -> list[Path]:
     return several
 
 
-def named(paths: Any) -> dict[str, list[Path]]:
+def named(paths: Any) -> dict[str, list[PathLike]]:
     """Name -> the files of each method, of a path, several, or name -> a path or several.
 
     Without names a method has the name of its directory, or of its file if that is not
@@ -201,7 +202,7 @@ def named(paths: Any) -> dict[str, list[Path]]:
     files = _paths("predictions", paths)
     short = []
     for path in files:
-        place = rows_lib.Path(os.path.expanduser(path)).absolute()
+        place = Path(os.path.expanduser(path)).absolute()
         name = place.name.removesuffix(".gz")
         is_run = name == rows_lib.PREDICTIONS_NAME
         short.append(place.parent.name if is_run else name.removesuffix(".jsonl"))
@@ -213,7 +214,7 @@ def named(paths: Any) -> dict[str, list[Path]]:
 
 
 def read_references(
-    sources: Path | Sequence[Path], *, field: str | int | None = None
+    sources: PathLike | Sequence[PathLike], *, field: str | int | None = None
 ) -> list[tuple[str, ...]]:
     """Reads references, row by row.
 
@@ -343,9 +344,9 @@ def check_answers(answer: Any, reference_answer: Any) -> None:
 
 
 def evaluate(
-    predictions: Path | Sequence[Path] | Mapping[str, Any],
+    predictions: PathLike | Sequence[PathLike] | Mapping[str, Any],
     *,
-    references: Path | Sequence[Path] | None = None,
+    references: PathLike | Sequence[PathLike] | None = None,
     references_field: str | int | None = None,
     metrics: Sequence[str] = ("bleu", "chrf"),
     prediction_field: str = "prediction",
@@ -354,12 +355,12 @@ def evaluate(
     reference_answer: Callable[[str], str] | None = None,
     costs: Mapping[str, float] | None = None,
     bootstrap: Bootstrap = _PLAIN,
-    problems: Path | None = None,
+    problems: PathLike | None = None,
     sandbox: Sandbox | None = None,
     score: Any = None,
     chat: bool | Mapping[str, Any] = False,
-    output_dir: Path | None = None,
-    compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
+    output_dir: PathLike | None = None,
+    compared: Callable[[PathLike], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Scores predictions, and compares each two methods on the same inputs.

@@ -26,8 +26,7 @@ class Process:
     """One of the processes that share a run.
 
     Attributes:
-      index: the index of this process, from 0.
-      count: the number of processes that share the run.
+      index: from 0.
       together: whether they form one JAX program over one mesh (`join`), each with the rows on its
         devices. If not, they are independent replicas, each with whole plans.
     """
