@@ -20,7 +20,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -72,21 +71,13 @@ class RunDirectory:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_made(self.path))
-            in_use = (
-                f"output_dir={self.path} is used by another process: wait for it, or choose "
-                "another directory"
-            )
+            in_use = f"output_dir={self.path} is used by another process: wait, or choose another"
             stack.enter_context(locked(self.path / _LOCK_NAME, in_use))
             self.peek()
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             if self._claimed_here and not self.kept:
                 if kind is None:
@@ -148,13 +139,10 @@ class RunDirectory:
         if apart and elsewhere and allow_other_environment:
             print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
         elif apart:
-            remedy = (
-                "choose another output_dir, or use the same configuration to continue the run"
-                + ", or set allow_other_environment=True to continue here (rounding may then "
-                "differ)" * elsewhere
-            )
+            allow = ", or set allow_other_environment=True (rounding may then differ)" * elsewhere
             raise UserError(
-                f"output_dir={self.path} has a run of another configuration ({apart}): {remedy}"
+                f"output_dir={self.path} has a run of another configuration ({apart}): choose "
+                f"another output_dir, or use the same configuration to continue the run{allow}"
             )
 
     def claim(
