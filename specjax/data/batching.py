@@ -19,7 +19,7 @@ from specjax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """Tokenised pairs, one after the other in two arrays.
+    """Tokenised pairs, one after the other.
 
     Attributes:
       tokens: the inputs and targets of pair 0, then of pair 1, and so on.
@@ -32,7 +32,7 @@ class TokenPairs:
 
     @classmethod
     def of(cls, parts: Sequence[np.ndarray]) -> "TokenPairs":
-        """Makes pairs from the inputs and targets of pair 0, then of pair 1, and so on."""
+        """Makes pairs from their parts, in the order of `tokens`."""
         tokens = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
         return cls(tokens, np.cumsum([0, *map(len, parts)], dtype=np.int64))
 

@@ -74,9 +74,7 @@ class Interval(NamedTuple):
     Attributes:
       value: the figure of all examples.
       low: the lower end; NaN if the figure is undefined in all resamples.
-      high: the upper end.
-      error: the standard error (standard deviation over resamples); infinite or NaN if some
-        resamples are not finite.
+      error: the standard deviation over resamples; infinite or NaN if some are not finite.
     """
 
     value: float

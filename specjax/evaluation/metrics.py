@@ -139,13 +139,9 @@ References = str | Sequence[str]
 
 
 class Metric(abc.ABC):
-    """Scores texts; `METRICS` has the named metrics.
+    """Scores texts; `METRICS` has the named metrics."""
 
-    Attributes:
-      library: the module that must be importable, or None.
-    """
-
-    library: str | None = None
+    library: str | None = None  # the module that must be importable
 
     @abc.abstractmethod
     def statistics(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
@@ -164,13 +160,9 @@ class Metric(abc.ABC):
 
 
 def figure(metric: Metric, outputs: Sequence[str], references: Sequence[References]) -> Sums:
-    """Returns a metric of texts as a figure for `Bootstrap`.
+    """Returns a metric of n outputs as a figure for `Bootstrap`.
 
-    Args:
-      metric: such as `METRICS["bleu"]`.
-      outputs: n texts.
-      references: for each output a text, or several: the best counts (BLEU: all count, see
-        sacreBLEU).
+    Each output has a reference, or several: the best counts (BLEU: all count, see sacreBLEU).
 
     Raises:
       UserError: the metric's library is not installed, there are no texts, the numbers of outputs
@@ -244,11 +236,7 @@ class MeanMetric(Metric):
 
 
 class BestOf(MeanMetric):
-    """The mean of a function of an output and its best reference.
-
-    Args:
-      compare: output, reference -> 0 to 1, or a truth value.
-    """
+    """The mean of a function of an output and its best reference, 0 to 1 or a truth value."""
 
     def __init__(self, compare: Callable[[str, str], float], library: str | None = None):
         self._compare, self.library = compare, library

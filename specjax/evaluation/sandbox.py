@@ -44,12 +44,7 @@ _STARTED = "started\n"
 
 
 class Outcome(NamedTuple):
-    """The result of a program.
-
-    Attributes:
-      passed: whether it reached its end without an error, in time.
-      reason: why it did not pass, otherwise "".
-    """
+    """Whether a program reached its end without an error, in time; `reason`: why not, or ""."""
 
     passed: bool
     reason: str
@@ -94,10 +89,7 @@ class Sandbox:
             )
 
     def run(self, source: str) -> Outcome:
-        """Runs a program in a Python without site-packages.
-
-        Args:
-          source: the program; it must reach its end: `exit(0)` fails.
+        """Runs a program, in a Python without site-packages; `exit(0)` is not its end.
 
         Raises:
           OSError: the program could not be contained.
@@ -284,11 +276,7 @@ class PassAt1(MeanMetric):
     """The share of outputs that pass their problem's tests.
 
     The references of an output are the fields of its `Problem`. Equal programs are run only once in
-    a process.
-
-    Args:
-      sandbox: runs the programs.
-      workers: the number of programs at a time; by default the number of processors.
+    a process; `workers` programs run at a time, by default as many as processors.
 
     Source: Chen et al. 2021 (HumanEval), Austin et al. 2021 (MBPP); one output per problem.
     """

@@ -154,7 +154,7 @@ def merge(
 
     Raises:
       OSError: there are no parts, or the directory cannot be written.
-      UserError: a part or a row is missing or there twice, or the parts are of different runs.
+      UserError: a part or a row is missing, or there twice; or the parts are of different runs.
     """
     whole = ROWS.directory(output_dir)
     return _write(whole, ROWS.find(parts or [whole.path]), on_start)
