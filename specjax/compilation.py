@@ -67,12 +67,6 @@ def _first_placed(tree: Any) -> Any:
     return next((sharding for sharding in map(_first_placed, tree) if sharding is not None), None)
 
 
-def _backend_of(tree: Any) -> str:
-    """The platform of the first leaf that has a sharding, or the default platform."""
-    placed = _first_placed(tree)
-    return jax.default_backend() if placed is None else next(iter(placed.device_set)).platform
-
-
 @functools.cache
 def _no_trace() -> Any:
     """JAX's state while nothing is traced: that of a new thread, because this thread may trace."""
@@ -95,7 +89,9 @@ class Jitted:
         # JAX refuses options within another program.
         if get_opaque_trace_state() != _no_trace():
             return self._within
-        return self._alone(_backend_of(arguments))
+        placed = _first_placed(arguments)
+        device = None if placed is None else next(iter(placed.device_set))
+        return self._alone(jax.default_backend() if device is None else device.platform)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(args, kwargs)(*args, **kwargs)

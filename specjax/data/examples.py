@@ -252,17 +252,16 @@ def read_examples(
       source: a file, plain or `.gz`, or `seqio:TASK` for a registered seqio task.
       format: see `read_records`.
       inputs_field: the field of the input. TSV: a column, counted from 0, or its name in the first
-        line, which is then a header; 0 by default, if that line does not look like a header. JSONL:
-        a key, "inputs" by default. seqio: a feature, "inputs" by default. Text files have no
-        fields. A field may be inside objects and lists (see `few_shot.Template`), such as
-        "answers.text".
+        line, which is then a header; 0 by default, if that line does not look like a header. JSONL
+        and seqio: a key, "inputs" by default. A field may be inside objects and lists (see
+        `few_shot.Template`), such as "answers.text".
       targets_field: the field of the reference, in the same form. By default no reference is read.
       split: the split of a seqio task.
       directory: the directory of a relative path.
       option: the user's option for `inputs_field`, in messages.
 
     Raises:
-      UserError: a field is missing, or is neither a text nor a number; see also `read_records`.
+      UserError: a field is missing, or has no text; see also `read_records`.
     """
     named = isinstance(inputs_field, str) or isinstance(targets_field, str)
     options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
@@ -292,12 +291,9 @@ def read_aligned(
     *,
     directory: str | os.PathLike[str] = "",
 ) -> Iterator[Example]:
-    """Yields the pairs of two text files whose lines correspond.
+    """Yields the pairs of two text files, plain or `.gz`, whose lines correspond.
 
-    Args:
-      inputs_path: a source text on each line, plain or `.gz`.
-      targets_path: the reference of each source text, on the same line.
-      directory: the directory of relative paths.
+    `directory` is that of relative paths.
     """
     sides = [
         read_records(path, format="text", directory=directory)
