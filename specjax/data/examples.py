@@ -1,6 +1,5 @@
 """Examples, an input and its reference each, from text, TSV and JSONL files and seqio tasks."""
 
-import difflib
 import gzip
 import itertools
 import json
@@ -177,37 +176,22 @@ def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[st
     path, bar, default = field.partition("|")
     value: Any = record
     for i, name in enumerate([path] if path in record else path.split(".")):
-        inner = _inner(value, name)
+        if isinstance(value, list | tuple):
+            value = {str(place): item for place, item in enumerate(value)}
+        inner = value.get(name) if isinstance(value, Mapping) else None
         if inner is None:
             if bar:
                 return default
             outer = ".".join(path.split(".")[:i]) or "the record"
-            keys = value if isinstance(value, Mapping) else ()
-            near = difflib.get_close_matches(name, keys, n=1)
+            has = ", ".join(map(repr, value)) if isinstance(value, Mapping) else repr(value)[:60]
             raise UserError(
-                f"{where}: there is no field {path!r}: {outer} {_contents(value)}; "
-                + (f"did you mean {near[0]}?" if near else f"write {path}|text for a default")
+                f"{where}: there is no field {path!r}: {outer} has {has or 'nothing'}; write "
+                f"{path}|text for a default"
             )
         value = inner
     if isinstance(value, list | tuple):
         return tuple(_text(item, path, where) for item in value)
     return _text(value, path, where)
-
-
-def _inner(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return value.get(name)
-    if isinstance(value, list | tuple) and name.isdecimal():
-        return value[int(name)] if int(name) < len(value) else None
-    return None
-
-
-def _contents(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"has {', '.join(map(repr, value)) or 'nothing'}"
-    if isinstance(value, list | tuple):
-        return f"is a list of {len(value)}, counted from 0"
-    return f"is {value!r}"[:60]
 
 
 def _text(value: Any, path: str, where: str) -> str:

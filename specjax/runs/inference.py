@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from specjax.compilation import compile_seconds
-from specjax.data.examples import SEQIO_PREFIX, Example
+from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot, read_inputs
 from specjax.drafting import read_costs
 from specjax.errors import UserError
@@ -213,7 +213,6 @@ def infer(
                 f"{len(failed)} of {len(examples)} inputs cannot be decoded: {first}"
                 f"{more if len(failed) > 1 else ''}; see {run.path / PREDICTIONS_NAME}"
             )
-        _say_unknown(decoder, prompts, examples)
         # The place of each row that is not decoded here -> its rounds.
         keys = list(itertools.product(ids, range(num_samples)))
         rounds = np.zeros(len(keys), np.int32)
@@ -322,20 +321,3 @@ def _say_outputs(
     if (acceptance := acceptance_of(records)).drafts:
         for line in str(acceptance).splitlines():
             _say(line)
-
-
-def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequence[Example]) -> None:
-    """Warns of inputs of which the vocabulary knows no token."""
-    words = decoder.tokenizer
-    special = (words.unk_id, words.bos_id, *words.eos_ids)
-
-    def is_unknown(ids: list[int]) -> bool:
-        # SentencePiece knows the space before an unknown text.
-        plain = [i for i in ids if i not in special]
-        return words.unk_id in ids and not words.decode(plain).strip()
-
-    if unknown := [i for i, ids in prompts.items() if is_unknown(ids.tolist())]:
-        _say(
-            f"warning: {len(unknown)} of {len(prompts)} inputs have only tokens that are "
-            f"unknown to the model; the first is {examples[unknown[0]].where}: check the model"
-        )

@@ -364,7 +364,7 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
         (
             "PROMPT",
             "{questoin}",
-            "the record has 'question', 'answer'; did you mean question?",
+            "the record has 'question', 'answer'; write",
         ),
         ("COMPLETION", "''", "completion must be the template of an answer"),
     ],

@@ -295,16 +295,6 @@ def test_a_flipped_bit_in_the_weights_is_refused(paths, done, tmp_path, capsys):
     assert main([*argv, "--gin.load_pair.check_weights=False"]) == 0
 
 
-def test_text_without_a_known_token_is_told(paths, tmp_path, capsys):
-    source = write(tmp_path, ["ba ki", "\u4e2d\u6587", "\u4e2d"])
-    assert main(arguments(paths, source, tmp_path / "out")) == 0
-    told = capsys.readouterr().err
-    assert (
-        "warning: 2 of 3 inputs have only tokens that are unknown to the model; the first is "
-        f"{source}:2" in told
-    )
-
-
 def test_every_start_that_lasts_for_a_row_gets_further(paths, done, tmp_path, capsys, monkeypatch):
     """Though all rows share a plan: those that are written are not decoded again."""
     source, output = done

@@ -314,7 +314,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["training/read_examples.source=seqio:x"], "seqio"),
         (
             ["read_examples.targets_field=2"],
-            "targets_field=2, but the line has 2 columns, counted from 0",
+            "there is no field '2': the record has '0', '1'",
         ),
         (["STEPS=3"], "no such name; did you mean NUM_STEPS?"),
     ],

@@ -39,8 +39,8 @@ def test_a_template_goes_into_objects_and_lists(template, text):
     [
         ("{c}", r"f:3: there is no field 'c': the record has 'a', 'b'; write c\|text for"),
         ("{b.x}", r"f:3: there is no field 'b.x': b has 'd'"),
-        ("{a.0}", r"f:3: there is no field 'a.0': a is 'x'"),
-        ("{b.d.4}", r"f:3: there is no field 'b.d.4': b.d is a list of 1, counted from 0"),
+        ("{a.0}", r"f:3: there is no field 'a.0': a has 'x'"),
+        ("{b.d.4}", r"f:3: there is no field 'b.d.4': b.d has '0'"),
         ("{b}", "f:3: 'b' must be a text, a number or a list of these"),
     ],
 )
