@@ -106,6 +106,8 @@ def read_predictions(
     if base == rows_lib.PREDICTIONS_NAME:
         configuration = read_config(Path(directory, rows_lib.CONFIG_NAME))
         run = None if configuration is None else fingerprint_of(configuration)
+    if os.path.exists(name) and not os.path.isfile(name):  # opening a pipe would block
+        raise UserError(f"{name} is not a regular file: restore the predictions")
     for number, line, record in read_objects(name):
         if rows_lib.CHECKSUM in record or run is not None:
             rows_lib.record_of(line.encode(), run, name, number)
