@@ -30,7 +30,7 @@ ALGORITHMS: dict[str, verification.Verification] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
     workload.add_pair(parser)
-    parser.add_argument("--prompts", type=workload.number, default=1000, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=1000, help="number of prompts")
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
     workload.add_temperatures(parser)

@@ -40,7 +40,7 @@ _TURN = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
     workload.add_pair(parser)
-    parser.add_argument("--prompts", type=workload.number, default=100, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
     parser.add_argument(
         "--drafts",
         type=int,

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in pairs, with their samples as prompts; unused with --inputs",
     )  # fmt: skip
     workload.add_pair(parser, required=False)
-    parser.add_argument("--prompts", type=workload.number, default=32, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
     parser.add_argument(
         "--apart", type=int, default=0,
         help="number of further prompts by which trees and chains are chosen; 0: the same prompts",
@@ -239,8 +239,6 @@ def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
         (source,) = built_in_pair(name).glob("samples.*")
         field, pair = _FIELDS[name], specjax.load_pair(name)
     asked = [example.inputs for example in read_examples(source, inputs_field=field)]
-    if isinstance(args.prompts, workload.Given):
-        workload.report_all(len(asked), str(source), "--prompts", args.prompts)
     if args.apart and len(asked) < args.prompts + args.apart:
         raise ValueError(
             f"--prompts {args.prompts} and --apart {args.apart} need "

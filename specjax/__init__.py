@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from specjax import training as training
     from specjax import types as types
     from specjax import verification as verification
+    from specjax.compilation import enable_compilation_cache
     from specjax.errors import UserError as UserError
-    from specjax.runs.compilation_cache import enable_compilation_cache
     from specjax.text import (
         BiLDCascade,
         Branches,
@@ -81,7 +81,7 @@ __all__ = [
 _FROM = {
     "Sampling": "types",
     "UserError": "errors",
-    "enable_compilation_cache": "runs.compilation_cache",
+    "enable_compilation_cache": "compilation",
 }
 _PACKAGES = (
     "acceptance_head",

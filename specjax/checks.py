@@ -36,6 +36,8 @@ def check_path(path: Any, what: str = "") -> None:
         raise UserError(f"{what}{path!r} must be a path: {remedy}")
     if "\0" in str(os.fspath(path)):
         raise UserError(f"{what}{path!r} has a NUL character: remove it")
+    if not os.fspath(path):  # it would mean the working directory
+        raise UserError(f"{what.rstrip('=') or 'a path'} is empty: give a path")
 
 
 def tuple_text(value: Any) -> str:

@@ -5,13 +5,19 @@ YNNPACK, which has bugs: sums of the squares of a product have wrong rows from t
 issue 39103), others crash (39257, 40412). So specjax compiles without these fusions. Separate
 products still use YNNPACK.
 
-The options belong to each program. specjax sets nothing global in JAX: a user's own programs are
-compiled with the user's XLA_FLAGS (docs/faq.md).
+The options belong to each program. specjax sets nothing global in JAX, except by
+`enable_compilation_cache`: a user's own programs are compiled with the user's XLA_FLAGS
+(docs/faq.md).
 """
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -61,12 +67,6 @@ def _first_placed(tree: Any) -> Any:
     return next((sharding for sharding in map(_first_placed, tree) if sharding is not None), None)
 
 
-def _backend_of(tree: Any) -> str:
-    """The platform of the first leaf that has a sharding, or the default platform."""
-    placed = _first_placed(tree)
-    return jax.default_backend() if placed is None else next(iter(placed.device_set)).platform
-
-
 @functools.cache
 def _no_trace() -> Any:
     """JAX's state while nothing is traced: that of a new thread, because this thread may trace."""
@@ -89,7 +89,9 @@ class Jitted:
         # JAX refuses options within another program.
         if get_opaque_trace_state() != _no_trace():
             return self._within
-        return self._alone(_backend_of(arguments))
+        placed = _first_placed(arguments)
+        device = None if placed is None else next(iter(placed.device_set))
+        return self._alone(jax.default_backend() if device is None else device.platform)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(args, kwargs)(*args, **kwargs)
@@ -133,33 +135,100 @@ def product_precision(dtype: Any) -> jax.lax.Precision | None:
 
 
 # Events of jax.monitoring: the parts of a compilation, which do not overlap.
-BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
+_BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 _COMPILE_PARTS = (
     "/jax/core/compile/jaxpr_trace_duration",
     "/jax/core/compile/jaxpr_to_mlir_module_duration",
-    BACKEND_COMPILE,
+    _BACKEND_COMPILE,
 )
 
 
-def compile_seconds() -> float:
-    """Returns the seconds that this process has spent on compilation since the first call.
+@dataclasses.dataclass
+class Compilations:
+    """What this process compiles.
 
-    They include tracing, lowering, and reading programs from the cache on disk.
+    Attributes:
+      announcement: a line for stderr when the first program has been compiled; "" for none.
+      compiled: the number of programs that the backend compiled.
+      read: the number of programs that were read from the cache on disk.
+      seconds: of tracing, lowering, compiling, and reading programs from the cache.
     """
-    return sum(_spent())
+
+    announcement: str = ""
+    compiled: int = 0
+    read: int = 0
+    seconds: float = 0.0
+    _hit: bool = False
+
+    def on_event(self, event: str, **_: Any) -> None:
+        self._hit |= event == "/jax/compilation_cache/cache_hits"
+
+    def on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event in _COMPILE_PARTS:
+            self.seconds += duration_secs
+        if event != _BACKEND_COMPILE:
+            return
+        self.read += self._hit
+        self.compiled += not self._hit
+        if self.compiled == 1 and not self._hit and self.announcement:
+            print(self.announcement, file=sys.stderr, flush=True)
+        self._hit = False
+
+
+@contextlib.contextmanager
+def count_compilations(announcement: str = "") -> Iterator[Compilations]:
+    """Counts what this process compiles or reads from disk until the context ends."""
+    counts = Compilations(announcement)
+    jax.monitoring.register_event_listener(counts.on_event)
+    jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
+    try:
+        yield counts
+    finally:
+        jax.monitoring.unregister_event_listener(counts.on_event)
+        jax.monitoring.unregister_event_duration_listener(counts.on_duration)
+
+
+def compile_seconds() -> float:
+    """Returns the seconds of compilation since the first call; see `Compilations`."""
+    return _since_first_call().seconds
 
 
 @functools.cache
-def _spent() -> list[float]:
-    """A list with a single number, which grows."""
-    spent = [0.0]
+def _since_first_call() -> Compilations:
+    counts = Compilations()
+    jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
+    return counts
 
-    def listen(event: str, duration_secs: float, **_: Any) -> None:
-        if event in _COMPILE_PARTS:
-            spent[0] += duration_secs
 
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return spent
+def enable_compilation_cache() -> str | None:
+    """Makes JAX keep compiled programs on disk, for all later processes of this user.
+
+    It changes JAX's global options `jax_compilation_cache_dir` and
+    `jax_persistent_cache_min_compile_time_secs`. It does not override the user's settings:
+    JAX_COMPILATION_CACHE_DIR names another directory, and JAX_ENABLE_COMPILATION_CACHE=false
+    disables the cache. The `specjax` command calls it; an import of specjax changes nothing.
+
+    Returns:
+      The directory; None if it cannot be written or the cache is disabled.
+    """
+    config: Any = jax.config
+    if not config.jax_enable_compilation_cache:
+        return None
+    if config.jax_compilation_cache_dir:
+        return config.jax_compilation_cache_dir
+    try:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        directory = Path(root) / "specjax" / "programs"
+        # JAX runs the programs in this directory, so only this user may write to it.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK):
+            return None
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    # Decoding compiles many small programs, which take seconds in total.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return str(directory)
 
 
 def placement(tree: Any) -> Any:

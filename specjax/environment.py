@@ -58,13 +58,6 @@ def check_devices() -> None:
             f"JAX_PLATFORMS={platforms}: JAX cannot start this platform ({reason}): set "
             "JAX_PLATFORMS=cpu, or install JAX for the device"
         ) from None
-    for way in ("host_to_device", "device_to_host", "device_to_device"):
-        guard = getattr(config, f"jax_transfer_guard_{way}") or config.jax_transfer_guard
-        if guard in ("disallow", "disallow_explicit"):
-            raise UserError(
-                f"JAX_TRANSFER_GUARD={guard}: specjax must transfer arrays to and from devices: "
-                "unset this variable"
-            )
 
 
 def xla_flags() -> str:

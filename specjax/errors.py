@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class MissingLibraryError(UserError, ImportError):
     """A library that one of specjax's extras installs is absent; the message has the command."""
+
+
+# The errors whose message is for users: their value, or the system's word on a file.
+REFUSALS = (UserError, OSError)

@@ -21,8 +21,9 @@ from specjax.types import Params
 def digest(params: Params, described: str = "", *, as_bfloat16: bool = False) -> str:
     """A hash of parameters' names, shapes, dtypes and values, 16 hexadecimal digits.
 
-    All processes of a program must call it if they share an array. `described` is hashed too; with
-    `as_bfloat16` floats are rounded first.
+    All processes of a program must call it if they share an array. `described` is hashed too. With
+    `as_bfloat16` floats are rounded first: a checkpoint that is loaded as float32 or bfloat16, or
+    written as bfloat16, has the same.
     """
     names, sums = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -37,14 +38,6 @@ def digest(params: Params, described: str = "", *, as_bfloat16: bool = False) ->
     for name, total in zip(names, jax.device_get(sums), strict=True):
         digest.update(name.encode() + np.array(total, np.uint32).tobytes())
     return digest.hexdigest()[:16]
-
-
-def weights_fingerprint(params: Params) -> str:
-    """A hash of weights in bfloat16, with which a head identifies its drafter.
-
-    It is the same for a checkpoint loaded as float32 or bfloat16, or written as bfloat16.
-    """
-    return digest(params, as_bfloat16=True)
 
 
 @functools.partial(jit, static_argnums=1)

@@ -117,7 +117,7 @@ def check_state_fits(
     log_probs: bool = False,
     sources: bool = False,
 ) -> None:
-    """Raises ValueError if prompts and outputs of these sizes certainly cannot fit.
+    """Raises UserError if prompts and outputs of these sizes certainly cannot fit.
 
     A method without `least_memory` is not checked. `beside` is what else is kept on each device,
     such as the caches of a prefix, in bytes.

@@ -6,7 +6,7 @@ Axes: B rows, N rows of a matrix, T positions, V vocabulary.
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,38 +14,30 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float32, Int32, Shaped
 
-
-class _Target(NamedTuple):
-    """Attributes: `partitioner`, a `Partitioner`; None for one device."""
-
-    partitioner: Any
-
-
 _as_on_tpus: contextvars.ContextVar[bool] = contextvars.ContextVar("as_on_tpus", default=False)
-# None if not set, as in a caller's own program.
-_target: contextvars.ContextVar[_Target | None] = contextvars.ContextVar("target", default=None)
+# Not set in a caller's own program.
+_partitioner: contextvars.ContextVar[Any] = contextvars.ContextVar("partitioner")
 
 
 @contextlib.contextmanager
 def compiled_for(partitioner: Any) -> Iterator[None]:
     """Sets the `Partitioner` of a program while it is traced; None for one device."""
-    token = _target.set(_Target(partitioner))
+    token = _partitioner.set(partitioner)
     try:
         yield
     finally:
-        _target.reset(token)
+        _partitioner.reset(token)
 
 
 def vocabulary_ways() -> int:
     """The number of devices that split the vocabulary of the traced program; 1 if unknown."""
-    target = _target.get()
-    return 1 if target is None or target.partitioner is None else target.partitioner.ways("vocab")
+    part = _partitioner.get(None)
+    return 1 if part is None else part.ways("vocab")
 
 
 def is_special() -> bool:
     """Whether the traced program is for several devices, or uses the TPU form anywhere."""
-    target = _target.get()
-    part = None if target is None else target.partitioner
+    part = _partitioner.get(None)
     return _as_on_tpus.get() or (part is not None and part.mesh.size > 1)
 
 
@@ -109,10 +101,9 @@ def with_layout(
     def constrain(x: Array) -> Array:
         return with_layout_constraint(x, Layout(order))
 
-    target = _target.get()
-    if target is None:
+    if _partitioner not in contextvars.copy_context():
         return x
-    part = target.partitioner
+    part = _partitioner.get()
     if part is not None and part.mesh.size > 1:
         if names is None:
             return x

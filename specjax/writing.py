@@ -1,15 +1,18 @@
-"""Files and directories that are written completely or not at all."""
+"""Files and directories that are written completely or not at all, and their checksums."""
 
+import concurrent.futures
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import jax
 
@@ -49,26 +52,15 @@ def _failure(path: Path, reason: str, remedy: str) -> OSError:
     )
 
 
-# The system's errors in the messages of libraries that wrap them.
-_TEXTS = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "File too large",
-    "Read-only file system",
-)
-
-
-_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+# The system's messages, also in those of libraries that wrap its errors.
+_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)]
 
 
 def _full_disk(error: BaseException | None) -> str | None:
     """The system's message for a full disk, or None for other errors."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _NUMBERS:
-            return error.strerror
-        for text in _TEXTS:
-            if text in str(error):
-                return text
+        if found := [text for text in _FULL if text in str(error)]:
+            return found[0]
         hidden = None if error.__suppress_context__ else error.__context__
         error = error.__cause__ or hidden
     return None
@@ -108,9 +100,10 @@ def append(path: Path, data: bytes) -> None:
 def read_regular(path: Path) -> bytes:
     """Returns the content of a regular file; opening a pipe or a device would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file: restore or move it")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         return file.read()
 
 
@@ -120,9 +113,6 @@ def check_free(path: Path) -> None:
         raise FileExistsError(f"{path} is not empty: give a new directory, or empty it first")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file: give a new directory")
-    existing = next(parent for parent in path.absolute().parents if parent.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(f"{existing} is a file: give a path in a directory")
 
 
 class InUseError(OSError):
@@ -142,9 +132,15 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
         yield
         return
     while True:
-        with _opened_lock(path) as file:
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise _not_a_lock(path, error.strerror) from None
+        with os.fdopen(lock):
+            if os.fstat(lock).st_size:
+                raise _not_a_lock(path, "it is not empty")
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InUseError(in_use) from None
             except OSError as error:
@@ -153,11 +149,7 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
                     f"({error.strerror}): do not start a second process in this directory",
                     file=sys.stderr,
                 )
-            # The previous process may have removed the file: then lock the new file.
-            try:
-                if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    continue
-            except FileNotFoundError:
+            if not os.fstat(lock).st_nlink:  # the previous process has removed the file
                 continue
             try:
                 yield
@@ -166,21 +158,8 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
             return
 
 
-def _opened_lock(path: Path) -> IO[bytes]:
-    """Opens the file of a lock, which must be empty."""
-    try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
-    except OSError as error:
-        raise OSError(
-            f"{path} cannot be locked ({error.strerror}): move it, or choose another directory"
-        ) from None
-    if os.fstat(file.fileno()).st_size:
-        file.close()
-        raise FileExistsError(
-            f"{path} is not the lock of a run, because it is not empty: move it, or choose another "
-            "directory"
-        )
-    return file
+def _not_a_lock(path: Path, reason: str | None) -> OSError:
+    return OSError(f"{path} cannot be locked ({reason}): move it, or choose another directory")
 
 
 @contextlib.contextmanager
@@ -208,9 +187,10 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             with naming_failures(path):
                 if first:
-                    if replace:
-                        _put_back(path, old)
-                    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
+                    if replace and not path.exists() and old.exists():
+                        old.rename(path)  # a process was killed during a replacement
+                    for left in (old, partial) if replace else (partial,):
+                        shutil.rmtree(left, ignore_errors=True)
                     partial.mkdir()
             _wait_for_all(f"{partial} made")
             with naming_full_disk(path):
@@ -218,41 +198,21 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
             _wait_for_all(f"{partial} written")
             with naming_failures(path):
                 if first:
-                    _put(partial, path, old, replace=replace)
+                    if replace and path.is_dir():
+                        path.rename(old)
+                    elif path.is_dir():
+                        path.rmdir()
+                    partial.rename(path)
+                    shutil.rmtree(old, ignore_errors=True)
             _wait_for_all(f"{path} in place")
         except BaseException:
-            if first:
-                _remove(partial)
+            for _ in range(50 if first else 0):
+                # Threads of TensorStore may still write to it for a moment.
+                shutil.rmtree(partial, ignore_errors=True)
+                time.sleep(0.1)
+                if not partial.exists():
+                    break
             raise
-
-
-def _remove(path: Path) -> None:
-    """Removes a directory to which threads of TensorStore may still write for a moment."""
-    for _ in range(50):
-        shutil.rmtree(path, ignore_errors=True)
-        time.sleep(0.1)
-        if not path.exists():
-            break
-
-
-def _put(partial: Path, path: Path, old: Path, *, replace: bool) -> None:
-    if replace and path.is_dir():
-        path.rename(old)
-    elif path.is_dir():
-        check_free(path)
-        path.rmdir()
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _put_back(path: Path, old: Path) -> None:
-    """Finishes a replacement during which a process was killed."""
-    if not old.exists():
-        return
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        old.rename(path)
 
 
 def _wait_for_all(name: str) -> None:
@@ -260,3 +220,66 @@ def _wait_for_all(name: str) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(name)
+
+
+CHECKSUMS_NAME = "specjax_checksums.json"
+
+
+def write_checksums(
+    directory: Path,
+    wanted: Callable[[str], bool] = lambda _: True,
+    *,
+    owner: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the checksums of all files below a directory.
+
+    `wanted` says whether a file counts, by its path relative to the directory. `owner` has JSON
+    values that `find_damage` compares, such as the run's fingerprint.
+    """
+    names = sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
+    names = [name for name in names if name != CHECKSUMS_NAME and wanted(name)]
+    with _threads() as threads:
+        sums = dict(zip(names, threads.map(lambda n: _sha256(directory / n), names), strict=True))
+    values = {"algorithm": "sha256", "files": sums, **({"owner": owner} if owner else {})}
+    write_atomically(directory / CHECKSUMS_NAME, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def has_checksums(directory: Path) -> bool:
+    """Whether a directory has the file of `write_checksums`."""
+    return (directory / CHECKSUMS_NAME).is_file()
+
+
+def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> str | None:
+    """Describes the first difference from the checksums; None if there is no difference."""
+    try:
+        values = json.loads(read_regular(directory / CHECKSUMS_NAME))
+        sums, theirs = values["files"], values.get("owner")
+        files = [(name, directory / name, str(expected)) for name, expected in sums.items()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return f"{CHECKSUMS_NAME} cannot be read"
+    if owner is not None and theirs != owner:
+        return f"{CHECKSUMS_NAME} is of another run or step"
+    with _threads() as threads:
+        differences = threads.map(lambda file: _difference(*file), files)
+        return next(filter(None, differences), None)
+
+
+def _difference(name: str, path: Path, expected: str) -> str | None:
+    try:
+        if not path.is_file():  # opening a pipe would block
+            return f"{name} is not a file"
+        actual = _sha256(path)
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    return None if actual == expected else f"{name} was changed after specjax wrote it"
+
+
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(8)  # hashing releases Python's lock
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -29,7 +29,7 @@ shape_checks.install()
 
 import jax
 
-from specjax.runs.compilation_cache import enable_compilation_cache
+from specjax.compilation import enable_compilation_cache
 
 enable_compilation_cache()
 

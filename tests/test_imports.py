@@ -15,7 +15,7 @@ ROOT = pathlib.Path(specjax.__file__).parent
 FLOORS = (
     {"errors"},
     {"checks", "compilation", "memory", "platforms", "tokenizers", "writing"},
-    {"checksums", "data", "environment", "theory", "types"},
+    {"data", "environment", "theory", "types"},
     {"acceptance_head", "evaluation", "fingerprints", "models", "partitioning", "sampling"},
     {"checkpoints", "processing", "processors", "rules", "verification"},
     {"decoding", "testing"},

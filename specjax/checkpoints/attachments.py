@@ -16,10 +16,9 @@ import safetensors.numpy
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.arrays import check_finite, flatten, unflatten
-from specjax.checksums import CHECKSUMS_NAME, find_damage, write_checksums
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import read_json, write_json
-from specjax.writing import new_directory
+from specjax.writing import CHECKSUMS_NAME, find_damage, new_directory, write_checksums
 
 HEAD_NAME = "acceptance_head"
 HEAD, BIGRAM = "head", "bigram"

@@ -30,7 +30,6 @@ from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
-from specjax.checksums import CHECKSUMS_NAME, find_damage, has_checksums
 from specjax.errors import UserError
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
@@ -44,6 +43,7 @@ from specjax.tokenizers.model_files import (
     special_ids_from_json,
 )
 from specjax.types import Params
+from specjax.writing import CHECKSUMS_NAME, find_damage, has_checksums
 
 PathLike = str | os.PathLike[str]
 

@@ -19,7 +19,6 @@ from specjax.checkpoints.arrays import (
 )
 from specjax.checkpoints.loading import VERSION, load_model, read_config
 from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
-from specjax.checksums import write_checksums
 from specjax.errors import UserError
 from specjax.models import (
     Model,
@@ -41,7 +40,7 @@ from specjax.tokenizers.model_files import (
     write_json,
 )
 from specjax.types import Params
-from specjax.writing import new_directory
+from specjax.writing import new_directory, write_checksums
 
 FORMATS = ("hf", "t5x", "orbax")
 _ARRAYS = ".safetensors"

@@ -2,8 +2,9 @@
 
 import sys
 
-# The exit status of an interrupted command.
-INTERRUPTED = 130
+# The exit statuses of a command that has failed. In the last the run is complete, but some settings
+# failed. BROKEN_PIPE is 128 + SIGPIPE, as in a shell.
+BAD_INPUT, UNEXPECTED, INTERRUPTED, BROKEN_PIPE, SOME_FAILED = 2, 1, 130, 141, 3
 
 
 def print_data(line: str) -> None:

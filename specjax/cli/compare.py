@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli import gin_config, hosts, infer, print_data
-from specjax.cli.failures import SOME_FAILED
+from specjax.cli import SOME_FAILED, gin_config, hosts, infer, print_data
 
 if TYPE_CHECKING:
     from specjax.study import Setting

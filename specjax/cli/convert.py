@@ -123,10 +123,10 @@ def _merge(args: argparse.Namespace) -> int:
 def _copy_head(head: "Head", destination: Path, host: Any) -> None:
     """Writes an acceptance head beside its drafter, if the drafter's weights are unchanged."""
     from specjax.checkpoints import load_model, save_head
-    from specjax.fingerprints import weights_fingerprint
+    from specjax.fingerprints import digest
 
     written = load_model(destination, shardings=host, check_weights=False)
-    if weights_fingerprint(written.params) == head.drafter_fingerprint:
+    if digest(written.params, as_bfloat16=True) == head.drafter_fingerprint:
         save_head(destination, head)
     else:
         print(

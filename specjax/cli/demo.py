@@ -14,7 +14,7 @@ from specjax.checks import require
 from specjax.cli.bench import pass_times
 from specjax.cli.bench.report import Report
 from specjax.cli.bench.workload import check_positive
-from specjax.data.records import read_lines
+from specjax.data.examples import read_lines
 from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
@@ -351,7 +351,7 @@ def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:
     matplotlib.use("Agg")
     colours = matplotlib.colormaps["cividis"]
     pyplot = require("matplotlib.pyplot", "eval")
-    table = output.write(_TABLE_NAME, (json.dumps(results, indent=1) + "\n").encode())
+    table = output.write_json(_TABLE_NAME, results)
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     for axis, temperature in zip(axes, (0.0, 1.0), strict=True):
         rows = [row for row in results if row["temperature"] == temperature]

@@ -68,24 +68,14 @@ def tables(scores: dict[str, Any]) -> str:
         "bootstrap resamples."
     ]
     parts = [Report(rows, ("figure", *methods), notes).table()]
-    pairs = [
-        {
-            "method": pair["method"],
-            "minus": pair["other"],
-            "figure": key,
-            "difference": shown(values),
-            "told_apart": {None: "-", True: "yes", False: "no"}[told_apart(values)],
-        }
-        for pair in scores["differences"]
-        for key, values in pair["figures"].items()
-    ]
+    pairs = []
+    for pair in scores["differences"]:
+        for key, values in pair["figures"].items():
+            low, high = values["low"], values["high"]
+            apart = "-" if None in (low, high) else "yes" if low > 0 or high < 0 else "no"
+            row = {"method": pair["method"], "minus": pair["other"], "figure": key}
+            pairs.append({**row, "difference": shown(values), "told_apart": apart})
     if pairs:
         notes = ["Paired on the same inputs. told_apart: the interval does not contain 0."]
         parts.append(Report(pairs, tuple(pairs[0]), notes).table())
     return "\n\n".join(parts)
-
-
-def told_apart(values: dict[str, float | None]) -> bool | None:
-    """Whether the interval of a difference does not contain 0; None if there is no interval."""
-    low, high = values["low"], values["high"]
-    return None if low is None or high is None else low > 0 or high < 0

@@ -29,9 +29,8 @@ from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
 from specjax.checks import check_path, one_line
-from specjax.cli.failures import REFUSALS
 from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
-from specjax.errors import UserError
+from specjax.errors import REFUSALS, UserError
 
 # Files are also looked up in a parent folder of this name.
 _ROOT = "gin_configs"

@@ -9,13 +9,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from specjax.checks import whole_number
 from specjax.errors import UserError
 
 if TYPE_CHECKING:
     from specjax.runs.processes import Process
-
-_JOINED = "--coordinator_address or --distributed"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> None:
@@ -51,42 +48,40 @@ def start(args: argparse.Namespace) -> "Process | None":
 
     JAX must not have started its devices.
     """
-    from specjax.runs import processes, rendezvous
+    from specjax.runs import processes
 
     count, index = (_number(name, args) for name in ("process_count", "process_index"))
     address = _value("coordinator_address", args)
-    detected = _value("distributed", args) not in (None, "", "0")
-    if detected and (address or count is not None or index is not None):
+    detected = _value("distributed", args) not in (None, "0")
+    if (
+        (count is None) != (index is None)
+        or (address and count is None)
+        or (detected and (address or count is not None))
+    ):
         raise UserError(
-            "--distributed reads these options from the cluster: leave out --coordinator_address, "
-            "--process_count and --process_index, or leave out --distributed"
+            "give --process_count and --process_index, and --coordinator_address if the processes "
+            "form one JAX program; or only --distributed; options count in the environment, too"
         )
-    if (count is None) != (index is None):
-        one, other = ("count", "index") if index is None else ("index", "count")
-        raise UserError(f"--process_{one} needs --process_{other}: give both")
-    if address and count is None:
-        raise UserError("--coordinator_address needs --process_count and --process_index")
-    if not args.joins and (detected or address):
+    several = count is None and "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if not args.joins and (detected or address or several):
+        # The TPU's runtime would wait for the other hosts, or each host would do all the work.
         raise UserError(
-            f"specjax {args.command} cannot run as one program of several processes: leave out "
-            f"{_JOINED} (also in the environment); give only --process_count and --process_index"
+            f"specjax {args.command} cannot run as one program of several processes or hosts: give "
+            "only --process_count and --process_index, or use launch/tpu.sh run --replicas"
         )
     if count is None or index is None:
-        several = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
-        if several and not args.joins:
-            # The TPU's runtime would wait for the other hosts, or each host would do all the work.
-            raise UserError(
-                f"this TPU has several hosts, but specjax {args.command} cannot run as one program "
-                "of several processes: use launch/tpu.sh run --replicas"
-            )
         return processes.join() if detected or several else None
     process = processes.Process(index, count)
     if count == 1:
         return None
     if not address:
         return process
-    _check_address(address)
-    rendezvous.meet(address, count, index)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(
+            f"--coordinator_address must be HOST:PORT, the same for all processes, got {address!r}"
+        )
+    processes.meet(address, count, index)
     return processes.join(address, count, index)
 
 
@@ -101,13 +96,12 @@ def check_joined(args: argparse.Namespace) -> None:
     count = jax.process_count()
     if count == 1 or getattr(getattr(args, "process", None), "together", False):
         return
-    joins = getattr(args, "joins", None)
-    if joins:
-        remedy = "give --distributed, or run launch/tpu.sh"
-    elif joins is None:
-        remedy = f"run specjax {args.command} on a TPU of one host, or with JAX_PLATFORMS=cpu"
-    else:
-        remedy = "use launch/tpu.sh run --replicas"
+    remedies = {
+        True: "give --distributed, or run launch/tpu.sh",
+        False: "use launch/tpu.sh run --replicas",
+        None: f"run specjax {args.command} on a TPU of one host, or with JAX_PLATFORMS=cpu",
+    }
+    remedy = remedies[getattr(args, "joins", None)]
     raise UserError(f"this TPU has {count} hosts: {remedy}")
 
 
@@ -128,19 +122,8 @@ def _value(name: str, args: argparse.Namespace) -> str | None:
 
 def _number(name: str, args: argparse.Namespace) -> int | None:
     value = _value(name, args)
-    if value is None:
-        return None
-    try:
-        return whole_number(name, int(value), low=0)
-    except ValueError:
+    if value is not None and not value.isdecimal():
         raise UserError(
             f"--{name} (or SPECJAX_{name.upper()}) must be a whole number, got {value!r}"
-        ) from None
-
-
-def _check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(
-            f"--coordinator_address must be HOST:PORT, the same for all processes, got {address!r}"
         )
+    return None if value is None else int(value)

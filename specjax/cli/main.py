@@ -7,10 +7,13 @@ own command. `args.command_line` has the words of the whole command line.
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import logging
 import os
+import select
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,12 +22,13 @@ from typing import NoReturn
 import jax
 from absl import logging as absl_logging
 
-from specjax.cli import INTERRUPTED, hosts
-from specjax.cli.failures import tell
+from specjax.checks import one_line
+from specjax.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, UNEXPECTED, hosts
 from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions, hint
+from specjax.compilation import count_compilations, enable_compilation_cache
 from specjax.environment import check_devices, specjax_version
-from specjax.errors import UserError
-from specjax.runs.compilation_cache import count_compilations, enable_compilation_cache
+from specjax.errors import REFUSALS, UserError
+from specjax.runs.processes import LostProcessError
 
 # name -> (module, description)
 COMMANDS = {
@@ -111,6 +115,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"specjax {command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def tell(command: str, error: Exception) -> int:
+    """Prints one line about an error that ended a command; returns the exit status.
+
+    Of a fault of specjax the traceback is written to a temporary file, which the line names.
+    """
+    program = f"specjax {command}".strip()
+    if isinstance(error, BrokenPipeError) and _reader_has_gone():
+        _give_up_stdout()
+        return BROKEN_PIPE
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        # An error without a file name is about standard output.
+        text = f"standard output cannot be written ({error.strerror}): redirect it elsewhere"
+        print(f"{program}: {text}", file=sys.stderr)
+        _give_up_stdout()
+        return BAD_INPUT
+    if isinstance(error, (*REFUSALS, LostProcessError)):
+        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        # Another process failed: a restart may succeed.
+        return UNEXPECTED if isinstance(error, LostProcessError) else BAD_INPUT
+    text = f"{type(error).__name__}: {one_line(error)[:200]}"
+    print(f"{program}: unexpected {text}; {_log(error)}", file=sys.stderr)
+    return UNEXPECTED
+
+
+def _give_up_stdout() -> None:
+    # Otherwise Python reports the error again when it closes the stream.
+    with contextlib.suppress(OSError):  # not a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _reader_has_gone() -> bool:
+    try:
+        stdout = sys.stdout.fileno()
+    except OSError:  # not a file, as in a test
+        return False
+    poll = select.poll()
+    poll.register(stdout, 0)  # only errors
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _log(error: Exception) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="specjax-", suffix=".log", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError as failure:
+        return f"the traceback could not be saved ({failure.strerror}): set SPECJAX_TRACEBACK=1"
+    return f"the traceback is in {file.name}"
 
 
 def _tell_failed_writes_once() -> None:

@@ -19,7 +19,7 @@ from specjax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """Tokenised pairs, one after the other in two arrays.
+    """Tokenised pairs, one after the other.
 
     Attributes:
       tokens: the inputs and targets of pair 0, then of pair 1, and so on.
@@ -32,16 +32,9 @@ class TokenPairs:
 
     @classmethod
     def of(cls, parts: Sequence[np.ndarray]) -> "TokenPairs":
-        """Makes pairs from the inputs and targets of pair 0, then of pair 1, and so on."""
+        """Makes pairs from their parts, in the order of `tokens`."""
         tokens = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
         return cls(tokens, np.cumsum([0, *map(len, parts)], dtype=np.int64))
-
-    @classmethod
-    def joined(cls, several: Sequence["TokenPairs"]) -> "TokenPairs":
-        """Concatenates several sequences of pairs."""
-        lengths = np.concatenate([np.diff(pairs.offsets) for pairs in several])
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return cls(np.concatenate([pairs.tokens for pairs in several]), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) // 2
@@ -68,24 +61,17 @@ def check_pairs(examples: Sequence[Example], name: str = "the data") -> None:
     if not examples:
         raise UserError(f"{name}: the source has no examples: give another source")
     for example in examples:
-        if example.targets is None:
-            raise UserError(
-                f"{name}: example {example.id} has no reference text: give its field "
-                "(targets_field) or use aligned files"
-            )
         if not isinstance(example.targets, str):
             raise UserError(
-                f"{name}: example {example.id} has several reference texts: choose the field of a "
-                "single text (targets_field), such as answers.0"
+                f"{name}: example {example.id} must have a single reference text: give its field "
+                "(targets_field), such as answers.0, or use aligned files"
             )
-        for text in (example.inputs, example.targets):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise UserError(
-                    f"{name}: example {example.id} has half a surrogate pair at character "
-                    f"{error.start + 1}: correct or remove this character"
-                ) from None
+        try:
+            f"{example.inputs}{example.targets}".encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{name}: example {example.id} has half a surrogate pair: correct or remove it"
+            ) from None
 
 
 def tokenize_pairs(
@@ -94,11 +80,8 @@ def tokenize_pairs(
     encode_targets: Callable[[str], Sequence[int]],
 ) -> TokenPairs:
     """Tokenises pairs, in order."""
-    parts = []
-    for example in examples:
-        parts.append(np.asarray(encode_inputs(example.inputs), np.int32))
-        parts.append(np.asarray(encode_targets(example.targets or ""), np.int32))
-    return TokenPairs.of(parts)
+    texts = ((encode_inputs(x.inputs), encode_targets(x.targets or "")) for x in examples)
+    return TokenPairs.of([np.asarray(ids, np.int32) for pair in texts for ids in pair])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,7 +205,6 @@ class BucketedBatches:
     Attributes:
       num_left_out: the number of pairs that are longer than the last bucket.
       rows: the number of rows of a batch, for each bucket.
-      batches_per_epoch: the number of batches of an epoch.
     """
 
     def __init__(

@@ -1,16 +1,61 @@
-"""Prompts made from a template, with solved examples before each input."""
+"""Prompts made from templates, with solved examples before each input."""
 
 import dataclasses
 import os
 import random
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specjax.checks import whole_number
-from specjax.data.examples import Example
-from specjax.data.records import SourceRecord, read_records, report_all
-from specjax.data.templates import Template, look_up
+from specjax.checks import check_part, whole_number
+from specjax.data.examples import (
+    Example,
+    SourceRecord,
+    look_up,
+    read_examples,
+    read_records,
+)
 from specjax.errors import UserError
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A text with fields of a record.
+
+    `{question}` is the value of this key; `{answers.text.0}` uses the keys of objects and the
+    places in lists; `{answers.0|none}` is "none" if the value is absent or null. A list of texts is
+    joined by line breaks. `{{` and `}}` are braces.
+    """
+
+    source: str
+
+    def __post_init__(self) -> None:
+        for match in _PART.finditer(self.source):
+            is_named = match[1] is None or all(match[1].partition("|")[0].split("."))
+            if match[0] in ("{", "}") or not is_named:
+                raise UserError(
+                    f"the template {self.source!r} has an unpaired brace or a field without a name "
+                    f"at character {match.start() + 1}: write {{name}}, or {{{{ for a brace"
+                )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys that the template reads, each once."""
+        names = (match[1] for match in _PART.finditer(self.source) if match[1] is not None)
+        return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in names))
+
+    def fill(self, record: Mapping[str, Any], where: str) -> str:
+        """Fills in the record's values."""
+
+        def put(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return match[0][0]
+            value = look_up(record, match[1], where)
+            return "\n".join(value) if isinstance(value, tuple) else value
+
+        return _PART.sub(put, self.source)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,18 +99,14 @@ class FewShot:
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
                 "such as '{question}'"
             )
-        whole_number("shots", self.shots, low=0)
-        for name, low in (("limit", 1), ("seed", 0)):
+        for name, low in (("shots", 0), ("limit", 1), ("seed", 0), ("limit_seed", 0)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), low=low)
-        whole_number("limit_seed", self.limit_seed, low=0)
-        for name, kind in (("instruction", str), ("separator", str), ("references", str | None)):
-            if not isinstance(getattr(self, name), kind):
-                raise UserError(f"{name} must be a text, got {getattr(self, name)!r}")
-        if self.shots and self.examples is None:
-            raise UserError(f"shots={self.shots} needs examples: give a file, or shots=0")
-        if self.shots and not self.completion:
-            raise UserError("completion must be the template of an answer, such as ' {answer}'")
+        if self.shots and not (self.examples and self.completion):
+            raise UserError(
+                f"shots={self.shots} needs `examples`, a file, and `completion`, the template of "
+                "an answer, such as ' {answer}'"
+            )
 
     def read(
         self,
@@ -76,78 +117,65 @@ class FewShot:
     ) -> list[Example]:
         """Makes the prompts of a source."""
         prompt, answer = self._templates
-        shown = self._examples()
-        solved = [
-            f"{prompt.fill(r.values, r.where)}{answer.fill(r.values, r.where)}" for r in shown
-        ]
-        records = list(read_records(source, format=format, split=split, header=self._header))
+        field, bar, default = (self.references or "").partition("|")
+        names = [*prompt.fields, *answer.fields, *([field] if field else [])]
+        # A TSV whose fields are all numbers has no header.
+        header = not all(name.isdecimal() for name in names)
+        shown: list[SourceRecord] = []
+        if self.shots and self.examples is not None:
+            of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
+            rows: Iterable[SourceRecord] = read_records(self.examples, header=header, **of)
+            if self.seed is not None:
+                random.Random(self.seed).shuffle(rows := list(rows))
+            # One more replaces an input that is an example. A corpus may be too large to read.
+            for row in rows:
+                if all(row.values != other.values for other in shown):
+                    shown.append(row)
+                if len(shown) > self.shots:
+                    break
+        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in shown]
+        records = list(read_records(source, format=format, split=split, header=header))
+        if self.limit is not None and len(records) > self.limit:
+            places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
+            records = [records[place] for place in sorted(places)]
         examples = []
-        for place, record in enumerate(self._drawn(records, source)):
-            others = [
-                text for text, r in zip(solved, shown, strict=True) if r.values != record.values
-            ]
-            own = prompt.fill(record.values, record.where)
+        for place, (where, values) in enumerate(records):
+            pairs = zip(solved, shown, strict=True)
+            others = [text for text, example in pairs if example.values != values]
             if len(others) < self.shots:
                 raise UserError(
-                    f"{record.where} is itself an example, and no other example can replace it: "
-                    f"add examples, or set shots={self.shots - 1}"
+                    f"{self.examples} has {len(others)} different examples besides {where}, but "
+                    f"shots={self.shots}: add examples, or set shots={len(others)}"
                 )
             parts = [self.instruction] if self.instruction else []
-            text = self.separator.join([*parts, *others[: self.shots], own])
-            examples.append(Example(place, text, self._references(record), record.where))
+            text = self.separator.join([*parts, *others[: self.shots], prompt.fill(values, where)])
+            targets = None
+            if self.references is not None:
+                found = look_up(values, self.references, where)
+                targets = (found,) if isinstance(found, str) else found or (default if bar else "",)
+            examples.append(Example(place, text, targets, where))
         return examples
 
     @property
     def _templates(self) -> tuple[Template, Template]:
         return Template(self.prompt), Template(self.completion)
 
-    @property
-    def _header(self) -> bool:
-        """Whether a TSV must have a header: not if all fields are numbers."""
-        names = [name for template in self._templates for name in template.fields]
-        if self.references is not None:
-            names.append(self.references.partition("|")[0])
-        return not all(name.isdecimal() for name in names)
 
-    def _examples(self) -> list[SourceRecord]:
-        """The examples, and another example to replace an input that is an example."""
-        if not self.shots or self.examples is None:
-            return []
-        of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
-        rows: Iterable[SourceRecord] = read_records(self.examples, header=self._header, **of)
-        if self.seed is not None:
-            random.Random(self.seed).shuffle(rows := list(rows))
-        # Reads no further than needed, because a corpus may be large; drops duplicates.
-        kept: list[SourceRecord] = []
-        seen = 0
-        for row in rows:
-            seen += 1
-            if all(row.values != other.values for other in kept):
-                kept.append(row)
-            if len(kept) > self.shots:
-                break
-        if len(kept) < self.shots:
-            count = f"{len(kept)} examples" + f" (of {seen} records)" * (seen > len(kept))
-            raise UserError(
-                f"{os.fspath(self.examples)} has {count}, but shots={self.shots}: add examples, or "
-                f"set shots={len(kept)}"
-            )
-        return kept
-
-    def _drawn(self, records: Sequence[SourceRecord], source: Any) -> Sequence[SourceRecord]:
-        if self.limit is None:
-            return records
-        if len(records) <= self.limit:
-            report_all(len(records), source, "limit", self.limit)
-            return records
-        places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
-        return [records[place] for place in sorted(places)]
-
-    def _references(self, record: SourceRecord) -> tuple[str, ...] | None:
-        if self.references is None:
-            return None
-        _, bar, default = self.references.partition("|")
-        value = look_up(record.values, self.references, record.where)
-        if isinstance(value, str):
-            return (value,)
-        return value or ((default,) if bar else ("",))
+def read_inputs(
+    source: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    inputs_field: str | int | None = None,
+    targets_field: str | int | None = None,
+    split: str = "test",
+    task: FewShot | None = None,
+) -> list[Example]:
+    """Reads a source (see `read_examples`); a task makes the prompts, else each input is one."""
+    if task is None:
+        fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
+        return list(read_examples(source, format=format, split=split, **fields))
+    check_part("task", task, ("read",), "FewShot(prompt='Question: {question}')")
+    for name, field in (("inputs_field", inputs_field), ("targets_field", targets_field)):
+        if field is not None:
+            raise UserError(f"{name} must be left out: the task names the fields, got {field!r}")
+    return task.read(source, format=format, split=split)

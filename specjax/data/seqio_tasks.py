@@ -18,56 +18,43 @@ class TfdsData(NamedTuple):
 
     Attributes:
       name: its name in TensorFlow Datasets, with configuration and version.
-      fields: name of a record's field -> its keys in an example, outermost first. The names are
-        those of public JSONL files of the same data.
+      fields: the fields of a record, those of public JSONL files of the same data: a key of an
+        example, or keys joined by dots, the outermost first.
       splits: the available splits.
     """
 
     name: str
-    fields: dict[str, tuple[str, ...]]
+    fields: tuple[str, ...]
     splits: tuple[str, ...] = ("train", "validation", "test")
 
 
-def _same(*names: str) -> dict[str, tuple[str, ...]]:
-    return {name: (name,) for name in names}
-
-
 TFDS_DATA = {
-    "wmt14_ende": TfdsData("wmt14_translate/de-en:1.0.0", _same("en", "de")),
-    "xsum": TfdsData("xsum:1.1.0", _same("document", "summary")),
-    "cnn_dm": TfdsData("cnn_dailymail:3.4.0", _same("article", "highlights")),
-    "gsm8k": TfdsData("gsm8k:1.0.0", _same("question", "answer"), ("train", "test")),
+    "wmt14_ende": TfdsData("wmt14_translate/de-en:1.0.0", ("en", "de")),
+    "xsum": TfdsData("xsum:1.1.0", ("document", "summary")),
+    "cnn_dm": TfdsData("cnn_dailymail:3.4.0", ("article", "highlights")),
+    "gsm8k": TfdsData("gsm8k:1.0.0", ("question", "answer"), ("train", "test")),
     "mbpp": TfdsData(
         "huggingface:mbpp/full",
-        _same("text", "code", "test_list", "test_setup_code"),
+        ("text", "code", "test_list", "test_setup_code"),
         ("train", "validation", "test", "prompt"),
     ),
     "squad2": TfdsData(
         "squad/v2.0:3.0.0",
-        _same("title", "context", "question") | {"answers.text": ("answers", "text")},
+        ("title", "context", "question", "answers.text"),
         ("train", "validation"),
     ),
-    "web_questions": TfdsData(
-        "web_questions:1.0.0", _same("question", "answers"), ("train", "test")
-    ),
+    "web_questions": TfdsData("web_questions:1.0.0", ("question", "answers"), ("train", "test")),
     "natural_questions": TfdsData(
-        "natural_questions_open:1.0.0", _same("question", "answer"), ("train", "validation")
+        "natural_questions_open:1.0.0", ("question", "answer"), ("train", "validation")
     ),
     "trivia_qa": TfdsData(
-        "trivia_qa/unfiltered.nocontext:1.1.0",
-        {
-            **_same("question"),
-            "answer.value": ("answer", "value"),
-            "answer.aliases": ("answer", "aliases"),
-        },
+        "trivia_qa/unfiltered.nocontext:1.1.0", ("question", "answer.value", "answer.aliases")
     ),
 }
 
 
 def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
-    """Yields the records of a registered task or mixture, unshuffled.
-
-    Registers a task of `TFDS_DATA` if necessary.
+    """Yields the records of a task or mixture, unshuffled.
 
     Yields:
       For each row its texts, numbers and lists of them. Token features become texts, from
@@ -76,8 +63,19 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     if not name:
         raise UserError("seqio: has no task: write seqio:TASK")
     seqio = require("seqio", "seqio")
+    own = None
     if name.startswith(TASK_PREFIX):
-        _register(seqio, name)
+        if (own := TFDS_DATA.get(name.removeprefix(TASK_PREFIX))) is None:
+            tasks = ", ".join(f"{TASK_PREFIX}{key}" for key in TFDS_DATA)
+            raise UserError(f"unknown seqio task {name!r}: choose from {tasks}")
+        if name not in seqio.TaskRegistry.names():
+            data = own
+            seqio.TaskRegistry.add(
+                name,
+                source=seqio.TfdsDataSource(own.name, splits=own.splits),
+                preprocessors=[lambda dataset: dataset.map(lambda x: _fields(data, x))],
+                output_features={},  # its features are texts
+            )
     try:
         task = seqio.get_mixture_or_task(name)
     except ValueError:
@@ -91,7 +89,6 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         )
     # Without num_epochs a mixture would never end.
     options = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
-    own = TFDS_DATA.get(name.removeprefix(TASK_PREFIX)) if name.startswith(TASK_PREFIX) else None
     dataset = task.get_dataset(**options) if own is None else _prepared(name, own, task, options)
     for row in dataset.as_numpy_iterator():
         values = {key: _value(value) for key, value in row.items()}
@@ -104,22 +101,6 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         yield _nested(values)
 
 
-def _register(seqio: Any, name: str) -> None:
-    """Registers a task of `TFDS_DATA` if it is absent; its features are texts."""
-    tasks = [f"{TASK_PREFIX}{key}" for key in TFDS_DATA]
-    if name not in tasks:
-        raise UserError(f"unknown seqio task {name!r}: choose from {', '.join(tasks)}")
-    if name in seqio.TaskRegistry.names():
-        return
-    data = TFDS_DATA[name.removeprefix(TASK_PREFIX)]
-    seqio.TaskRegistry.add(
-        name,
-        source=seqio.TfdsDataSource(data.name, splits=data.splits),
-        preprocessors=[lambda dataset: dataset.map(lambda example: _fields(data, example))],
-        output_features={},
-    )
-
-
 def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) -> Any:
     """The data set of a task of `TFDS_DATA`, which TensorFlow Datasets downloads at first."""
     try:
@@ -129,10 +110,8 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
             f"seqio task {name!r}: TensorFlow Datasets needs the package {error.name}, which is "
             f"not installed: run pip install {error.name}"
         ) from error
-    except PermissionError:
-        raise
     except Exception as error:  # of requests, httpx, urllib, TensorFlow or a file system
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.ENOSPC):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise UserError(
@@ -143,11 +122,11 @@ def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) 
         ) from error
 
 
-def _fields(data: TfdsData, example: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(data: TfdsData, example: Any) -> dict[str, Any]:
     values = {}
-    for field, path in data.fields.items():
-        value: Any = example
-        for name in path:
+    for field in data.fields:
+        value = example
+        for name in field.split("."):
             value = value[name]
         values[field] = value
     return values

@@ -3,12 +3,10 @@
 Every figure can be resampled: `Bootstrap().interval(figure(METRICS["bleu"], outputs, references))`.
 """
 
-from specjax.evaluation.answers import AnswerAfter, AnswerPattern
 from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, ratio
 from specjax.evaluation.efficiency import RowCounts, divergence, efficiency
-from specjax.evaluation.metrics import METRICS, Metric, figure
-from specjax.evaluation.programs import PassAt1
-from specjax.evaluation.sandbox import Sandbox
+from specjax.evaluation.metrics import METRICS, AnswerAfter, AnswerPattern, Metric, figure
+from specjax.evaluation.sandbox import PassAt1, Sandbox
 
 __all__ = [
     "METRICS",

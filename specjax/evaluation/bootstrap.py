@@ -7,7 +7,7 @@ Axes: n examples, k statistics of an example, R resamples.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
 from specjax.checks import one_number, whole_number
-from specjax.errors import UserError
 
 # The most numbers drawn at once, which limits the memory.
 _AT_ONCE = 1 << 22
@@ -48,20 +47,6 @@ class Sums:
         """The figure of all examples."""
         return float(self.score(self.statistics.sum(axis=0, keepdims=True))[0])
 
-    def grouped(self, groups: ArrayLike) -> "Sums":
-        """The same figure with groups of examples that are resampled together.
-
-        Several outputs of the same input, such as those of different seeds, are not independent.
-        `groups` `[n]` has the group of each example, from 0; no group may be empty.
-        """
-        place = np.asarray(groups)
-        assert place.shape == (len(self),) and np.bincount(place).all(), (
-            "groups [n] from 0, all used"
-        )
-        summed = np.zeros((int(place.max()) + 1, self.statistics.shape[1]))
-        np.add.at(summed, place, self.statistics)
-        return Sums(summed, self.score)
-
 
 def ratio(above: ArrayLike, below: ArrayLike, scale: float = 1.0) -> Sums:
     """Returns `scale * sum(above) / sum(below)` of vectors `[n]`; NaN if `below` sums to 0."""
@@ -89,9 +74,7 @@ class Interval(NamedTuple):
     Attributes:
       value: the figure of all examples.
       low: the lower end; NaN if the figure is undefined in all resamples.
-      high: the upper end.
-      error: the standard error (standard deviation over resamples); infinite or NaN if some
-        resamples are not finite.
+      error: the standard deviation over resamples; infinite or NaN if some are not finite.
     """
 
     value: float
@@ -112,9 +95,6 @@ class Bootstrap:
       level: the share of resamples inside an interval, in (0, 1).
       seed: the seed of the resamples, from 0.
 
-    Raises:
-      ValueError: a value is out of range.
-
     Source: Efron 1979; for BLEU Koehn 2004.
     """
 
@@ -132,7 +112,13 @@ class Bootstrap:
 
     def replicates(self, figure: Sums) -> np.ndarray:
         """Returns `[R]` float64, the figure of each resample."""
-        sums = [counts @ figure.statistics for counts in self._counts(len(figure))]
+        n, sums = len(figure), []
+        draws, step = np.random.default_rng([self.seed, n]), max(1, _AT_ONCE // n)
+        for start in range(0, self.resamples, step):
+            rows = min(step, self.resamples - start)
+            picked = draws.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+            counts = np.bincount(picked.ravel(), minlength=rows * n).reshape(rows, n)
+            sums.append(counts.astype(np.float64) @ figure.statistics)
         return np.asarray(figure.score(np.concatenate(sums)), np.float64)
 
     def interval(self, figure: Sums) -> Interval:
@@ -146,11 +132,7 @@ class Bootstrap:
 
         `by` compares two figures; `np.divide` gives their ratio.
         """
-        if len(figure) != len(other):
-            raise UserError(
-                f"a paired difference needs figures of the same examples, got {len(figure)} and "
-                f"{len(other)}"
-            )
+        assert len(figure) == len(other), "a paired difference needs figures of the same examples"
         with np.errstate(divide="ignore", invalid="ignore"):
             value = float(by(np.float64(figure.value), np.float64(other.value)))
             return self.summary(value, by(self.replicates(figure), self.replicates(other)))
@@ -168,19 +150,12 @@ class Bootstrap:
             value, float(ends[0]), float(ends[1]), float(defined.std()) if finite else np.inf
         )
 
-    def _counts(self, n: int) -> Iterator[np.ndarray]:
-        """The count of each example in each resample, in parts `[r, n]` float64, R rows in all."""
-        draws = np.random.default_rng([self.seed, n])
-        step = max(1, _AT_ONCE // n)
-        for start in range(0, self.resamples, step):
-            rows = min(step, self.resamples - start)
-            picked = draws.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-            yield (
-                np.bincount(picked.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
-            )
-
 
 def pooled(figures: Sequence[Sums]) -> Sums:
-    """Pools a figure over several runs on the same n examples by adding the statistics."""
+    """Pools a figure over several runs on the same n examples by adding the statistics.
+
+    Several outputs of the same input, such as those of different seeds, are not independent; so
+    they are resampled together.
+    """
     assert len({figure.statistics.shape for figure in figures}) == 1, "statistics of one shape"
     return Sums(np.sum([figure.statistics for figure in figures], axis=0), figures[0].score)

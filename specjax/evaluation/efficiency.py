@@ -25,10 +25,6 @@ class RowCounts:
     """The counts of n rows; see `specjax.text.results.RowInfo`.
 
     Attributes:
-      emitted: emitted tokens, end-of-sequence tokens included.
-      rounds: steps of the method.
-      drafted: drafted tokens.
-      accepted: accepted tokens.
       calls: model's name -> passes.
       cut: whether the length limit ended the row.
       decoded: other rows have zeros and do not count in means over rows.
@@ -88,7 +84,7 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
           needs one pass per token.
 
     Raises:
-      ValueError: a cost is negative or not finite, or a model has no cost.
+      UserError: a cost is negative or not finite, or a model has no cost.
     """
     verifier = counts.calls.get(VERIFIER, np.zeros_like(counts.emitted))
     lost = discarded(counts.drafted, counts.accepted, counts.rounds, counts.emitted)
@@ -109,7 +105,11 @@ def efficiency(counts: RowCounts, costs: Mapping[str, float] | None = None) -> d
             drafted = counts.emitted - counts.deferrals
             figures["drafter_share"] = ratio(drafted, counts.emitted)
     if costs is not None:
-        figures["cost_per_token"] = ratio(_cost(counts, check_costs(costs)), counts.emitted)
+        prices = check_costs(costs)
+        if missing := {*counts.calls} - {*prices}:
+            raise UserError(f"costs has no cost for {', '.join(sorted(missing))}: give each a cost")
+        spent = [prices[name] * calls for name, calls in counts.calls.items()]
+        figures["cost_per_token"] = ratio(sum(spent, np.zeros(len(rows))), counts.emitted)
     return figures
 
 
@@ -122,16 +122,6 @@ def check_costs(costs: Mapping[str, float]) -> dict[str, float]:
         )
     span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": np.float64}
     return {name: one_number(f"costs: {name}", cost, **span) for name, cost in costs.items()}
-
-
-def _cost(counts: RowCounts, costs: Mapping[str, float]) -> np.ndarray:
-    missing = sorted({*counts.calls} - {*costs})
-    if missing:
-        raise UserError(f"costs has no cost for {', '.join(missing)}: give a cost for each model")
-    total = np.zeros(len(counts.emitted))
-    for name, calls in counts.calls.items():
-        total += costs[name] * calls
-    return total
 
 
 def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Sums:
@@ -151,8 +141,7 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
 
     Source: KL(π ‖ p) = E_π[log π - log p].
     """
-    target, p, count = _vectors(log_target=log_target, log_p=log_p, tokens=tokens)
-    is_read, unread = _read(target, p)
+    target, p, is_read, unread = _read(log_target, log_p)
     impossible = is_read & np.isneginf(p)
     finite = is_read & ~impossible
     nats = np.subtract(target, p, out=np.zeros_like(p), where=finite)
@@ -161,7 +150,7 @@ def divergence(log_target: ArrayLike, log_p: ArrayLike, tokens: ArrayLike) -> Su
         figure = np.where(sums[:, 2] > 0, np.inf, divided(sums[:, 0], sums[:, 1]))
         return np.where(sums[:, 3] > 0, np.nan, figure)
 
-    return Sums(np.stack([nats, count * is_read, impossible, unread], axis=1), score)
+    return Sums(np.stack([nats, np.asarray(tokens) * is_read, impossible, unread], axis=1), score)
 
 
 def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
@@ -170,8 +159,7 @@ def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
     It is over the rows with a known log π; NaN if there are none, or if log p is unknown (NaN) in
     any of them. See `divergence`.
     """
-    target, p = _vectors(log_target=log_target, log_p=log_p)
-    is_read, unread = _read(target, p)
+    _, p, is_read, unread = _read(log_target, log_p)
 
     def score(sums: np.ndarray) -> np.ndarray:
         return np.where(sums[:, 2] > 0, np.nan, divided(sums[:, 0], sums[:, 1]))
@@ -179,17 +167,8 @@ def impossible_share(log_target: ArrayLike, log_p: ArrayLike) -> Sums:
     return Sums(np.stack([is_read & np.isneginf(p), is_read, unread], axis=1), score)
 
 
-def _vectors(**arrays: ArrayLike) -> list[np.ndarray]:
-    """Float64 vectors of one length."""
-    vectors = [np.asarray(x, np.float64) for x in arrays.values()]
-    first, p = vectors[:2]
-    assert first.ndim == 1 and first.size, "vectors [n], n >= 1"
-    assert all(x.shape == first.shape for x in vectors), "vectors of one length"
-    assert not np.isinf(first).any() and not (p == np.inf).any(), "finite log π, log p below inf"
-    return vectors
-
-
-def _read(target: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`[n]` bool each: which rows have both numbers, and whether any row lacks only log p."""
+def _read(log_target: ArrayLike, log_p: ArrayLike) -> tuple[np.ndarray, ...]:
+    """Both, which rows have both, and whether any row lacks only log p; `[n]` each."""
+    target, p = np.asarray(log_target, np.float64), np.asarray(log_p, np.float64)
     unread = np.isnan(p) & ~np.isnan(target)
-    return ~(np.isnan(target) | np.isnan(p)), np.full(p.shape, unread.any())
+    return target, p, ~(np.isnan(target) | np.isnan(p)), np.full(p.shape, unread.any())

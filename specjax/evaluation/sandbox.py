@@ -1,4 +1,4 @@
-"""Runs untrusted Python programs, such as a model's answers to HumanEval and MBPP.
+"""Runs untrusted Python programs, such as a model's answers to HumanEval and MBPP: pass@1.
 
 A program runs under `bwrap` (bubblewrap): no network, no other processes, no privileges, and a file
 system of nothing but Python and its libraries, read-only, with an empty directory in memory; with
@@ -8,11 +8,13 @@ over. A hole in the kernel is a hole in the sandbox. A malicious program may be 
 it has passed.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import json
 import os
+import re
 import secrets
 import select
 import shutil
@@ -20,11 +22,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax.checks import check_flag, one_number, whole_number
+from specjax.data.examples import read_objects
 from specjax.errors import UserError
+from specjax.evaluation.metrics import MeanMetric
 
 _RUNNER = Path(__file__).with_name("sandbox_runner.py")
 _MIB = 1 << 20
@@ -39,12 +44,7 @@ _STARTED = "started\n"
 
 
 class Outcome(NamedTuple):
-    """The result of a program.
-
-    Attributes:
-      passed: whether it reached its end without an error, in time.
-      reason: why it did not pass, otherwise "".
-    """
+    """Whether a program reached its end without an error, in time; `reason`: why not, or ""."""
 
     passed: bool
     reason: str
@@ -62,9 +62,6 @@ class Sandbox:
       uncontained: run programs even without bwrap. Then only the time and the memory of a process
         are limited: a program can write and delete the user's files, use the network, and start any
         number of processes.
-
-    Raises:
-      ValueError: a value is out of range.
     """
 
     seconds: float = 10.0
@@ -82,11 +79,7 @@ class Sandbox:
         check_flag("Sandbox: uncontained", self.uncontained)
 
     def check(self) -> None:
-        """Checks, before long work, that programs can be contained.
-
-        Raises:
-          ValueError: they cannot, and `uncontained` is False.
-        """
+        """Raises UserError if programs cannot be contained, and `uncontained` is False."""
         reason = None if self.uncontained else missing()
         if reason is not None:
             raise UserError(
@@ -96,10 +89,7 @@ class Sandbox:
             )
 
     def run(self, source: str) -> Outcome:
-        """Runs a program in a Python without site-packages.
-
-        Args:
-          source: the program; it must reach its end: `exit(0)` fails.
+        """Runs a program, in a Python without site-packages; `exit(0)` is not its end.
 
         Raises:
           OSError: the program could not be contained.
@@ -198,3 +188,109 @@ def _bwrap(disk: int) -> list[str]:
         command += ["--ro-bind", place, place]
     command += ["--perms", "0777", "--size", str(disk), "--tmpfs", _WORK, "--remount-ro", "/"]
     return [*command, "--chdir", _WORK, "--setenv", "TMPDIR", _WORK]
+
+
+class Problem(NamedTuple):
+    """A programming problem with its tests.
+
+    Attributes:
+      prompt: the beginning of the program, which the output continues; "" if there is none.
+      entry_point: the tested function, if the prompt begins it, otherwise "".
+      tests: code to run after the program, which raises an error if the program is wrong.
+    """
+
+    prompt: str
+    entry_point: str
+    tests: str
+
+
+def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
+    """Reads the problems of HumanEval or MBPP.
+
+    Args:
+      path: a JSONL file, plain or `.gz`, whose objects have the keys of HumanEval (`prompt`,
+        `entry_point`, `test`) or of MBPP (`test_list`, and `test_setup_code` or `test_imports`).
+
+    Raises:
+      OSError: the file does not exist.
+      UserError: the file is empty or not JSONL, or a line has other keys.
+    """
+    problems, name = [], os.path.expanduser(path)
+    for number, _, row in read_objects(name):
+        lists = [row.get("test_imports", []), row.get("test_list")]
+        if all(isinstance(row.get(key), str) for key in ("prompt", "entry_point", "test")):
+            tests = f"{row['test']}\ncheck({row['entry_point']})\n"
+            problems.append(Problem(row["prompt"], row["entry_point"], tests))
+        elif all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
+            setup = str(row.get("test_setup_code") or "")
+            tests = "\n".join([setup, *lists[0], *row["test_list"]]) + "\n"
+            problems.append(Problem("", "", tests))
+        else:
+            raise UserError(
+                f"{name}:{number}: the line must have the keys of HumanEval (prompt, entry_point, "
+                "test) or of MBPP (test_list)"
+            )
+    return problems
+
+
+def check_problems(
+    problems: Sequence[Problem], inputs: Sequence[str | None], path: Any, source: Any
+) -> None:
+    """Raises UserError unless each input has the name of the function that its problem tests."""
+    if len(problems) != len(inputs):
+        raise UserError(
+            f"{path} has {len(problems)} problems, but {source} has {len(inputs)} rows: give one "
+            "problem for each"
+        )
+    for i, (problem, text) in enumerate(zip(problems, inputs, strict=True)):
+        if text is not None and problem.entry_point not in text:
+            raise UserError(
+                f"problem {i} of {path} tests {problem.entry_point!r}, which is not in row {i} of "
+                f"{source}: give the problems of these inputs, in the same order"
+            )
+
+
+def program(problem: Problem, output: str) -> str:
+    """The program of an output, with the problem's tests.
+
+    The output is the continuation of the prompt, or a whole function, perhaps in a Markdown block
+    (the first block counts).
+    """
+    fenced = re.search(r"^```[\w+-]*[ \t]*\n(.*?)(?:^```|\Z)", output, re.DOTALL | re.MULTILINE)
+    code = fenced[1] if fenced else output
+    whole = re.search(rf"^def\s+{re.escape(problem.entry_point)}\b", code, re.MULTILINE)
+    prompt = problem.prompt
+    if prompt and whole:
+        # Keeps the prompt's imports and definitions; the output defines the function again.
+        prompt = f"{prompt.rstrip()}\n    pass\n\n"
+    return f"{prompt}{code}\n\n{problem.tests}"
+
+
+# The rounds of a search score the same outputs again, and lossless settings often write the same.
+@functools.lru_cache(maxsize=1 << 14)
+def _passes(sandbox: Sandbox, source: str) -> bool:
+    return sandbox.run(source).passed
+
+
+class PassAt1(MeanMetric):
+    """The share of outputs that pass their problem's tests.
+
+    The references of an output are the fields of its `Problem`. Equal programs are run only once in
+    a process; `workers` programs run at a time, by default as many as processors.
+
+    Source: Chen et al. 2021 (HumanEval), Austin et al. 2021 (MBPP); one output per problem.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, workers: int | None = None):
+        self._sandbox, self._workers = sandbox, workers or os.cpu_count() or 1
+
+    def values(self, outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        pairs = zip(outputs, references, strict=True)
+        sources = [program(Problem(*problem), output) for output, problem in pairs]
+        with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+            return list(map(float, pool.map(functools.partial(_passes, self._sandbox), sources)))
+
+    def refusal(self, references: Sequence[str]) -> str | None:
+        if len(references) == len(Problem._fields):
+            return None
+        return f"pass@1 needs {', '.join(Problem._fields)}, got {len(references)} texts"

@@ -1,4 +1,4 @@
-"""Scores files of predictions, and compares methods on the same inputs.
+"""Reads files of predictions, scores them, and compares methods on the same inputs.
 
 Files in the output directory, if given:
 
@@ -6,45 +6,251 @@ Files in the output directory, if given:
     scores.json            all figures with their intervals
 
 The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`).
+
+Axes: n rows.
 """
 
+import contextlib
+import dataclasses
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
-from specjax.checks import check_part, tuple_text
+from specjax.checks import check_part, check_path, tuple_text
+from specjax.data.examples import (
+    SourceRecord,
+    field_of,
+    guess_format,
+    read_objects,
+    read_records,
+)
 from specjax.errors import UserError
 from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, divided, pooled
 from specjax.evaluation.efficiency import (
+    RowCounts,
     check_costs,
     divergence,
     efficiency,
     impossible_share,
 )
 from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
-from specjax.evaluation.programs import PassAt1, check_problems, read_problems
-from specjax.evaluation.sandbox import Sandbox
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.scored import Predictions, named, read_predictions, read_references
+from specjax.evaluation.sandbox import PassAt1, Sandbox, check_problems, read_problems
+from specjax.runs import predictions as rows_lib
+from specjax.runs.merging import read_parts
+from specjax.runs.run_directory import RunDirectory, fingerprint_of, read_config
 
 CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
 # Not in `METRICS`, because it runs the outputs.
 PASS_AT_1 = "pass_at_1"
-Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 _PLAIN = Bootstrap()
 
 
-class Likelihood:
-    """Scores predictions by their probability under a model, at temperature 1.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+    """The content of a file of predictions of n rows.
 
-    `runs` are the predictions to score: their inputs are checked before the model is loaded.
+    Attributes:
+      path: the file.
+      outputs: n texts; "" for a missing prediction.
+      inputs: n texts, None if unknown.
+      targets: for each row its references, or None.
+      missing: the rows without a prediction.
+      counts: the counts of decoding, or None if unknown.
+      log_target: log π of the rows, NaN if unknown; None if `counts` is None.
+      log_p: log p of the rows, -inf if the verifier could not emit them.
     """
+
+    path: str
+    outputs: list[str]
+    inputs: list[str | None]
+    targets: list[tuple[str, ...] | None]
+    missing: tuple[int, ...]
+    counts: RowCounts | None
+    log_target: Float64[np.ndarray, " n"] | None
+    log_p: Float64[np.ndarray, " n"] | None
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+
+def read_predictions(
+    path: PathLike, *, prediction_field: str = "prediction", targets_field: str = "targets"
+) -> list[Predictions]:
+    """Reads a file of predictions.
+
+    Args:
+      path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`, or of its
+        parts. Rows of `specjax infer` are sorted by id; other rows keep the order of the file.
+      prediction_field: the key of the output, a text or null.
+      targets_field: the key of a row's reference, a text or a list of texts; optional.
+
+    Returns:
+      The predictions of each sample of a run of `specjax infer`, or those of the file.
+    """
+    name, fields = os.path.expanduser(path), (prediction_field, targets_field)
+    if os.path.isdir(name):
+        file = os.path.join(name, rows_lib.PREDICTIONS_NAME)
+        if not os.path.exists(file) and (rows := read_parts(name)) is not None:
+            return [predictions_of(sample, name, *fields) for sample in _by_sample(name, rows)]
+        name = file
+    run, records = None, []
+    directory, base = os.path.split(name)
+    if base == rows_lib.PREDICTIONS_NAME:
+        configuration = read_config(Path(directory, rows_lib.CONFIG_NAME))
+        run = None if configuration is None else fingerprint_of(configuration)
+    if os.path.exists(name) and not os.path.isfile(name):  # opening a pipe would block
+        raise UserError(f"{name} is not a regular file: restore the predictions")
+    for number, line, record in read_objects(name):
+        if rows_lib.CHECKSUM in record or run is not None:
+            rows_lib.record_of(line.encode(), run, name, number)
+            run = record.get(rows_lib.RUN) if run is None else run  # all rows are of one run
+        if not isinstance(record.get(prediction_field, 0), str | None):
+            raise UserError(
+                f"{name}:{number}: {prediction_field!r} must be a text or null; the line has "
+                f"{', '.join(f'{key}={value!r:.40}' for key, value in record.items())}"
+            )
+        records.append(record)
+    if all(rows_lib.CHECKSUM in record for record in records):
+        return [predictions_of(sample, name, *fields) for sample in _by_sample(name, records)]
+    # `info` of other programs may have another form.
+    plain = [{key: value for key, value in record.items() if key != "info"} for record in records]
+    return [predictions_of(plain, name, *fields)]
+
+
+def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each sample, in order."""
+    ordered = sorted(records, key=rows_lib.key_of)
+    samples = 1 + max(rows_lib.key_of(record)[1] for record in records)
+    for place in range(len(ordered) + -len(ordered) % samples):
+        i, sample = divmod(place, samples)
+        if place == len(ordered) or rows_lib.key_of(ordered[place]) != (i, sample):
+            which = f" and sample {sample}" if samples > 1 else ""
+            raise UserError(
+                f"{name}: there is no row with id {i}{which}: finish the run with the same command "
+                "before you score it"
+            )
+    return [ordered[sample::samples] for sample in range(samples)]
+
+
+def predictions_of(
+    records: Sequence[dict[str, Any]],
+    path: str,
+    prediction_field: str = "prediction",
+    targets_field: str = "targets",
+) -> Predictions:
+    """Makes predictions from a record for each row, in order; `path` names them in messages."""
+    texts = [record[prediction_field] for record in records]
+    inputs = [record.get("inputs") for record in records]
+    targets: list[tuple[str, ...] | None] = [None] * len(records)
+    for row, record in enumerate(records):
+        if targets_field in record:
+            where = f"{path}: row {row} (from 0)"
+            targets[row] = _as_tuple(field_of(SourceRecord(where, record), targets_field))
+    counts = target = p = None
+    if any("info" in record for record in records):
+        counts = RowCounts.from_records(records)
+        target, p = np.full(len(records), np.nan), np.full(len(records), np.nan)
+        for i, record in enumerate(records):
+            ours, theirs = record.get("log_prob_target"), record.get("log_prob_processed")
+            if ours is not None and record.get("ended_by") != "nan":
+                target[i] = ours
+                if "log_prob_processed" in record:
+                    p[i] = -np.inf if theirs is None else theirs
+    return Predictions(
+        path=path,
+        outputs=[text or "" for text in texts],
+        inputs=[text if isinstance(text, str) else None for text in inputs],
+        targets=targets,
+        missing=tuple(row for row, text in enumerate(texts) if text is None),
+        counts=counts,
+        log_target=target,
+        log_p=p,
+    )
+
+
+def _as_tuple(texts: str | Sequence[str]) -> tuple[str, ...]:
+    """A text or several as a tuple; an empty list is the empty answer."""
+    return (texts,) if isinstance(texts, str) else tuple(texts) or ("",)
+
+
+def _paths(name: str, paths: Any) -> list[PathLike]:
+    """A path or several, which the user gave as `name`."""
+    several: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
+    if not several:
+        raise UserError(f"{name} is empty: give at least one file")
+    for path in several:
+        check_path(path, f"{name}=")
+        if isinstance(path, str) and "," in path and not os.path.exists(os.path.expanduser(path)):
+            raise UserError(f"{name}={path!r}: no such file; write several as {tuple_text(path)}")
+    return several
+
+
+def named(paths: Any) -> dict[str, list[PathLike]]:
+    """Name -> the files of each method, of a path, several, or name -> a path or several.
+
+    Without names a method has the name of its directory, or of its file if that is not
+    `predictions.jsonl`.
+    """
+    if isinstance(paths, Mapping) and paths:
+        return {str(name): _paths("predictions", several) for name, several in paths.items()}
+    files = _paths("predictions", paths)
+    short = []
+    for path in files:
+        place = Path(os.path.expanduser(path)).absolute()
+        name = place.name.removesuffix(".gz")
+        is_run = name == rows_lib.PREDICTIONS_NAME
+        short.append(place.parent.name if is_run else name.removesuffix(".jsonl"))
+    names = (
+        name if short.count(name) == 1 else os.fspath(path)
+        for name, path in zip(short, files, strict=True)
+    )
+    return {name: [path] for name, path in zip(names, files, strict=True)}
+
+
+def read_references(
+    sources: PathLike | Sequence[PathLike], *, field: str | int | None = None
+) -> list[tuple[str, ...]]:
+    """Reads references, row by row.
+
+    Args:
+      sources: a file, plain or `.gz`, or several files, each with a reference for every row: text
+        (a line each), TSV or JSONL.
+      field: TSV: a column, counted from 0, or its name in the first line; optional for a single
+        column. JSONL: a key, "targets" by default, of a text or a list of texts. An empty list is
+        the empty answer, "".
+    """
+    names = _paths("references", sources)
+    columns = [_column(os.path.expanduser(path), field) for path in names]
+    if len({*map(len, columns)}) > 1:
+        counts = ", ".join(f"{x}: {len(c)}" for x, c in zip(names, columns, strict=True))
+        raise UserError(f"references have different numbers of rows: {counts}")
+    return [tuple(text for part in row for text in part) for row in zip(*columns, strict=True)]
+
+
+def _column(name: str, field: str | int | None) -> list[tuple[str, ...]]:
+    kind = guess_format(name)
+    header = None if field is None else isinstance(field, str)
+    records = list(read_records(name, header=header, option="references_field"))
+    if field is None:
+        field = "targets" if kind == "jsonl" else 0
+        if kind == "tsv" and (count := len(records[0].values)) > 1:
+            raise UserError(
+                f"{name} has {count} columns: choose the column of the references with "
+                "references_field (0 is the first)"
+            )
+    return [_as_tuple(field_of(record, field)) for record in records]
+
+
+class Likelihood:
+    """Scores the outputs of `runs` by their probability under a model, at temperature 1."""
 
     def __init__(self, model: Any, chat: Any, runs: Sequence[Predictions]) -> None:
         # Imported here, because other scores need no models.
@@ -70,6 +276,7 @@ class Likelihood:
         An output counts with its end-of-sequence token, unless the length limit ended it. Rows
         without a prediction are left out.
         """
+        from specjax.text.requests import encode
         from specjax.text.teacher_forcing import checked_outputs, score
 
         cut = np.zeros(len(run), bool) if run.counts is None else run.counts.cut
@@ -80,25 +287,23 @@ class Likelihood:
         texts = [text for text in texts if text.size]
         sums = np.zeros((len(run), 3))
         if rows:
-            prompts = [self._prompt(run, row) for row in rows]
+            prompts = []
+            for row in rows:
+                text: Any = run.inputs[row]
+                said = text if self._options is None else [{"role": "user", "content": text}]
+                name = f"{run.path}: the input of row {row}"
+                model, words = self.model.model, self.model.tokenizer
+                prompts.append(encode(said, name, model.vocab_size, words, self._options))
             scored = score(self.model, prompts, texts, None, False, None)
             for row, logs in zip(rows, scored.log_probs, strict=True):
                 total = np.sum(logs, dtype=np.float64)
                 is_possible = np.isfinite(total)
                 sums[row] = -total if is_possible else 0.0, len(logs), not is_possible
-        return Sums(sums, _perplexity_of)
 
-    def _prompt(self, run: Predictions, row: int) -> np.ndarray:
-        from specjax.text.requests import encode
+        def of_sums(sums: np.ndarray) -> np.ndarray:
+            return np.where(sums[:, 2] > 0, np.inf, np.exp(divided(sums[:, 0], sums[:, 1])))
 
-        text: Any = run.inputs[row]
-        prompt = text if self._options is None else [{"role": "user", "content": text}]
-        name, model = f"{run.path}: the input of row {row}", self.model
-        return encode(prompt, name, model.model.vocab_size, model.tokenizer, self._options)
-
-
-def _perplexity_of(sums: np.ndarray) -> np.ndarray:
-    return np.where(sums[:, 2] > 0, np.inf, np.exp(divided(sums[:, 0], sums[:, 1])))
+        return Sums(sums, of_sums)
 
 
 class Scoring(NamedTuple):
@@ -116,12 +321,10 @@ class Scoring(NamedTuple):
 
 def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
     """The checked names of metrics; with a sandbox "pass_at_1" is added if it is absent."""
-    if isinstance(metrics, str):
+    if not isinstance(metrics, list | tuple):
         raise UserError(
             f"metrics must be a tuple of names, got {metrics!r}; write {tuple_text(metrics)}"
         )
-    if not isinstance(metrics, list | tuple) or not all(isinstance(m, str) for m in metrics):
-        raise UserError(f"metrics must be a tuple of names, got {metrics!r}")
     check_metrics(name for name in metrics if name != PASS_AT_1)
     if sandbox is None:
         if PASS_AT_1 in metrics:
@@ -136,16 +339,16 @@ def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
 
 
 def check_answers(answer: Any, reference_answer: Any) -> None:
-    """Raises TypeError unless both are callable or None."""
+    """Raises UserError unless both are callable or None."""
     for name, extract in (("answer", answer), ("reference_answer", reference_answer)):
-        if extract is not None and not callable(extract):
-            raise UserError(f"{name} must be like AnswerAfter('####'), got {extract!r}")
+        if extract is not None:
+            check_part(name, extract, ("__call__",), "AnswerAfter('####')")
 
 
 def evaluate(
-    predictions: Path | Sequence[Path] | Mapping[str, Any],
+    predictions: PathLike | Sequence[PathLike] | Mapping[str, Any],
     *,
-    references: Path | Sequence[Path] | None = None,
+    references: PathLike | Sequence[PathLike] | None = None,
     references_field: str | int | None = None,
     metrics: Sequence[str] = ("bleu", "chrf"),
     prediction_field: str = "prediction",
@@ -154,12 +357,12 @@ def evaluate(
     reference_answer: Callable[[str], str] | None = None,
     costs: Mapping[str, float] | None = None,
     bootstrap: Bootstrap = _PLAIN,
-    problems: Path | None = None,
+    problems: PathLike | None = None,
     sandbox: Sandbox | None = None,
     score: Any = None,
     chat: bool | Mapping[str, Any] = False,
-    output_dir: Path | None = None,
-    compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
+    output_dir: PathLike | None = None,
+    compared: Callable[[PathLike], Mapping[str, Sequence[Predictions]] | None] = lambda _: None,
     on_start: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
     """Scores predictions, and compares each two methods on the same inputs.
@@ -169,23 +372,21 @@ def evaluate(
     so are the samples of each input in a run with `num_samples`.
 
     Args:
-      predictions: files (see `read_predictions`): a path, several paths, or method -> a path or
-        several. All must have the same inputs.
-      references: files of references (see `read_references`); None: those in the predictions.
-      references_field: see `read_references`.
+      predictions: files (see `read_predictions`, which also has `prediction_field` and
+        `targets_field`): a path, several paths, or method -> a path or several. All must have the
+        same inputs.
+      references: files of references (see `read_references`, which also has `field`); None: those
+        in the predictions.
       metrics: names in `METRICS`, and "pass_at_1" with `problems`; empty for only the figures of
         decoding.
-      prediction_field: see `read_predictions`.
-      targets_field: see `read_predictions`.
       answer: extracts the scored part of an output, such as `AnswerAfter("####")`; None: all. It is
         not applied to programs.
       reference_answer: likewise, for references.
       costs: see `specjax.evaluation.efficiency`.
-      bootstrap: the resampling.
       problems: a file of problems (see `read_problems`), a line for each row: the outputs are run
         as programs, for the figure `pass_at_1`.
       sandbox: runs the programs; required with `problems`.
-      score: a model or its directory, for the figure `perplexity`; see `perplexities`.
+      score: a model or its directory, for the figure `perplexity`; see `Likelihood`.
       chat: whether each input is a user's message for this model's chat template; or options of
         the template.
       output_dir: a new directory, or that of an earlier evaluation, which is replaced; None writes
@@ -193,7 +394,7 @@ def evaluate(
       compared: maps a directory of compared settings to setting -> the predictions of its seeds;
         returns None for any other path.
       on_start: called as `on_start(run, paths={...})` with the `RunDirectory`, if there is one,
-        after all checks and before scoring.
+        before scoring.
 
     Returns:
       The content of `scores.json`: `methods`: name -> `files`, `failed` (rows without a prediction,
@@ -203,30 +404,55 @@ def evaluate(
 
     Raises:
       OSError: a file is missing, or the output directory cannot be written.
-      ValueError: a metric is unknown or its library is not installed, a file is unreadable, the
+      UserError: a metric is unknown or its library is not installed, a file is unreadable, the
         files have different rows, there are no references, or programs cannot be contained.
     """
     if problems is not None and sandbox is None:
-        raise UserError(
-            f"problems={os.fspath(problems)} needs a sandbox to run the predictions as programs: "
-            "give a sandbox, such as SANDBOX=@Sandbox()"
-        )
+        raise UserError("problems are run as programs: give a sandbox, such as SANDBOX=@Sandbox()")
     names = figures_of(metrics, None if problems is None else sandbox)
     metrics = [name for name in names if name != PASS_AT_1]
     check_answers(answer, reference_answer)
-    check_part("bootstrap", bootstrap, ("interval", "difference"), "Bootstrap()")
     prices = None if costs is None else check_costs(costs)
     files = named(predictions)
     fields = {"prediction_field": prediction_field, "targets_field": targets_field}
-    methods = _methods(files, compared, fields)
+    methods: dict[str, Sequence[Predictions]] = {}
+    for name, paths in files.items():
+        settings = compared(paths[0]) if len(paths) == 1 else None
+        if settings is None:
+            methods[name] = [x for path in paths for x in read_predictions(path, **fields)]
+        else:  # each setting is a method
+            before = "" if len(files) == 1 else f"{name}: "
+            methods |= {f"{before}{setting}": several for setting, several in settings.items()}
     runs = [run for several in methods.values() for run in several]
-    _check_rows(runs)
-    texts = _references(runs, references, references_field, metrics, targets_field)
+    for other in runs[1:]:
+        pairs = enumerate(itertools.zip_longest(runs[0].inputs, other.inputs, fillvalue=...))
+        for i, pair in pairs:
+            if ... in pair or (None not in pair and len({*pair}) > 1):
+                raise UserError(
+                    f"{other.path} and {runs[0].path} differ in row {i}: compare predictions of "
+                    "the same inputs"
+                )
+    if references is None and references_field is not None:
+        raise UserError(f"references_field={references_field!r} needs references: give their file")
+    texts: list[tuple[str, ...]] = []
+    if metrics:
+        found = next((run.targets for run in runs if any(run.targets)), runs[0].targets)
+        if references is not None:
+            found = list(read_references(references, field=references_field))
+        texts = [several for several in found if several is not None]
+        if len(texts) != len(runs[0]):
+            raise UserError(
+                f"there are {len(texts)} references for the {len(runs[0])} rows of {runs[0].path}: "
+                f"give each row a reference, in its {targets_field!r} or in a file"
+            )
     if reference_answer is not None:
         texts = [tuple(map(reference_answer, several)) for several in texts]
     scorers: dict[str, Scoring] = {m: Scoring(METRICS[m], texts, answer) for m in metrics}
     if problems is not None and sandbox is not None:
-        scorers[PASS_AT_1] = _programs(runs, problems, sandbox)
+        tests = read_problems(problems)
+        for several in runs:
+            check_problems(tests, several.inputs, os.fspath(problems), several.path)
+        scorers[PASS_AT_1] = Scoring(PassAt1(sandbox), tests)
     for scorer in scorers.values():
         check_references(scorer.metric, scorer.references)
 
@@ -235,131 +461,42 @@ def evaluate(
         for name, several in methods.items()
     }
     likelihood = None if score is None else Likelihood(score, chat, runs)
-
-    def scores_of() -> dict[str, Any]:
+    given = {
+        "references": references,
+        "answer": answer,
+        "reference_answer": reference_answer,
+        "problems": problems,
+        "sandbox": None if problems is None else sandbox,
+    }
+    configuration = {
+        "predictions": {name: list(map(str, paths)) for name, paths in files.items()},
+        "metrics": list(scorers),
+        "costs": prices,
+        "score": None if likelihood is None else [likelihood.model.name, chat],
+        **{name: None if value is None else str(value) for name, value in given.items()},
+    }
+    place: Any = contextlib.nullcontext()
+    if output_dir is not None:
+        place = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,))
+    with place as directory:
+        if directory is not None:
+            directory.claim(configuration, replace=True)
+        if directory is not None and on_start is not None:
+            read = map(str, itertools.chain.from_iterable(files.values()))
+            on_start(directory, paths={x: os.path.abspath(os.path.expanduser(x)) for x in read})
         figures = {name: pooled_figures(runs, scorers, likelihood) for name, runs in took.items()}
-        return {
+        scores = {
             "rows": len(runs[0]),
             **{name: getattr(bootstrap, name) for name in ("resamples", "level", "seed")},
             **_scores(methods, figures, bootstrap),
         }
-
-    if output_dir is None:
-        return scores_of()
-    with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=(SCORES_NAME,)) as run:
-        configuration = {
-            "predictions": {name: list(map(os.fspath, paths)) for name, paths in files.items()},
-            "references": None if references is None else str(references),
-            "metrics": list(scorers),
-            "answer": None if answer is None else repr(answer),
-            "reference_answer": None if reference_answer is None else repr(reference_answer),
-            "problems": None if problems is None else os.fspath(problems),
-            "sandbox": None if problems is None else repr(sandbox),
-            "costs": prices,
-            "score": None if likelihood is None else [likelihood.model.name, chat],
-        }
-        run.claim(configuration, replace=True)
-        if on_start is not None:
-            paths = map(os.fspath, itertools.chain.from_iterable(files.values()))
-            on_start(run, paths={x: os.path.abspath(os.path.expanduser(x)) for x in paths})
-        scores = scores_of()
-        run.write(SCORES_NAME, (json.dumps(scores, indent=1, allow_nan=False) + "\n").encode())
+        if directory is not None:
+            directory.write_json(SCORES_NAME, scores)
     return scores
 
 
-def _methods(
-    files: Mapping[str, Sequence[Path]],
-    compared: Callable[[Path], Mapping[str, Sequence[Predictions]] | None],
-    fields: Mapping[str, Any],
-) -> dict[str, Sequence[Predictions]]:
-    """Method -> the predictions of each seed; in a directory of settings each is a method."""
-    methods: dict[str, Sequence[Predictions]] = {}
-    for name, paths in files.items():
-        settings = compared(paths[0]) if len(paths) == 1 else None
-        if settings is None:
-            read = (read_predictions(path, **fields) for path in paths)
-            methods[name] = list(itertools.chain(*read))
-            continue
-        before = "" if len(files) == 1 else f"{name}: "
-        methods |= {f"{before}{setting}": runs for setting, runs in settings.items()}
-    return methods
-
-
-def _check_rows(runs: Sequence[Predictions]) -> None:
-    first = runs[0]
-    for other in runs[1:]:
-        if len(other) != len(first):
-            raise UserError(
-                f"{other.path} has {len(other)} rows, but {first.path} has {len(first)}: compare "
-                "predictions of the same inputs"
-            )
-        for i, (ours, theirs) in enumerate(zip(first.inputs, other.inputs, strict=True)):
-            if ours is not None and theirs is not None and ours != theirs:
-                raise UserError(
-                    f"the inputs of {other.path} and {first.path} differ in row {i}: compare "
-                    "predictions of the same inputs"
-                )
-
-
-def _references(
-    runs: Sequence[Predictions],
-    sources: Any,
-    field: Any,
-    metrics: Sequence[str],
-    targets_field: str,
-) -> list[tuple[str, ...]]:
-    """The references of all rows; empty if there are no metrics."""
-    if sources is None and field is not None:
-        raise UserError(f"references_field={field!r} needs references: give their file")
-    if not metrics:
-        return []
-    rows, path = len(runs[0]), runs[0].path
-    if sources is not None:
-        texts = read_references(sources, field=field)
-        if len(texts) != rows:
-            raise UserError(
-                f"the references have {len(texts)} rows, but {path} has {rows}: give references "
-                "for each prediction"
-            )
-        return texts
-    for run in runs:
-        if not any(run.targets):
-            continue
-        texts = [targets for targets in run.targets if targets is not None]
-        if len(texts) < rows:
-            raise UserError(
-                f"{run.path} has no {targets_field!r} in row {run.targets.index(None)}: give "
-                "a file of references"
-            )
-        return texts
-    raise UserError(
-        f"{path} has no references ({targets_field!r}): give a file of references, or no metrics"
-    )
-
-
-def _programs(runs: Sequence[Predictions], path: Path, sandbox: Sandbox) -> Scoring:
-    """pass@1 of the problems of a file."""
-    problems = read_problems(path)
-    if len(problems) != len(runs[0]):
-        raise UserError(
-            f"{os.fspath(path)} has {len(problems)} problems, but {runs[0].path} has "
-            f"{len(runs[0])} rows: give one problem for each prediction"
-        )
-    for run in runs:
-        check_problems(problems, run.inputs, os.fspath(path), run.path)
-    return Scoring(PassAt1(sandbox), problems)
-
-
 def decoding_figures(run: Predictions, costs: Mapping[str, float] | None = None) -> dict[str, Sums]:
-    """Returns the figures of decoding; empty if the file has no counts.
-
-    Args:
-      run: the rows of a file.
-      costs: see `specjax.evaluation.efficiency`.
-
-    Raises:
-      ValueError: costs are given, but the file has no counts.
-    """
+    """Returns the figures of decoding; empty if the file has no counts. See `efficiency`."""
     if run.counts is None or run.log_target is None or run.log_p is None:
         if costs is not None:
             raise UserError(f"{run.path} has no counts of passes (`info`): leave out costs")
@@ -376,11 +513,7 @@ def pooled_figures(
     scorers: Mapping[str, Scoring],
     likelihood: Likelihood | None = None,
 ) -> dict[str, Sums]:
-    """The figures of one method that all its runs have, pooled over the runs.
-
-    `runs` has the outputs of each seed and the figures of decoding; `likelihood` adds the
-    perplexity.
-    """
+    """The figures that all runs of a method have, pooled; `runs` has their figures of decoding."""
     by_run = [
         {
             **{name: scorer.figure(run.outputs) for name, scorer in scorers.items()},
@@ -402,9 +535,8 @@ def _scores(
         name: {key: bootstrap.replicates(sums) for key, sums in of_method.items()}
         for name, of_method in figures.items()
     }
-    scores: dict[str, Any] = {}
-    for name, runs in methods.items():
-        scores[name] = {
+    scores = {
+        name: {
             "files": [run.path for run in runs],
             "failed": sum(len(run.missing) for run in runs),
             "figures": {
@@ -412,6 +544,8 @@ def _scores(
                 for key, sums in figures[name].items()
             },
         }
+        for name, runs in methods.items()
+    }
     differences = []
     for other, name in itertools.combinations(methods, 2):
         between = {}

@@ -14,25 +14,21 @@ each writes its own directory `part-I-of-N`; `runs.merging` merges them.
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_count, check_flag, check_path, whole_number
 from specjax.compilation import compile_seconds
-from specjax.data.examples import Example
-from specjax.data.few_shot import FewShot
-from specjax.data.records import SEQIO_PREFIX
+from specjax.data.examples import SEQIO_PREFIX
+from specjax.data.few_shot import FewShot, read_inputs
 from specjax.drafting import read_costs
 from specjax.errors import UserError
 from specjax.runs import merging, processes
-from specjax.runs.inputs import read_inputs, tokens_of
 from specjax.runs.predictions import (
     COSTS_NAME,
     METRICS_NAME,
@@ -101,71 +97,47 @@ def infer(
         line, or a line of another run, cannot be continued.
 
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
-    stop the others: a message on stderr names it before decoding starts, and its line has a null
-    `prediction` and the key `error`.
+    stop the others: its line has a null `prediction` and the key `error`.
 
-    The random stream of a row depends on its `id`. Batches are always formed from the whole input,
-    so a run that is stopped and continued gives the same lines. With one drafter and drafts of a
-    fixed length, or none, only the missing rows are decoded. Otherwise up to 4 times the batch size
-    of rows form a plan, and a plan with a missing row is decoded from its start (see
-    `Decoder.rows`).
-
-    With `process` this process decodes a part of the rows, in its own directory in `output_dir`.
-    The rows are equal to those of a single process with the same mesh. If all parts are on one file
-    system, the last process to end merges them. Replicas decode whole plans independently; the
-    processes of one JAX program (`processes.join`) decode each plan together, and each writes the
-    rows on its devices.
+    A run that is stopped and continued gives the same lines (see `Decoder.rows`). With `process`
+    this process decodes a part of the rows, in its own directory in `output_dir`; the rows are
+    equal to those of a single process with the same mesh. If all parts are on one file system, the
+    last process to end merges them.
 
     Args:
-      make_decoder: called after the input and the output directory have been checked. Its Decoder
-        takes the costs that an earlier start of the run has measured.
-      source: see `specjax.data.examples.read_examples`.
+      make_decoder: called after the input and the output directory have been checked.
+      source: see `specjax.data.examples.read_examples`, which also has `format`, `inputs_field`,
+        `targets_field` and `split`.
       output_dir: a new directory, or that of a run with the same configuration and input.
-      format: see `read_examples`.
-      inputs_field: see `read_examples`.
-      targets_field: see `read_examples`; a reference is copied into the predictions and not used.
-      split: see `read_examples`.
       task: makes prompts from the source's records; decoder-only models read their common beginning
-        once. `inputs_field` and `targets_field` must then be left out, because its templates name
-        the fields.
+        once. Its templates name the fields.
       truncate: "end" or "beginning", where long prompts are cut; None: long prompts are errors.
       chat: whether each prompt is a user's message for the model's chat template; or options of
         the template, such as `{"enable_thinking": False}`.
-      seed: the seed of the run.
       num_samples: the number of outputs of each input; see `Decoder.__call__`.
       sources: whether to write where each token came from.
-      show: the number of outputs to print to stderr, coloured by these sources.
+      show: the number of outputs to print to stderr, coloured by these sources, which are then
+        written.
       allow_other_environment: continue a run that began on another device, with other versions or
         with other flags of XLA; rounding may then differ in the remaining rows.
-      progress: see `Decoder.__call__`.
       on_start: called as `on_start(run, paths={"source": ...})` with the `RunDirectory`, after all
         checks and before decoding.
-      process: this process among several; None for a single process.
 
     Returns:
       The content of `metrics.json`: totals over all rows (with `process` over its own rows) and, as
-      `this_process`, the rows that this call decoded, its seconds, the seconds of compilation, and
-      the tokens per second with and without compilation.
+      `this_process`, the rows and the speed of this call.
 
     Raises:
-      OSError: the source does not exist; or the output directory cannot be written, another process
-        is working in it, or it has a file of one of these names that no run made.
-      ValueError: the source is empty, unreadable or invalid, none of its inputs can be decoded, or
-        the output directory has another run.
+      OSError: a file cannot be read or written, another process is working in the output directory,
+        or it has a file of one of these names that no run made.
+      UserError: the source is unreadable, none of its inputs can be decoded, or the output
+        directory has another run.
     """
-    check_path(source, "source=")
     chat = (chosen := checked_chat("chat", chat)) or chosen is not None
-    check_flag("allow_other_environment", allow_other_environment)
-    check_flag("sources", sources)
-    if whole_number("show", show, low=0) and not sources:
-        raise UserError("show needs the sources of tokens: set SOURCES=True")
+    sources = sources or show > 0
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
-    check_count("num_samples", num_samples, "give the number of outputs of each input")
-    if not os.fspath(source):
-        raise UserError("source is empty: give a file, or seqio:TASK")
-    source = os.path.expanduser(source)
     run = merging.ROWS.directory(output_dir, process)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = read_inputs(source, format=format, split=split, task=task, **fields)
@@ -178,46 +150,136 @@ def infer(
         decoder = _decoder(make_decoder, run, process)
         if together and (partitioner := decoder.method.partitioner) is not None:
             processes.connect(partitioner.mesh)
-        prompts, failed = _encode(decoder, examples, chat, truncate)
+        prompts: dict[int, np.ndarray] = {}
+        failed: dict[int, str] = {}
+        for i, text, _, where in examples:
+            try:
+                prompts[i] = tokens_of(decoder, text, where, chat=chat, truncate=truncate)
+            except UserError as error:
+                failed[i] = str(error)
+        if not prompts:
+            rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
+            raise UserError(f"{next(iter(failed.values()))}{rest}")
+        tokens, ids = list(prompts.values()), list(prompts)
         # This checks the arguments before the directory is claimed.
         options: dict[str, Any] = {"seed": seed, "num_samples": num_samples, "sources": sources}
         # A task's prompts begin with the same examples, which the models may read once.
         options |= {"share_prefix": task is not None and decoder.can_share_prefix}
-        decoder.rows(list(prompts.values()), ids=list(prompts), **options)
-        settings = {"seed": seed, "chat": chat, "input": input_hash}
-        settings |= {SAMPLES: num_samples} if num_samples > 1 else {}
-        settings |= {name: True for name in ("sources", "share_prefix") if options[name]}
-        _claim(run, decoder, examples, prompts, settings, allow_other_environment, process)
-        ids = _ids_here(decoder, prompts, failed, process, num_samples)
-        here = set(itertools.product(ids, range(num_samples)))
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, examples, failed, here)
+        decoder.rows(tokens, ids=ids, **options)
+        configuration = {
+            **decoder.describe(),
+            "seed": seed,
+            "chat": chat,
+            "input": input_hash,
+            "rows": len(examples),
+            **({SAMPLES: num_samples} if num_samples > 1 else {}),
+            **{name: True for name in ("sources", "share_prefix") if options[name]},
+            # Besides the texts: similar tokenizers may split a text differently.
+            "tokens": hash_of([prompt.tolist() for prompt in tokens]),
+        }
+        # The inputs whose rows this process may write; the first one writes the errors.
+        mine = set(failed if process is None or process.index == 0 else ())
+        if process is None or together:
+            mine |= set(ids)
+        else:
+            dealt = decoder.parts(tokens, process.count, num_samples=num_samples)[process.index]
+            mine |= {ids[place] for place in dealt}
+            if not dealt:
+                _say(
+                    f"warning: process {process.index} of {process.count} has no rows: use fewer "
+                    "processes, or a smaller BATCH_SIZE"
+                )
+        if process is not None:
+            merging.ROWS.check_whole(run, configuration, allow_other_environment)
+            if together:
+                settings_hash = hash_of({**configuration, "environment": None})
+                processes.check_same("other models or settings", settings_hash)
+            configuration[PART] = dataclasses.asdict(process)
+        models = decoder.models
+        roles = {"verifier": models} if isinstance(models, TextModel) else models.named
+        configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
+        run.claim(configuration, allow_other_environment=allow_other_environment)
+        here = {(i, sample): examples[i].inputs for i in mine for sample in range(num_samples)}
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:
-            place = source if source.startswith(SEQIO_PREFIX) else os.path.abspath(source)
-            on_start(run, paths={"source": place})
-        _say_failed(failed, len(examples), run)
-        _say_unknown(decoder, prompts, examples)
-        errors: list[Record] = []
-        for i, sample in sorted(here.difference(done)):
+            name = str(source)
+            if not name.startswith(SEQIO_PREFIX):
+                name = os.path.abspath(os.path.expanduser(name))
+            on_start(run, paths={"source": name})
+        if failed:
+            first, more = next(iter(failed.values())), f", and {len(failed) - 1} more"
+            _say(
+                f"{len(failed)} of {len(examples)} inputs cannot be decoded: {first}"
+                f"{more if len(failed) > 1 else ''}; see {run.path / PREDICTIONS_NAME}"
+            )
+        # The place of each row that is not decoded here -> its rounds.
+        keys = list(itertools.product(ids, range(num_samples)))
+        rounds = np.zeros(len(keys), np.int32)
+        for place, key in enumerate(keys):
+            if key in done:
+                rounds[place] = done[key]["info"]["rounds"]
+            elif key not in here:
+                rounds[place] = 1  # another replica's, like all rows of its plan
+        if together:
+            rounds = processes.gather(rounds).max(axis=0)
+        others = {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
+        path, rows = run.own(PREDICTIONS_NAME), dict(done)
+
+        def put(record: Record) -> None:
+            run.keep()
+            rows[key_of(record)] = record
+            append(path, line_of(record, run.fingerprint))  # at once: this process may be killed
+
+        for i, sample in sorted(here.keys() - done.keys()):
             if i in failed:
                 record = about(examples[i], sample if num_samples > 1 else None)
-                errors.append({**record, "prediction": None, "error": failed[i]})
-        keys = list(itertools.product(prompts, range(num_samples)))
-        rounds = _rounds_of_others(keys, here, done, together)
-        fresh, took = _decode(decoder, examples, prompts, errors, rounds, run, options, progress)
-        records = sorted({**done, **fresh}.values(), key=key_of)
+                put({**record, "prediction": None, "error": failed[i]})
+        emitted, start, compiled = 0, time.perf_counter(), compile_seconds()
+        with warnings.catch_warnings():
+            # NaN is told for all rows below.
+            warnings.simplefilter("ignore", NanWarning)
+            for row in decoder.rows(tokens, ids=ids, done=others, progress=progress, **options):
+                emitted += int(row.info.emitted)
+                put(record_of_row(examples[ids[row.index]], row, num_samples))
+        seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
+        records = sorted(rows.values(), key=key_of)
         assert len(records) == len(here) or together
-        path = run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
+        run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
+        took = {
+            "rows": len(rows) - len(done),
+            "seconds": seconds,
+            "compile_seconds": compiling,
+            "tokens_per_second": emitted / seconds,
+            "tokens_per_second_without_compilation": emitted / (seconds - compiling),
+        }
         metrics = {**totals(records), "this_process": took}
-        written = run.write(METRICS_NAME, (json.dumps(metrics, indent=1) + "\n").encode())
-    _say_nan(records)
-    wrote = f"specjax: wrote {len(records)} predictions to {path}, totals to {written}"
-    print(wrote, file=sys.stderr)
+        written = run.write_json(METRICS_NAME, metrics)
+    if truncated := [record for record in records if "nan" in record]:
+        nan = truncated[0]
+        _say(
+            f"warning: {len(truncated)} of {len(records)} outputs are truncated; the first is "
+            f"{nan['id']} ({nan['nan']}): check the checkpoint"
+        )
+    _say(f"wrote {len(records)} predictions to {path}, totals to {written}")
     _say_outputs(records, show, decoder, prompts)
     if process is not None:
         merging.finish(run, process, on_start)
     return metrics
+
+
+def tokens_of(
+    decoder: Decoder, text: str, name: str, *, chat: bool | Mapping[str, Any], truncate: str | None
+) -> np.ndarray:
+    """The tokens of an input, whose name is for messages; see `infer` for `chat`, `truncate`."""
+    options = checked_chat("chat", chat)
+    said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]
+    return decoder.encode(said, name, truncate=truncate, chat_template_kwargs=options)
+
+
+def _say(text: str) -> None:
+    print(f"specjax: {text}", file=sys.stderr)
 
 
 def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process | None) -> Decoder:
@@ -244,155 +306,6 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
     return decoder
 
 
-def _claim(
-    run: RunDirectory,
-    decoder: Decoder,
-    examples: list[Example],
-    prompts: Mapping[int, Any],
-    settings: Mapping[str, Any],
-    allow_other_environment: bool,
-    process: Process | None,
-) -> None:
-    """Claims the directory for this run, or checks that it belongs to this run."""
-    configuration = {
-        **decoder.describe(),
-        **settings,
-        "rows": len(examples),
-        # Besides the texts: similar tokenizers may split a text differently.
-        "tokens": hash_of([prompt.tolist() for prompt in prompts.values()]),
-    }
-    if process is not None:
-        merging.ROWS.check_whole(
-            run, configuration, allow_other_environment=allow_other_environment
-        )
-        if process.together:
-            settings_hash = hash_of({**configuration, "environment": None})
-            processes.check_same("other models or settings", settings_hash)
-        configuration[PART] = dataclasses.asdict(process)
-    models = decoder.models
-    roles = {"verifier": models} if isinstance(models, TextModel) else models.named
-    configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
-    run.claim(configuration, allow_other_environment=allow_other_environment)
-
-
-def _encode(
-    decoder: Decoder,
-    examples: list[Example],
-    chat: bool | Mapping[str, Any],
-    truncate: str | None,
-) -> tuple[dict[int, Any], dict[int, str]]:
-    """The tokens of the inputs that can be decoded, and the errors of the others, by id."""
-    prompts: dict[int, Any] = {}
-    failed: dict[int, str] = {}
-    for example in examples:
-        try:
-            prompts[example.id] = tokens_of(
-                decoder, example.inputs, example.where, chat=chat, truncate=truncate
-            )
-        except UserError as error:
-            failed[example.id] = str(error)
-    if not prompts:
-        rest = f" (all {len(failed)} inputs failed)" if len(failed) > 1 else ""
-        raise UserError(f"{next(iter(failed.values()))}{rest}")
-    return prompts, failed
-
-
-def _ids_here(
-    decoder: Decoder,
-    prompts: Mapping[int, Any],
-    failed: Mapping[int, str],
-    process: Process | None,
-    num_samples: int,
-) -> Collection[int]:
-    """The ids of the inputs whose rows this process may write."""
-    if process is None:
-        return {*prompts, *failed}
-    errors = failed if process.index == 0 else ()
-    if process.together:
-        return {*prompts, *errors}
-    ids = list(prompts)
-    dealt = decoder.parts(list(prompts.values()), process.count, num_samples=num_samples)
-    here = {ids[place] for place in dealt[process.index]}
-    if not here:
-        print(
-            f"specjax: warning: process {process.index} of {process.count} has no rows: use fewer "
-            "processes, or a smaller BATCH_SIZE",
-            file=sys.stderr,
-        )
-    return {*here, *errors}
-
-
-def _rounds_of_others(
-    keys: Sequence[tuple[int, int]],
-    here: Collection[tuple[int, int]],
-    done: Mapping[tuple[int, int], Record],
-    together: bool,
-) -> dict[int, int]:
-    """The places of rows that are not decoded here -> their rounds."""
-    rounds = np.zeros(len(keys), np.int32)
-    for place, key in enumerate(keys):
-        if key in done:
-            rounds[place] = done[key]["info"]["rounds"]
-        elif key not in here:
-            rounds[place] = 1  # another replica's, like all rows of its plan
-    if together:
-        rounds = processes.gather(rounds).max(axis=0)
-    return {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
-
-
-def _decode(
-    decoder: Decoder,
-    examples: list[Example],
-    prompts: dict[int, Any],
-    errors: Sequence[Record],
-    rounds: Mapping[int, int],
-    run: RunDirectory,
-    options: Mapping[str, Any],
-    progress: bool | None,
-) -> tuple[dict[tuple[int, int], Record], dict[str, Any]]:
-    """Decodes the missing rows, and writes each row when it is finished."""
-    path, fingerprint = run.own(PREDICTIONS_NAME), run.fingerprint
-    records: dict[tuple[int, int], Record] = {}
-    ids, tokens = list(prompts), 0
-    start, compiled = time.perf_counter(), compile_seconds()
-    with warnings.catch_warnings():
-        # `_say_nan` reports NaN for all rows.
-        warnings.simplefilter("ignore", NanWarning)
-
-        def put(record: Record) -> None:
-            run.keep()
-            records[key_of(record)] = record
-            append(path, line_of(record, fingerprint))  # at once: this process may be killed
-
-        for record in errors:
-            put(record)
-        for row in decoder.rows(
-            list(prompts.values()), ids=ids, done=rounds, progress=progress, **options
-        ):
-            tokens += int(row.info.emitted)
-            put(record_of_row(examples[ids[row.index]], row, options["num_samples"]))
-    seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
-    return records, {
-        "rows": len(records),
-        "seconds": seconds,
-        "compile_seconds": compiling,
-        "tokens_per_second": tokens / seconds,
-        "tokens_per_second_without_compilation": tokens / (seconds - compiling),
-    }
-
-
-def _say_failed(failed: Mapping[int, str], rows: int, run: RunDirectory) -> None:
-    """Reports the first input that cannot be decoded, and the number of others."""
-    if failed:
-        first = next(iter(failed.values()))
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(
-            f"specjax: {len(failed)} of {rows} inputs cannot be decoded: {first}{more}; "
-            f"see {run.path / PREDICTIONS_NAME}",
-            file=sys.stderr,
-        )
-
-
 def _say_outputs(
     records: Sequence[Record], show: int, decoder: Decoder, prompts: Mapping[int, Any]
 ) -> None:
@@ -408,35 +321,4 @@ def _say_outputs(
         print(Shown(tuple(rows)).text(has_colours(sys.stderr)), file=sys.stderr)
     if (acceptance := acceptance_of(records)).drafts:
         for line in str(acceptance).splitlines():
-            print(f"specjax: {line}", file=sys.stderr)
-
-
-def _say_nan(records: Sequence[Record]) -> None:
-    """Warns of rows that ended by NaN."""
-    truncated = [record for record in records if "nan" in record]
-    if truncated:
-        first = truncated[0]
-        print(
-            f"specjax: warning: {len(truncated)} of {len(records)} outputs are truncated; the "
-            f"first is {first['id']} ({first['nan']}): check the checkpoint",
-            file=sys.stderr,
-        )
-
-
-def _say_unknown(decoder: Decoder, prompts: Mapping[int, Any], examples: Sequence[Example]) -> None:
-    """Warns of inputs of which the vocabulary knows no token."""
-    words = decoder.tokenizer
-    special = (words.unk_id, words.bos_id, *words.eos_ids)
-
-    def is_unknown(ids: list[int]) -> bool:
-        # SentencePiece knows the space before an unknown text.
-        plain = [i for i in ids if i not in special]
-        return words.unk_id in ids and not words.decode(plain).strip()
-
-    unknown = [i for i, ids in prompts.items() if is_unknown(ids.tolist())]
-    if unknown:
-        print(
-            f"specjax: warning: {len(unknown)} of {len(prompts)} inputs have only tokens that are "
-            f"unknown to the model; the first is {examples[unknown[0]].where}: check the model",
-            file=sys.stderr,
-        )
+            _say(line)

@@ -7,7 +7,8 @@ detect damaged rows and those of another run.
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ COSTS_NAME = "costs.json"
 MADE = (PREDICTIONS_NAME, METRICS_NAME, COSTS_NAME)
 
 Record = dict[str, Any]
+Key = tuple[int, int]  # the id of the input of a row, and the number of the sample
 _FIRST_KEY = b'{"id": '
 # The last keys of each line.
 RUN, CHECKSUM = "run", "checksum"
@@ -33,7 +35,6 @@ _CHECKSUM = b', "checksum": "%s"}'
 _DIGITS = 16
 # The key of the number of samples in a configuration; without it there is one.
 SAMPLES = "num_samples"
-_COUNTED = frozenset((*COUNTS, "rounds"))
 
 
 def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
@@ -56,14 +57,14 @@ def record_of_row(example: Example, row: Row, num_samples: int = 1) -> Record:
 
 
 def about(example: Example, sample: int | None = None) -> Record:
-    """Returns the part of a record that describes the input, and the number of its sample."""
+    """Returns the part of a record that describes the input."""
     record: Record = {"id": example.id, "inputs": example.inputs}
     record |= {} if example.targets is None else {"targets": example.targets}
     return record if sample is None else {**record, "sample": sample}
 
 
-def key_of(record: Record) -> tuple[int, int]:
-    """Returns the id of the input of a record, and the number of the sample."""
+def key_of(record: Record) -> Key:
+    """Returns the key of a record's row."""
     return record["id"], record.get("sample", 0)
 
 
@@ -81,21 +82,19 @@ def lines_of(records: Iterable[Record], run: str) -> bytes:
     return b"".join(line_of(record, run) for record in records)
 
 
-def record_of(line: bytes, run: str | None = None) -> Record:
-    """Returns the record of a line.
+def record_of(line: bytes, run: str | None, path: str | os.PathLike[str], number: int) -> Record:
+    """Returns the record of line `number` of a file, without its end.
 
-    Args:
-      line: the line.
-      run: the fingerprint of its run; None if the run is unknown.
+    `run` is the fingerprint of its run, None if unknown. Raises UserError if the line was changed,
+    or is of another run.
     """
     length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
-    if line != body[:-1] + _CHECKSUM % _checksum(body):
-        raise UserError("was changed")
-    record = json.loads(body)
-    if run is not None and record.get(RUN) != run[:_DIGITS]:
-        raise UserError("is of another run")
-    return record
+    if line == body[:-1] + _CHECKSUM % _checksum(body):
+        record = json.loads(body)
+        if run is None or record.get(RUN) == run[:_DIGITS]:
+            return record
+    raise _not_a_row(path, number)
 
 
 def hash_of(values: Any) -> str:
@@ -108,69 +107,40 @@ def _checksum(body: bytes) -> bytes:
 
 
 def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
-    """Returns the rows that a run has written so far, and an incomplete last line.
+    """Returns the rows that the run with this fingerprint has written so far.
 
-    Args:
-      path: the file, which may be absent.
-      run: the run's fingerprint.
+    The second value is an incomplete last line. The file may be absent.
     """
     try:
         data = read_regular(path)
     except FileNotFoundError:
         return [], b""
-    except OSError as error:
-        raise OSError(
-            f"{path} cannot be read ({error.strerror}): restore it, or choose another output_dir"
-        ) from None
     *lines, torn = data.split(b"\n")
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = record_of(line, run)
-            sound = all(isinstance(i, int) for i in key_of(record)) and "inputs" in record
-            sound &= "error" in record or record["info"].keys() >= _COUNTED
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            sound = False
-        if not sound:
-            raise _not_a_row(path, number)
-        del record[RUN]
-        records.append(record)
+    records = [record_of(line, run, path, number) for number, line in enumerate(lines, 1)]
     if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
-        raise UserError(
-            f"{path} ends with {torn[:40]!r}, which is not part of a row: delete this end and run "
-            "the same command again"
-        )
+        raise _not_a_row(path, len(lines) + 1)
+    for record in records:
+        del record[RUN]
     return records, torn
 
 
-def _not_a_row(path: Path, number: int) -> UserError:
+def _not_a_row(path: str | os.PathLike[str], number: int) -> UserError:
     return UserError(
-        f"{path}:{number}: the line is not a row of this run, was changed, or is a duplicate: "
-        f"delete line {number} and run the same command again"
+        f"{os.fspath(path)}:{number}: the line is not a row of this run, was changed, or is a "
+        f"duplicate: delete line {number} and run the same command again"
     )
 
 
-def resume(
-    path: Path,
-    run: str,
-    examples: Sequence[Example],
-    failed: Mapping[int, str],
-    keys: Collection[tuple[int, int]],
-) -> dict[tuple[int, int], Record]:
+def resume(path: Path, run: str, inputs: Mapping[Key, str]) -> dict[Key, Record]:
     """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    `failed` has the inputs that cannot be decoded, `keys` the keys of the rows that may be there.
+    `inputs` has the rows that may be there, with their inputs.
     """
     rows, torn = written_rows(path, run)
-    records: dict[tuple[int, int], Record] = {}
+    records: dict[Key, Record] = {}
     for number, record in enumerate(rows, 1):
-        key = i, _ = key_of(record)
-        if not (
-            key in keys
-            and key not in records
-            and record["inputs"] == examples[i].inputs
-            and ("error" in record) == (i in failed)
-        ):
+        key = key_of(record)
+        if key in records or inputs.get(key) != record["inputs"]:
             raise _not_a_row(path, number)
         records[key] = record
     if torn:

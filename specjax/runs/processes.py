@@ -1,9 +1,13 @@
 """The processes that share a run: replicas, or one JAX program."""
 
+import asyncio
 import contextlib
 import dataclasses
+import errno
 import importlib
 import itertools
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,8 +26,7 @@ class Process:
     """One of the processes that share a run.
 
     Attributes:
-      index: the index of this process, from 0.
-      count: the number of processes that share the run.
+      index: from 0.
       together: whether they form one JAX program over one mesh (`join`), each with the rows on its
         devices. If not, they are independent replicas, each with whole plans.
     """
@@ -33,12 +36,9 @@ class Process:
     together: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UserError(f"process_count must be at least 1, got {self.count}")
         if not 0 <= self.index < self.count:
             raise UserError(
-                f"process_index must be in 0 .. {self.count - 1} (process_count - 1), got "
-                f"{self.index}"
+                f"process_index must be below process_count={self.count}, got {self.index}"
             )
 
     @property
@@ -54,8 +54,7 @@ class LostProcessError(RuntimeError):
     """Another process of the program has ended, or cannot be reached."""
 
 
-_LOST = "lost another process"
-_REMEDY = "read its error, and start all processes again; finished rows are kept"
+_AGAIN = "read the errors of the other processes, and start all processes again; rows are kept"
 
 
 def join(
@@ -71,24 +70,19 @@ def join(
     where = "the cluster's environment" if address is None else address
     try:
         jax.distributed.initialize(address, count, index)
+        if jax.process_count() == 1:
+            return None
+        process = Process(jax.process_index(), jax.process_count(), together=True)
+        # The processes exchange the list of their devices.
+        by_process = np.array(jax.devices()).reshape(process.count, -1)
     except jax.errors.JaxRuntimeError as error:
         raise LostProcessError(
-            f"the processes cannot be joined by {where} ({one_line(error)[:200]}): read the errors "
-            "of the other processes, and start all processes again"
+            f"the processes cannot be joined by {where} ({one_line(error)[:200]}): {_AGAIN}"
         ) from None
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(
             f"the processes cannot be joined by {where} ({one_line(error)[:200]}): give "
             "--coordinator_address=HOST:PORT of process 0, --process_count and --process_index"
-        ) from None
-    try:
-        if jax.process_count() == 1:
-            return None
-        process = Process(jax.process_index(), jax.process_count(), together=True)
-        by_process = np.array(jax.devices()).reshape(process.count, -1)
-    except jax.errors.JaxRuntimeError as error:  # the processes exchange the list of their devices
-        raise LostProcessError(
-            f"{_LOST} while it joined the program ({one_line(error)[:120]}): {_REMEDY}"
         ) from None
     with naming_lost_processes(process):
         connect(Mesh(by_process, ("process", "device")), wait=_wait_for_all)
@@ -99,9 +93,8 @@ def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
     """Connects the devices of a JAX program's mesh; all processes must call it.
 
     gloo, the collectives of CPUs, connects a group of devices when a program first needs it, and
-    waits only 30 seconds for the others. A process that still compiles would look lost. So all
-    groups of a mesh are connected here, by a small program that all processes start together.
-    Connected devices wait for each other much longer.
+    waits only 30 seconds for the others: a process that still compiles would look lost. So a small
+    program that all processes start together connects all groups here; then they wait much longer.
 
     `wait` waits for all processes; it is `gather` by default.
     """
@@ -156,6 +149,121 @@ def naming_lost_processes(process: Process | None) -> Iterator[None]:
         if process is None or not process.together or is_full:
             raise
         raise LostProcessError(
-            f"process {process.index} of {process.count} {_LOST} ({one_line(error)[:120]}): "
-            f"{_REMEDY}"
+            f"process {process.index} of {process.count} lost another process "
+            f"({one_line(error)[:120]}): {_AGAIN}"
         ) from None
+
+
+_SECONDS = 300.0  # for all processes to start, as in JAX
+_ANSWER = 5.0  # for a line that is sent at once
+_WAIT, _JOIN = b"specjax wait\n", b"specjax join\n"
+
+
+def meet(address: str, count: int, index: int) -> None:
+    """Waits until all processes are there; process 0 listens at the address, host and port.
+
+    JAX's coordinator ends with a segmentation fault if its port is in use; and a process that
+    reaches the coordinator of another run, such as one that was not cleaned up, ends that run and
+    then waits for minutes. So process 0 first listens at the port itself. Each other process says
+    who it is; when all have, process 0 sends them on, and leaves the port to the coordinator.
+    """
+    if index == 0:
+        return asyncio.run(_wait_for_others(_opened(address), count))
+    answer = b""
+    with _reached(address) as first, contextlib.suppress(OSError), first.makefile("rb") as lines:
+        first.sendall(b"specjax %d %d\n" % (index, count))
+        answer = lines.readline(100)
+        if answer == _WAIT:
+            first.settimeout(_SECONDS + _ANSWER)
+            if lines.readline(100) == _JOIN:
+                return
+    if answer == _WAIT:
+        raise LostProcessError(f"process 0 ended before all processes had started: {_AGAIN}")
+    raise UserError(
+        f"--coordinator_address={address}: another program answers at this port: end it, or give "
+        "all processes another port"
+    )
+
+
+def _reached(address: str) -> socket.socket:
+    """A connection to process 0, or to another program at its address."""
+    host, _, port = address.rpartition(":")
+    ends = time.monotonic() + _SECONDS
+    while True:
+        try:
+            first = socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER)
+        except OSError as error:  # it has not started yet
+            if time.monotonic() > ends:
+                raise LostProcessError(
+                    f"process 0 cannot be reached at {address} ({error}): {_AGAIN}"
+                ) from None
+        else:
+            # A port of this machine that nobody has opened may be given to the caller itself.
+            if first.getsockname() != first.getpeername():
+                return first
+            first.close()
+        time.sleep(0.2)
+
+
+def _opened(address: str) -> socket.socket:
+    """A server at all addresses of this machine, as JAX's coordinator will be one."""
+    port = int(address.rpartition(":")[2])
+    try:
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):
+                family: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+                return socket.create_server(("", port), **family)
+        return socket.create_server(("", port))
+    except OSError as error:
+        reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise UserError(
+            f"--coordinator_address={address}: process 0 cannot open port {port} ({reason}): end "
+            "the program that uses it, or give all processes another port"
+        ) from None
+
+
+async def _wait_for_others(server: socket.socket, count: int) -> None:
+    present: dict[int, asyncio.StreamWriter] = {}
+    complete = asyncio.get_running_loop().create_future()
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A stranger's words, a caller that ends, and the end of this program.
+        ends = (ValueError, OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError)
+        with contextlib.closing(writer), contextlib.suppress(*ends):
+            name, *numbers = (await reader.readuntil()).split()
+            index, theirs = map(int, numbers)
+            if name != b"specjax" or complete.done():
+                return
+            writer.write(_WAIT)
+            if theirs != count or not 0 < index < count:
+                text = (
+                    f"process {index} was started with --process_count={theirs}, process 0 with "
+                    f"{count}: give all processes the same"
+                )
+                return complete.set_exception(UserError(text))
+            if index in present:
+                text = f"two processes have --process_index={index}: give each its own index"
+                return complete.set_exception(UserError(text))
+            present[index] = writer
+            try:
+                if len(present) == count - 1:
+                    complete.set_result(None)
+                await reader.read()  # until it ends, and is perhaps started again
+            finally:
+                del present[index]
+
+    serving = await asyncio.start_server(welcome, sock=server, limit=100)
+    try:
+        await asyncio.wait_for(complete, _SECONDS)
+    except TimeoutError:
+        absent = ", ".join(str(i) for i in range(1, count) if i not in present)
+        raise LostProcessError(
+            f"process {absent} of {count} did not start within {_SECONDS:g} s: {_AGAIN}"
+        ) from None
+    finally:
+        serving.close()
+    for caller in present.values():
+        caller.write(_JOIN)
+    for caller in list(present.values()):
+        with contextlib.suppress(OSError):  # it has ended, as JAX will find
+            await caller.drain()

@@ -1,8 +1,8 @@
-"""The directory of a run: a single process owns it and replaces only files that the run has made.
+"""The record of a run: a directory that a single process owns, with a manifest and sealed records.
 
 Every command locks its directory, checks everything, claims the directory for its configuration,
-records how the run was started, and writes. The file of the configuration lists the files that the
-run has made; no other file is ever replaced or removed.
+records how the run was started, and writes. The manifest has the configuration, and lists the files
+that the run has made; no other file is ever replaced or removed.
 """
 
 import contextlib
@@ -11,36 +11,36 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
+import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import safetensors
+import safetensors.numpy
 
 from specjax.checks import check_path
 from specjax.environment import environment
 from specjax.errors import UserError
-from specjax.writing import (
-    append,
-    locked,
-    new_directory,
-    read_regular,
-    write_atomically,
-)
+from specjax.memory import mappers
+from specjax.writing import append, locked, naming_failures, read_regular, write_atomically
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
 # Keys of a configuration: the device and versions, and the process.
 ENVIRONMENT, PART = "environment", "part"
-# Keys in the file that are not part of the configuration; earlier versions wrote a fingerprint.
+# Keys in the manifest that are not part of the configuration.
 _FILES, _KEPT, MODEL_NAMES = "files", "kept", "model_names"
-_BESIDE = (_FILES, _KEPT, "fingerprint", MODEL_NAMES)
+_BESIDE = (_FILES, _KEPT, MODEL_NAMES)
 # The longest value that is shown whole.
 _LONGEST = 100
-_RECORDS = (GIN_NAME, RUNS_NAME)
 _LOCK_NAME = ".specjax.lock"
 # The names of files that show that a directory holds a model; loading it would read some names of a
 # run (T5X: `config.gin`). Other files, such as inputs and logs, may be beside a run.
@@ -54,21 +54,16 @@ class RunDirectory:
     directory if it made that, unless `keep` was called now or in an earlier start. A claim that a
     killed process left without `keep` is replaced by the next claim.
 
-    The directory is made, with its parents, when the context opens. `config_name` is the file of
-    the configuration; `makes` are the names of all files and directories that the run may write.
+    The directory is made, with its parents, when the context opens. `config_name` is the manifest;
+    `makes` are the names of all other files and directories that the run may write.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
         check_path(path, "output_dir=")
-        if not os.fspath(path):  # an empty path would mean the working directory
-            raise UserError("output_dir is empty: give a directory")
-        try:
-            # Shells do not expand --name=~/directory.
-            self.path = Path(path).expanduser().absolute()
-        except RuntimeError as error:
-            raise UserError(f"output_dir={path}: {error}: give the full path") from None
+        # Shells do not expand --name=~/directory.
+        self.path = Path(os.path.expanduser(path)).absolute()
         self._config = self.path / config_name
-        self._makes = (*_RECORDS, *makes)
+        self._makes = (GIN_NAME, RUNS_NAME, *makes)
         self._stack = contextlib.ExitStack()
         self._claimed_here = False
         self._stored: dict[str, Any] | None = None
@@ -76,21 +71,13 @@ class RunDirectory:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_made(self.path))
-            in_use = (
-                f"output_dir={self.path} is used by another process: wait for it, or choose "
-                "another directory"
-            )
+            in_use = f"output_dir={self.path} is used by another process: wait, or choose another"
             stack.enter_context(locked(self.path / _LOCK_NAME, in_use))
             self.peek()
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             if self._claimed_here and not self.kept:
                 if kind is None:
@@ -102,14 +89,29 @@ class RunDirectory:
 
     def peek(self) -> dict[str, Any] | None:
         """Reads the recorded configuration, or None, without a lock; raises like opening."""
-        # A run lists a file before it writes it. So the names that are there before the
-        # configuration is read are listed in it, even if another process writes meanwhile.
+        # A run lists a file before it writes it. So the names that are there before the manifest
+        # is read are listed in it, even if another process writes meanwhile.
         there = [name for name in self._makes if os.path.lexists(self.path / name)]
         if self._config.is_symlink():
-            raise _a_link(self._config)
-        self._stored = read_config(self._config)
-        self._refuse_foreign(there)
-        return self._stored
+            raise _foreign(self._config)
+        self._stored = stored = read_config(self._config)
+        models = sorted(path for name in _OF_MODELS for path in self.path.glob(name))
+        if models and stored is None:
+            raise FileExistsError(
+                f"output_dir={self.path} holds a model ({models[0].name}): choose another directory"
+            )
+        files = [] if stored is None else stored[_FILES]
+        # A changed list must not make the run remove other files.
+        if not {*files} <= {*self._makes}:
+            raise _damaged(self._config)
+        for name in there:
+            # Names of files have a suffix, names of directories have none. A link is neither:
+            # writing would change, and replacing remove, its target.
+            is_own = stat.S_ISREG if Path(name).suffix else stat.S_ISDIR
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if not is_own((self.path / name).lstat().st_mode) or name not in files:
+                    raise _foreign(self.path / name)
+        return stored
 
     @property
     def kept(self) -> bool:
@@ -121,6 +123,27 @@ class RunDirectory:
         """A hash of the configuration without its environment and its process."""
         assert self._stored is not None, "the directory must be claimed, or have a configuration"
         return fingerprint_of(self._stored)
+
+    def compare(
+        self, configuration: Mapping[str, Any], *, allow_other_environment: bool = False
+    ) -> None:
+        """Raises UserError if the directory keeps a run of another configuration.
+
+        With `allow_other_environment` only a warning tells that the environment differs.
+        """
+        if self._stored is None or not self.kept:
+            return
+        theirs, ours = self._stored, json.loads(json.dumps(configuration))
+        apart = difference(theirs, ours)
+        elsewhere = not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours)
+        if apart and elsewhere and allow_other_environment:
+            print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
+        elif apart:
+            allow = ", or set allow_other_environment=True (rounding may then differ)" * elsewhere
+            raise UserError(
+                f"output_dir={self.path} has a run of another configuration ({apart}): choose "
+                f"another output_dir, or use the same configuration to continue the run{allow}"
+            )
 
     def claim(
         self,
@@ -136,29 +159,15 @@ class RunDirectory:
         warning. With `replace` a different configuration replaces the recorded one.
         """
         ours = json.loads(json.dumps(configuration))  # so that tuples and lists are equal
-        theirs = self._stored
-        if not self.kept:
+        if self._stored is None or not self.kept:
             self._take_back()
             self._store({**ours, _FILES: [], _KEPT: False})
             self._claimed_here = True
-        elif theirs is not None and difference(theirs, ours):
+            return
+        if difference(self._stored, ours):
             if not replace:
-                self._compare(theirs, ours, allow_other_environment)
-            self._store({**ours, _FILES: theirs[_FILES], _KEPT: True})
-
-    def _compare(self, theirs: Any, ours: Any, allow_other_environment: bool) -> None:
-        apart = difference(theirs, ours)
-        remedy = "choose another output_dir, or use the same configuration to continue the run"
-        if not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours):
-            if allow_other_environment:
-                print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
-                return
-            remedy += (
-                ", or set allow_other_environment=True to continue here (rounding may then differ)"
-            )
-        raise UserError(
-            f"output_dir={self.path} has a run of another configuration ({apart}): {remedy}"
-        )
+                self.compare(ours, allow_other_environment=allow_other_environment)
+            self._store({**ours, _FILES: self._stored[_FILES], _KEPT: True})
 
     def record(
         self,
@@ -185,11 +194,7 @@ class RunDirectory:
         append(self.own(RUNS_NAME), (json.dumps(line) + "\n").encode())
 
     def own(self, name: str) -> Path:
-        """Returns the path of a file or directory, and lists it as made by the run.
-
-        Args:
-          name: one of the names in `makes`.
-        """
+        """Returns the path of one of `makes`, and lists it as made by the run."""
         assert self._stored is not None, "the directory must be claimed before it is written"
         assert name in self._makes, name
         if name not in self._stored[_FILES]:
@@ -208,11 +213,9 @@ class RunDirectory:
         write_atomically(path, data)
         return path
 
-    @contextlib.contextmanager
-    def replacing(self, name: str) -> Iterator[Path]:
-        """Yields a directory that replaces `name` if the context ends without an error."""
-        with new_directory(self.own(name), replace=True) as partial:
-            yield partial
+    def write_json(self, name: str, values: Any) -> Path:
+        """Writes JSON values without NaN; see `write`."""
+        return self.write(name, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
 
     def makes(self, path: str | os.PathLike[str]) -> bool:
         """Whether a path is this directory or a file of the run in it; follows links."""
@@ -225,7 +228,7 @@ class RunDirectory:
         """Removes the files of a run without `keep`."""
         if self._stored is None:
             return
-        for path in (self.path / name for name in self._makes if name in self._stored[_FILES]):
+        for path in (self.path / name for name in self._stored[_FILES]):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -234,60 +237,20 @@ class RunDirectory:
         self._stored = None
 
     def _store(self, values: dict[str, Any]) -> None:
-        write_atomically(self._config, (json.dumps(values, indent=1, sort_keys=True)).encode())
+        write_atomically(self._config, json.dumps(values, indent=1, sort_keys=True).encode())
         self._stored = values
 
-    def _refuse_foreign(self, there: Sequence[str]) -> None:
-        """Raises an error unless the run has made these files of the directory."""
-        files = [] if self._stored is None else self._stored[_FILES]
-        models = sorted(path for name in _OF_MODELS for path in self.path.glob(name))
-        if models and self._stored is None:
-            raise FileExistsError(
-                f"output_dir={self.path} holds a model ({models[0].name}): choose another directory"
-            )
-        # A changed list must not make the run remove other files.
-        if foreign := [name for name in files if name not in self._makes]:
-            raise UserError(
-                f"{self._config} lists {foreign[0]!r}, which is not a file of this run: choose "
-                "another output_dir"
-            )
-        for name in there:
-            path = self.path / name
-            if not os.path.lexists(path):  # removed meanwhile
-                continue
-            # Writing would change, and replacing remove, the target of the link.
-            if path.is_symlink():
-                raise _a_link(path)
-            if not files and (other := self._other_command()):
-                raise FileExistsError(
-                    f"output_dir={self.path} has a run of another command ({other}): choose "
-                    "another output_dir"
-                )
-            if name not in files:
-                raise FileExistsError(
-                    f"{path} exists, but {self._config.name} does not list it as a file of a run: "
-                    "choose another output_dir, or move it"
-                )
-            # Names of files have a suffix, names of directories have none.
-            if not (path.is_file() if path.suffix else path.is_dir()):
-                raise FileExistsError(
-                    f"{path} is not the {'file' if path.suffix else 'directory'} that the run has "
-                    "made: choose another output_dir, or move it"
-                )
 
-    def _other_command(self) -> str | None:
-        """The name of another command's configuration in the directory, if there is one."""
-        for path in sorted(self.path.glob("*_config.json")):
-            # A model's directory has other files with such names.
-            with contextlib.suppress(OSError, ValueError):
-                if path != self._config and read_config(path) is not None:
-                    return path.name
-        return None
-
-
-def _a_link(path: Path) -> FileExistsError:
+def _foreign(path: Path) -> FileExistsError:
     return FileExistsError(
-        f"{path} is a link, not a file of a run: choose another output_dir, or move it"
+        f"{path} is not a file of this run: choose another output_dir, or move it"
+    )
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged, or not the configuration of a run: choose another output_dir, or "
+        "empty this directory"
     )
 
 
@@ -295,36 +258,18 @@ def _a_link(path: Path) -> FileExistsError:
 def _made(directory: Path) -> Iterator[None]:
     """Makes a directory and its parents; at the end, removes those that are empty."""
     # `os.path.exists` returns False for a name that is too long; mkdir then raises.
-    if os.path.exists(directory) and not os.path.isdir(directory):
-        raise NotADirectoryError(f"output_dir={directory} is a file: choose a directory")
-    if os.path.islink(directory) and not os.path.exists(directory):
-        raise NotADirectoryError(f"output_dir={directory} is a broken link: choose a directory")
     absent = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
-        try:
-            _make_writable(directory)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise OSError(
-                f"output_dir={directory} cannot be written ({reason}): choose another directory"
-            ) from None
+        with naming_failures(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            # Only an attempt shows whether it is writable: root passes every permission check.
+            with tempfile.TemporaryFile(dir=directory):
+                pass
         yield
     finally:
-        with contextlib.suppress(OSError, ValueError):  # such as: not empty
+        with contextlib.suppress(OSError):  # such as: not empty
             for path in absent:
                 path.rmdir()
-
-
-def _make_writable(directory: Path, attempts: int = 5) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        # Only an attempt shows whether it is writable: root passes every permission check.
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except FileNotFoundError:  # another start has just failed and removed the directory
-        if not attempts:
-            raise
-        _make_writable(directory, attempts - 1)
 
 
 def fingerprint_of(configuration: Mapping[str, Any]) -> str:
@@ -335,18 +280,11 @@ def fingerprint_of(configuration: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Reads the file of a run's configuration; None if it is absent."""
+    """Reads the manifest of a run; None if it is absent."""
     try:
         stored = json.loads(read_regular(path))
     except FileNotFoundError:
-        if not path.is_symlink():
-            return None
-        stored = None
-    except OSError as error:
-        raise OSError(
-            f"{path} cannot be read ({error.strerror}): make it readable, or choose another "
-            "output_dir"
-        ) from None
+        return None
     except (ValueError, RecursionError):
         stored = None
     if not (
@@ -355,10 +293,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
         and isinstance(stored.get(_FILES), list)
         and all(isinstance(name, str) for name in stored[_FILES])
     ):
-        raise UserError(
-            f"{path} is damaged, or not the configuration of a run: choose another output_dir, or "
-            "empty this directory"
-        )
+        raise _damaged(path)
     return stored
 
 
@@ -366,21 +301,16 @@ def difference(theirs: Any, ours: Any) -> str:
     """Describes the first differences of two configurations."""
     parts = dict(_differences(theirs, ours))
     if parts:  # names alone make no difference
-        named = dict(_other_models(theirs, ours))
-        hashes = {f"models.{role}" for role in named}
-        rest = {key: text for key, text in parts.items() if key not in hashes}
-        parts = {role.upper(): text for role, text in named.items()} | rest
+        named = {}
+        for role, here in ours.get(MODEL_NAMES, {}).items():
+            there = theirs.get(MODEL_NAMES, {}).get(role, here)
+            hashes = [each.get("models", {}).get(role) for each in (theirs, ours)]
+            if there != here and (None in hashes or hashes[0] != hashes[1]):
+                named[role.upper()] = f"{there} there, {here} here"
+                parts.pop(f"models.{role}", None)
+        parts = named | parts
     shown = [f"{key}: {text}" for key, text in parts.items()]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
-
-
-def _other_models(theirs: Any, ours: Any) -> Iterator[tuple[str, str]]:
-    """The roles of the models that differ, with both names."""
-    for role, here in ours.get(MODEL_NAMES, {}).items():
-        there = theirs.get(MODEL_NAMES, {}).get(role, here)
-        hashes = [each.get("models", {}).get(role) for each in (theirs, ours)]
-        if there != here and (None in hashes or hashes[0] != hashes[1]):
-            yield role, f"{there} there, {here} here"
 
 
 def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -401,3 +331,123 @@ def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[tuple[str, 
         for text in texts
     )
     yield name, f"{there} there, {here} here"
+
+
+Key = str | int | tuple[str | int, ...]
+
+_SUFFIX = ".safetensors"
+_VALUE = "value.json"  # the array that holds the compressed value
+_SEAL = "seal"
+
+
+class Record(NamedTuple):
+    """The JSON value and the arrays, by name, of a key; arrays are mapped from the file."""
+
+    value: Any
+    arrays: dict[str, np.ndarray]
+
+
+class Store:
+    """Records of a run, by key: each is a file, complete or absent, and sealed to its run.
+
+    Keys are texts, whole numbers, or tuples of them. Values are JSON values without NaN. Equal
+    keys, values and arrays give equal bytes in every run with the same configuration, also in the
+    parts of a run and in another environment.
+
+    A file is a safetensors file: the arrays, the value as compressed JSON, and a seal: a checksum
+    over the content, the key and the run's fingerprint. File names are derived from keys.
+
+    The run's directory is claimed; to read records, `run.peek()` is enough. `name` is the directory
+    of the records, one of `RunDirectory`'s `makes`.
+    """
+
+    def __init__(self, run: RunDirectory, name: str):
+        self._run, self._name = run, name
+
+    def __contains__(self, key: Key) -> bool:
+        return self.path(key).exists()
+
+    def path(self, key: Key) -> Path:
+        """Returns the file of a key, which may be absent."""
+        text = json.dumps(key)
+        words = re.sub(r"[^A-Za-z0-9]+", "-", text)[:48].strip("-")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._run.path / self._name / f"{words}-{digest}{_SUFFIX}"
+
+    def get(self, key: Key) -> Record | None:
+        """Reads the record of a key; None if it is absent."""
+        path = self.path(key)
+        if (seal := self._seal(path)) is None:
+            return None
+        maps, layouts = mappers(path), seal["arrays"]
+        arrays = {name: maps[name](*layouts[name][:2]) for name in maps if name in layouts}
+        if {name: _layout(array) for name, array in arrays.items()} != layouts:
+            raise _refused(path, "it was changed")
+        return Record(json.loads(zlib.decompress(arrays.pop(_VALUE).data)), arrays)
+
+    def put(self, key: Key, value: Any, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        """Writes or replaces the record of a key; the run is then kept."""
+        content = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
+        assert _VALUE not in content, _VALUE
+        text = json.dumps(value, allow_nan=False).encode()
+        content[_VALUE] = np.frombuffer(zlib.compress(text), np.uint8)
+        seal = {
+            "arrays": {name: _layout(array) for name, array in content.items()},
+            "fingerprint": self._run.fingerprint,
+            "key": key,
+        }
+        seal["checksum"] = _checksum(seal)
+        data = safetensors.numpy.save(content, {_SEAL: json.dumps(seal)})
+        directory = self._run.own(self._name)
+        with naming_failures(directory):
+            directory.mkdir(exist_ok=True)
+        write_atomically(self.path(key), data)
+        self._run.keep()
+
+    def remove(self, key: Key) -> None:
+        """Removes the record of a key, if there is one."""
+        self.path(key).unlink(missing_ok=True)
+
+    def keys(self) -> list[Key]:
+        """Returns the keys of all records, sorted by their texts, without reading the arrays."""
+        paths = (self._run.path / self._name).glob(f"*{_SUFFIX}")
+        seals = filter(None, map(self._seal, paths))  # None: removed meanwhile
+        keys = (seal["key"] for seal in seals)
+        return sorted((tuple(x) if isinstance(x, list) else x for x in keys), key=json.dumps)
+
+    def _seal(self, path: Path) -> dict[str, Any] | None:
+        """The checked seal of a file, None if there is no file."""
+        try:
+            # Opening a pipe would block; a link may lead out of the run.
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise _refused(path, "it is not a regular file")
+            with safetensors.safe_open(path, "numpy") as file:
+                seal = json.loads((file.metadata() or {}).get(_SEAL, "{}"))
+        except FileNotFoundError:
+            return None
+        except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
+            raise _refused(path, f"it is damaged: {error}") from None
+        if not isinstance(seal, dict) or seal.pop("checksum", None) != _checksum(seal):
+            raise _refused(path, "it was changed")
+        if seal["fingerprint"] != self._run.fingerprint:
+            raise _refused(path, "it is from a run of another configuration")
+        if self.path(seal["key"]) != path:
+            raise _refused(path, f"its key is {seal['key']!r}")
+        return seal
+
+
+def _checksum(seal: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
+
+
+def _layout(array: np.ndarray) -> list[Any]:
+    """The dtype and shape of an array, and a checksum of its content."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return [array.dtype.str, list(array.shape), hashlib.sha256(content.data).hexdigest()]
+
+
+def _refused(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} is not a valid record of this run ({reason}): delete it, and run the same command "
+        "again"
+    )

@@ -17,7 +17,7 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.runs.evaluation import shown
-from specjax.runs.inputs import tokens_of
+from specjax.runs.inference import tokens_of
 from specjax.runs.merging import OnStart
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import PART, RunDirectory
@@ -134,7 +134,7 @@ def compare(
             asked = {"search": dataclasses.asdict(search), "grid": _digest(_values(grid))}
             configuration |= asked
         if process is not None:
-            SHARED.check_whole(run, configuration, allow_other_environment=allow_other_environment)
+            SHARED.check_whole(run, configuration, allow_other_environment)
             configuration[PART] = dataclasses.asdict(process)
         run.claim(configuration, allow_other_environment=allow_other_environment)
         points = Points(run, measuring.quality, measuring.bootstrap)

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Float, Int, Int32
 
 from specjax.checks import whole_number
+from specjax.compilation import count_compilations
 from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
 from specjax.evaluation.efficiency import VERIFIER, check_costs
 from specjax.evaluation.metrics import check_references
-from specjax.runs.compilation_cache import count_compilations
 from specjax.runs.evaluation import PASS_AT_1, Scoring, check_answers, figures_of
 from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts

@@ -18,9 +18,8 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.scored import Predictions, predictions_of
-from specjax.runs.store import Key, Record, Store
+from specjax.runs.evaluation import Predictions, predictions_of
+from specjax.runs.run_directory import Key, Record, RunDirectory, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, tell
@@ -285,8 +284,7 @@ class Points:
             ],
             **(more or {}),
         }
-        text = json.dumps(results, indent=1, allow_nan=False) + "\n"
-        self._run.write(RESULTS_NAME, text.encode())
+        self._run.write_json(RESULTS_NAME, results)
         return results
 
     def _write_tables(self, name: str, rows: tables.Rows) -> None:

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checks import check_path
 from specjax.errors import UserError
 from specjax.runs.merging import OnStart, Shared, beside, say_unmerged
 from specjax.runs.processes import Process
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Store
+from specjax.runs.run_directory import RunDirectory, Store
 from specjax.study.measure import tell
 from specjax.study.points import (
     CHOSEN_NAME,
@@ -96,7 +94,6 @@ def merge_comparison(
       OSError: a part is missing, or the directory cannot be written.
       UserError: the parts are of different runs or grids, or one has not ended.
     """
-    check_path(output_dir, "merge: ")
     whole = SHARED.directory(output_dir)
     return _merge(whole, SHARED.find(parts or [whole.path]), on_start)
 

@@ -12,8 +12,7 @@ from jaxtyping import Float
 
 from specjax.evaluation import Bootstrap, Sums, ratio
 from specjax.evaluation.bootstrap import divided, mean
-from specjax.runs.evaluation import as_json, decoding_figures, pooled_figures
-from specjax.runs.scored import predictions_of
+from specjax.runs.evaluation import as_json, decoding_figures, pooled_figures, predictions_of
 from specjax.study.measure import Bench, Measured, Times
 from specjax.text.setting import DRAFTER_ALONE, Setting
 

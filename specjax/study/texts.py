@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 from specjax.checks import check_path, whole_number
 from specjax.data.examples import Example
-from specjax.data.few_shot import FewShot
-from specjax.data.records import report_all
+from specjax.data.few_shot import FewShot, read_inputs
 from specjax.errors import UserError
-from specjax.evaluation.programs import Problem, check_problems, read_problems
-from specjax.runs.inputs import read_inputs
-from specjax.runs.scored import read_references
+from specjax.evaluation.sandbox import Problem, check_problems, read_problems
+from specjax.runs.evaluation import read_references
 
 PathLike = str | os.PathLike[str]
 
@@ -56,7 +54,7 @@ def read_texts(
     Args:
       source: see `specjax.data.examples.read_examples`, which also has `format`, `inputs_field`,
         `targets_field` and `split`.
-      references: files of references (see `specjax.runs.scored.read_references`); None: the
+      references: files of references (see `specjax.runs.evaluation.read_references`); None: the
         references of `targets_field` or of the task, if there are any.
       limit: the number of texts, the first of the source; None for all.
       task: makes prompts and references from the source's records; `references` must then be left
@@ -90,8 +88,6 @@ def read_texts(
     place = os.path.expanduser(source)
     examples = read_inputs(place, format=format, split=split, task=task, **fields)
     name = os.fspath(source)
-    if getattr(task, "limit", None) is None:  # otherwise the task has reported it
-        report_all(len(examples), name, "limit", most)
     if in_source or references is None:
         expected = [_targets(example) for example in examples]
     else:
@@ -101,7 +97,6 @@ def read_texts(
     if problems is not None:
         path = os.fspath(problems)
         tests = read_problems(problems)
-        _check_count(name, examples, tests, f"problems in {path}")
         check_problems(tests, [example.inputs for example in examples], path, name)
         tests = tests[:most]
     # Examples keep their references, so that the predictions can be scored later.

@@ -18,7 +18,7 @@ from specjax.acceptance_head import Head
 from specjax.checks import check_static
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.fingerprints import digest, weights_fingerprint
+from specjax.fingerprints import digest
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
@@ -153,7 +153,7 @@ class TextModel:
 
         It is the same for a checkpoint loaded as float32 or bfloat16, or written as bfloat16.
         """
-        return weights_fingerprint(self.params)
+        return digest(self.params, as_bfloat16=True)
 
     @functools.cached_property
     def fingerprint(self) -> str:

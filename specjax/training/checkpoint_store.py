@@ -9,12 +9,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from specjax.checkpoints.orbax import quiet, quiet_writes
-from specjax.checksums import find_damage, has_checksums, write_checksums
 from specjax.errors import UserError
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.progress import METRICS_NAME, say
 from specjax.training.step import TrainState
-from specjax.writing import naming_failures
+from specjax.writing import find_damage, has_checksums, naming_failures, write_checksums
 
 CHECKPOINTS_NAME = "checkpoints"
 DAMAGED_NAME = "damaged_checkpoints"

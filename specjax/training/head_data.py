@@ -19,9 +19,8 @@ from specjax.checks import one_number, whole_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
 from specjax.errors import UserError
-from specjax.runs.inputs import tokens_of
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Store
+from specjax.runs.inference import tokens_of
+from specjax.runs.run_directory import RunDirectory, Store
 from specjax.text import Decoder, Pair
 from specjax.text.requests import checked_chat
 from specjax.text.teacher_forcing import written
@@ -144,7 +143,7 @@ class HeadData:
                     count = f"{start:,} of {len(self.prompts):,}"
                     say(f"labelling {self._name} data: {count} prompts")
                 store.put(key, None, self._label(start, start + size)._asdict())
-            record = store.get(key, mapped=True)
+            record = store.get(key)
             assert record is not None
             self._shards.append(DraftedTokens(**record.arrays))
 

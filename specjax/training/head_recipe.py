@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -245,7 +244,7 @@ def train_head(
                 results["installed"] = _install(pair, head, results, anyway=install == "anyway")
         else:
             results = _train_grid(run, grid, recipe, pair, data, on_start)
-        run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
+        run.write_json(RESULTS_NAME, results)
     return results
 
 

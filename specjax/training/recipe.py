@@ -1,7 +1,6 @@
 """Trains a Hugging Face directory from pairs of texts: for `specjax train`."""
 
 import dataclasses
-import json
 import os
 import shutil
 import tempfile
@@ -35,6 +34,7 @@ from specjax.training.trainer import (
 )
 from specjax.training.vocabulary import VOCABULARY_TYPES, write_vocabulary
 from specjax.types import Params
+from specjax.writing import new_directory
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
@@ -187,7 +187,7 @@ def train_model(
 
         def begin(run: RunDirectory) -> None:
             if parts.files != run.path / TOKENIZER_NAME:
-                with run.replacing(TOKENIZER_NAME) as place:
+                with new_directory(run.own(TOKENIZER_NAME), replace=True) as place:
                     shutil.copytree(parts.files, place, dirs_exist_ok=True)
             if on_start is not None:
                 on_start(run)
@@ -376,7 +376,7 @@ def _results(
         results[name] = result.figures[name]
     for scorer in scorers.values():
         results |= scorer(exported.params)
-    written = run.write(RESULTS_NAME, json.dumps(results, indent=1).encode())
+    written = run.write_json(RESULTS_NAME, results)
     if trainer.progress:
         say(f"wrote the model to {run.path / MODEL_NAME} and its figures to {written}")
     return results

@@ -12,8 +12,7 @@ import numpy as np
 from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.errors import UserError
 from specjax.models import model_from_config
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Key, Store
+from specjax.runs.run_directory import Key, RunDirectory, Store
 from specjax.text import Decoder, TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.training.progress import say
@@ -101,7 +100,7 @@ def add_teacher_samples(
         ids = [sample * len(pairs) + place for place in places]
         options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
         drawn.append(draw_pairs(teacher, inputs, limits, ids, **options))
-    return TokenPairs.joined(drawn)
+    return TokenPairs.of([x for pairs in drawn for i in range(len(pairs)) for x in pairs[i]])
 
 
 def with_room(

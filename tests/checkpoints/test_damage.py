@@ -10,7 +10,7 @@ from checkpoint_helpers import CONFIGS, assert_same, one_line, random_params
 
 from specjax.checkpoints import load_model, save_model
 from specjax.checkpoints.arrays import flatten, unflatten
-from specjax.checksums import CHECKSUMS_NAME
+from specjax.writing import CHECKSUMS_NAME
 
 # The format, and a file of its arrays.
 FORMATS = [("hf", "model.safetensors"), ("orbax", "params/**/d/*"), ("t5x", "checkpoint_0/**/0*")]

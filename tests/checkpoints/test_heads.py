@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from specjax import load_pair, load_text_model
 from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.checkpoints import load_head, load_model, save_head, save_model
-from specjax.checksums import write_checksums
+from specjax.writing import write_checksums
 from tests.tiny_pair import write_pair
 
 

@@ -24,10 +24,10 @@ from checkpoint_helpers import (
 
 from specjax.checkpoints import hf, load_model, save_model
 from specjax.checkpoints.arrays import flatten
-from specjax.checksums import CHECKSUMS_NAME
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, family_of, model_from_config
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
+from specjax.writing import CHECKSUMS_NAME
 from tests.models.hf_models import DECODER_SIZES, LLAMA3, T5_CONFIGS, made, save_random
 
 MODELS = (*T5_CONFIGS, "t5_v1_0", "t5_v1_1", "llama", "llama_tied", "llama3", "gemma2")

@@ -25,9 +25,9 @@ from specjax.checkpoints import load_model, save_model
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.t5x import steps, write_t5x
 from specjax.checkpoints.t5x_network import gin_text, read_t5_fields
-from specjax.checksums import CHECKSUMS_NAME
 from specjax.models import T5Config, config_to_dict, model_from_config
 from specjax.types import Prompts
+from specjax.writing import CHECKSUMS_NAME
 
 V1_0, V1_1 = CONFIGS["t5_v1_0"], CONFIGS["t5_v1_1"]
 

@@ -1,6 +1,5 @@
 """`specjax bench`: figures of known times and counts, a verdict, a file of costs, and refusals."""
 
-import argparse
 import json
 from types import SimpleNamespace
 
@@ -122,16 +121,3 @@ def test_a_prompt_that_cannot_be_decoded_is_named(arguments, tmp_path, capsys, l
     inputs.write_text(f"ba\n{line}\nba\nba\n", encoding="utf-8")
     assert main([*arguments, f"--inputs={inputs}"]) == 2
     assert f"{inputs}, {message}" in capsys.readouterr().err
-
-
-def test_fewer_prompts_than_requested_are_reported(tmp_path, capsys):
-    path = tmp_path / "prompts.txt"
-    path.write_text("a\nb\nc\n")
-    parser = argparse.ArgumentParser()
-    workload.add_workload(parser)
-    given = [[], ["--prompts=2"], ["--prompts=3"], ["--prompts=4"]]
-    texts = [workload.read_texts(parser.parse_args([f"--inputs={path}", *one])) for one in given]
-    every = ["a", "b", "c"]
-    assert texts == [every, ["a", "b"], every, every]
-    line = f"specjax: using all 3 inputs of {path}; --prompts=4 is larger\n"
-    assert capsys.readouterr().err == line

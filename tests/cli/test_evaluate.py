@@ -12,9 +12,8 @@ import specjax
 from specjax.cli.main import main
 from specjax.evaluation import PassAt1, sandbox
 from specjax.evaluation.efficiency import RowCounts
-from specjax.runs.evaluation import Likelihood
+from specjax.runs.evaluation import Likelihood, predictions_of, read_references
 from specjax.runs.predictions import lines_of
-from specjax.runs.scored import predictions_of, read_references
 from tests.cli.infer_command import TEXTS, arguments, rows
 
 
@@ -157,21 +156,6 @@ def test_texts_that_the_verifier_could_not_write_are_told(done, tmp_path, capsys
     assert math.isclose(figures["impossible_share"]["value"], 1 / len(TEXTS))
 
 
-def test_a_file_of_an_earlier_version_is_told(done, tmp_path, capsys):
-    """Its `log_prob` was that of now `log_prob_processed`."""
-    for record in (changed := rows(done[1])):
-        del record["checksum"], record["run"]
-        record["log_prob"] = record.pop("log_prob_processed")
-    file = tmp_path / "old.jsonl"
-    file.write_bytes(lines_of(changed, "0" * 64))
-    with pytest.warns(UserWarning, match=r"old\.jsonl has no log_prob_processed") as told:
-        status, out, _ = run(capsys, PREDICTIONS=file, METRICS="()")
-    figures = json.loads(out.splitlines()[-1])["methods"]["old"]["figures"]
-    assert status == 0 and len(told) == 1
-    assert figures["tokens_per_verifier_call"]["value"] > 1
-    assert figures["nats_per_token"]["value"] is figures["impossible_share"]["value"] is None
-
-
 def test_the_perplexity_under_a_model(paths, tmp_path, capsys):
     """It is that of `Decoder.score`; a failed row is left out, a cut one has no end."""
     texts = ["a b c", "b a", None]
@@ -240,33 +224,60 @@ GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", 
     [
         (GOOD, {"PREDICTIONS": "/missing.jsonl"}, "/missing.jsonl: no such file"),
         ([], {}, "p.jsonl is empty"),
-        ([{"text": "a"}], {}, "p.jsonl:1: there is no key 'prediction'; the keys are 'text'"),
-        ([{"prediction": 3}], {}, "p.jsonl:1: 'prediction' must be a text or null, got '3'"),
-        ([{"prediction": "a"}], {}, "p.jsonl has no references ('targets'): give a file of ref"),
-        ([GOOD[0], {"prediction": "b"}], {}, "has no 'targets' in row 1"),
-        ([{"prediction": "a", "targets": {}}], {}, "p.jsonl:1: 'targets' must be a text"),
-        ([{"prediction": "a", "checksum": "0"}], {}, "p.jsonl:1: the line was changed"),
+        (
+            [{"text": "a"}],
+            {},
+            "p.jsonl:1: 'prediction' must be a text or null; the line",
+        ),
+        ([{"prediction": 3}], {}, "'prediction' must be a text or null; the line has prediction=3"),
+        ([{"prediction": "a"}], {}, "there are 0 references for the 1 rows of p.jsonl: give each"),
+        (
+            [GOOD[0], {"prediction": "b"}],
+            {},
+            "there are 1 references for the 2 rows of",
+        ),
+        (
+            [{"prediction": "a", "targets": {}}],
+            {},
+            "p.jsonl: row 0 (from 0): 'targets' must be",
+        ),
+        (
+            [{"prediction": "a", "checksum": "0"}],
+            {},
+            "p.jsonl:1: the line is not a row",
+        ),
         (GOOD, {"METRICS": "('blue',)"}, "`METRICS` must be names in bleu"),
         (GOOD, {"METRICS": "'bleu'"}, "write ('bleu',)"),
         (GOOD, {"METRICS": "('numeric_accuracy',)"}, "example 0 (from 0) has invalid references"),
-        (GOOD, {"REFERENCES": "short.txt"}, "the references have 1 rows, but"),
+        (
+            GOOD,
+            {"REFERENCES": "short.txt"},
+            "there are 1 references for the 2 rows of",
+        ),
         (GOOD, {"REFERENCES": "/none.txt"}, "/none.txt: no such file"),
-        (GOOD, {"REFERENCES": "short.txt", "REFERENCES_FIELD": "de"}, "a text file has no field"),
+        (
+            GOOD,
+            {"REFERENCES": "short.txt", "REFERENCES_FIELD": "de"},
+            "there is no field 'de'",
+        ),
         (GOOD, {"REFERENCES_FIELD": "de"}, "REFERENCES_FIELD='de' needs references: give their f"),
         (GOOD, {"REFERENCES": "other.jsonl"}, "other.jsonl:1: there is no field 'targets'"),
-        (GOOD, {"PREDICTIONS": "('p.jsonl', 'long.jsonl')"}, "long.jsonl has 3 rows, but"),
+        (
+            GOOD,
+            {"PREDICTIONS": "('p.jsonl', 'long.jsonl')"},
+            "p.jsonl differ in row 2: compare",
+        ),
         (GOOD, {"PREDICTIONS": "('p.jsonl', 'else.jsonl')"}, "differ in row 0"),
-        (GOOD, {"PREDICTIONS": "('p.jsonl', 'p.jsonl')"}, "has p.jsonl twice"),
         (GOOD, {"PREDICTIONS": "()"}, "PREDICTIONS is empty"),
         (GOOD, {"PREDICTIONS": "{'a': ()}"}, "PREDICTIONS is empty"),
         (GOOD, {"PREDICTIONS": "{'a': 3}"}, "PREDICTIONS=3 must be a path"),
         (
             GOOD,
             {"PREDICTIONS": "3"},
-            "PREDICTIONS must be a path, several paths, or a dict of paths",
+            "PREDICTIONS=3 must be a path: put a path of digits in quotes",
         ),
         (GOOD, {"METRICS": "3"}, "METRICS must be a tuple of names, got 3"),
-        (GOOD, {"REFERENCES": "3"}, "REFERENCES must be a path or several paths, got 3"),
+        (GOOD, {"REFERENCES": "3"}, "REFERENCES=3 must be a path: put a path of digits in quotes"),
         (GOOD, {"COSTS": "3"}, "COSTS must be a dict such as"),
         (GOOD, {"COSTS": "{'verifier': 1}"}, "has no counts of passes (`info`)"),
         (GOOD, {"RESAMPLES": "3"}, "Bootstrap: RESAMPLES must be"),

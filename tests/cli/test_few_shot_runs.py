@@ -258,7 +258,10 @@ def test_what_was_chosen_makes_the_same_prompts_of_new_records_elsewhere(
 
 WRONG = {
     "field": ({"PROMPT": "{task}"}, "there is no field 'task': the record has 'question'"),
-    "template": ({"PROMPT": "{question"}, "has an unpaired '{' at character 1"),
+    "template": (
+        {"PROMPT": "{question"},
+        "has an unpaired brace or a field without a name",
+    ),
     "template's kind": ({"PROMPT": "3"}, "a template must be a text such as"),
     "task": ({"TASK": "@FewShots()"}, "FewShots"),
     "no task": ({"TASK": "GSM8K", "REFERENCES": None}, "task must"),
@@ -360,12 +363,12 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
         ("MAX_DRAFT", "0", "max_draft must be a whole number of at least 1, got 0"),
         ("MIN_DRAFT", "-1", "min_draft must be"),
         ("TASK", "@FewShots()", "FewShots"),
-        ("PROMPT", "{question", "has an unpaired '{'"),
+        ("PROMPT", "{question", "has an unpaired brace"),
         ("PROMPT", "solve it", "prompt='solve it' has no field, so all prompts would be equal"),
         (
             "PROMPT",
             "{questoin}",
-            "the record has 'question', 'answer'; did you mean question?",
+            "the record has 'question', 'answer'; write",
         ),
         ("COMPLETION", "''", "completion must be the template of an answer"),
     ],

@@ -11,8 +11,7 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.runs.predictions import line_of
-from specjax.runs.run_directory import PART, RunDirectory, fingerprint_of, read_config
-from specjax.runs.store import Store
+from specjax.runs.run_directory import PART, RunDirectory, Store, fingerprint_of, read_config
 from specjax.study import Setting, read_points
 from specjax.study.points import CONFIG_NAME, MADE, RECORDS
 from specjax.study.replicas import GRID, merge_comparison
@@ -90,7 +89,7 @@ def test_a_run_of_infer_is_resumed_scored_and_merged(paths, done, tmp_path, caps
     else:
         sealed = fingerprint_of(configuration) if name == "predictions.jsonl" else None
         poison(path, text, sealed)
-    part = tmp_path / "parts" / "part-0-of-1"
+    part = tmp_path / "parts" / "part-00000-of-00001"
     shutil.copytree(copy, part)
     if name != "infer_config.json":  # as the part of a single process
         whole = {**configuration, PART: {"index": 0, "count": 1}}

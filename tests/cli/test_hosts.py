@@ -75,12 +75,12 @@ def test_a_part_of_another_run_is_refused_before_it_decodes(paths, alone, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--process_count", "2"], "--process_count needs --process_index"),
-        (["--process_index", "2"], "--process_index needs --process_count"),
-        (replica(2), "process_index must be in 0 .. 1 (process_count - 1), got 2"),
+        (["--process_count", "2"], "give --process_count and --process_index, and"),
+        (["--process_index", "2"], "give --process_count and --process_index, and"),
+        (replica(2), "process_index must be below process_count=2, got 2"),
         (replica("one"), "--process_index (or SPECJAX_PROCESS_INDEX) must be a whole number"),
-        (["--distributed", *replica(0)], "--distributed reads these options from the cluster"),
-        (["--coordinator_address", "a:1"], "--coordinator_address needs --process_count"),
+        (["--distributed", *replica(0)], "or only --distributed"),
+        (["--coordinator_address", "a:1"], "give --process_count and --process_index, and"),
         ([*replica(0), "--coordinator_address", "a"], "must be HOST:PORT, the same for all"),
     ],
 )
@@ -111,7 +111,8 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         assert hosts.start(Arguments) is None
         assert joined == [(None, None, None)]
         with pytest.raises(
-            ValueError, match="several hosts, but specjax compare cannot run as one program of"
+            ValueError,
+            match="specjax compare cannot run as one program of several processes or hosts",
         ):
             hosts.start(Apart)
         assert len(joined) == 1

@@ -212,7 +212,7 @@ def test_a_model_alone(paths, done, tmp_path):
             {"CHAT": "no"},
             "CHAT must be True or False, or options of the chat template",
         ),
-        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a file"),
+        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a path"),
         (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
         (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
         (

@@ -41,13 +41,11 @@ TYPED = [
     ),
     (
         [*TRAIN, "--gin.TRAIN=one.tsv"],
-        "one.tsv:1: TARGETS_FIELD=1, but the line has one column, counted from 0: put a tab "
-        "between two columns, or give another number",
+        "one.tsv:1: there is no field '1': the record has '0'; write 1|text for a default",
     ),
     (
         [*TRAIN, "--gin.TRAIN=in.txt"],
-        "in.txt: a line of a text file is one text, so there is no TARGETS_FIELD=1: give a .tsv or "
-        ".jsonl file",
+        "in.txt:1: there is no field '1': the record has '0'; write 1|text for a default",
     ),
     (
         ["compare", "--gin.METHODS=('optt',)", *RUN],

@@ -260,14 +260,17 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
             "`vocabulary_type` must be one of unigram, bpe, got 'word'",
         ),
         (["VOCABULARY=/absent"], "/absent: no such file"),
-        (["validation/read_examples.targets_field=None"], "validation data: example 0 has no ref"),
-        (["test/read_examples.targets_field=None"], "test data: example 0 has no reference text"),
+        (
+            ["validation/read_examples.targets_field=None"],
+            "validation data: example 0 must have",
+        ),
+        (["test/read_examples.targets_field=None"], "test data: example 0 must have a single ref"),
         (
             [
                 "training/read_examples.source=half.jsonl",
                 "training/read_examples.targets_field=targets",
             ],
-            "training data: example 0 has half a surrogate pair at character 2",
+            "training data: example 0 has half a surrogate pair",
         ),
         (["training/read_examples.source=empty.tsv"], "empty.tsv is empty"),
         (["training/read_examples.source=latin1.tsv"], "latin1.tsv:2: byte 0xfc at column 2"),
@@ -311,7 +314,7 @@ def test_too_small_an_embedding_is_refused(data, tmp_path, capsys):
         (["training/read_examples.source=seqio:x"], "seqio"),
         (
             ["read_examples.targets_field=2"],
-            "targets_field=2, but the line has 2 columns, counted from 0",
+            "there is no field '2': the record has '0', '1'",
         ),
         (["STEPS=3"], "no such name; did you mean NUM_STEPS?"),
     ],

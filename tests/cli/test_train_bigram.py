@@ -11,12 +11,12 @@ import pytest
 import safetensors.numpy
 
 import specjax
-from specjax.checksums import write_checksums
 from specjax.cli.main import main
 from specjax.drafting import Bigram
 from specjax.drafting.ngrams import frequent_contexts, most_frequent_successors
 from specjax.text.directories import load_bigram, save_bigram
 from specjax.tokenizers import ByteTokenizer
+from specjax.writing import write_checksums
 from tests import tiny_pair
 
 TEXTS = tiny_pair.sentences(30, seed=2)
@@ -250,7 +250,7 @@ def test_a_bad_table_is_told(table, message):
         (["absent.txt"], "absent.txt: no such file: check the path"),
         (["--tokenizer=absent"], "absent: no such file or directory; give a model's directory"),
         (["--field=x"], "a line of a text file is one text, so there is no --field='x': give a"),
-        (["--format=tsv", "--field=4"], "--field=4, but the line has one column, counted from 0"),
+        (["--format=tsv", "--field=4"], "there is no field '4': the record has '0'"),
         (["--output=."], "is not empty: give a new directory"),
         (["", "--min-count=0"], "--min-count must be a whole number of at least 1, got 0"),
     ],

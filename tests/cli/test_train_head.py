@@ -11,7 +11,7 @@ import safetensors.numpy
 from specjax import load_pair, load_text_model
 from specjax.checkpoints import load_head
 from specjax.cli.main import main
-from specjax.runs.store import Store
+from specjax.runs.run_directory import Store
 from specjax.training import HeadRecipe
 from specjax.training.checkpoint_store import CheckpointStore
 from tests.tiny_pair import sentences, write_model, write_pair, write_vocabulary

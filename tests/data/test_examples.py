@@ -79,13 +79,13 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.tsv",
             "a\tb\n",
             {"inputs_field": 2},
-            r"a\.tsv:1: inputs_field=2, but the line has 2 columns, counted from 0: put a tab",
+            r"a\.tsv:1: there is no field '2': the record has '0', '1'",
         ),
         (
             "a.tsv",
             "a\n",
             {"targets_field": 1},
-            r"a\.tsv:1: targets_field=1, but the line has one column, counted from 0: put a tab",
+            r"a\.tsv:1: there is no field '1': the record has '0'",
         ),
         (
             "a.tsv",
@@ -97,7 +97,7 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.tsv",
             "x\ty\tx\n1\t2\t3\n",
             {"inputs_field": "y", "targets_field": 2},
-            r"a\.tsv:1: the header has the column 'x' twice: rename a column",
+            r"a\.tsv:1: the header has a column twice: rename it",
         ),
         ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header but no other line"),
         ("a.tsv", "", {}, r"a\.tsv is empty"),
@@ -105,25 +105,35 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             "a.jsonl",
             '{"inputs": "a"}\n{oh}\n',
             {},
-            r"a\.jsonl:2: .* is not JSON .* column 2",
+            r"a\.jsonl:2: the line must be a JSON object, got .* column 2",
         ),
-        ("a.jsonl", '{"inputs": "a"}\n\n', {}, r"a\.jsonl:2: the line is not JSON"),
+        (
+            "a.jsonl",
+            '{"inputs": "a"}\n\n',
+            {},
+            r"a\.jsonl:2: the line must be a JSON object",
+        ),
         (
             "a.jsonl",
             "[" * 100_000 + "\n",
             {},
-            r"a\.jsonl:1: .* not JSON .* a JSON object",
+            r"a\.jsonl:1: the line must be a JSON object",
         ),
         (
             "a.jsonl",
             "9" * 9999 + "\n",
             {},
-            r"a\.jsonl:1: .* not JSON .* a JSON object",
+            r"a\.jsonl:1: the line must be a JSON object",
         ),
-        ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object .* got \[1\]"),
+        ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object, got \[1\]"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no field 'inputs': .* 'text'"),
         ("a.jsonl", '{"inputs": {}}\n', {}, r"a\.jsonl:1: 'inputs' must be a text, a number or"),
-        ("a.txt", "a\n", {"targets_field": 1}, r"there is no targets_field=1: give a .tsv or"),
+        (
+            "a.txt",
+            "a\n",
+            {"targets_field": 1},
+            r"a\.txt:1: there is no field '1'",
+        ),
         ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )
@@ -148,11 +158,3 @@ def test_unaligned_files_give_an_error(tmp_path, longer):
         (tmp_path / side).write_text("a\nb\nc\n" if side == longer else "a\nb\n")
     with pytest.raises(ValueError, match=rf"{longer}:3: this line has no counterpart"):
         list(read_aligned(tmp_path / "left", tmp_path / "right"))
-
-
-@pytest.mark.parametrize("field", [1.5, True, ["a"]])
-@pytest.mark.parametrize("name", ["inputs_field", "targets_field"])
-def test_a_field_is_a_name_or_a_number(tmp_path, name, field):
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match=f"{name} must be the name of a field or the number"):
-        list(read_examples(tmp_path / "a.jsonl", **{name: field}))

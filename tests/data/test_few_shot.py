@@ -7,9 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from specjax.data.few_shot import FewShot
-from specjax.data.records import read_records
-from specjax.data.templates import Template
+from specjax.data.examples import read_records
+from specjax.data.few_shot import FewShot, Template
 
 ROWS = [{"q": f"What is {i} and {i}?", "a": [str(2 * i), f"{2 * i}.0"], "n": i} for i in range(8)]
 TASK = {"prompt": "Q: {q}\nA:", "completion": " {a.0}", "references": "a"}
@@ -40,8 +39,8 @@ def test_a_template_goes_into_objects_and_lists(template, text):
     [
         ("{c}", r"f:3: there is no field 'c': the record has 'a', 'b'; write c\|text for"),
         ("{b.x}", r"f:3: there is no field 'b.x': b has 'd'"),
-        ("{a.0}", r"f:3: there is no field 'a.0': a is 'x'"),
-        ("{b.d.4}", r"f:3: there is no field 'b.d.4': b.d is a list of 1, counted from 0"),
+        ("{a.0}", r"f:3: there is no field 'a.0': a has 'x'"),
+        ("{b.d.4}", r"f:3: there is no field 'b.d.4': b.d has '0'"),
         ("{b}", "f:3: 'b' must be a text, a number or a list of these"),
     ],
 )
@@ -54,8 +53,6 @@ def test_what_is_missing_is_named_with_its_line(template, message):
 def test_a_wrong_template_is_refused(text):
     with pytest.raises(ValueError, match="the template"):
         Template(text)
-    with pytest.raises(ValueError, match="a template must be a text"):
-        Template(3)
 
 
 def test_examples_stand_before_each_input_and_none_is_its_own(tmp_path):
@@ -77,7 +74,7 @@ def test_an_example_that_is_there_twice_counts_once(tmp_path, seed):
         asked = made.inputs.removesuffix("\nA:").split("\n\n")
         assert len({shot.partition("\n")[0] for shot in asked}) == 8
     few = jsonl(tmp_path / "few.jsonl", 3 * [ROWS[0]])
-    with pytest.raises(ValueError, match=r"has 1 examples \(of 3 records\), but shots=2"):
+    with pytest.raises(ValueError, match="has 0 different examples besides .*:1, but shots=2"):
         FewShot(**TASK, examples=few, shots=2, seed=seed).read(few)
 
 
@@ -101,12 +98,10 @@ def test_inputs_are_drawn_in_their_order(tmp_path):
     assert places[0] == places[1] != places[2] and places[0] == sorted(places[0])
 
 
-def test_of_fewer_inputs_than_the_limit_all_are_taken(tmp_path, capsys):
+def test_of_fewer_inputs_than_the_limit_all_are_taken(tmp_path):
     source = jsonl(tmp_path / "test.jsonl", ROWS)
     assert len(FewShot(**TASK, limit=9).read(source)) == 8
-    assert "using all 8 inputs of" in capsys.readouterr().err
     assert len(FewShot(**TASK, limit=8).read(source)) == 8
-    assert capsys.readouterr().err == ""
 
 
 def test_a_tsv_names_its_columns_or_has_them_by_number(tmp_path):
@@ -116,8 +111,7 @@ def test_a_tsv_names_its_columns_or_has_them_by_number(tmp_path):
     (made,) = task.read(source)
     assert (made.inputs, made.targets) == ("English: a dog", ("ein Hund",))
     assert made.where == f"{source}:2"
-    with pytest.warns(UserWarning, match="looks like a header"):
-        by_number = FewShot(prompt="{0}", references="1").read(source)
+    by_number = FewShot(prompt="{0}", references="1").read(source)
     assert [one.inputs for one in by_number] == ["en", "a dog"]
     with pytest.raises(
         ValueError, match=f"{source}:2: there is no field 'fr': the record has 'en'"
@@ -135,13 +129,15 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"shots": 2}, ValueError, "shots=2 needs examples"),
-        ({"shots": 2, "examples": "x", "completion": ""}, ValueError, "completion must be"),
+        ({"shots": 2}, ValueError, "shots=2 needs `examples`"),
+        (
+            {"shots": 2, "examples": "x", "completion": ""},
+            ValueError,
+            "a file, and `completion`",
+        ),
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
         ({"prompt": "{"}, ValueError, "has an unpaired"),
-        ({"separator": 3}, ValueError, "separator must be a text, got 3"),
-        ({"references": 3}, ValueError, "references must be a text, got 3"),
     ],
 )
 def test_a_wrong_task_is_refused(options, error, message):
@@ -151,9 +147,9 @@ def test_a_wrong_task_is_refused(options, error, message):
 
 def test_too_few_examples_are_told(tmp_path):
     examples = jsonl(tmp_path / "train.jsonl", ROWS[:2])
-    with pytest.raises(ValueError, match="has 2 examples, but shots=3"):
+    with pytest.raises(ValueError, match="has 1 different examples besides .*, but shots=3"):
         FewShot(**TASK, examples=examples, shots=3).read(examples)
-    with pytest.raises(ValueError, match="1 is itself an example, and no other"):
+    with pytest.raises(ValueError, match="has 1 different examples besides .*:1, but shots=2"):
         FewShot(**TASK, examples=examples, shots=2).read(examples)
     (tmp_path / "a.txt").write_text("a line\n")
     assert FewShot(prompt="Say {0}.").read(tmp_path / "a.txt")[0].inputs == "Say a line."

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from specjax.evaluation import METRICS, figure
-from specjax.evaluation.answers import answer_number, normalized, token_f1
-from specjax.evaluation.metrics import bleu, check_metrics, exact_match, rouge_l
+from specjax.evaluation.metrics import answer_number, check_metrics, normalized, token_f1
 
 REFERENCES = ["a man rides a red bicycle with 2 wheels", "two dogs run over the grass at 9"]
 OTHERS = ["someone on a bike with 2 wheels", "a pair of dogs runs on grass at 9"]
@@ -47,14 +46,16 @@ def test_statistics_of_sentences_add_up_to_the_library_score(name, kind):
 def test_rouge_counts_words_pairs_and_the_longest_common_subsequence():
     outputs, references = ["a man rides a bicycle", "x"], ["a man rides a red bicycle", "y"]
     # Five of five words, five of six: F1 = 2 * 5 / 11; the second shares nothing.
-    assert rouge_l(outputs, references) == pytest.approx(100.0 * (10 / 11) / 2)
+    assert METRICS["rouge_l"](outputs, references) == pytest.approx(100.0 * (10 / 11) / 2)
     assert METRICS["rouge_1"](outputs, references) == pytest.approx(100.0 * (10 / 11) / 2)
     # Pairs: 3 of 4 and of 5.
     assert METRICS["rouge_2"](outputs, references) == pytest.approx(100.0 * (6 / 9) / 2)
 
 
 def test_exact_match_ignores_the_space_around_a_text():
-    assert exact_match([f" {REFERENCES[0]}\n", REFERENCES[1].upper()], REFERENCES) == 50.0
+    assert (
+        METRICS["exact_match"]([f" {REFERENCES[0]}\n", REFERENCES[1].upper()], REFERENCES) == 50.0
+    )
 
 
 def test_answers_are_compared_without_case_articles_and_punctuation():
@@ -137,4 +138,4 @@ def test_unknown_metrics_are_refused_and_known_ones_pass():
 def test_means_have_one_row_per_example():
     made = figure(METRICS["exact_match"], ["a", "b", "c"], ["a", "b", "x"])
     np.testing.assert_array_equal(made.statistics, [[1, 1], [1, 1], [0, 1]])
-    assert bleu.library == "sacrebleu"
+    assert METRICS["bleu"].library == "sacrebleu"

@@ -11,7 +11,7 @@ import pytest
 
 from specjax.evaluation import METRICS, PassAt1, Sandbox, figure
 from specjax.evaluation import sandbox as sandbox_lib
-from specjax.evaluation.programs import Problem, program, read_problems
+from specjax.evaluation.sandbox import Problem, program, read_problems
 
 needs_bwrap = pytest.mark.skipif(
     sandbox_lib.missing() is not None, reason=f"no sandbox here: {sandbox_lib.missing()}"

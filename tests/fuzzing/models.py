@@ -4,7 +4,7 @@ import shutil
 
 from hypothesis import strategies as st
 
-from specjax.checksums import CHECKSUMS_NAME
+from specjax.writing import CHECKSUMS_NAME
 from tests.fuzzing import toys
 from tests.fuzzing.law import assert_untouched, contents, scratch, start
 from tests.fuzzing.mutations import changes

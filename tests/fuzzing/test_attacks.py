@@ -113,6 +113,6 @@ def test_the_run_of_another_command_is_refused(name, tmp_path):
     place = shutil.copytree(records.made(theirs)[0], tmp_path / "out")
     (place / "config.gin").write_text("")  # as the commands write
     before = contents(place)
-    with pytest.raises(FileExistsError, match="has a run of another command"):
+    with pytest.raises(FileExistsError, match="is not a file of this run"):
         records.RUNS[name].again(place)
     assert_untouched(before, contents(place), set())

@@ -13,10 +13,10 @@ import pytest
 
 import specjax
 from specjax import processors, types
+from specjax.compilation import count_compilations
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.common import padded_size
 from specjax.processors.token_automata import padded, token_automaton
-from specjax.runs.compilation_cache import count_compilations
 from specjax.tokenizers.tokenizer import Pieces
 from tests import tiny_pair
 

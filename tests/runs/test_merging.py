@@ -34,7 +34,7 @@ def write_part(directory, index, count, ids, **settings):
     path = directory / Process(index, count).directory
     path.mkdir(parents=True)
     config = {**CONFIG, "environment": {"device": "cpu"}, **settings}
-    config |= {"part": {"index": index}, "fingerprint": str(index), "files": [], "kept": True}
+    config |= {"part": {"index": index}, "files": [], "kept": True}
     (path / CONFIG_NAME).write_text(json.dumps(config))
     (path / PREDICTIONS_NAME).write_bytes(lines(*ids, run=fingerprint_of(config)))
     return path
@@ -109,7 +109,10 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
     (tmp_path / "part--of-2").mkdir()  # not the name of a part
     assert "there is no directory part-I-of-N" in refused(tmp_path)
     first = write_part(tmp_path, 0, 2, [0, 1, 2])
-    assert "has no part-00001-of-00002: copy the parts of all 2" in refused(tmp_path)
+    told = refused(tmp_path)
+    assert (
+        "must have part-00000-of-00002, part-00001-of-00002, each once, and has part-00000" in told
+    )
     other = write_part(tmp_path, 1, 2, [3, 4], seed=1)
     assert "is not part of the same run as" in (told := refused(tmp_path))
     assert "seed: 0 there, 1 here" in told
@@ -118,10 +121,10 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
     assert "1 of 6 rows are in no part; the first is 5: run" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5, 0])
-    assert "is in another part, too" in refused(tmp_path)
+    assert "have a row twice, or rows of other inputs" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5, 6])
-    assert "has row 6, but the run has 6 rows" in refused(tmp_path)
+    assert "have a row twice, or rows of other inputs" in refused(tmp_path)
     shutil.rmtree(other)
     write_part(tmp_path, 1, 2, [3, 4, 5])
     changed = (first / PREDICTIONS_NAME).read_bytes()
@@ -130,16 +133,18 @@ def test_what_is_no_whole_run_is_refused(tmp_path, capsys):
     shutil.rmtree(other)
     write_part(tmp_path / "moved", 0, 2, [0])
     (tmp_path / "moved" / Process(0, 2).directory).rename(tmp_path / Process(1, 2).directory)
-    assert "has the part of process 0: rename it" in refused(tmp_path)
+    assert f"has no {CONFIG_NAME} of this part" in refused(tmp_path)
     again = tmp_path / "again"
     write_part(again, 0, 2, [0])
-    assert "are the same part: leave out one of them" in refused(tmp_path, tmp_path, again)
+    assert "each once, and has part-00000-of-00002, part-00000" in refused(
+        tmp_path, tmp_path, again
+    )
     write_part(tmp_path, 0, 3, [])
-    assert "has parts of 2 processes and 3 processes" in refused(tmp_path)
+    assert "part-00000-of-00002, part-00000-of-00003" in refused(tmp_path)
     (tmp_path / "more").mkdir()
     write_part(tmp_path / "more", 0, 1, range(ROWS))
     (tmp_path / "more" / Process(0, 1).directory / CONFIG_NAME).unlink()
-    assert f"has no {CONFIG_NAME} of a part" in refused(tmp_path, tmp_path / "more")
+    assert f"has no {CONFIG_NAME} of this part" in refused(tmp_path / "more")
 
 
 def test_plans_are_dealt_evenly():
@@ -175,10 +180,10 @@ def test_another_environment_is_allowed_for_a_part_of_a_merged_run(tmp_path):
     part = merging.ROWS.directory(tmp_path, Process(0, 1))
     here = {**CONFIG, "environment": {"device": "other"}}
     with pytest.raises(ValueError, match=r"environment.device: 'cpu' there, 'other' here"):
-        merging.ROWS.check_whole(part, here)
-    merging.ROWS.check_whole(part, here, allow_other_environment=True)
+        merging.ROWS.check_whole(part, here, False)
+    merging.ROWS.check_whole(part, here, True)
     with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
-        merging.ROWS.check_whole(part, {**here, "seed": 1}, allow_other_environment=True)
+        merging.ROWS.check_whole(part, {**here, "seed": 1}, True)
 
 
 @pytest.fixture
@@ -208,10 +213,10 @@ def edit(directory, /, **values):
             lambda part: (part / PREDICTIONS_NAME).write_bytes(
                 lines(1, 3) + lines_of([{**record(5), "inputs": "in 6"}], RUN)
             ),
-            "have other inputs than the run",
+            "have a row twice, or rows of other inputs",
         ),
         (lambda part: (part / GIN_NAME).write_bytes(b"# \xff\n"), None),
-        (lambda part: edit(part, part=["x"]), "has no infer_config.json of a part"),
+        (lambda part: edit(part, part=["x"]), "has no infer_config.json of this part"),
         (lambda part: edit(part, files=["../precious"]), None),
     ],
 )
@@ -251,7 +256,7 @@ def test_a_configuration_as_gin_that_is_not_utf_8_is_refused(parts, tmp_path, ca
 def test_a_copy_of_a_part_is_refused_wherever_it_lies(parts, tmp_path, capsys):
     shutil.copytree(parts[0], tmp_path / "copy" / parts[0].name)
     assert main(["merge", str(tmp_path)]) == 2
-    assert "are the same part: leave out one of them" in capsys.readouterr().err
+    assert "and has part-00000-of-00002, part-00000-of-00002, part" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [CONFIG_NAME, PREDICTIONS_NAME])

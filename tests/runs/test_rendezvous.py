@@ -12,7 +12,7 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.errors import UserError
-from specjax.runs import rendezvous
+from specjax.runs import processes
 from specjax.runs.processes import LostProcessError
 
 
@@ -28,7 +28,7 @@ def outcomes(address, *calls):
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
         found = []
         for call in calls:
-            found.append(threads.submit(rendezvous.meet, address, *call))
+            found.append(threads.submit(processes.meet, address, *call))
             time.sleep(0.05)
         errors = [one.exception() for one in found]
     return errors, time.monotonic() - start
@@ -129,7 +129,7 @@ def test_other_options_end_all_at_once(address, calls, told):
 
 
 def test_a_process_that_does_not_start_is_named(address, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_SECONDS", 0.5)
     errors, _ = outcomes(address, (4, 0), (4, 2))
     assert "process 1, 3 of 4 did not start within 0.5 s" in str(errors[0])
     assert "process 0 ended before all processes had started" in str(errors[1])
@@ -147,12 +147,12 @@ def say(address, words):
 
 def test_strangers_and_processes_that_are_started_again_do_not_count(address):
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        first = threads.submit(rendezvous.meet, address, 3, 0)
+        first = threads.submit(processes.meet, address, 3, 0)
         time.sleep(0.1)
         for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"specjax\n", b"specjax a b\n", bytes(1000)):
             say(address, words)
         assert say(address, b"specjax 1 3\n") == b"specjax wait\n"  # and ends
-        others = [threads.submit(rendezvous.meet, address, 3, index) for index in (1, 2)]
+        others = [threads.submit(processes.meet, address, 3, index) for index in (1, 2)]
         assert [one.exception() for one in (first, *others)] == [None] * 3
 
 
@@ -160,23 +160,23 @@ def test_strangers_and_processes_that_are_started_again_do_not_count(address):
 def test_callers_that_stay_silent_hold_up_nobody(address, words):
     host, port = address.split(":")
     with concurrent.futures.ThreadPoolExecutor(3) as threads, contextlib.ExitStack() as stack:
-        first = threads.submit(rendezvous.meet, address, 3, 0)
+        first = threads.submit(processes.meet, address, 3, 0)
         time.sleep(0.1)
         for _ in range(2):
             caller = stack.enter_context(socket.create_connection((host, int(port))))
             caller.sendall(words)
         start = time.monotonic()
-        others = [threads.submit(rendezvous.meet, address, 3, index) for index in (1, 2)]
+        others = [threads.submit(processes.meet, address, 3, index) for index in (1, 2)]
         assert [one.exception() for one in (first, *others)] == [None] * 3
         assert time.monotonic() - start < 3
 
 
 def test_a_process_that_ended_while_it_waited_is_waited_for_again(address):
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        first = threads.submit(rendezvous.meet, address, 3, 0)
+        first = threads.submit(processes.meet, address, 3, 0)
         time.sleep(0.1)
         assert say(address, b"specjax 1 3\n") == b"specjax wait\n"  # and ends
-        second = threads.submit(rendezvous.meet, address, 3, 2)
+        second = threads.submit(processes.meet, address, 3, 2)
         assert not concurrent.futures.wait([first, second], 0.5).done
-        again = threads.submit(rendezvous.meet, address, 3, 1)
+        again = threads.submit(processes.meet, address, 3, 1)
         assert [one.exception() for one in (first, second, again)] == [None] * 3

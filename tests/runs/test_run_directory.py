@@ -10,6 +10,7 @@ import pytest
 
 from specjax.runs import run_directory
 from specjax.runs.run_directory import RunDirectory, difference, fingerprint_of
+from specjax.writing import new_directory
 
 
 def opened(path, *makes):
@@ -32,13 +33,13 @@ def test_directories_are_made_with_their_parents_and_home_is_expanded(tmp_path, 
 def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
     (tmp_path / "file").touch()
     for path, message in (
-        (tmp_path / "file", r"file is a file: choose a directory"),
+        (tmp_path / "file", r"file cannot be written \(File exists\): choose another directory"),
         (tmp_path / "file" / "in", r"file/in cannot be written \(Not a directory\)"),
     ):
         with pytest.raises(OSError, match=message), opened(path):
             pass
     (tmp_path / "link").symlink_to("nothing")
-    with pytest.raises(NotADirectoryError, match="link is a broken link"):
+    with pytest.raises(OSError, match=r"link cannot be written \(File exists\)"):
         opened(tmp_path / "link").__enter__()
     with pytest.raises(ValueError, match="has a NUL character"):
         opened(f"{tmp_path}/nul\0")
@@ -46,8 +47,6 @@ def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
         opened("")
     with pytest.raises(OSError, match=r"xxx cannot be written \(File name too long\)"):
         opened(tmp_path / ("x" * 300)).__enter__()
-    with pytest.raises(ValueError, match="output_dir=~nobody-here/x: .*: give the full path"):
-        opened("~nobody-here/x")
     with pytest.raises(ValueError, match="output_dir=5 must be a path"):
         opened(5)
 
@@ -117,7 +116,7 @@ def test_names_that_the_run_does_not_make_are_refused_and_stay(tmp_path, name, k
     stored = json.dumps({"a": 1, "files": [listed], "kept": kept})
     (tmp_path / "run" / "config.json").write_text(stored)
     with (
-        pytest.raises(ValueError, match="which is not a file of this run"),
+        pytest.raises(ValueError, match=r"config\.json is damaged, or not the configuration"),
         opened(tmp_path / "run"),
     ):
         pass
@@ -130,7 +129,7 @@ def test_what_no_run_has_made_is_refused_and_kept(tmp_path, name):
     with opened(tmp_path) as run:
         run.claim({})
     (tmp_path / name).mkdir()
-    with pytest.raises(FileExistsError, match=f"{name} exists, but config.json does not list"):
+    with pytest.raises(FileExistsError, match=f"{name} is not a file of this run"):
         opened(tmp_path).__enter__()
     assert (tmp_path / name).is_dir()
     assert names(tmp_path) == sorted(["config.json", name])
@@ -182,7 +181,7 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_what_it_leads_to_kept(tmp_
     (place / name).symlink_to(other)
     if there:
         other.write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match=f"{name} is a link, not a file of a run"):
+    with pytest.raises(FileExistsError, match=f"{name} is not a file of this run"):
         opened(place).__enter__()
     assert other.read_bytes() == b"mine" if there else not other.exists()
 
@@ -195,7 +194,7 @@ def test_a_link_in_the_place_of_a_directory_is_refused_and_what_it_leads_to_kept
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_bytes(b"mine")
     (tmp_path / "out/tree").symlink_to(tmp_path / "mine")
-    with pytest.raises(FileExistsError, match="tree is a link, not a file of a run"):
+    with pytest.raises(FileExistsError, match="tree is not a file of this run"):
         opened(tmp_path / "out").__enter__()
     assert (tmp_path / "mine/file").read_bytes() == b"mine"
 
@@ -222,7 +221,7 @@ def test_what_a_run_has_made_may_be_replaced(tmp_path):
         with opened(tmp_path) as run:
             run.claim({})
             run.write("out.txt", text)
-            with run.replacing("tree") as place:
+            with new_directory(run.own("tree"), replace=True) as place:
                 (place / text.decode()).touch()
         assert (tmp_path / "out.txt").read_bytes() == text
         assert names(tmp_path / "tree") == [text.decode()]
@@ -280,7 +279,7 @@ def test_a_disk_that_is_full_at_the_claim_is_told(tmp_path, monkeypatch):
 
 def test_a_configuration_that_cannot_be_read_is_not_called_damaged(tmp_path):
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(OSError, match=r"config\.json cannot be read \(Is a directory\)"):
+    with pytest.raises(OSError, match=r"config\.json is not a regular file"):
         opened(tmp_path).__enter__()
 
 

@@ -7,8 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Store
+from specjax.runs.run_directory import RunDirectory, Store
 
 VALUE = {"rows": [{"text": "schön \ud800", "tokens": [1, 2]}], "score": 1.5, "none": None}
 ARRAYS = {
@@ -71,7 +70,7 @@ def test_a_record_comes_back_as_it_was_put(opened):
 
 def test_arrays_can_stay_on_disk(opened):
     opened.put("a", VALUE, ARRAYS)
-    value, arrays = opened.get("a", mapped=True)
+    value, arrays = opened.get("a")
     assert value == VALUE
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(arrays[name], array)
@@ -147,14 +146,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_record_that_is_not_this_one_is_refused(tmp_path, change, mapped):
+def test_a_record_that_is_not_this_one_is_refused(tmp_path, change):
     store = filled(tmp_path / "run")
     path = store.path(FIRST)
     change(store, path)
     with pytest.raises(ValueError, match=CHANGES[change]) as told:
-        store.get(FIRST, mapped=mapped)
+        store.get(FIRST)
     assert str(told.value).startswith(str(path))
     assert str(told.value).endswith("delete it, and run the same command again")
     assert store.get(SECOND) == ([], {})

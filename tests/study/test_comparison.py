@@ -13,8 +13,7 @@ import pytest
 
 from specjax.data.examples import Example
 from specjax.runs.evaluation import evaluate
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Store
+from specjax.runs.run_directory import RunDirectory, Store
 from specjax.study import Bench, Setting, Texts, measure, plots, read_points
 from specjax.study.choose import Search
 from specjax.study.infer_names import Prompting

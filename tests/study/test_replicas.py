@@ -8,8 +8,7 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.runs.processes import Process
-from specjax.runs.run_directory import RunDirectory
-from specjax.runs.store import Store
+from specjax.runs.run_directory import RunDirectory, Store
 from specjax.study import Grid, Setting, read_points
 from specjax.study.measure import Measured, Times
 from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, Points

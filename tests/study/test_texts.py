@@ -40,16 +40,6 @@ def test_a_task_makes_texts_and_references(source):
     assert nothing.references == [()] * 4 and nothing.problems[3].tests.strip() == "assert x == 3"
 
 
-@pytest.mark.parametrize("task", [None, TASK, dataclasses.replace(TASK, limit=9)])
-def test_of_fewer_texts_than_the_limit_all_are_used_with_a_line(source, task, capsys):
-    options = {"inputs_field": "ask"} if task is None else {"task": task}
-    assert len(read_texts(source, limit=9, **options).examples) == 4
-    line = f"specjax: using all 4 inputs of {source}; limit=9 is larger\n"
-    assert capsys.readouterr().err == line
-    read_texts(source, inputs_field="ask", limit=4)
-    assert capsys.readouterr().err == ""
-
-
 def test_what_does_not_go_together_is_refused(source, tmp_path):
     with pytest.raises(
         ValueError, match="references and references_field must be left out: `task`"
@@ -64,7 +54,7 @@ def test_what_does_not_go_together_is_refused(source, tmp_path):
     assert read_texts(source, inputs_field="ask").references == [()] * 4  # there may be none
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps(ROWS[0]) + "\n")
-    with pytest.raises(ValueError, match="has 4 texts, but there are 1 problems in .*few.jsonl"):
+    with pytest.raises(ValueError, match="few.jsonl has 1 problems, but .*rows.jsonl has 4 rows"):
         read_texts(source, task=TASK, problems=few)
     with pytest.raises(ValueError, match="has 4 texts, but there are 1 references"):
         read_texts(source, inputs_field="ask", references=few, references_field="one")
@@ -87,7 +77,7 @@ def test_the_problems_of_other_texts_are_refused(tmp_path):
     assert [problem.entry_point for problem in found.problems] == ["fn0", "fn1", "fn2"]
     # Three of the eight, drawn: the problems of the first three are others.
     drawn = dataclasses.replace(task, limit=3)
-    with pytest.raises(ValueError, match="has 3 texts, but there are 8 problems"):
+    with pytest.raises(ValueError, match="has 8 problems, but .* has 3 rows"):
         read_texts(source, task=drawn, problems=source, limit=3)
     told = "tests 'fn7', which is not in row 0 of .*a.jsonl"
     with pytest.raises(ValueError, match=told):

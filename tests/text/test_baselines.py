@@ -7,7 +7,7 @@ import pytest
 
 import specjax
 from specjax import rules
-from specjax.runs.compilation_cache import count_compilations
+from specjax.compilation import count_compilations
 from specjax.types import Sampling
 from tests import tiny_pair
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import memory
-from specjax.cli import failures
+from specjax import errors, memory
 from specjax.memory import nbytes
 from specjax.text import engine as engine_lib
 from specjax.types import Sampling
@@ -128,4 +127,4 @@ def test_an_engine_without_room_says_so_in_one_line(monkeypatch, function):
     message = r"rows? with prompts of 16 and outputs of 8 tokens: out of memory \(.*\): choose a"
     with pytest.raises(ValueError, match=message) as error:
         engine.step()
-    assert isinstance(error.value, failures.REFUSALS)
+    assert isinstance(error.value, errors.REFUSALS)

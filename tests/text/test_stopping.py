@@ -10,7 +10,7 @@ import pytest
 import specjax
 from specjax import drafting, environment
 from specjax.acceptance_head import Head, HeadConfig, init_head
-from specjax.runs.compilation_cache import count_compilations
+from specjax.compilation import count_compilations
 from specjax.text import parts
 from specjax.types import Sampling
 from tests import tiny_pair

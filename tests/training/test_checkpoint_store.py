@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from specjax.checksums import find_damage
 from specjax.training.checkpoint_store import CHECKPOINTS_NAME, DAMAGED_NAME, CheckpointStore
+from specjax.writing import find_damage
 from tests.training.toy import assert_equal_trees, train_copies
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specjax.models import LlamaConfig
-from specjax.runs.store import Store
+from specjax.runs.run_directory import Store
 from specjax.training import Objective
 from specjax.training.samples import SAMPLES_NAME, StudentSamples
 from specjax.training.tasks import TextTask

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from specjax import testing
-from specjax.data.examples import read_examples
-from specjax.data.records import guess_format, report_all
+from specjax.data.examples import guess_format, read_examples
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, T5Config
 from specjax.text import Pair, TextModel, load_pair
@@ -16,15 +15,6 @@ from specjax.text import requests as prompts_lib
 from specjax.text.engine import BUCKETS
 
 GROWN_HELP = "grow the verifier to the size of T5 base (a Llama to 200 M parameters); same outputs"
-
-
-class Given(int):
-    """A number that the user gave, which is not a default."""
-
-
-def number(text: str) -> Given:
-    """Parses a `Given`, for argparse."""
-    return Given(text)
 
 
 def add_pair(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -52,10 +42,7 @@ def read_texts(args: argparse.Namespace) -> list[str]:
             f"--inputs={args.inputs} has columns, but must have one prompt per line: write the "
             "prompts' column into a .txt file"
         )
-    texts = [example.inputs for example in read_examples(args.inputs)]
-    if isinstance(args.prompts, Given):
-        report_all(len(texts), args.inputs, "--prompts", args.prompts)
-    return texts[: args.prompts]
+    return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
 
 
 def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
@@ -85,7 +72,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
     add_pair(parser)
-    parser.add_argument("--prompts", type=number, default=64, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax.runs.compilation_cache import count_compilations
+from specjax.compilation import count_compilations
 
 CHILD = """
 import jax, specjax
-from specjax.runs.compilation_cache import count_compilations
+from specjax.compilation import count_compilations
 assert jax.config.jax_compilation_cache_dir is None, "an import must change nothing"
 print(specjax.enable_compilation_cache())
 with count_compilations("compiling") as counts:
