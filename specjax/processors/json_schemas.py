@@ -13,9 +13,11 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from specjax.checks import require
 from specjax.errors import UserError
-from specjax.processors.byte_automata import byte_automaton, shortened
+from specjax.processors.byte_automata import byte_automaton, plain_expression, shortened
 from specjax.processors.caches import bounded_cache
 
 MOST_TEXT = 2 << 20
@@ -168,8 +170,6 @@ def _pattern(schema: str, whitespace: str | None) -> str:
         raise SchemaError(
             f" {shortened(schema)} is not supported by outlines-core: {why}"
         ) from None
-    # Digits and letters in patterns are ASCII, as in JavaScript.
-    pattern = f"(?a){pattern}"
     try:
         byte_automaton(pattern, name=f" {shortened(schema)}")
     except ValueError as error:
@@ -189,10 +189,9 @@ def _finite(text: str) -> float:
 
 def _checked_space(whitespace: str) -> str:
     name = f"whitespace {shortened(repr(whitespace))}"
-    space = without_anchors(whitespace, name)
-    automaton = byte_automaton(space, ascii_only=True, name=name)
+    space, steps = _plain_part(whitespace, name)
     others = [byte for byte in range(256) if byte not in _SPACES]
-    if (automaton.steps[:, others] >= 0).any() or not automaton.accepting.any():
+    if (steps[:, others] >= 0).any():
         raise UserError(
             f"{name} must match only spaces, tabs and ends of lines, as JSON has them: write "
             r"' ?' or '[ \t\n\r]*'"
@@ -212,21 +211,11 @@ def plain_schema(root: Any, space: str) -> dict[str, Any]:
     return plain.schema
 
 
-def without_anchors(pattern: str, name: str) -> str:
-    """Returns an expression of the same texts that may be part of another expression."""
-    if re.match(r"\(\?[a-zA-Z]+\)", pattern):
-        raise UserError(f"{name} begins with flags, which are not supported here: leave them out")
-    byte_automaton(pattern, ascii_only=True, name=name)
-    # What it compiles has anchors only where they change nothing. Names of groups may be once.
-    parts = re.compile(r"\\[AZ]|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|[\^$]|\(\?P<\w+>", re.S)
-
-    def part(match: re.Match[str]) -> str:
-        text = match[0]
-        if text in (r"\A", r"\Z", "^", "$") or text.startswith("(?#"):
-            return ""
-        return "(?:" if text.startswith("(?P<") else text
-
-    return f"(?:{parts.sub(part, pattern)})"
+def _plain_part(pattern: str, name: str) -> tuple[str, np.ndarray]:
+    """An expression that may be part of another, and the steps of its automaton."""
+    # Digits and letters are ASCII, as in JavaScript.
+    plain = f"(?:{plain_expression(pattern, ascii_only=True, name=name)})"
+    return plain, byte_automaton(plain, name=name).steps
 
 
 class _Plain(NamedTuple):
@@ -295,8 +284,7 @@ class _SchemaReader:
         else:
             name = f"{place.where}.pattern {shortened(repr(schema['pattern']))}"
             try:
-                pattern = without_anchors(schema["pattern"], name)
-                steps = byte_automaton(pattern, ascii_only=True, name=name).steps
+                pattern, steps = _plain_part(schema["pattern"], name)
             except ValueError as error:
                 raise SchemaError(str(error)) from None
             if (steps[:, _ESCAPED] >= 0).any():

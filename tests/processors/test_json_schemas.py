@@ -239,7 +239,6 @@ REFUSED = {
     r"schema.\$ref is .#/a., and the schema has no such part": {"$ref": "#/a"},
     # Patterns are shown as they were written.
     r"^schema.pattern '\(' is not a regular expression: .* at position 0$": {"pattern": "("},
-    r"schema.pattern '\(\?s\)a' begins with flags": {"pattern": "(?s)a"},
     "schema.pattern .* is nested too deeply": {"pattern": "(" * 900 + ")" * 900},
     "takes more than 20000 states: .*maxLength": {"type": "string", "maxLength": 3000},
 }
@@ -268,7 +267,7 @@ def test_a_mapping_is_a_schema():
 
 @pytest.mark.parametrize("space", ["(", "[", "x", "a|b", r"\s*", "(?i) ", '"', "[^\\s\\S]"])
 def test_a_space_is_what_json_has_between_its_parts(space):
-    with pytest.raises(ValueError, match="^whitespace .* (must match only|is not a reg|begins wi)"):
+    with pytest.raises(ValueError, match="^whitespace .* (must match only|is not a reg|has a)"):
         processors.JsonSchema(INTEGER, whitespace=space)
 
 
