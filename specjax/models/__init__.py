@@ -19,7 +19,7 @@ from specjax.models.families import (
     preset,
 )
 from specjax.models.family import Family, HFFields, Nested, Renaming, Vocabulary
-from specjax.models.gemma2 import Gemma2Config
+from specjax.models.gemma import Gemma2Config
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.llama import Llama3RopeScaling, LlamaConfig
 from specjax.models.model import CausalLM, Model, Seq2SeqLM

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class RotaryConfig(DecoderOnlyConfig):
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
 
+    # The fields of `Style` in which a family differs from Llama.
+    differences: ClassVar[Mapping[str, Any]] = {}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         types = self.layer_types
@@ -52,7 +55,7 @@ class RotaryConfig(DecoderOnlyConfig):
     @property
     def style(self) -> Style:
         frequencies = rope_frequencies(self.head_dim, self.rope_theta)
-        return llama_style(self, frequencies, windows=self.windows)
+        return llama_style(self, frequencies, windows=self.windows, **self.differences)
 
 
 def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
