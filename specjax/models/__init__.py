@@ -1,4 +1,4 @@
-"""Networks with a ragged cache; a family of networks is one file (T5, Llama, Qwen 3, ...)."""
+"""Networks with a ragged cache; families share a file by maker (T5, Llama, Qwen, ...)."""
 
 from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.config import DecoderOnlyConfig, ModelConfig, RelativePositions, Style
