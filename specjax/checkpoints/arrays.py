@@ -14,8 +14,8 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.memory import check_fits
+from specjax.models.config import FLOATS
 
-FLOATS = ("float32", "bfloat16", "float16")
 _READABLE = (*FLOATS, "float64")
 # The number of entries that are checked, or compared, together.
 _BLOCK = 2**22
@@ -117,17 +117,6 @@ def _ranges(numbers: list[int]) -> str:
             runs.append([number])
     text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
     return text if len(numbers) < 2 else f"{{{text}}}"
-
-
-def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
-    """The dtype of parameters that a user gives, or names."""
-    try:
-        dtype = jnp.dtype(value)
-    except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
-        dtype = None
-    if dtype is None or dtype.name not in FLOATS:
-        raise UserError(f"`{name}` must be one of {', '.join(FLOATS)}, got {value!r}")
-    return dtype
 
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
