@@ -96,27 +96,12 @@ def check_same(
 
 
 def condense(names: Iterable[str]) -> str:
-    """Lists names; names that differ only in the layer's number are merged: `block.{0-11}.wo`."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    """Lists names; names that differ only in the layer's number are merged: `block.*.wo`."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        match = re.search(r"(?:layers_|layers\.|block\.)(\d+)", name)
-        if match is None:
-            groups.setdefault((name, ""), [])
-        else:
-            key = (name[: match.start(1)], name[match.end() :])
-            groups.setdefault(key, []).append(int(match[1]))
-    return ", ".join(f"{head}{_ranges(numbers)}{tail}" for (head, tail), numbers in groups.items())
-
-
-def _ranges(numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-    return text if len(numbers) < 2 else f"{{{text}}}"
+        pattern = re.sub(r"(layers_|layers\.|block\.)\d+", r"\1*", name, count=1)
+        groups.setdefault(pattern, []).append(name)
+    return ", ".join(key if len(group) > 1 else group[0] for key, group in groups.items())
 
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:

@@ -37,12 +37,9 @@ class RotaryConfig(DecoderOnlyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         types = self.layer_types
-        listed = isinstance(types, tuple | list)
-        if not listed or not all(kind in (SLIDING, FULL) for kind in types):
-            raise UserError(f"layer_types={types!r} may only name {SLIDING} and {FULL}")
+        if types not in ((), []):
+            _check_types(types, self.num_layers)
         object.__setattr__(self, "layer_types", tuple(types))
-        if types and len(types) != self.num_layers:
-            raise UserError(f"layer_types has {len(types)} names, but num_layers={self.num_layers}")
         if SLIDING in types and self.sliding_window is None:
             raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
 
@@ -56,6 +53,13 @@ class RotaryConfig(DecoderOnlyConfig):
     def style(self) -> Style:
         frequencies = rope_frequencies(self.head_dim, self.rope_theta)
         return llama_style(self, frequencies, windows=self.windows, **self.differences)
+
+
+def _check_types(types: Any, count: int) -> None:
+    if not isinstance(types, list | tuple) or not all(kind in (SLIDING, FULL) for kind in types):
+        raise UserError(f"layer_types={types!r} may only name {SLIDING} and {FULL}")
+    if len(types) != count:
+        raise UserError(f"layer_types has {len(types)} names, but there are {count} layers")
 
 
 def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
@@ -257,10 +261,7 @@ def windows_from_hf(
     """
     if (listed := fields.values.get("layer_types")) is not None:
         types = listed
-    if not isinstance(types, list | tuple) or not all(x in (SLIDING, FULL) for x in types):
-        raise UserError(f"layer_types={types!r} must be a list of {SLIDING!r} and {FULL!r}")
-    if len(types) != count:
-        raise UserError(f"layer_types has {len(types)} names, but num_hidden_layers={count}")
+    _check_types(types, count)
     if SLIDING not in types:
         return {"sliding_window": None, "layer_types": ()}
     if window is None:

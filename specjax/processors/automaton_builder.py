@@ -1,8 +1,9 @@
-"""Makes an expression's automaton with limited memory; a script that `byte_automata` starts.
+"""Uses outlines-core with limited memory; a script that `byte_automata` starts.
 
-Standard input has what `marshal` writes: `path` (of Python's modules), `memory` (bytes), `states`
-(the most) and `expression`. Standard output has 257 integers for each state: the state after each
-byte or -1, and whether a text may end. The first state is the start.
+Standard input has what `marshal` writes: `path` (of Python's modules), the limits `memory` (bytes),
+`states` and `characters`, and an `expression`, or a `schema` and `space`. Standard output has, of
+an expression, 257 integers for each state, the start first: the state after each byte or -1, and
+whether a text may end. Of a schema it has the expression.
 """
 
 import itertools
@@ -24,10 +25,14 @@ def main() -> None:
     """Answers one request; nothing of specjax can be imported here."""
     request = marshal.load(sys.stdin.buffer)
     sys.path[:] = request["path"]
-    from outlines_core import Index, Vocabulary
+    from outlines_core import Index, Vocabulary, json_schema
 
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    if "schema" in request:
+        text = json_schema.build_regex_from_schema(request["schema"], request["space"])
+        sys.stdout.buffer.write(text[: request["characters"] + 1].encode())
+        return
     tokens = {bytes([byte]): [byte] for byte in range(256)}
     vocabulary = Vocabulary(_EOS, {**tokens, b"\0\0": [_BEGIN]})
     # The empty alternative ends the library's search for matches that begin later, which doubles

@@ -82,11 +82,12 @@ def byte_automaton(pattern: str, *, name: str | None = None) -> ByteAutomaton:
         long.
       MissingLibraryError: outlines-core is not installed.
     """
+    require("outlines_core", "constraints")
     plain = plain_expression(pattern, name=name)
     try:
         return _compiled(plain)
-    except _RefusedError as error:
-        raise UserError(f"{name or _named(pattern)} {error}") from None
+    except UserError as error:
+        raise UserError(f"{name or _named(pattern)}{error}") from None
 
 
 @bounded_cache(most_bytes=64 << 20)
@@ -104,9 +105,7 @@ def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None
         raise UserError(f"pattern must be a text such as '[0-9]+', got {pattern!r}")
     try:
         if len(pattern) > MOST_CHARACTERS:
-            raise _RefusedError(
-                f"has {len(pattern)} characters, at most {MOST_CHARACTERS} are allowed"
-            )
+            raise _RefusedError(f"has more than {MOST_CHARACTERS} characters")
         tree = _parser.parse(pattern, re.ASCII if ascii_only else 0)
         if tree.state.flags & _FLAGS:
             raise _RefusedError(
@@ -222,34 +221,33 @@ def _others(ranges: Ranges) -> Ranges:
     return [*others, (at, _LAST)] if at <= _LAST else others
 
 
-@bounded_cache(most_bytes=128 << 20)
-def _compiled(plain: str) -> ByteAutomaton:
-    """The automaton, without steps after which no text of the language follows."""
-    require("outlines_core", "constraints")
-    request = {
-        "path": sys.path,
-        "memory": _MOST_MEMORY,
-        "states": MOST_STATES,
-        "expression": plain,
-    }
+def built(name: str, **request: str) -> bytes:
+    """What `automaton_builder` answers; errors call the expression `name`."""
+    limits = {"memory": _MOST_MEMORY, "states": MOST_STATES, "characters": MOST_CHARACTERS}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(_SCRIPT)],
-            input=marshal.dumps(request),
+            input=marshal.dumps({"path": sys.path, **limits, **request}),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise _RefusedError(f"takes more than {_SECONDS:.0f} s to compile: {_SIMPLER}") from None
+        raise UserError(f"{name} takes more than {_SECONDS:.0f} s to compile: {_SIMPLER}") from None
     if done.returncode:
-        raise _RefusedError(
-            f"takes more than {_MOST_MEMORY >> 20} MB to compile, or is nested too deeply: "
+        raise UserError(
+            f"{name} takes more than {_MOST_MEMORY >> 20} MB to compile, or is nested too deeply: "
             f"{_SIMPLER}"
         )
-    table = np.frombuffer(done.stdout, np.int32).reshape(-1, 257)
+    return done.stdout
+
+
+@bounded_cache(most_bytes=128 << 20)
+def _compiled(plain: str) -> ByteAutomaton:
+    """The automaton, without steps after which no text of the language follows."""
+    table = np.frombuffer(built("", expression=plain), np.int32).reshape(-1, 257)
     if len(table) > MOST_STATES:
-        raise _RefusedError(f"takes more than {MOST_STATES} states: {_SIMPLER}")
+        raise UserError(f" takes more than {MOST_STATES} states: {_SIMPLER}")
     steps, accepting = table[:, :256], table[:, 256] > 0
     sources, _ = np.nonzero(steps >= 0)
     useful = fewest_steps(sources, steps[steps >= 0], accepting) < FAR

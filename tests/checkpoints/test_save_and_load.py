@@ -223,7 +223,7 @@ def test_damaged_directories_of_ours(tmp_path):
     edit_json(settings, config={**json.loads(whole)["config"], "num_layers": 3})
     told(out, "9 arrays missing: decoder/layers_2/mlp/wi_0/kernel")
     edit_json(settings, config={**json.loads(whole)["config"], "mlp_dim": 24})
-    told("decoder/layers_{0-1}/mlp/wi_0/kernel is (16, 20) but should be (16, 24)")
+    told("decoder/layers_*/mlp/wi_0/kernel is (16, 20) but should be (16, 24)")
     edit_json(settings, config={**json.loads(whole)["config"], "colour": "red"})
     told(settings, "unknown fields colour")
     for field, value, part in (
@@ -257,9 +257,9 @@ def test_damaged_directories_of_ours(tmp_path):
 
 def test_lists_of_names_are_condensed():
     names = [f"decoder/layers_{i}/mlp/wo/kernel" for i in (0, 1, 2, 5)]
-    assert condense(names) == "decoder/layers_{0-2,5}/mlp/wo/kernel"
+    assert condense(names) == "decoder/layers_*/mlp/wo/kernel"
     names = [f"decoder.block.{i}.layer.{j}.wo" for i in range(12) for j in (0, 1)]
-    assert condense(names) == "decoder.block.{0-11}.layer.0.wo, decoder.block.{0-11}.layer.1.wo"
+    assert condense(names) == "decoder.block.*.layer.0.wo, decoder.block.*.layer.1.wo"
     assert condense(["b", "model.layers.7.x", "a"]) == "b, model.layers.7.x, a"
 
 
