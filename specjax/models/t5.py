@@ -8,6 +8,7 @@ et al. 2024 (Pile-T5); `t5x/examples/t5/network.py`; `transformers/models/t5`, `
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
@@ -304,20 +305,20 @@ def _sizes(
     vocab_size: int,
     prefix: str,
     names: str = " ".join(_SIZES),
-    **sizes: Any,
+    sizes: Mapping[str, tuple[int, int, int, int, int]] = _SIZES,
 ) -> dict[str, ModelConfig]:
-    sizes = sizes or _SIZES
     return {
         f"{prefix}_{name}": config(
             vocab_size=vocab_size,
-            embed_dim=sizes[name][0],
-            num_heads=sizes[name][1],
+            embed_dim=width,
+            num_heads=heads,
             head_dim=64,
-            mlp_dim=sizes[name][2],
-            num_encoder_layers=sizes[name][3],
-            num_decoder_layers=sizes[name][4],
+            mlp_dim=mlp,
+            num_encoder_layers=encoder,
+            num_decoder_layers=decoder,
         )
-        for name in names.split()
+        for name, (width, heads, mlp, encoder, decoder) in sizes.items()
+        if name in names.split()
     }
 
 
@@ -350,7 +351,7 @@ T5 = _t5_family(
     to_hf=_to_hf,
     presets={
         **_sizes(T5Config, 32_128, "t5_v1_1"),
-        **_sizes(T5Config, 384, "byt5", **_BYT5_SIZES),
+        **_sizes(T5Config, 384, "byt5", sizes=_BYT5_SIZES),
     },
 )
 

@@ -248,8 +248,8 @@ class _SchemaReader:
         if kind == "any":
             # In a list, as outlines-core makes alternatives without parentheses of it.
             return {"anyOf": [{}]}
-        lengths = {key: schema[key] for key in ("minLength", "maxLength") if key in schema}
-        return {"type": kind, **lengths}
+        plain = {"type": kind}
+        return plain | {key: x for key, x in schema.items() if key in ("minLength", "maxLength")}
 
     def _text(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
         """A string of a pattern or format."""
