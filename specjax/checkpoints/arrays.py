@@ -14,8 +14,8 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.memory import check_fits
+from specjax.models.config import FLOATS
 
-FLOATS = ("float32", "bfloat16", "float16")
 _READABLE = (*FLOATS, "float64")
 # The number of entries that are checked, or compared, together.
 _BLOCK = 2**22
@@ -96,38 +96,12 @@ def check_same(
 
 
 def condense(names: Iterable[str]) -> str:
-    """Lists names; names that differ only in the layer's number are merged: `block.{0-11}.wo`."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    """Lists names; names that differ only in the layer's number are merged: `block.*.wo`."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        match = re.search(r"(?:layers_|layers\.|block\.)(\d+)", name)
-        if match is None:
-            groups.setdefault((name, ""), [])
-        else:
-            key = (name[: match.start(1)], name[match.end() :])
-            groups.setdefault(key, []).append(int(match[1]))
-    return ", ".join(f"{head}{_ranges(numbers)}{tail}" for (head, tail), numbers in groups.items())
-
-
-def _ranges(numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-    return text if len(numbers) < 2 else f"{{{text}}}"
-
-
-def float_dtype(value: Any, name: str = "dtype") -> np.dtype:
-    """The dtype of parameters that a user gives, or names."""
-    try:
-        dtype = jnp.dtype(value)
-    except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
-        dtype = None
-    if dtype is None or dtype.name not in FLOATS:
-        raise UserError(f"`{name}` must be one of {', '.join(FLOATS)}, got {value!r}")
-    return dtype
+        pattern = re.sub(r"(layers_|layers\.|block\.)\d+", r"\1*", name, count=1)
+        groups.setdefault(pattern, []).append(name)
+    return ", ".join(key if len(group) > 1 else group[0] for key, group in groups.items())
 
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:

@@ -21,7 +21,6 @@ from specjax.checkpoints.arrays import (
     common_dtype,
     condense,
     flatten,
-    float_dtype,
     materialise,
 )
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
@@ -33,6 +32,7 @@ from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.errors import UserError
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
+from specjax.models.config import float_dtype
 from specjax.models.int8 import check_form, int8_form
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
@@ -59,9 +59,7 @@ class LoadedModel:
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
       path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).
       format: "hf", "t5x" or "orbax".
-      eos_ids: ids that end a generation.
-      pad_id: fills finished rows; None if the files have none.
-      bos_id: begins a prompt (Llama, Gemma); None if there is none.
+      special_ids: the ids that files name, else those that transformers assumes.
       step: the training step, of T5X checkpoints.
       stored_dtype: the dtype of the arrays on disk, float32 if they differ; `load_model` converts
         float16, in which no model computes, to float32.
@@ -72,16 +70,9 @@ class LoadedModel:
     config: ModelConfig
     path: Path
     format: str
-    eos_ids: tuple[int, ...] = ()
-    pad_id: int | None = None
-    bos_id: int | None = None
+    special_ids: SpecialIds
     step: int | None = None
     stored_dtype: Any = None
-
-    @property
-    def special_ids(self) -> SpecialIds:
-        start = getattr(self.config, "decoder_start_token", None)
-        return SpecialIds(self.eos_ids, self.pad_id, self.bos_id, start)
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -162,7 +153,7 @@ def load_model(
         raise UserError("`mesh` and `shardings` exclude each other; give only one of them")
     check_form(weights)
     dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-    requested = {name: float_dtype(x, name) for name, x in dtypes.items() if x is not None}
+    requested = {name: float_dtype(x, f"`{name}`") for name, x in dtypes.items() if x is not None}
     opened = _open(path, config, check_weights)
     warn_of_adapter(opened.path)
     ids, rows = opened.ids, opened.config.vocab_size
@@ -194,9 +185,9 @@ def load_model(
         config=model.config,
         path=opened.path,
         format=opened.format,
-        eos_ids=ids.eos,
-        pad_id=ids.pad,
-        bos_id=ids.bos,
+        special_ids=dataclasses.replace(
+            ids, decoder_start=getattr(model.config, "decoder_start_token", None)
+        ),
         step=opened.step,
         stored_dtype=disk,
     )

@@ -14,7 +14,6 @@ from specjax.checkpoints.arrays import (
     check_floating,
     common_dtype,
     flatten,
-    float_dtype,
     materialise,
 )
 from specjax.checkpoints.loading import VERSION, load_model, read_config
@@ -28,6 +27,7 @@ from specjax.models import (
     family_of,
     model_from_config,
 )
+from specjax.models.config import float_dtype
 from specjax.models.weights import is_stored
 from specjax.tokenizers.load import keep_sentinels
 from specjax.tokenizers.model_files import (

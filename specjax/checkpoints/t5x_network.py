@@ -25,7 +25,6 @@ import numpy as np
 from specjax.checkpoints.arrays import ArrayReader, ArraySpec, Piece, same_values
 from specjax.errors import UserError
 from specjax.models import ModelConfig, T5Config
-from specjax.models.config import largest
 
 GIN_FILES = ("config.gin", "operative_config.gin")
 
@@ -73,11 +72,6 @@ class ParamTree:
                 # The array itself, which may be traced.
                 self._add(source, source, spec.shape, lambda array: array)
                 continue
-            if spec.shape[axis] > largest("num_layers"):
-                raise UserError(
-                    f"{reader.directory}: {source} has shape {spec.shape}, which means "
-                    f"{spec.shape[axis]:,} layers, more than any network; copy it again"
-                )
             shape = spec.shape[:axis] + spec.shape[axis + 1 :]
             for i in range(spec.shape[axis]):
 
@@ -227,22 +221,10 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
     """
     bound = dict(_bindings(gin))
     values: dict[str, Any] = {}
-    stock = {"num_buckets": str(BUCKETS), "max_distance": str(MAX_DISTANCE)}
     for name, value in bound.items():
         module, _, field = name.rpartition(".")
-        if module.endswith("RelativePositionBiases") and value != stock.get(field, value):
-            raise UserError(
-                f"{gin}: {name} = {value} has no effect, because T5X's T5 passes its own value; "
-                "bind T5Config.num_buckets and T5Config.max_distance to the values of training, "
-                "or give a JSON file"
-            )
         if not re.fullmatch(r"(.*[./])?T5Config", module):
             continue
-        if re.search("bucket|distance", field) and field not in _RELATIVE:
-            raise UserError(
-                f"{gin}: T5Config.{field} is not a field that specjax knows; give a JSON file with "
-                "relpos_buckets and relpos_max_distance"
-            )
         try:
             values[field] = ast.literal_eval(_expanded(value, bound))
         except (KeyError, ValueError, SyntaxError, RecursionError):

@@ -1,4 +1,4 @@
-"""Networks with a ragged cache; a family of networks is one file (T5, Llama, Qwen 3, ...)."""
+"""Networks with a ragged cache; families share a file by maker (T5, Llama, Qwen, ...)."""
 
 from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.config import DecoderOnlyConfig, ModelConfig, RelativePositions, Style
@@ -19,7 +19,7 @@ from specjax.models.families import (
     preset,
 )
 from specjax.models.family import Family, HFFields, Nested, Renaming, Vocabulary
-from specjax.models.gemma2 import Gemma2Config
+from specjax.models.gemma import Gemma2Config
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.llama import Llama3RopeScaling, LlamaConfig
 from specjax.models.model import CausalLM, Model, Seq2SeqLM

@@ -38,6 +38,7 @@ import numpy as np
 
 from specjax.errors import UserError
 
+FLOATS = ("float32", "bfloat16", "float16")
 _LAYERS = ("num_layers", "num_encoder_layers", "num_decoder_layers", "num_hidden_layers")
 _POSITIONS = ("sliding_window", "original_max_position", "original_max_position_embeddings")
 _MOST = {
@@ -141,7 +142,7 @@ class ModelConfig(abc.ABC):
         name = type(self).__name__
         # Equal values get the same spelling, so that equal configurations hash alike.
         for field in ("dtype", "param_dtype"):
-            object.__setattr__(self, field, _float_dtype(f"{name}: {field}", getattr(self, field)))
+            object.__setattr__(self, field, float_dtype(getattr(self, field), f"{name}: {field}"))
         check_numbers(self, name)
         if self.num_heads % self.kv_heads:
             raise UserError(
@@ -242,14 +243,14 @@ def largest(field: str) -> int:
     return _MOST.get(field, 2**20)
 
 
-def _float_dtype(name: str, value: Any) -> Any:
-    remedy = "must be a floating dtype, such as float32 or bfloat16"
+def float_dtype(value: Any, name: str = "`dtype`") -> np.dtype:
+    """The dtype of parameters or activations that a user gives, or names."""
     try:
         dtype = jnp.dtype(value)
     except Exception:  # NumPy parses a text as a format, which Python may parse as a tuple
-        raise UserError(f"{name}={value!r} {remedy}") from None
-    if value is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise UserError(f"{name}={value} {remedy}")
+        dtype = None
+    if value is None or dtype is None or dtype.name not in FLOATS:
+        raise UserError(f"{name} must be one of {', '.join(FLOATS)}, got {value!r}")
     return dtype
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,15 +31,15 @@ class RotaryConfig(DecoderOnlyConfig):
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
 
+    # The fields of `Style` in which a family differs from Llama.
+    differences: ClassVar[Mapping[str, Any]] = {}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         types = self.layer_types
-        listed = isinstance(types, tuple | list)
-        if not listed or not all(kind in (SLIDING, FULL) for kind in types):
-            raise UserError(f"layer_types={types!r} may only name {SLIDING} and {FULL}")
+        if types not in ((), []):
+            _check_types(types, self.num_layers)
         object.__setattr__(self, "layer_types", tuple(types))
-        if types and len(types) != self.num_layers:
-            raise UserError(f"layer_types has {len(types)} names, but num_layers={self.num_layers}")
         if SLIDING in types and self.sliding_window is None:
             raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
 
@@ -52,7 +52,14 @@ class RotaryConfig(DecoderOnlyConfig):
     @property
     def style(self) -> Style:
         frequencies = rope_frequencies(self.head_dim, self.rope_theta)
-        return llama_style(self, frequencies, windows=self.windows)
+        return llama_style(self, frequencies, windows=self.windows, **self.differences)
+
+
+def _check_types(types: Any, count: int) -> None:
+    if not isinstance(types, list | tuple) or not all(kind in (SLIDING, FULL) for kind in types):
+        raise UserError(f"layer_types={types!r} may only name {SLIDING} and {FULL}")
+    if len(types) != count:
+        raise UserError(f"layer_types has {len(types)} names, but there are {count} layers")
 
 
 def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
@@ -254,10 +261,7 @@ def windows_from_hf(
     """
     if (listed := fields.values.get("layer_types")) is not None:
         types = listed
-    if not isinstance(types, list | tuple) or not all(x in (SLIDING, FULL) for x in types):
-        raise UserError(f"layer_types={types!r} must be a list of {SLIDING!r} and {FULL!r}")
-    if len(types) != count:
-        raise UserError(f"layer_types has {len(types)} names, but num_hidden_layers={count}")
+    _check_types(types, count)
     if SLIDING not in types:
         return {"sliding_window": None, "layer_types": ()}
     if window is None:

@@ -7,22 +7,13 @@ from typing import Any
 from specjax.errors import UserError
 from specjax.models.config import ModelConfig
 from specjax.models.family import Family
-from specjax.models.gemma import GEMMA
-from specjax.models.gemma2 import GEMMA2
-from specjax.models.gemma3 import GEMMA3
+from specjax.models.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.llama import LLAMA
-from specjax.models.mistral import MISTRAL
+from specjax.models.llama_variants import MISTRAL, OLMO2, PHI3, SMOLLM3
 from specjax.models.model import Model
-from specjax.models.mt5 import MT5
-from specjax.models.olmo2 import OLMO2
-from specjax.models.phi3 import PHI3
-from specjax.models.qwen2 import QWEN2
-from specjax.models.qwen3 import QWEN3
-from specjax.models.smollm3 import SMOLLM3
-from specjax.models.t5 import T5
-from specjax.models.t5gemma import T5GEMMA
-from specjax.models.t5gemma2 import T5GEMMA2
-from specjax.models.umt5 import UMT5
+from specjax.models.qwen import QWEN2, QWEN3
+from specjax.models.t5 import MT5, T5, UMT5
+from specjax.models.t5gemma import T5GEMMA, T5GEMMA2
 
 # By name; a custom family is another entry.
 FAMILIES: dict[str, Family] = {

@@ -1,7 +1,7 @@
 """`Family`: everything that specjax has to know about a family of networks.
 
-A family is a file (`llama.py`, `gemma2.py`, `t5.py`) with its configuration, its Hugging Face names
-and fields, its published sizes and its vocabulary; and a line of `families.py`.
+A family is in a file (`llama.py`, `gemma.py`, `t5.py`) with its configuration, its Hugging Face
+names and fields, its published sizes and its vocabulary; and a line of `families.py`.
 """
 
 import dataclasses

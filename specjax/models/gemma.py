@@ -1,36 +1,216 @@
-"""Gemma 1: one norm before each block, embeddings scaled by the square root of their width.
+"""Gemma 1, 2 and 3 (text).
 
-Source: Gemma Team 2024 (arXiv 2403.08295); `transformers/models/gemma`.
+Gemma 1 scales embeddings by the square root of their width. Gemma 2 has soft caps, a window in
+every other layer, and norms before and after each block. Gemma 3 has five layers with a window to
+one without, each kind with its own rotation; checkpoints of its larger sizes also have a vision
+model, which is left out. The stored norm scales are Hugging Face's: the networks add 1 to them.
+
+Source: Gemma Team 2024 (arXiv 2403.08295, 2408.00118), 2025 (arXiv 2503.19786);
+`transformers/models/gemma`, `gemma2`, `gemma3`.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
+import numpy as np
+
 from specjax.errors import UserError
-from specjax.models.config import Style
+from specjax.models.config import DecoderOnlyConfig, Style
 from specjax.models.decoder_only import (
+    FULL,
+    SLIDING,
     Constants,
     RotaryConfig,
     decoder_only_family,
+    decoder_only_from_hf,
+    decoder_only_names,
+    decoder_only_to_hf,
+    llama_style,
+    rope_from_hf,
     rotary_from_hf,
     rotary_to_hf,
+    types_of_layers,
+    windows_from_hf,
 )
-from specjax.models.family import HFFields
-from specjax.models.gemma2 import SPECIAL_IDS, VOCABULARY, gemma_style
+from specjax.models.family import VERBATIM, HFFields, Nested, Vocabulary
+from specjax.models.position_encoding import rope_frequencies
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma2Config(DecoderOnlyConfig):
+    """A Gemma 2.
+
+    Attributes:
+      sliding_window: on even layers a query at position t sees keys at t - window + 1 .. t.
+      attn_logit_softcap: c in c·tanh(x / c) on attention logits; None for no cap.
+      final_logit_softcap: the same on the output logits; None for no cap.
+      query_pre_attn_scalar: queries are multiplied by this ** -0.5.
+      rope_theta: base of the rotary frequencies.
+    """
+
+    sliding_window: int
+    tie_embeddings: bool = True
+    attn_logit_softcap: float | None = 50.0
+    final_logit_softcap: float | None = 30.0
+    query_pre_attn_scalar: float = 256.0
+    rope_theta: float = 10_000.0
+
+    @property
+    def style(self) -> Style:
+        layers = range(self.num_layers)
+        return llama_style(
+            self,
+            rope_frequencies(self.head_dim, self.rope_theta),
+            **_shared_style(self.embed_dim),
+            windows=tuple(None if i % 2 else self.sliding_window for i in layers),
+            query_scale=self.query_pre_attn_scalar**-0.5,
+            post_norms=True,
+            attn_softcap=self.attn_logit_softcap,
+            final_softcap=self.final_logit_softcap,
+        )
+
+
+# The fields of `Style` that all Gemmas share.
+def _shared_style(embed_dim: int) -> dict[str, Any]:
+    return {
+        "activations": ("gelu", "linear"),
+        "plus_one_norms": True,
+        "embed_stddev": embed_dim**-0.5,
+        "embed_scale": embed_dim**0.5,
+    }
+
+
+# Fields that all later Gemmas may only have with these values.
+_CONSTANTS: Constants = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+}
+
+
+def _gemma2_from_hf(fields: HFFields) -> Gemma2Config:
+    values = fields.values
+    if not values.get("hidden_activation"):
+        fields.refuse("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    fields.refuse("use_bidirectional_attention", (False,), False)
+    sizes = rotary_from_hf(fields, _CONSTANTS, tied=True, head_dim=256, num_key_value_heads=4)
+    types = values.get("layer_types")
+    # As long as the list: a damaged file may name any number of layers.
+    count = len(types) if isinstance(types, list) else 0
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
+    if types is not None and (types != alternating or count != sizes["num_layers"]):
+        raise UserError(
+            f"layer_types={types} must alternate between sliding_attention and full_attention, as "
+            f"in Gemma 2, for num_hidden_layers={sizes['num_layers']}"
+        )
+
+    def cap(name: str, default: float) -> float | None:
+        # null means no cap; an absent key means the default.
+        return fields.positive(name, None) if name in values else default
+
+    return Gemma2Config(
+        **sizes,
+        # null is refused.
+        sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
+        attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
+        final_logit_softcap=cap("final_logit_softcapping", 30.0),
+        query_pre_attn_scalar=_query_scalar(fields),
+    )
+
+
+def _gemma2_to_hf(config: Gemma2Config) -> dict[str, Any]:
+    return {
+        **rotary_to_hf(config, _CONSTANTS, 8_192),
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": config.sliding_window,
+        "attn_logit_softcapping": config.attn_logit_softcap,
+        "final_logit_softcapping": config.final_logit_softcap,
+        "query_pre_attn_scalar": _whole_scalar(config.query_pre_attn_scalar),
+    }
+
+
+# The field may be absent but not null.
+def _query_scalar(fields: HFFields) -> float:
+    name = "query_pre_attn_scalar"
+    return fields.positive(name) if name in fields.values else 256.0
+
+
+def _whole_scalar(value: float) -> int:
+    if not value.is_integer():
+        raise UserError(
+            f"query_pre_attn_scalar={value} must be a whole number for transformers 5 to read the "
+            "model; convert it to orbax"
+        )
+    return int(value)
+
+
+_gemma2_size = functools.partial(Gemma2Config.of, 256_000, sliding_window=4_096)
+
+# With norms before and after each block.
+_NAMES = decoder_only_names(
+    {
+        "input_layernorm": "pre_self_attention_layer_norm",
+        "post_attention_layernorm": "post_self_attention_layer_norm",
+        "pre_feedforward_layernorm": "pre_mlp_layer_norm",
+        "post_feedforward_layernorm": "post_mlp_layer_norm",
+    }
+)
+_SPECIAL_IDS = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2}
+_VOCABULARY = Vocabulary(
+    file="tokenizer.model",
+    types=("bpe",),
+    options={
+        "pad_id": 0,
+        "eos_id": 1,
+        "bos_id": 2,
+        "unk_id": 3,
+        "eos_piece": "<eos>",
+        "bos_piece": "<bos>",
+        "add_dummy_prefix": False,
+        **VERBATIM,
+    },
+    settings={
+        "tokenizer_class": "GemmaTokenizer",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "bos_token": "<bos>",
+        "unk_token": "<unk>",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "legacy": False,
+    },
+)
+
+GEMMA2 = decoder_only_family(
+    "gemma2",
+    config=Gemma2Config,
+    architectures=("Gemma2ForCausalLM",),
+    special_ids=_SPECIAL_IDS,
+    names=_NAMES,
+    from_hf=_gemma2_from_hf,
+    to_hf=_gemma2_to_hf,
+    presets={
+        "gemma2_2b": _gemma2_size(2_304, 8, 4, 256, 9_216, 26),
+        "gemma2_9b": _gemma2_size(3_584, 16, 8, 256, 14_336, 42),
+        # Its queries are scaled by E / H, not by the width of a head.
+        "gemma2_27b": _gemma2_size(4_608, 32, 16, 128, 36_864, 46, query_pre_attn_scalar=144.0),
+    },
+    vocabulary=_VOCABULARY,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GemmaConfig(RotaryConfig):
-    """A Gemma 1. The stored norm scales are Hugging Face's: the network adds 1 to them."""
+    """A Gemma 1."""
 
     tie_embeddings: bool = True
 
     @property
     def style(self) -> Style:
-        return dataclasses.replace(super().style, **gemma_style(self.embed_dim))
+        return dataclasses.replace(super().style, **_shared_style(self.embed_dim))
 
 
-_CONSTANTS: Constants = {
+_GEMMA1_CONSTANTS: Constants = {
     # "gelu" has always meant the tanh approximation here.
     "hidden_act": ("gelu_pytorch_tanh", "gelu"),
     "hidden_activation": ("gelu_pytorch_tanh", None),
@@ -38,28 +218,179 @@ _CONSTANTS: Constants = {
 }
 
 
-def _from_hf(fields: HFFields) -> GemmaConfig:
+def _gemma1_from_hf(fields: HFFields) -> GemmaConfig:
     fields.refuse("use_bidirectional_attention", (False,), False)
-    sizes = rotary_from_hf(fields, _CONSTANTS, tied=True, num_key_value_heads=16, head_dim=256)
+    sizes = rotary_from_hf(
+        fields, _GEMMA1_CONSTANTS, tied=True, num_key_value_heads=16, head_dim=256
+    )
     return GemmaConfig(**sizes)
 
 
-def _to_hf(config: GemmaConfig) -> dict[str, Any]:
+def _gemma1_to_hf(config: GemmaConfig) -> dict[str, Any]:
     if config.sliding_window is not None:
         raise UserError("sliding_window must be None for transformers to read a Gemma 1")
-    return rotary_to_hf(config, _CONSTANTS, 8_192)
+    return rotary_to_hf(config, _GEMMA1_CONSTANTS, 8_192)
 
 
 GEMMA = decoder_only_family(
     "gemma",
     config=GemmaConfig,
     architectures=("GemmaForCausalLM",),
-    special_ids=SPECIAL_IDS,
-    from_hf=_from_hf,
-    to_hf=_to_hf,
+    special_ids=_SPECIAL_IDS,
+    from_hf=_gemma1_from_hf,
+    to_hf=_gemma1_to_hf,
     presets={
         "gemma_2b": GemmaConfig.of(256_000, 2_048, 8, 1, 256, 16_384, 18),
         "gemma_7b": GemmaConfig.of(256_000, 3_072, 16, 16, 256, 24_576, 28),
     },
-    vocabulary=VOCABULARY,
+    vocabulary=_VOCABULARY,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Config(RotaryConfig):
+    """The text network of a Gemma 3.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies in layers without a window.
+      local_rope_theta: base in layers with a window.
+      rope_factor: the frequencies of layers without a window are divided by this.
+      query_pre_attn_scalar: queries are multiplied by this ** -0.5.
+    """
+
+    tie_embeddings: bool = True
+    rope_theta: float = 1e6
+    local_rope_theta: float = 10_000.0
+    rope_factor: float = 1.0
+    query_pre_attn_scalar: float = 256.0
+
+    @property
+    def style(self) -> Style:
+        every = rope_frequencies(self.head_dim, self.rope_theta) / np.float32(self.rope_factor)
+        local = rope_frequencies(self.head_dim, self.local_rope_theta)
+        ropes = {FULL: tuple(every.tolist()), SLIDING: tuple(local.tolist())}
+        return dataclasses.replace(
+            super().style,
+            **_shared_style(self.embed_dim),
+            ropes=tuple(ropes[kind] for kind in types_of_layers(self)),
+            query_scale=self.query_pre_attn_scalar**-0.5,
+            qk_norms="head",
+            post_norms=True,
+        )
+
+
+# Each `every`-th layer has no window.
+def _gemma3_types(count: int, every: int = 6) -> tuple[str, ...]:
+    return tuple(FULL if (i + 1) % every == 0 else SLIDING for i in range(count))
+
+
+def _gemma3_from_hf(fields: HFFields) -> Gemma3Config:
+    fields.refuse_others(_CONSTANTS)
+    fields.refuse("use_bidirectional_attention", (False,), False)
+    fields.refuse("attn_logit_softcapping", (None,), None)
+    fields.refuse("final_logit_softcapping", (None,), None)
+    # Files of the larger sizes leave out what the 4B has.
+    sizes = decoder_only_from_hf(
+        fields,
+        vocab_size=262_208,
+        hidden_size=2_304,
+        intermediate_size=9_216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+    )
+    count = sizes["num_layers"]
+    types = _gemma3_types(count, fields.whole("sliding_window_pattern", 6))
+    window = fields.window(4_096)
+    return Gemma3Config(
+        **sizes,
+        **windows_from_hf(fields, window, types, count),
+        **_ropes(fields),
+        query_pre_attn_scalar=_query_scalar(fields),
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _ropes(fields: HFFields) -> dict[str, Any]:
+    # By type of layer in 5.x, in single fields in 4.x.
+    both = fields.objects("rope_parameters")
+    if unknown := sorted(set(both) - {FULL, SLIDING}):
+        raise UserError(
+            f"rope_parameters names {unknown[0]!r}; it must name {FULL!r} and {SLIDING!r}"
+        )
+
+    def one(
+        kind: str, single: str, default: float, scaling: dict[str, Any]
+    ) -> tuple[float, str, HFFields]:
+        parameters = HFFields(both).objects(kind)
+        theta = fields.positive(single, default)
+        inner = {"rope_parameters": {**parameters, **scaling}, "rope_theta": theta}
+        return rope_from_hf(HFFields(inner), default)
+
+    theta, kind, rope = one(FULL, "rope_theta", 1e6, fields.objects("rope_scaling"))
+    local, local_kind, _ = one(SLIDING, "rope_local_base_freq", 10_000.0, {})
+    if kind not in ("default", "linear") or local_kind != "default":
+        raise UserError(
+            f"rope_type={kind!r} of {FULL} must be 'default' or 'linear', and {local_kind!r} of "
+            f"{SLIDING} 'default'"
+        )
+    factor = float(rope.positive("factor")) if kind == "linear" else 1.0
+    return {"rope_theta": theta, "local_rope_theta": local, "rope_factor": factor}
+
+
+def _gemma3_to_hf(config: Gemma3Config) -> dict[str, Any]:
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if config.rope_factor != 1.0:
+        scaling = {"rope_type": "linear", "factor": config.rope_factor}
+    local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    return {
+        **decoder_only_to_hf(config),
+        **{name: allowed[0] for name, allowed in _CONSTANTS.items()},
+        "sliding_window": config.sliding_window or 4_096,
+        "layer_types": types_of_layers(config),
+        "query_pre_attn_scalar": _whole_scalar(config.query_pre_attn_scalar),
+        "max_position_embeddings": 32_768,
+        "rope_theta": config.rope_theta,  # 4.x, with the next two
+        "rope_local_base_freq": config.local_rope_theta,
+        "rope_scaling": None if config.rope_factor == 1.0 else scaling,
+        "rope_parameters": {
+            FULL: {**scaling, "rope_theta": config.rope_theta},
+            SLIDING: local,
+        },
+    }
+
+
+def _gemma3_size(window: int, vocab: int, *sizes: int, **others: Any) -> Gemma3Config:
+    types = _gemma3_types(sizes[-1])
+    return Gemma3Config.of(vocab, *sizes, sliding_window=window, layer_types=types, **others)
+
+
+GEMMA3 = decoder_only_family(
+    "gemma3_text",
+    config=Gemma3Config,
+    architectures=("Gemma3ForCausalLM",),
+    special_ids=_SPECIAL_IDS,
+    names=_NAMES,
+    from_hf=_gemma3_from_hf,
+    to_hf=_gemma3_to_hf,
+    nested=Nested(
+        model_type="gemma3",
+        architectures=("Gemma3ForConditionalGeneration",),
+        field="text_config",
+        # Published files, and those of transformers 5.
+        prefixes={"language_model.": "", "model.language_model.": "model."},
+        others=r"(model\.)?(vision_tower|multi_modal_projector)\..*",
+    ),
+    presets={
+        "gemma3_270m": _gemma3_size(512, 262_144, 640, 4, 1, 256, 2_048, 18),
+        "gemma3_1b": _gemma3_size(512, 262_144, 1_152, 4, 1, 256, 6_912, 26),
+        "gemma3_4b": _gemma3_size(1_024, 262_208, 2_560, 8, 4, 256, 10_240, 34, rope_factor=8.0),
+        "gemma3_12b": _gemma3_size(1_024, 262_208, 3_840, 16, 8, 256, 15_360, 48, rope_factor=8.0),
+        "gemma3_27b": _gemma3_size(
+            1_024, 262_208, 5_376, 32, 16, 128, 21_504, 62,
+            rope_factor=8.0, query_pre_attn_scalar=168.0,
+        ),
+    },
+    vocabulary=_VOCABULARY,
+)  # fmt: skip

@@ -1,13 +1,15 @@
 """T5: v1.0 (relu, tied), v1.1, FLAN and ByT5 (gated gelu, untied), with T5X's parameter tree.
 
-Source: Raffel et al. 2020, Xue et al. 2022 (ByT5); `t5x/examples/t5/network.py`;
-`transformers/models/t5`.
+mT5 is T5 v1.1 with a vocabulary of 101 languages. UMT5 and Pile-T5 have relative position biases
+in every layer.
+
+Source: Raffel et al. 2020, Xue et al. 2021 (mT5), 2022 (ByT5), Chung et al. 2023 (UMT5), Sutawika
+et al. 2024 (Pile-T5); `t5x/examples/t5/network.py`; `transformers/models/t5`, `mt5`, `umt5`.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from specjax.errors import UserError
 from specjax.models.config import ModelConfig, RelativePositions, Style
@@ -109,21 +111,10 @@ _ALIASES = {
     "head_dim": "d_kv",
 }
 
-_Config = TypeVar("_Config", bound=T5Config)
 
-
-def t5_from_hf(
-    fields: HFFields, config: type[_Config], activation: str, untied: bool, scales: bool
-) -> _Config:
-    """The configuration of a T5, mT5 or UMT5.
-
-    Args:
-      fields: of the `config.json`.
-      config: the class of the configuration.
-      activation: the `feed_forward_proj` of a file that has none.
-      untied: whether the head differs from the embedding.
-      scales: whether a tied head scales its input.
-    """
+# `activation` is the `feed_forward_proj` of a file that has none; `scales` says whether a tied head
+# scales its input.
+def _t5_from_hf(fields: HFFields, config: Any, activation: str, untied: bool, scales: bool) -> Any:
     for alias, name in _ALIASES.items():
         if fields.values.get(alias) not in (None, fields.values.get(name)):
             raise UserError(
@@ -171,21 +162,21 @@ def t5_from_hf(
 # A head is tied unless the checkpoint's differs from the embedding. `scale_decoder_outputs`
 # (transformers 5) says whether a tied head scales its input; without it, as in 4.x, it does.
 def _from_hf(fields: HFFields) -> T5Config:
-    untied = is_untied(fields)
+    untied = _is_untied(fields)
     scales = fields.flag("scale_decoder_outputs")
     if scales is None:
         scales = fields.flag("tie_word_embeddings", True)
-    return t5_from_hf(fields, T5Config, "relu", untied, scales)
+    return _t5_from_hf(fields, T5Config, "relu", untied, scales)
 
 
-SCALED_UNTIED = (
+_SCALED_UNTIED = (
     "scale_decoder_outputs is true, which belongs to a tied head, but lm_head.weight differs from "
     "shared.weight; set it to false if the head is untied"
 )
 
 
-def is_untied(fields: HFFields) -> bool:
-    """Whether the head differs from the embedding; transformers would scale some untied heads."""
+# transformers would scale some untied heads.
+def _is_untied(fields: HFFields) -> bool:
     head = fields.head
     said_untied = fields.flag("tie_word_embeddings") is False
     scales = fields.flag("scale_decoder_outputs")
@@ -198,7 +189,7 @@ def is_untied(fields: HFFields) -> bool:
             "tied"
         )
     if scales:
-        raise UserError(SCALED_UNTIED)
+        raise UserError(_SCALED_UNTIED)
     if scales is None and not said_untied:
         raise UserError(
             "lm_head.weight differs from shared.weight, but tie_word_embeddings is not "
@@ -214,19 +205,14 @@ def _to_hf(config: T5Config) -> dict[str, Any]:
     # does not scale is called untied: this is right in 4.x and 5.x.
     scales = config.tie_embeddings and config.scale_tied_logits
     return {
-        **t5_to_hf(config, per_layer=False),
+        **_t5_to_hf(config, per_layer=False),
         "scale_decoder_outputs": scales,
         "tie_word_embeddings": scales,
     }
 
 
-def t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
-    """The inverse of `t5_from_hf`.
-
-    Args:
-      config: the configuration.
-      per_layer: whether transformers' network has a relative position bias per layer.
-    """
+# `per_layer` says whether transformers' network has a relative position bias per layer.
+def _t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
     if config.relpos_per_layer != per_layer:
         has, other = ("layer", "stack") if config.relpos_per_layer else ("stack", "layer")
         kind = type(config).__name__.removesuffix("Config")
@@ -288,8 +274,7 @@ def _stack(stack: str, per_layer: bool) -> list[Renaming]:
     return lines
 
 
-def t5_names(per_layer: bool = False) -> tuple[Renaming, ...]:
-    """Hugging Face's names; `per_layer`: whether each layer has its own relative position bias."""
+def _names(per_layer: bool = False) -> tuple[Renaming, ...]:
     return (
         Renaming("shared.weight", "token_embedder/embedding"),
         *_stack("encoder", per_layer),
@@ -315,32 +300,33 @@ _BYT5_SIZES = {
 }
 
 
-def t5_sizes(
-    config: type[_Config],
+def _sizes(
+    config: type[T5Config],
     vocab_size: int,
     prefix: str,
-    names: tuple[str, ...] = tuple(_SIZES),
-    sizes: Mapping[str, tuple[int, ...]] = MappingProxyType(_SIZES),
+    names: str = " ".join(_SIZES),
+    sizes: Mapping[str, tuple[int, int, int, int, int]] = _SIZES,
 ) -> dict[str, ModelConfig]:
-    """Presets in the sizes of T5 v1.1, which later T5s have with other vocabularies."""
     return {
         f"{prefix}_{name}": config(
             vocab_size=vocab_size,
-            embed_dim=sizes[name][0],
-            num_heads=sizes[name][1],
+            embed_dim=width,
+            num_heads=heads,
             head_dim=64,
-            mlp_dim=sizes[name][2],
-            num_encoder_layers=sizes[name][3],
-            num_decoder_layers=sizes[name][4],
+            mlp_dim=mlp,
+            num_encoder_layers=encoder,
+            num_decoder_layers=decoder,
         )
-        for name in names
+        for name, (width, heads, mlp, encoder, decoder) in sizes.items()
+        if name in names.split()
     }
 
 
-def t5_family(name: str, **fields: Any) -> Family:
-    """A family of T5s; what is not given is as in T5."""
+# What is not given is as in T5.
+def _t5_family(name: str, **fields: Any) -> Family:
     shared: dict[str, Any] = {
         "model": Seq2SeqLM,
+        "names": _names(),
         "special_ids": {"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0},
         # In old checkpoints: of the embedding.
         "copies": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
@@ -357,15 +343,99 @@ def t5_family(name: str, **fields: Any) -> Family:
     return Family(name=name, **(shared | fields))
 
 
-T5 = t5_family(
+T5 = _t5_family(
     "t5",
     config=T5Config,
     architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
-    names=t5_names(),
     from_hf=_from_hf,
     to_hf=_to_hf,
     presets={
-        **t5_sizes(T5Config, 32_128, "t5_v1_1"),
-        **t5_sizes(T5Config, 384, "byt5", sizes=_BYT5_SIZES),
+        **_sizes(T5Config, 32_128, "t5_v1_1"),
+        **_sizes(T5Config, 384, "byt5", sizes=_BYT5_SIZES),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MT5Config(T5Config):
+    """An mT5; see `T5Config`."""
+
+
+# Only a head that differs from the embedding is untied. transformers 4 scales the input of a head
+# that the file calls tied, and transformers 5 never scales: a file that does not say is refused.
+def _mt5_from_hf(fields: HFFields) -> MT5Config:
+    untied = fields.head == "separate"
+    said_tied = fields.flag("tie_word_embeddings", True)
+    if fields.head is None and not said_tied:
+        raise UserError(
+            "tie_word_embeddings is false, but lm_head.weight is absent; set it to true if the "
+            "head is tied"
+        )
+    scales = fields.flag("scale_decoder_outputs")
+    version = str(fields.values.get("transformers_version") or "4")
+    if scales is None and not untied and said_tied and version.split(".")[0] == "4":
+        raise UserError(
+            "tie_word_embeddings is true; transformers 4 scales the logits of a tied mT5 and "
+            "transformers 5 does not; set scale_decoder_outputs to true or false"
+        )
+    if untied and scales:
+        raise UserError(_SCALED_UNTIED)
+    return _t5_from_hf(fields, MT5Config, "gated-gelu", untied, bool(scales))
+
+
+def _mt5_to_hf(config: MT5Config) -> dict[str, Any]:
+    if config.tie_embeddings and config.scale_tied_logits:
+        raise UserError(
+            "this model scales the logits of a tied head (scale_tied_logits), which transformers' "
+            "mT5 does not do; convert it to orbax"
+        )
+    # A tied head is written as an equal one: 4.x would scale a tied one.
+    return {**_t5_to_hf(config, per_layer=False), "tie_word_embeddings": False}
+
+
+MT5 = _t5_family(
+    "mt5",
+    config=MT5Config,
+    architectures=("MT5ForConditionalGeneration",),
+    from_hf=_mt5_from_hf,
+    to_hf=_mt5_to_hf,
+    presets=_sizes(MT5Config, 250_112, "mt5"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UMT5Config(T5Config):
+    """A UMT5; see `T5Config`."""
+
+    relpos_per_layer: bool = True
+
+
+# As in transformers 4, a head scales its input if the file calls it tied. transformers 5 scales the
+# logits of every UMT5 by `d_model ** -0.5`, also those of untied heads, which were trained without.
+def _umt5_from_hf(fields: HFFields) -> UMT5Config:
+    scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
+    version = str(fields.values.get("transformers_version") or "4").split(".")[0]
+    # transformers 5 calls every head tied, and writes those that are not.
+    rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "separate"
+    untied = True if rewritten else _is_untied(fields)
+    return _t5_from_hf(fields, UMT5Config, "gated-gelu", untied, scales)
+
+
+def _umt5_to_hf(config: UMT5Config) -> dict[str, Any]:
+    # An equal head that does not scale is called untied.
+    scales = config.tie_embeddings and config.scale_tied_logits
+    return {**_t5_to_hf(config, per_layer=True), "tie_word_embeddings": scales}
+
+
+UMT5 = _t5_family(
+    "umt5",
+    config=UMT5Config,
+    architectures=("UMT5ForConditionalGeneration",),
+    names=_names(per_layer=True),
+    from_hf=_umt5_from_hf,
+    to_hf=_umt5_to_hf,
+    presets={
+        **_sizes(UMT5Config, 256_384, "umt5", "small base xl xxl"),
+        **_sizes(UMT5Config, 32_128, "pile_t5", "base large xl xxl"),
     },
 )

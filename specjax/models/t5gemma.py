@@ -1,8 +1,10 @@
-"""T5Gemma: an encoder and a decoder of Gemma 2's blocks, with cross-attention between.
+"""T5Gemma and T5Gemma 2 (text): encoder-decoders of Gemma's blocks.
 
-The two may differ in all sizes but the vocabulary, and each has its own embedding.
+T5Gemma has Gemma 2's blocks, with cross-attention between; the encoder and the decoder may differ
+in all sizes but the vocabulary, and each has its own embedding. T5Gemma 2 has Gemma 3's, and one
+attention sees the decoder's and the encoder's tokens; its vision model is left out.
 
-Source: Zhang et al. 2025 (arXiv 2504.06225); `transformers/models/t5gemma`.
+Source: Zhang et al. 2025 (arXiv 2504.06225, 2512.14856); `transformers/models/t5gemma`, `t5gemma2`.
 """
 
 import dataclasses
@@ -10,8 +12,8 @@ from typing import Any
 
 from specjax.errors import UserError
 from specjax.models.config import Style
-from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
-from specjax.models.gemma2 import GEMMA2, Gemma2Config
+from specjax.models.family import HEADS, MLP, Family, HFFields, Nested, Renaming, T
+from specjax.models.gemma import GEMMA2, GEMMA3, Gemma2Config, Gemma3Config
 from specjax.models.model import Seq2SeqLM
 
 
@@ -32,7 +34,7 @@ class T5GemmaConfig(Gemma2Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "encoder", check_encoder(self))
+        object.__setattr__(self, "encoder", _encoder_of(self))
 
     @property
     def encoder_config(self) -> Gemma2Config:
@@ -48,8 +50,8 @@ class T5GemmaConfig(Gemma2Config):
         return dataclasses.replace(style, windows=windows, own_embedding=True)
 
 
-def check_encoder(config: Any) -> Any:
-    """The encoder of a configuration, with the decoder's vocabulary and dtypes."""
+# The encoder of a configuration, with the decoder's vocabulary and dtypes.
+def _encoder_of(config: Any) -> Any:
     if config.encoder is None:
         name = type(config).__name__
         raise UserError(f"{name}: encoder must be a {config.parts['encoder'].__name__}")
@@ -57,15 +59,14 @@ def check_encoder(config: Any) -> Any:
     return config.encoder.replace(**{field: getattr(config, field) for field in shared})
 
 
-def start_from_hf(fields: HFFields, decoder: HFFields) -> int:
-    """The first token of the decoder: `decoder_start_token_id`, else bos."""
+# The first token of the decoder: `decoder_start_token_id`, else bos.
+def _start(fields: HFFields, decoder: HFFields) -> int:
     stated = fields if "bos_token_id" in fields.values else decoder
     bos = stated.whole("bos_token_id", 2, least=0)
     return fields.whole("decoder_start_token_id", bos, least=0)
 
 
-def check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
-    """The vocabularies of the parts of a `config.json` must be one."""
+def _check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
     outer = fields.whole("vocab_size", sizes[0])
     if len({*sizes, outer}) > 1:
         raise UserError(
@@ -80,9 +81,9 @@ def _from_hf(fields: HFFields) -> T5GemmaConfig:
         HFFields({**_DEFAULTS, **part.values}, part.name).read(GEMMA2.from_hf) for part in parts
     ]
     encoder, decoder = stacks
-    check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
+    _check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     values = {**vars(decoder), "tie_embeddings": fields.flag("tie_word_embeddings", True)}
-    start = start_from_hf(fields, parts[1])
+    start = _start(fields, parts[1])
     return T5GemmaConfig(**values, encoder=encoder, decoder_start_token=start)
 
 
@@ -117,15 +118,8 @@ def _to_hf(config: T5GemmaConfig) -> dict[str, Any]:
     }
 
 
-def gemma_stack(hf: str, stack: str, attention: str, qk_norms: bool = False) -> list[Renaming]:
-    """Hugging Face's names of an encoder or a decoder of Gemma's blocks.
-
-    Args:
-      hf: their prefix.
-      stack: "encoder" or "decoder".
-      attention: the name of self-attention here.
-      qk_norms: whether there are norms of queries and keys.
-    """
+# Hugging Face's names, after a prefix, of an encoder or a decoder of Gemma's blocks.
+def _stack_names(hf: str, stack: str, attention: str, qk_norms: bool = False) -> list[Renaming]:
     block, layer = f"{hf}.layers.{{i}}", f"{stack}/layers_{{i}}"
     blocks = {"self_attn": (attention, attention)}
     if stack == "decoder":
@@ -190,8 +184,8 @@ T5GEMMA = Family(
     names=(
         Renaming("model.decoder.embed_tokens.weight", "token_embedder/embedding"),
         Renaming("model.encoder.embed_tokens.weight", "encoder/token_embedder/embedding"),
-        *gemma_stack("model.encoder", "encoder", "attention"),
-        *gemma_stack("model.decoder", "decoder", "self_attention"),
+        *_stack_names("model.encoder", "encoder", "attention"),
+        *_stack_names("model.decoder", "decoder", "self_attention"),
         Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
     ),
     from_hf=_from_hf,
@@ -209,4 +203,145 @@ T5GEMMA = Family(
         "t5gemma_9b_9b": _joined(_9B, _9B),
     },
     vocabulary=GEMMA2.vocabulary,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Gemma2Config(Gemma3Config):
+    """The text network of a T5Gemma 2; the fields of `Gemma3Config` are the decoder's.
+
+    Attributes:
+      encoder: the sizes of the encoder, of the decoder's width; its vocabulary and dtypes are the
+        decoder's. Of the positions in a window, half precede the query and half follow it.
+      decoder_start_token: the first token that the decoder reads; bos in published models.
+      eoi_token: the end of an image, a token with an embedding of its own.
+    """
+
+    encoder: Gemma3Config
+    decoder_start_token: int = 2
+    eoi_token: int = 256_000
+
+    parts = {"encoder": Gemma3Config}  # noqa: RUF012
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "encoder", _encoder_of(self))
+        if self.eoi_token < 0:
+            raise UserError(f"T5Gemma2Config: eoi_token={self.eoi_token} must be at least 0")
+        if self.encoder.embed_dim != self.embed_dim:
+            raise UserError(
+                f"T5Gemma2Config: embed_dim={self.embed_dim} must be the encoder's, "
+                f"{self.encoder.embed_dim}"
+            )
+        if not self.tie_embeddings:
+            raise UserError("T5Gemma2Config: tie_embeddings=False is not supported")
+
+    @property
+    def style(self) -> Style:
+        return dataclasses.replace(super().style, eoi_token=self.eoi_token, merged_cross=True)
+
+    @property
+    def encoder_config(self) -> Gemma3Config:
+        return self.encoder
+
+    @property
+    def encoder_style(self) -> Style:
+        style = self.encoder.style
+        window = self.encoder.sliding_window or 1  # None: no layer has a window
+        halves = ((window + 1) // 2 - 1, window // 2)
+        windows = tuple(None if w is None else halves for w in style.windows)
+        return dataclasses.replace(style, windows=windows, eoi_token=self.eoi_token)
+
+
+def _from_hf_2(fields: HFFields) -> T5Gemma2Config:
+    outer = fields.part("encoder", "t5gemma2_encoder")
+    inner = fields.part("decoder", "t5gemma2_decoder")
+    text = outer.read(lambda fields: fields.part("text_config", "t5gemma2_text"))
+    encoder: Any = text.read(GEMMA3.from_hf)
+    decoder: Any = inner.read(GEMMA3.from_hf)
+    _check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
+    fields.refuse("tie_word_embeddings", (True,), True)
+    return T5Gemma2Config(
+        **{**vars(decoder), "tie_embeddings": True},
+        encoder=encoder,
+        decoder_start_token=_start(fields, inner),
+        eoi_token=outer.whole("eoi_token_index", 256_000, least=0),
+    )
+
+
+# The smallest vision model: transformers always makes one.
+_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 14,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+
+
+def _to_hf_2(config: T5Gemma2Config) -> dict[str, Any]:
+    shared = {"vocab_size": config.vocab_size, "tie_word_embeddings": True}
+    return {
+        "encoder": {
+            "model_type": "t5gemma2_encoder",
+            "text_config": {
+                **GEMMA3.to_hf(config.encoder),
+                **shared,
+                "model_type": "t5gemma2_text",
+            },
+            "vision_config": dict(_VISION),
+            "mm_tokens_per_image": 1,
+            "eoi_token_index": config.eoi_token,
+            "tie_word_embeddings": True,
+        },
+        "decoder": {**GEMMA3.to_hf(config), **shared, "model_type": "t5gemma2_decoder"},
+        "decoder_start_token_id": config.decoder_start_token,
+        "eoi_token_index": config.eoi_token,
+        "is_encoder_decoder": True,
+        "dropout_rate": 0.0,
+        "tie_word_embeddings": True,
+    }
+
+
+def _size_2(stack: Any) -> T5Gemma2Config:
+    stack = stack.replace(vocab_size=262_144, rope_factor=8.0)
+    return T5Gemma2Config(**vars(stack), encoder=stack)
+
+
+_EOI = "model.encoder.embed_tokens.eoi_embedding"
+
+T5GEMMA2 = Family(
+    name="t5gemma2",
+    config=T5Gemma2Config,
+    model=Seq2SeqLM,
+    architectures=("T5Gemma2ForConditionalGeneration",),
+    special_ids=T5GEMMA.special_ids,
+    names=(
+        Renaming("model.encoder.embed_tokens.weight", "token_embedder/embedding"),
+        Renaming(_EOI, "token_embedder/eoi_embedding"),
+        *_stack_names("model.encoder", "encoder", "attention", qk_norms=True),
+        *_stack_names("model.decoder", "decoder", "self_attention", qk_norms=True),
+        Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
+    ),
+    from_hf=_from_hf_2,
+    to_hf=_to_hf_2,
+    copies=("model.decoder.embed_tokens.weight",),
+    second_copies={"model.decoder.embed_tokens.eoi_embedding": _EOI},
+    nested=Nested(
+        model_type="t5gemma2",
+        architectures=("T5Gemma2ForConditionalGeneration",),
+        field="",
+        # The names in memory; files have the others.
+        prefixes={"model.encoder.text_model.": "model.encoder."},
+        others=r"model\.encoder\.(vision_tower|multi_modal_projector)\..*",
+    ),
+    # Source: the published config.json of 270M; the JAX Authors' port for all (`bonsai`).
+    presets={
+        f"t5gemma2_{size}_{size}": _size_2(GEMMA3.presets[f"gemma3_{size}"])
+        for size in ("270m", "1b", "4b")
+    },
+    vocabulary=GEMMA3.vocabulary,
 )

@@ -1,15 +1,18 @@
 """Regular expressions as deterministic automata over the bytes of UTF-8.
 
-Python's `re` reads the expression. An automaton without counters, groups or look-around reads its
-language; so these are refused. Time and memory are limited, whatever the expression.
+Python's `re` reads the expression. outlines-core makes the automaton, in a process whose time and
+memory are limited, whatever the expression. An automaton without counters, groups or look-around
+reads the language; so these are refused.
 
 Axes: S states, E edges.
 """
 
 import functools
+import marshal
 import re
-import time
-from collections.abc import Collection, Iterator
+import subprocess
+import sys
+from pathlib import Path
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
@@ -17,21 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
+from specjax.checks import require
 from specjax.errors import UserError
 from specjax.processors.caches import bounded_cache
 
 MOST_STATES = 20_000
 MOST_CHARACTERS = 1 << 21
-# Of the nondeterministic automaton.
-_MOST_NODES = 400_000
-_MOST_EDGES = 1_500_000
-# Nodes in the sets that are kept, and in those that follow one state.
-_MOST_KEPT = 32_000_000
-_MOST_FOLLOWING = 4_000_000
+_MOST_MEMORY = 1 << 30
 _SECONDS = 20.0
+_SCRIPT = Path(__file__).with_name("automaton_builder.py")
 # The number of steps where there is no way: more than any output is long.
 FAR = np.int32(2**30)
-_LAST = 0x10FFFF
+# U+0000 is in no text: `automaton_builder` marks the ends of texts with it.
+_FIRST, _LAST = 1, 0x10FFFF
+# They have no encoding.
 _SURROGATES = (0xD800, 0xDFFF)
 _REFUSED = {
     "GROUPREF": "a back-reference such as \\1",
@@ -68,26 +70,61 @@ class ByteAutomaton(NamedTuple):
     accepting: Bool[np.ndarray, " S"]
 
 
-def byte_automaton(
-    pattern: str, *, ascii_only: bool = False, name: str | None = None
-) -> ByteAutomaton:
-    r"""Compiles a regular expression that whole texts must match, as `re.fullmatch` decides.
+def byte_automaton(pattern: str, *, name: str | None = None) -> ByteAutomaton:
+    """Compiles a regular expression that whole texts must match, as `re.fullmatch` decides.
 
     Args:
       pattern: in Python's notation, without back-references, look-around, and the flags i, m and L.
-      ascii_only: whether classes such as `\\d` are of ASCII, as with the flag a.
       name: what errors call the expression; None: `pattern` and its text.
 
     Raises:
       UserError: it is not a supported expression, or takes too many states, too much memory or too
         long.
+      MissingLibraryError: outlines-core is not installed.
+    """
+    require("outlines_core", "constraints")
+    plain = plain_expression(pattern, name=name)
+    try:
+        return _compiled(plain)
+    except UserError as error:
+        raise UserError(f"{name or _named(pattern)}{error}") from None
+
+
+@bounded_cache(most_bytes=64 << 20)
+def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None = None) -> str:
+    r"""Returns an expression of the same texts that may be part of another, in Python or Rust.
+
+    It has no anchors, names, flags or classes such as `\\d`; see `byte_automaton`.
+
+    Args:
+      pattern: an expression that whole texts must match.
+      ascii_only: whether classes such as `\\d` are of ASCII, as with the flag a.
+      name: what errors call the expression; None: `pattern` and its text.
     """
     if not isinstance(pattern, str):
         raise UserError(f"pattern must be a text such as '[0-9]+', got {pattern!r}")
     try:
-        return _compiled(pattern, ascii_only)
+        if len(pattern) > MOST_CHARACTERS:
+            raise _RefusedError(f"has more than {MOST_CHARACTERS} characters")
+        tree = _parser.parse(pattern, re.ASCII if ascii_only else 0)
+        if tree.state.flags & _FLAGS:
+            raise _RefusedError(
+                "has a flag that is not supported (i, m or L): write the letters of both cases, as "
+                "in [aA]"
+            )
+        writer = _Writer(bool(tree.state.flags & re.DOTALL), bool(tree.state.flags & re.ASCII))
+        return writer.sequence(tree, (True, True))
+    except RecursionError:
+        why = "is nested too deeply: use fewer groups inside groups"
+    except (re.error, OverflowError) as error:
+        why = f"is not a regular expression: {error}"
     except _RefusedError as error:
-        raise UserError(f"{name or 'pattern ' + shortened(repr(pattern))} {error}") from None
+        why = str(error)
+    raise UserError(f"{name or _named(pattern)} {why}")
+
+
+def _named(pattern: str) -> str:
+    return f"pattern {shortened(repr(pattern))}"
 
 
 def shortened(text: str, most: int = 60) -> str:
@@ -99,162 +136,71 @@ class _RefusedError(Exception):
     """Why an expression is not compiled; follows its name."""
 
 
-@bounded_cache(most_bytes=128 << 20)
-def _compiled(pattern: str, ascii_only: bool) -> ByteAutomaton:
-    if len(pattern) > MOST_CHARACTERS:
-        raise _RefusedError(f"has {len(pattern)} characters, at most {MOST_CHARACTERS} are allowed")
-    try:
-        tree = _parser.parse(pattern, re.ASCII if ascii_only else 0)
-        if tree.state.flags & _FLAGS:
-            raise _RefusedError(
-                "has a flag that is not supported (i, m or L): write the letters of both cases, as "
-                "in [aA]"
-            )
-        graph = _Graph(bool(tree.state.flags & re.DOTALL), bool(tree.state.flags & re.ASCII))
-        end = graph.add(tree, graph.node(), (True, True))
-    except RecursionError:
-        raise _RefusedError("is nested too deeply: use fewer groups inside groups") from None
-    except (re.error, OverflowError) as error:
-        raise _RefusedError(f"is not a regular expression: {error}") from None
-    return _determined(graph, end)
+class _Writer(NamedTuple):
+    """Writes what `re` has parsed."""
 
+    dot_all: bool
+    ascii_only: bool
 
-class _Budget:
-    """The time of one expression."""
-
-    def __init__(self) -> None:
-        self.deadline = time.monotonic() + _SECONDS
-        self.steps = 0
-
-    def spend(self, steps: int) -> None:
-        self.steps += steps
-        if self.steps >= 20_000:
-            self.steps = 0
-            if time.monotonic() > self.deadline:
-                raise _RefusedError(f"takes more than {_SECONDS:.0f} s to compile: {_SIMPLER}")
-
-
-class _Graph:
-    """A nondeterministic automaton that grows part by part; node 0 is the start.
-
-    Attributes:
-      jumps: for each node the nodes that it becomes without a byte.
-      edges: for each node (first byte, last byte, next node).
-    """
-
-    def __init__(self, dot_all: bool, ascii_only: bool) -> None:
-        self.dot_all, self.ascii_only = dot_all, ascii_only
-        self.budget = _Budget()
-        self.jumps: list[list[int]] = []
-        self.edges: list[list[tuple[int, int, int]]] = []
-        self.count = 0
-
-    def node(self) -> int:
-        if len(self.jumps) >= _MOST_NODES or self.count > _MOST_EDGES:
-            raise _RefusedError("is too large: use smaller numbers of repeats")
-        self.jumps.append([])
-        self.edges.append([])
-        return len(self.jumps) - 1
-
-    def add(self, parts: Any, start: int, outer: tuple[bool, bool] = (False, False)) -> int:
-        """Adds a sequence after `start`; returns its last node.
+    def sequence(self, parts: Any, outer: tuple[bool, bool] = (False, False)) -> str:
+        """The expression of a sequence.
 
         `outer` tells whether it begins, and ends, where the text does: there ^ and $ are allowed.
         """
         parts = list(parts)
-        self.budget.spend(1 + len(parts))
-        for i, (op, value) in enumerate(parts):
-            at = outer[0] and i == 0, outer[1] and i == len(parts) - 1
-            start = self._part(op, value, start, at)
-        return start
+        return "".join(
+            self._part(op, value, (outer[0] and i == 0, outer[1] and i == len(parts) - 1))
+            for i, (op, value) in enumerate(parts)
+        )
 
-    def _part(self, op: Any, value: Any, start: int, outer: tuple[bool, bool]) -> int:
+    def _part(self, op: Any, value: Any, outer: tuple[bool, bool]) -> str:
         if op is ops.SUBPATTERN:
             _, more, less, inner = value
             if more or less:
-                self._refuse("flags of a group")
-            return self.add(inner, start, outer)
+                _refuse("flags of a group")
+            return self.sequence(inner, outer)
         if op is ops.BRANCH:
-            end = self.node()
-            for inner in value[1]:
-                first = self.node()
-                self.jumps[start].append(first)
-                self.jumps[self.add(inner, first, outer)].append(end)
-            return end
+            return f"(?:{'|'.join(self.sequence(inner, outer) for inner in value[1])})"
         if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
             low, high, inner = value
-            return self._repeat(low, high, inner, start)
+            most = "" if high is ops.MAXREPEAT else high
+            return f"(?:{self.sequence(inner)}){{{low},{most}}}"
         if op is ops.AT:
             begins = value in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING)
             if not (outer[0] if begins else outer[1] and value in (ops.AT_END, ops.AT_END_STRING)):
-                self._refuse("an anchor inside, such as \\b, ^ or $")
-            return start
-        if str(op) in _REFUSED:
-            self._refuse(_REFUSED[str(op)])
-        return self._characters(_ranges(op, value, self.dot_all, self.ascii_only), start)
+                _refuse("an anchor inside, such as \\b, ^ or $")
+            return ""
+        ranges = _others([*_others(self._ranges(op, value)), _SURROGATES])
+        if not ranges:
+            _refuse("a class of no characters")
+        if op is ops.LITERAL:
+            return re.escape(chr(value))
+        listed = "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
+        return f"[{listed}]"
 
-    def _refuse(self, what: str) -> None:
-        raise _RefusedError(f"has {what}, which is not supported: leave it out")
-
-    def _repeat(self, low: int, high: Any, inner: Any, start: int) -> int:
-        for _ in range(low):
-            before, start = start, self.add(inner, start)
-            if start == before:  # it is empty
-                return start
-        if high is ops.MAXREPEAT:
-            loop = self.node()
-            self.jumps[start].append(loop)
-            self.jumps[self.add(inner, loop)].append(loop)
-            return loop
-        end = self.node()
-        for _ in range(high - low):
-            self.jumps[start].append(end)
-            before, start = start, self.add(inner, start)
-            if start == before:
-                break
-        self.jumps[start].append(end)
-        return end
-
-    def _characters(self, ranges: Ranges, start: int) -> int:
-        end = self.node()
-        # Nodes from which the same bytes follow are one node.
-        nodes: dict[tuple[tuple[int, int], ...], int] = {(): end}
-        for low, high in ranges:
-            for sequence in _utf8(low, high):
-                following = end
-                for i in range(len(sequence) - 1, -1, -1):
-                    rest = tuple(sequence[i:])
-                    node = start if i == 0 else nodes.get(rest, -1)
-                    if node < 0:
-                        node = nodes[rest] = self.node()
-                    if i == 0 or not self.edges[node]:
-                        self.edges[node].append((*sequence[i], following))
-                        self.count += 1
-                    following = node
-        self.budget.spend(len(ranges))
-        return end
+    def _ranges(self, op: Any, value: Any) -> Ranges:
+        """The code points of a part."""
+        if op is ops.LITERAL:
+            return [(value, value)]
+        if op is ops.NOT_LITERAL:
+            return _others([(value, value)])
+        if op is ops.ANY:
+            return [(_FIRST, _LAST)] if self.dot_all else _others([(10, 10)])
+        if op is not ops.IN:
+            _refuse(_REFUSED.get(str(op), str(op)))
+        listed: Ranges = []
+        for kind, of in value:
+            if kind is ops.RANGE:
+                listed.append(of)
+            elif kind is ops.CATEGORY:
+                listed += _category(_CATEGORIES[of], self.ascii_only)
+            elif kind is ops.LITERAL:
+                listed.append((of, of))
+        return _others(listed) if value[0][0] is ops.NEGATE else listed
 
 
-def _ranges(op: Any, value: Any, dot_all: bool, ascii_only: bool) -> Ranges:
-    """The code points of a part, in order."""
-    if op is ops.LITERAL:
-        return [(value, value)]
-    if op is ops.NOT_LITERAL:
-        return _others([(value, value)])
-    if op is ops.ANY:
-        return [(0, _LAST)] if dot_all else _others([(10, 10)])
-    if op is not ops.IN:
-        raise _RefusedError(f"has {op}, which is not supported: leave it out")
-    listed: Ranges = []
-    for kind, of in value:
-        if kind is ops.RANGE:
-            listed.append(of)
-        elif kind is ops.CATEGORY:
-            listed += _category(_CATEGORIES[of], ascii_only)
-        elif kind is ops.LITERAL:
-            listed.append((of, of))
-    others = _others(listed)
-    return others if value[0][0] is ops.NEGATE else _others(others)
+def _refuse(what: str) -> None:
+    raise _RefusedError(f"has {what}, which is not supported: leave it out")
 
 
 @functools.lru_cache
@@ -266,8 +212,8 @@ def _category(escape: str, ascii_only: bool) -> Ranges:
 
 
 def _others(ranges: Ranges) -> Ranges:
-    """All code points outside of the ranges."""
-    others, at = [], 0
+    """All code points outside of the ranges, in order."""
+    others, at = [], _FIRST
     for low, high in sorted(ranges):
         if low > at:
             others.append((at, low - 1))
@@ -275,117 +221,38 @@ def _others(ranges: Ranges) -> Ranges:
     return [*others, (at, _LAST)] if at <= _LAST else others
 
 
-def _utf8(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
-    """Sequences of ranges of bytes: together the encodings of the code points."""
-    first, last = _SURROGATES
-    # Surrogates have no encoding; then lengths; then whole ranges of the last bytes.
-    if low <= last and high >= first:
-        if low < first:
-            yield from _utf8(low, first - 1)
-        if high > last:
-            yield from _utf8(last + 1, high)
-        return
-    for edge in (0x7F, 0x7FF, 0xFFFF):
-        if low <= edge < high:
-            yield from _utf8(low, edge)
-            yield from _utf8(edge + 1, high)
-            return
-    for bits in (6, 12, 18):
-        below = (1 << bits) - 1
-        if low > 0x7F and low & ~below != high & ~below:
-            if low & below:
-                yield from _utf8(low, low | below)
-                yield from _utf8((low | below) + 1, high)
-                return
-            if high & below != below:
-                yield from _utf8(low, (high & ~below) - 1)
-                yield from _utf8(high & ~below, high)
-                return
-    yield list(zip(chr(low).encode(), chr(high).encode(), strict=True))
+def built(name: str, **request: str) -> bytes:
+    """What `automaton_builder` answers; errors call the expression `name`."""
+    limits = {"memory": _MOST_MEMORY, "states": MOST_STATES, "characters": MOST_CHARACTERS}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(_SCRIPT)],
+            input=marshal.dumps({"path": sys.path, **limits, **request}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{name} takes more than {_SECONDS:.0f} s to compile: {_SIMPLER}") from None
+    if done.returncode:
+        raise UserError(
+            f"{name} takes more than {_MOST_MEMORY >> 20} MB to compile, or is nested too deeply: "
+            f"{_SIMPLER}"
+        )
+    return done.stdout
 
 
-def _determined(graph: _Graph, end: int) -> ByteAutomaton:
-    """The deterministic automaton, without states from which no text of the language follows."""
-    cuts = sorted({0, 256, *(x for edge in graph.edges for a, b, _ in edge for x in (a, b + 1))})
-    kind = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)).tolist()
-    states = _States(graph, end)
-    states.number([0])
-    steps: list[np.ndarray] = []
-    for state in states.nodes:
-        targets: list[set[int]] = [set() for _ in cuts[:-1]]
-        for node in np.frombuffer(state, np.int32).tolist():
-            for a, b, following in graph.edges[node]:
-                for i in range(kind[a], kind[b] + 1):
-                    targets[i].add(following)
-                graph.budget.spend(kind[b] - kind[a] + 1)
-            if len(state) * len(targets) > 4 * _MOST_FOLLOWING:
-                _check_memory(sum(map(len, targets)), _MOST_FOLLOWING)
-        row = [states.number(nodes) if nodes else -1 for nodes in targets]
-        steps.append(np.array(row, np.int32))
-        graph.budget.spend(len(row))
-    accepting = np.array(states.accepting)
-    return _trimmed(np.stack(steps)[:, kind], accepting)
-
-
-def _check_memory(nodes: int, most: int) -> None:
-    if nodes > most:
-        raise _RefusedError(f"takes too much memory: {_SIMPLER}")
-
-
-class _States:
-    """Numbers for sets of nodes, in the order in which they are found.
-
-    Attributes:
-      nodes: for each state its nodes that bytes leave, or that accept, as bytes of int32.
-      accepting: for each state whether it has the last node.
-    """
-
-    def __init__(self, graph: _Graph, end: int) -> None:
-        self.graph, self.end = graph, end
-        self.nodes: list[bytes] = []
-        self.accepting: list[bool] = []
-        self.numbers: dict[bytes, int] = {}
-        self.reached: dict[bytes, int] = {}  # by the nodes that a byte leads to
-        self.kept = 0
-
-    def number(self, nodes: Collection[int]) -> int:
-        """The state of nodes and of those that they become without a byte."""
-        reached = np.array(sorted(nodes), np.int32).tobytes()
-        if reached not in self.reached:
-            self.reached[reached] = self._number(nodes)
-            self._keep(len(nodes))
-        return self.reached[reached]
-
-    def _number(self, nodes: Collection[int]) -> int:
-        seen, waiting = set(nodes), list(nodes)
-        while waiting:
-            jumps = self.graph.jumps[waiting.pop()]
-            self.graph.budget.spend(1 + len(jumps))
-            for following in jumps:
-                if following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
-        some = sorted(node for node in seen if self.graph.edges[node] or node == self.end)
-        state = np.array(some, np.int32).tobytes()
-        if state not in self.numbers:
-            if len(self.nodes) == MOST_STATES:
-                raise _RefusedError(f"takes more than {MOST_STATES} states: {_SIMPLER}")
-            self.numbers[state] = len(self.nodes)
-            self.nodes.append(state)
-            self.accepting.append(self.end in seen)
-            self._keep(len(some))
-        return self.numbers[state]
-
-    def _keep(self, nodes: int) -> None:
-        self.kept += nodes
-        _check_memory(self.kept, _MOST_KEPT)
-
-
-def _trimmed(steps: np.ndarray, accepting: np.ndarray) -> ByteAutomaton:
-    """The automaton without steps after which no text of the language follows."""
+@bounded_cache(most_bytes=128 << 20)
+def _compiled(plain: str) -> ByteAutomaton:
+    """The automaton, without steps after which no text of the language follows."""
+    table = np.frombuffer(built("", expression=plain), np.int32).reshape(-1, 257)
+    if len(table) > MOST_STATES:
+        raise UserError(f" takes more than {MOST_STATES} states: {_SIMPLER}")
+    steps, accepting = table[:, :256], table[:, 256] > 0
     sources, _ = np.nonzero(steps >= 0)
     useful = fewest_steps(sources, steps[steps >= 0], accepting) < FAR
-    return ByteAutomaton(np.where(np.append(useful, False)[steps], steps, np.int32(-1)), accepting)
+    numbers = np.append(np.where(useful, np.cumsum(useful) - 1, -1), -1).astype(np.int32)
+    return ByteAutomaton(numbers[steps[useful]], accepting[useful])
 
 
 def fewest_steps(

@@ -17,7 +17,7 @@ from specjax.processors.byte_automata import FAR, byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
 from specjax.processors.common import Unbound
 from specjax.processors.json_schemas import schema_pattern, schema_text
-from specjax.processors.token_automata import TokenTable, padded, token_automaton
+from specjax.processors.token_automata import TokenAutomaton, token_automaton
 from specjax.types import Params, Processor, PromptBatch, traced_dataclass
 
 
@@ -49,7 +49,7 @@ class Constraint(Processor):
     order: ClassVar[int] = 5
 
     def init(
-        self, params: TokenTable, prompts: PromptBatch, vocab_size: int, room: int
+        self, params: TokenAutomaton, prompts: PromptBatch, vocab_size: int, room: int
     ) -> _Progress:
         if prompts.prefix is not None:
             raise UserError(
@@ -58,14 +58,14 @@ class Constraint(Processor):
             )
         return _Progress(jnp.broadcast_to(self.start, prompts.limits.shape), prompts.limits)
 
-    def process(self, params: TokenTable, state: _Progress, logits: Array) -> Array:
+    def process(self, params: TokenAutomaton, state: _Progress, logits: Array) -> Array:
         following = params.table[state.states]  # [B, C]
         distances = jnp.where(following >= 0, params.distances[following], FAR)
         # Past the limit no token is emitted; a draft may still go there.
         allowed = distances < jnp.where(state.left > 0, state.left, FAR)[:, None]
         return jnp.where(jnp.take(allowed, params.classes, axis=1), logits, -jnp.inf)
 
-    def advance(self, params: TokenTable, state: _Progress, tokens: Array) -> _Progress:
+    def advance(self, params: TokenAutomaton, state: _Progress, tokens: Array) -> _Progress:
         following = params.table[state.states, params.classes[tokens]]
         # Only an unprocessed draft has tokens that are not allowed. They are never accepted, so
         # any state will do: the last allows all.
@@ -83,6 +83,8 @@ class Constraint(Processor):
 @traced_dataclass
 class Regex(Unbound):
     """Outputs that match a regular expression as a whole, as `re.fullmatch` decides.
+
+    Needs the extra `constraints`.
 
     Attributes:
       pattern: an expression in Python's notation, or several; static. Back-references, look-around,
@@ -181,11 +183,11 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
 @bounded_cache(most_bytes=256 << 20)
 def _compiled(
     patterns: tuple[str, ...], of: Identity, vocab_size: int, goes_on: bool
-) -> tuple[TokenTable, np.ndarray, np.ndarray]:
+) -> tuple[TokenAutomaton, np.ndarray, np.ndarray]:
     """The table of some languages, and for each its first state and its shortest text."""
     languages = [byte_automaton(pattern) for pattern in patterns]
     tokenizer = of.of
-    automaton = token_automaton(
+    table, starts = token_automaton(
         languages, tokenizer.all_pieces, vocab_size, tokenizer.eos_ids, goes_on=goes_on
     )
-    return padded(automaton), automaton.starts, automaton.distances[automaton.starts]
+    return table, starts, table.distances[starts]

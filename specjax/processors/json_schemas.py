@@ -2,7 +2,7 @@
 
 It ignores what it cannot follow, and follows references and levels without a limit. So schemas are
 checked, and rewritten in a plain form that it follows exactly: without references, lists of types
-or formats, with patterns for the whole text, and of a size that is known before. What is not
+or formats, and with patterns for the whole text. What is not
 supported is refused by its path in the schema.
 """
 
@@ -13,17 +13,23 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from specjax.checks import require
 from specjax.errors import UserError
-from specjax.processors.byte_automata import byte_automaton, shortened
+from specjax.processors.byte_automata import (
+    MOST_CHARACTERS,
+    built,
+    byte_automaton,
+    plain_expression,
+    shortened,
+)
 from specjax.processors.caches import bounded_cache
 
-MOST_TEXT = 2 << 20
-_TOO_LONG = f"more than {MOST_TEXT} characters"
+_TOO_LONG = f"more than {MOST_CHARACTERS} characters"
 _SPACES = frozenset(b" \t\n\r")
 MOST_LEVELS = 48
 MOST_PARTS = 20_000
-MOST_CHARACTERS = 1 << 20
 # How often schemas may contain themselves.
 _AGAIN = 4
 # Characters that JSON escapes in a string, as bytes.
@@ -102,7 +108,7 @@ def schema_text(schema: Any) -> str:
         for part in json.JSONEncoder(default=_as_dict, allow_nan=False).iterencode(schema):
             parts.append(part)
             length += len(part)
-            if length > MOST_TEXT:
+            if length > MOST_CHARACTERS:
                 raise UserError(_TOO_LONG)
         return "".join(parts)
     except RecursionError:
@@ -144,8 +150,8 @@ def schema_pattern(schema: str, whitespace: str | None = None, name: str = "sche
 
 @bounded_cache(most_bytes=64 << 20)
 def _pattern(schema: str, whitespace: str | None) -> str:
-    library = require("outlines_core", "constraints").json_schema
-    if len(schema) > MOST_TEXT:
+    require("outlines_core", "constraints")
+    if len(schema) > MOST_CHARACTERS:
         raise SchemaError(f" has {_TOO_LONG}: use a smaller schema")
     space = "[ ]?" if whitespace is None else _checked_space(whitespace)
     try:
@@ -160,18 +166,14 @@ def _pattern(schema: str, whitespace: str | None) -> str:
         ) from None
     except ValueError as error:
         raise SchemaError(f" {shortened(schema)} is not JSON: {error}") from None
-    plain = json.dumps(plain_schema(tree, space))
+    reader = _SchemaReader(tree)
+    plain = reader.read(tree, _Path("", 0, ("#",)))
+    if plain is None:
+        refuse(reader.endless, "needs itself in every text, so no text ends: make it optional")
+    name = f" {shortened(schema)}"
     try:
-        pattern = library.build_regex_from_schema(plain, space)
-    except Exception as error:  # of its own types
-        why = " ".join(str(error).split())
-        raise SchemaError(
-            f" {shortened(schema)} is not supported by outlines-core: {why}"
-        ) from None
-    # Digits and letters in patterns are ASCII, as in JavaScript.
-    pattern = f"(?a){pattern}"
-    try:
-        byte_automaton(pattern, name=f" {shortened(schema)}")
+        pattern = built(name, schema=json.dumps(plain), space=space).decode()
+        byte_automaton(pattern, name=name)
     except ValueError as error:
         raise SchemaError(
             f"{error} (minLength, maxLength, minItems and maxItems are repeats)"
@@ -189,10 +191,9 @@ def _finite(text: str) -> float:
 
 def _checked_space(whitespace: str) -> str:
     name = f"whitespace {shortened(repr(whitespace))}"
-    space = without_anchors(whitespace, name)
-    automaton = byte_automaton(space, ascii_only=True, name=name)
+    space, steps = _plain_part(whitespace, name)
     others = [byte for byte in range(256) if byte not in _SPACES]
-    if (automaton.steps[:, others] >= 0).any() or not automaton.accepting.any():
+    if (steps[:, others] >= 0).any():
         raise UserError(
             f"{name} must match only spaces, tabs and ends of lines, as JSON has them: write "
             r"' ?' or '[ \t\n\r]*'"
@@ -200,38 +201,11 @@ def _checked_space(whitespace: str) -> str:
     return space
 
 
-def plain_schema(root: Any, space: str) -> dict[str, Any]:
-    """Rewrites a schema for outlines-core.
-
-    `root` is the schema as `json.loads` gives it, `space` the expression between the parts of JSON.
-    """
-    reader = _SchemaReader(root, len(space))
-    plain = reader.read(root, _Path("", 0, ("#",)))
-    if plain is None:
-        refuse(reader.endless, "needs itself in every text, so no text ends: make it optional")
-    return plain.schema
-
-
-def without_anchors(pattern: str, name: str) -> str:
-    """Returns an expression of the same texts that may be part of another expression."""
-    if re.match(r"\(\?[a-zA-Z]+\)", pattern):
-        raise UserError(f"{name} begins with flags, which are not supported here: leave them out")
-    byte_automaton(pattern, ascii_only=True, name=name)
-    # What it compiles has anchors only where they change nothing. Names of groups may be once.
-    parts = re.compile(r"\\[AZ]|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|[\^$]|\(\?P<\w+>", re.S)
-
-    def part(match: re.Match[str]) -> str:
-        text = match[0]
-        if text in (r"\A", r"\Z", "^", "$") or text.startswith("(?#"):
-            return ""
-        return "(?:" if text.startswith("(?P<") else text
-
-    return f"(?:{parts.sub(part, pattern)})"
-
-
-class _Plain(NamedTuple):
-    schema: dict[str, Any]
-    size: int  # its expression has at most so many characters
+def _plain_part(pattern: str, name: str) -> tuple[str, np.ndarray]:
+    """An expression that may be part of another, and the steps of its automaton."""
+    # Digits and letters are ASCII, as in JavaScript.
+    plain = f"(?:{plain_expression(pattern, ascii_only=True, name=name)})"
+    return plain, byte_automaton(plain, name=name).steps
 
 
 class _Path(NamedTuple):
@@ -247,16 +221,15 @@ class _SchemaReader:
     """Reads the parts of a schema.
 
     Attributes:
-      gap: characters of the expression between the parts of JSON.
       parts: how many were read; each reference counts again.
       endless: where a reference was first not followed, as its schema contains itself too often.
     """
 
-    def __init__(self, root: Any, gap: int) -> None:
-        self.root, self.gap = root, gap
+    def __init__(self, root: Any) -> None:
+        self.root = root
         self.parts, self.endless = 0, ""
 
-    def read(self, schema: Any, place: _Path) -> _Plain | None:
+    def read(self, schema: Any, place: _Path) -> dict[str, Any] | None:
         """The plain form, or None if no text of the schema ends."""
         self.parts += 1
         if self.parts > MOST_PARTS:
@@ -268,35 +241,24 @@ class _SchemaReader:
         if place.level > MOST_LEVELS:
             refuse(place.where, f"is {place.level} levels deep, and {MOST_LEVELS} are allowed")
         kind = deciding_keyword(schema, place.where)
-        plain = getattr(self, f"_{_METHODS.get(kind, 'simple')}")(schema, place, kind)
-        if plain is not None and plain.size > MOST_CHARACTERS:
-            refuse(
-                place.where,
-                f"becomes an expression of up to {plain.size} characters, and {MOST_CHARACTERS} "
-                "are allowed: use fewer nested arrays, optional properties or values",
-            )
-        return plain
+        return getattr(self, f"_{_METHODS.get(kind, 'simple')}")(schema, place, kind)
 
-    def _simple(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain:
+    def _simple(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
         """A type without parts, or any JSON."""
         if kind == "any":
             # In a list, as outlines-core makes alternatives without parentheses of it.
-            return _Plain({"anyOf": [{}]}, 13_000 + 232 * self.gap)
-        lengths: dict[str, Any] = {
-            key: schema[key] for key in ("minLength", "maxLength") if key in schema
-        }
-        size = _SIZES[kind] + sum(len(str(x)) + 5 for x in lengths.values())
-        return _Plain({"type": kind, **lengths}, size)
+            return {"anyOf": [{}]}
+        plain = {"type": kind}
+        return plain | {key: x for key, x in schema.items() if key in ("minLength", "maxLength")}
 
-    def _text(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain:
+    def _text(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
         """A string of a pattern or format."""
         if kind == "format":
             pattern = f"(?:{FORMATS[schema['format']]})"
         else:
             name = f"{place.where}.pattern {shortened(repr(schema['pattern']))}"
             try:
-                pattern = without_anchors(schema["pattern"], name)
-                steps = byte_automaton(pattern, ascii_only=True, name=name).steps
+                pattern, steps = _plain_part(schema["pattern"], name)
             except ValueError as error:
                 raise SchemaError(str(error)) from None
             if (steps[:, _ESCAPED] >= 0).any():
@@ -305,9 +267,9 @@ class _SchemaReader:
                     "allows a quote, a backslash or a control character: leave them out, as in "
                     r'[^"\\\x00-\x1f]',
                 )
-        return _Plain({"type": "string", "pattern": pattern}, len(pattern) + 10)
+        return {"type": "string", "pattern": pattern}
 
-    def _values(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain:
+    def _values(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
         """An enum or a const."""
         values = schema["enum"] if kind == "enum" else [schema["const"]]
         stated = schema.get("type", list(TYPES))
@@ -317,31 +279,25 @@ class _SchemaReader:
                 why = f"has {shown(value)}, which is not of type {stated}"
                 refuse(f"{place.where}.{kind}", why)
             _check_value(value, f"{place.where}.{kind}", 0)
-        size = 10
-        for value in values:
-            text = json.dumps(value, ensure_ascii=False)
-            parts = isinstance(value, list | dict)
-            size += 2 * len(text) + (2 * self.gap * sum(map(text.count, "[]{},:")) if parts else 0)
-        return _Plain({"enum": values}, size)
+        return {"enum": values}
 
-    def _types(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain | None:
+    def _types(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
         return self._alternatives([of_type(schema, each) for each in schema["type"]], place, "")
 
-    def _any_of(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain | None:
+    def _any_of(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
         return self._alternatives(schema["anyOf"], place, ".anyOf")
 
-    def _alternatives(self, schemas: Sequence[Any], place: _Path, name: str) -> _Plain | None:
+    def _alternatives(
+        self, schemas: Sequence[Any], place: _Path, name: str
+    ) -> dict[str, Any] | None:
         read = [
             self.read(each, place.below(f"{name}[{i}]" if name else ""))
             for i, each in enumerate(schemas)
         ]
         ending = [each for each in read if each is not None]
-        if not ending:
-            return None
-        size = 10 + sum(each.size + 6 for each in ending)
-        return _Plain({"anyOf": [each.schema for each in ending]}, size)
+        return {"anyOf": ending} if ending else None
 
-    def _reference(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain | None:
+    def _reference(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
         pointer, where = schema["$ref"], f"{place.where}.$ref"
         names = pointer.split("/")
         if names[0] != "#":
@@ -362,24 +318,23 @@ class _SchemaReader:
         path = "".join(f".{name}" for name in names[1:])
         return self.read(target, _Path(path, place.level + 1, (*place.followed, pointer)))
 
-    def _array(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain | None:
+    def _array(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
         counts: dict[str, Any] = {
             key: schema[key] for key in ("minItems", "maxItems") if key in schema
         }
         items = schema.get("items", True)
         if items is True:
-            return _Plain({"type": "array", **counts}, 7_000 + 120 * self.gap)
+            return {"type": "array", **counts}
         inner = None if items is False else self.read(items, place.below(".items"))
         if inner is not None:
-            size = 2 * inner.size + 4 * self.gap + 60
-            return _Plain({"type": "array", "items": inner.schema, **counts}, size)
+            return {"type": "array", "items": inner, **counts}
         if counts.get("minItems", 0):
             if items is False:
                 refuse(f"{place.where}.minItems", f"must be 0 beside items false, got {counts}")
             return None
-        return _Plain({"type": "array", "maxItems": 0}, 10 + self.gap)
+        return {"type": "array", "maxItems": 0}
 
-    def _tuple(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain | None:
+    def _tuple(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
         """Arrays with a schema for each item; all of them are written, and no others."""
         count, items = len(schema["prefixItems"]), schema.get("items", False)
         if isinstance(items, dict):
@@ -397,13 +352,9 @@ class _SchemaReader:
             self.read(each, place.below(f".prefixItems[{i}]"))
             for i, each in enumerate(schema["prefixItems"])
         ]
-        ending = [each for each in inner if each is not None]
-        if len(ending) < count:
-            return None
-        size = sum(each.size + 2 * self.gap + 2 for each in ending) + 2 * self.gap + 10
-        return _Plain({"type": "array", "prefixItems": [x.schema for x in ending]}, size)
+        return None if None in inner else {"type": "array", "prefixItems": inner}
 
-    def _object(self, schema: dict[str, Any], place: _Path, kind: str) -> _Plain | None:
+    def _object(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
         properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
         required = schema.get("required", [])
         for name in required:
@@ -420,33 +371,25 @@ class _SchemaReader:
                 f"is not supported beside properties, got {shown(more)}: leave it out",
             )
         if "properties" not in schema and more:
-            return _Plain({"type": "object"}, 7_000 + 120 * self.gap)
-        inner, sizes = {}, []
+            return {"type": "object"}
+        inner = {}
         for name, each in properties.items():
             _check_name(name, f"{place.where}.properties")
             plain = self.read(each, place.below(f".properties.{name}"))
             if plain is not None:
-                inner[name] = plain.schema
-                sizes.append(plain.size + 2 * len(name) + 4 * self.gap + 16)
+                inner[name] = plain
             elif name in required:
                 return None
-        # Without a required property, each in turn is the last one written.
-        times = [1 if required else len(sizes) - i for i in range(len(sizes))]
-        size = sum(a * b for a, b in zip(sizes, times, strict=True)) + 2 * self.gap + 20
-        schema = {"type": "object", "properties": inner, "required": required}
-        return _Plain(schema, size)
+        return {"type": "object", "properties": inner, "required": required}
 
-    def _map(self, more: dict[str, Any], place: _Path) -> _Plain:
+    def _map(self, more: dict[str, Any], place: _Path) -> dict[str, Any]:
         """Objects with any names, and values of one schema."""
         inner = self.read(more, place.below(".additionalProperties"))
         if inner is None:
-            return _Plain({"type": "object", "properties": {}}, 20 + self.gap)
-        size = 2 * inner.size + 8 * self.gap + 140
-        return _Plain({"type": "object", "additionalProperties": inner.schema}, size)
+            return {"type": "object", "properties": {}}
+        return {"type": "object", "additionalProperties": inner}
 
 
-# Characters of the expressions of outlines-core.
-_SIZES = {"string": 45, "number": 52, "integer": 22, "boolean": 12, "null": 4}
 # Other keywords and types are simple.
 _METHODS = {
     "$ref": "reference",

@@ -19,7 +19,7 @@ from specjax.processors.common import padded_size
 from specjax.tokenizers.tokenizer import Pieces
 
 # The largest table, in bytes.
-MOST_BYTES = 512 << 20
+MOST_BYTES = 1 << 30
 # Pairs of a state and a token that are followed together.
 _PAIRS = 4_000_000
 # Entries of a table that are read together.
@@ -34,41 +34,19 @@ Pairs = Callable[[], Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]]
 class TokenAutomaton(NamedTuple):
     """What each token does to a text.
 
+    The sizes S and C are powers of two, so that programs are few. No token is of an added class,
+    and no text leads to an added state.
+
     Attributes:
       table: the state after a token of each class; -1 if the token must not follow. In state S - 1
         the text has ended, and any token may follow.
       classes: the class of each token.
       distances: the fewest tokens to a state in which the text may end.
-      starts: the first state of each language.
     """
 
     table: Int32[np.ndarray, "S C"]
     classes: Int32[np.ndarray, " V"]
     distances: Int32[np.ndarray, " S"]
-    starts: Int32[np.ndarray, " K"]
-
-
-class TokenTable(NamedTuple):
-    """A `TokenAutomaton` without its starts, with powers of two of states and classes.
-
-    No token is of an added class, and no text leads to an added state.
-    """
-
-    table: Int32[np.ndarray, "S C"]
-    classes: Int32[np.ndarray, " V"]
-    distances: Int32[np.ndarray, " S"]
-
-
-def padded(automaton: TokenAutomaton) -> TokenTable:
-    """Returns the table of an automaton, in one of few shapes."""
-    states, classes = automaton.table.shape
-    size, width = map(padded_size, automaton.table.shape, _LEAST)
-    table, distances = np.full((size, width), -1, np.int32), np.full(size, FAR)
-    moved = np.where(automaton.table == states - 1, size - 1, automaton.table)
-    table[: states - 1, :classes] = moved[:-1]
-    table[-1] = size - 1
-    distances[: states - 1], distances[-1] = automaton.distances[:-1], automaton.distances[-1]
-    return TokenTable(table, automaton.classes, distances)
 
 
 def token_automaton(
@@ -78,8 +56,8 @@ def token_automaton(
     eos_ids: Sequence[int],
     *,
     goes_on: bool = False,
-) -> TokenAutomaton:
-    """Compiles languages for a tokenizer. A text ends with an end-of-sequence token.
+) -> tuple[TokenAutomaton, Int32[np.ndarray, " K"]]:
+    """Compiles languages for a tokenizer, with the first state of each.
 
     Args:
       languages: K automata.
@@ -92,13 +70,24 @@ def token_automaton(
       UserError: no text of the tokenizer's tokens belongs to a language, or the table is too
         large, or takes too long.
     """
-    steps, accepting, starts = _joined(languages)
-    alike = _alike(steps, pieces, vocab_size, eos_ids)
-    texts, vocab_size, eos_ids = alike.texts, len(alike.texts[0]), alike.eos_ids
-    # The first states read the first token, which may lose its space.
-    walks = [(np.arange(len(steps)), _prefixes(texts[1]))]
-    walks += [] if goes_on else [(starts, _prefixes(texts[0]))]
-    size = len(steps) + (0 if goes_on else len(starts)) + 1
+    starts = np.cumsum([0, *(len(x.accepting) for x in languages[:-1])])
+    steps = np.concatenate(
+        [
+            np.where(x.steps >= 0, x.steps + start, -1)
+            for x, start in zip(languages, starts, strict=True)
+        ]
+    )
+    accepting = np.concatenate([x.accepting for x in languages])
+    kinds, first, later, ending = _alike(steps, pieces, vocab_size, eos_ids)
+    walks = [(np.arange(len(steps)), _prefixes(later))]
+    if not goes_on:
+        # The first states read the first token, which may lose its space.
+        walks.append((starts, _prefixes(first)))
+        accepting = np.append(accepting, accepting[starts])
+        starts = len(steps) + np.arange(len(starts))
+    size = padded_size(len(accepting) + 1, _LEAST[0])
+    ends = np.zeros(size, bool)
+    ends[: len(accepting)], ends[-1] = accepting, True
     deadline = time.monotonic() + _SECONDS
 
     def pairs() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -113,18 +102,13 @@ def token_automaton(
                         "tokenizer: use a simpler pattern or schema"
                     )
             offset += len(states)
-        (which,) = np.nonzero(np.append(accepting, () if goes_on else accepting[_at(languages)]))
-        for eos in eos_ids:
-            full = np.full(which.size, eos), np.full(which.size, size - 1)
-            yield which, *full
+        (which,) = np.nonzero(accepting)
+        for eos in ending:
+            yield which, np.full(which.size, eos), np.full(which.size, size - 1)
 
-    classes = _classes(pairs, size, vocab_size)
+    classes = _classes(pairs, size, len(later))
     table = _table(pairs, size, classes)
-    if not goes_on:
-        starts = len(steps) + np.arange(len(starts))
-    distances = _distances(
-        table, np.append(accepting, () if goes_on else accepting[_at(languages)])
-    )
+    distances = _distances(table, ends)
     table[~np.append(distances < FAR, False)[table]] = -1
     if (empty := np.flatnonzero(distances[starts] >= FAR)).size:
         which = f"entry {empty[0]}: " if len(starts) > 1 else ""
@@ -132,29 +116,22 @@ def token_automaton(
             f"{which}the tokenizer's tokens can write no text that matches: check the pattern or "
             "schema, and that its characters are in the vocabulary"
         )
-    classes = classes[alike.kinds]
-    return TokenAutomaton(table, classes, distances, starts.astype(np.int32))
+    return TokenAutomaton(table, classes[kinds], distances), starts.astype(np.int32)
 
 
-class _Alike(NamedTuple):
-    """Tokens whose bytes act alike, as letters do in a string; one stands for all.
+def _alike(
+    steps: np.ndarray, pieces: Pieces, vocab_size: int, eos_ids: Sequence[int]
+) -> tuple[Int32[np.ndarray, " V"], list[bytes], list[bytes], list[int]]:
+    """Kinds of tokens whose bytes act alike, as letters do in a string; one stands for all.
 
-    Attributes:
-      kinds: the kind of each token.
-      texts: of each kind the bytes at the start of a text, and elsewhere.
-      eos_ids: the kinds that end a text.
+    Returns the kind of each token; of each kind the bytes at the start of a text, and elsewhere;
+    and the kinds that end a text.
     """
-
-    kinds: Int32[np.ndarray, " V"]
-    texts: tuple[list[bytes], list[bytes]]
-    eos_ids: list[int]
-
-
-def _alike(steps: np.ndarray, pieces: Pieces, vocab_size: int, eos_ids: Sequence[int]) -> _Alike:
     columns = np.unique(steps, axis=1, return_inverse=True)[1].reshape(-1)
     letters = bytes(columns.astype(np.uint8).tolist())
     numbers: dict[tuple[bytes, bytes, bool], int] = {}
-    kinds, texts = np.zeros(vocab_size, np.int32), ([], [])  # type: ignore[var-annotated]
+    kinds = np.zeros(vocab_size, np.int32)
+    firsts, laters = [], []
     for token in range(vocab_size):
         ends = token in eos_ids
         has_text = token < len(pieces.later) and not ends
@@ -162,25 +139,10 @@ def _alike(steps: np.ndarray, pieces: Pieces, vocab_size: int, eos_ids: Sequence
         key = first.translate(letters), later.translate(letters), ends
         if key not in numbers:
             numbers[key] = len(numbers)
-            texts[0].append(first)
-            texts[1].append(later)
+            firsts.append(first)
+            laters.append(later)
         kinds[token] = numbers[key]
-    return _Alike(kinds, texts, [number for key, number in numbers.items() if key[2]])
-
-
-def _at(languages: Sequence[ByteAutomaton]) -> np.ndarray:
-    """The places of the languages' first states among all states."""
-    return np.cumsum([0, *(len(x.accepting) for x in languages[:-1])])
-
-
-def _joined(languages: Sequence[ByteAutomaton]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One automaton of all languages: steps, accepting, and the first states."""
-    starts = _at(languages)
-    steps = [
-        np.where(x.steps >= 0, x.steps + start, -1)
-        for x, start in zip(languages, starts, strict=True)
-    ]
-    return np.concatenate(steps), np.concatenate([x.accepting for x in languages]), starts
+    return kinds, firsts, laters, [number for key, number in numbers.items() if key[2]]
 
 
 class _Prefixes(NamedTuple):
@@ -256,7 +218,7 @@ def _classes(pairs: Pairs, size: int, vocab_size: int) -> Int32[np.ndarray, " V"
 
 def _table(pairs: Pairs, size: int, classes: np.ndarray) -> Int32[np.ndarray, "S C"]:
     """The state after a token of each class, or -1."""
-    count = int(classes.max()) + 1
+    count = padded_size(int(classes.max()) + 1, _LEAST[1])
     if size * count * 4 > MOST_BYTES:
         raise UserError(
             f"the constraint takes a table of {size} states x {count} classes of tokens, "
@@ -275,17 +237,14 @@ def _table(pairs: Pairs, size: int, classes: np.ndarray) -> Int32[np.ndarray, "S
     return table
 
 
-def _distances(table: Int32[np.ndarray, "S C"], accepting: np.ndarray) -> Int32[np.ndarray, " S"]:
-    """The fewest tokens to an accepting state, `FAR` if there is no way."""
+def _distances(table: Int32[np.ndarray, "S C"], ends: np.ndarray) -> Int32[np.ndarray, " S"]:
+    """The fewest tokens to a state in which the text may end, `FAR` if there is no way."""
     size = len(table)
     some = max(1, _ENTRIES // table.shape[1])
-    edges = [_edges(table[first : first + some], first, size) for first in range(0, size, some)]
-    sources, targets = np.concatenate(edges, axis=1)
-    return fewest_steps(sources, targets, np.append(accepting.astype(bool), True))
-
-
-def _edges(rows: np.ndarray, first: int, size: int) -> Int32[np.ndarray, "2 E"]:
-    """The sources and targets of the different edges of some rows."""
-    places, _ = np.nonzero(rows >= 0)
-    edges = np.unique((places + first) * size + rows[rows >= 0])
-    return np.stack(np.divmod(edges, size)).astype(np.int32)
+    edges = []
+    for first in range(0, size, some):
+        rows = table[first : first + some]
+        places, _ = np.nonzero(rows >= 0)
+        edges.append(np.unique((places + first) * size + rows[rows >= 0]))
+    sources, targets = np.divmod(np.concatenate(edges), size)
+    return fewest_steps(sources, targets, ends)

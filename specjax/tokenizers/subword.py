@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,6 @@ from specjax.tokenizers.transformers_classes import (
     class_of,
     differences,
     special_texts,
-)
-
-# The most times as long that the replacements of a tokenizer.json may make a text.
-MOST_GROWTH = 1000
-# A regular expression that surely matches no empty text: its first part is a character or a class,
-# and there is no alternative.
-_CONSUMES = re.compile(
-    r"(?s)(?!.*\|)"
-    r"(?:[^\\*?+|()^$\[\]{}]|\\(?:[sSdDwWhHnrtfv]|[pP]\{\w+\}|[^\w<>])"
-    r"|\[(?!\^\])(?:[^\[\]\\]|\\.)+\])"
-    r"(?:\+|\{[1-9]\d*(?:,\d*)?\})?(?![*?+{])"
 )
 
 
@@ -207,12 +196,6 @@ class HuggingFaceTokenizer(SubwordTokenizer):
                 self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises plain Exceptions
             raise UserError(f"{file} is not a tokenizer ({error}); copy it again") from None
-        for part in ("normalizer", "decoder"):
-            if (times := growth(self._step(part))) > MOST_GROWTH:
-                raise UserError(
-                    f"{file}: its {part} may make a text {times:.3g} times as long, more than "
-                    f"{MOST_GROWTH}: use another tokenizer"
-                )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = TokenizerSettings(directory)
@@ -267,33 +250,6 @@ class HuggingFaceTokenizer(SubwordTokenizer):
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         with no_panic(f"{self._file} cannot join the tokens"):
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-
-def growth(step: Any) -> float:
-    """How many times as long the replacements of a normalizer or decoder may make a text."""
-    times = largest = 1.0
-    written: set[str] = set()
-    for part in _parts(step):
-        replaces = part["type"] == "Replace"
-        pattern, content = (part["pattern"], part["content"]) if replaces else ({}, "")
-        text = pattern.get("String", "")
-        if not text or written.intersection(text):
-            # It may change what the steps before it have written.
-            times, largest, written = times * largest, 1.0, set()
-        if text:
-            largest = max(largest, len(content) / len(text))
-        elif replaces:
-            # The pattern may also match the empty text beside each character.
-            empty = _CONSUMES.match(pattern.get("Regex", "")) is None
-            largest = max(largest, len(content) + empty)
-        written |= {*content}
-    return times * largest
-
-
-def _parts(step: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(step, Mapping):
-        inner = step.get("normalizers") or step.get("decoders")
-        yield from (x for one in inner for x in _parts(one)) if inner else [step]
 
 
 def is_tiktoken(file: Path) -> bool:

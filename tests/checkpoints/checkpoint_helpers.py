@@ -17,9 +17,8 @@ from specjax.models import (
     T5Config,
     model_from_config,
 )
-from specjax.models.mt5 import MT5Config
+from specjax.models.t5 import MT5Config, UMT5Config
 from specjax.models.t5gemma import T5GemmaConfig
-from specjax.models.umt5 import UMT5Config
 
 _T5 = {
     "vocab_size": 48,

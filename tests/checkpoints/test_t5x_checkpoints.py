@@ -67,7 +67,7 @@ def test_checkpoints_of_t5x_itself(name):
     assert_same(loaded.params, unflatten(_as_unscanned(expected)))
     reference = np.load(directory.parent / f"{name}_logits.npy").reshape(8, -1)
     assert np.abs(_fixture_logits(loaded) - reference).max() <= 1e-5
-    assert (loaded.step, loaded.eos_ids, loaded.format) == (0, (1,), "t5x")
+    assert (loaded.step, loaded.special_ids.eos, loaded.format) == (0, (1,), "t5x")
     assert loaded.config.relpos_per_layer == (name == "t5_scanned")
     assert_same(load_model(directory / "checkpoint_0").params, loaded.params)
     half = load_model(directory, dtype="bfloat16")
@@ -367,16 +367,6 @@ def test_a_shape_beyond_all_memory_is_refused(change, message, tmp_path):
     one_line(lambda: load_model(tmp_path / "out"), directory, message)
 
 
-def test_scanned_layers_beyond_all_networks_are_refused(tmp_path):
-    written = HandWritten(tmp_path)
-    for name, value in _scanned(random_params(V1_1), V1_1).items():
-        written.zarr(name, value)
-    path = written.write()
-    folder = path / "target.encoder.encoder.pre_mlp_layer_norm.scale"
-    edit_json(folder / ".zarray", shape=[16, 10**6], chunks=[16, 10**6])
-    one_line(lambda: load_model(tmp_path), path, "which means 1,000,000 layers, more than any net")
-
-
 def test_other_relative_positions_must_be_told(tmp_path):
     """The arrays show the number of buckets, but not from which distance they are shared."""
     config = V1_1.replace(relpos_buckets=16, relpos_max_distance=40)
@@ -418,8 +408,6 @@ def test_other_relative_positions_must_be_told(tmp_path):
     told("network.T5Config.max_distance = 40.5", "relpos_max_distance=40.5 must be a whole")
     told("network.T5Config.max_distance = 3", "relpos_max_distance=3 must be more than half")
     told("network.T5Config.max_distance = %ELSEWHERE", "cannot be read from this file", "128")
-    told("network.T5Config.far_distance = 40", "far_distance is not a field", "JSON")
-    told("layers.RelativePositionBiases.max_distance = 40", "has no effect", "JSON")
     gin.write_text(stock + "layers.RelativePositionBiases:\n  max_distance = 128\n")
     assert load_model(tmp_path / "32").config == V1_1
 
@@ -482,7 +470,7 @@ def test_damaged_checkpoints(tmp_path):
     told("target.decoder.logits_dense.kernel", "not a readable zarr array")
     for path in directory.glob("target.*"):
         shutil.rmtree(path)
-    told("arrays are missing", "target.encoder.layers_{0-1}.mlp.wi_0.kernel")
+    told("arrays are missing", "target.encoder.layers_*.mlp.wi_0.kernel")
 
 
 def test_damaged_orbax_of_t5x(tmp_path):

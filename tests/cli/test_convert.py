@@ -79,7 +79,7 @@ def test_t5x_to_hf_and_back_is_bit_exact(source, tmp_path, capsys):
         assert loaded.config == load_model(source).config == T5_V1_1
         # The tokenizer and what ends a generation come along.
         assert (tmp_path / name / "spiece.model").read_bytes() == b"pieces"
-        assert loaded.eos_ids == (1, 9)
+        assert loaded.special_ids.eos == (1, 9)
     assert load_model(tmp_path / "ours").step == 30
     written = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert written["eos_token_id"] == [1, 9]

@@ -53,7 +53,7 @@ def test_it_leaves_a_hugging_face_directory_and_its_scores(trained):
     loaded = load_model(trained / "model")
     assert loaded.format == "hf"
     assert loaded.model.num_params() == results["num_params"]
-    assert loaded.eos_ids == (1,)
+    assert loaded.special_ids.eos == (1,)
     tokenizer = load_tokenizer(trained / "model")
     assert tokenizer.decode(tokenizer.encode("ba ki")) == "ba ki"
     assert (trained / "model" / "model.safetensors").stat().st_size < 2.3 * results["num_params"]

@@ -10,14 +10,9 @@ import pytest
 
 from specjax.decoding.blocks import part_of, shape_of
 from specjax.models import CausalLM, LlamaConfig, RelativePositions, model_from_config
-from specjax.models.gemma import GemmaConfig
-from specjax.models.gemma3 import Gemma3Config
-from specjax.models.mistral import MistralConfig
-from specjax.models.olmo2 import Olmo2Config
-from specjax.models.phi3 import Phi3Config
-from specjax.models.qwen2 import Qwen2Config
-from specjax.models.qwen3 import Qwen3Config
-from specjax.models.smollm3 import SmolLM3Config
+from specjax.models.gemma import Gemma3Config, GemmaConfig
+from specjax.models.llama_variants import MistralConfig, Olmo2Config, Phi3Config, SmolLM3Config
+from specjax.models.qwen import Qwen2Config, Qwen3Config
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.types import Prompts
 from tests.models.test_int8 import in_int8

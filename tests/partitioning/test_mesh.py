@@ -19,9 +19,8 @@ from specjax.models import (
     T5Config,
     model_from_config,
 )
-from specjax.models.gemma3 import Gemma3Config
-from specjax.models.t5gemma import T5GemmaConfig
-from specjax.models.t5gemma2 import T5Gemma2Config
+from specjax.models.gemma import Gemma3Config
+from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from specjax.partitioning import (
     STANDARD_RULES,
     Partitioner,

@@ -14,7 +14,7 @@ from specjax import decoding, drafting, processors, rules, testing, types, verif
 from specjax.processors import token_automata
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.json_schemas import schema_pattern
-from specjax.processors.token_automata import padded, token_automaton
+from specjax.processors.token_automata import token_automaton
 from specjax.tokenizers.tokenizer import Pieces
 from tests.drafting.choices import Law
 from tests.processors.schema_values import SCHEMAS, fits
@@ -29,9 +29,8 @@ V, EOS = len(LATER), 0
 LONGEST = 4
 
 
-def walk(made, tokens, start=0):
+def walk(made, tokens, state):
     """The state after tokens, or None if one must not follow."""
-    state = int(made.starts[start])
     for token in tokens:
         state = int(made.table[state, made.classes[token]])
         if state < 0:
@@ -43,7 +42,7 @@ def walk(made, tokens, start=0):
 @pytest.mark.parametrize("pattern", ["(ab)*", "a( a)*b", "é+", "a|ab|b", "ab a?", "[^b]*"])
 def test_tokens_follow_that_can_still_make_a_text(pattern, goes_on):
     """Against all texts of up to as many tokens as the automaton has states."""
-    made = token_automaton([byte_automaton(pattern)], PIECES, V, (EOS,), goes_on=goes_on)
+    made, (start,) = token_automaton([byte_automaton(pattern)], PIECES, V, (EOS,), goes_on=goes_on)
 
     def text(tokens):
         parts = [(LATER if i or goes_on else FIRST)[token] for i, token in enumerate(tokens)]
@@ -61,21 +60,21 @@ def test_tokens_follow_that_can_still_make_a_text(pattern, goes_on):
     }
     for n in range(LONGEST + 1):
         for tokens in itertools.product(words, repeat=n):
-            state = walk(made, tokens)
+            state = walk(made, tokens, start)
             rest = [len(x) - n for x in whole if x[:n] == tokens]
             assert (state is not None) == bool(rest), tokens
             if state is not None:
                 assert made.distances[state] == min(rest)
-                assert (walk(made, (*tokens, EOS)) is not None) == (tokens in whole)
-                assert walk(made, (*tokens, 7)) is None  # it adds no text
+                assert (walk(made, (*tokens, EOS), start) is not None) == (tokens in whole)
+                assert walk(made, (*tokens, 7), start) is None  # it adds no text
 
 
 def test_two_languages_share_a_table_and_an_empty_one_is_refused():
     languages = [byte_automaton("a+"), byte_automaton("b|")]
-    made = token_automaton(languages, PIECES, V, (EOS,))
-    assert walk(made, (1, 1, 0), 0) is not None and walk(made, (0,), 0) is None
-    assert walk(made, (0,), 1) is not None and walk(made, (1,), 1) is None
-    assert [int(made.distances[i]) for i in made.starts] == [1, 0]
+    made, starts = token_automaton(languages, PIECES, V, (EOS,))
+    assert walk(made, (1, 1, 0), starts[0]) is not None and walk(made, (0,), starts[0]) is None
+    assert walk(made, (0,), starts[1]) is not None and walk(made, (1,), starts[1]) is None
+    assert made.distances[starts].tolist() == [1, 0]
     with pytest.raises(ValueError, match="^entry 1: the tokenizer's tokens can write no text that"):
         token_automaton([byte_automaton("a"), byte_automaton("c")], PIECES, V, (EOS,))
 
@@ -131,12 +130,12 @@ def laws(table):
 )
 def test_the_law_of_constrained_outputs(case):
     verify, rule = case[0], {"Lossless": rules.Lossless(), "OPT": rules.OPT(0.2)}[case[1]]
-    made = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
-    one = processors.Constraint(made.starts[0], 1, "a test")
+    made, (start,) = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
+    one = processors.Constraint(start, 1, "a test")
     drafter = drafting.NeuralDrafter(MODEL, 2)
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
     law = Law(decoding.Round(MODEL, drafter, judge), (one,))
-    shared = jax.tree.map(jnp.asarray, padded(made))
+    shared = jax.tree.map(jnp.asarray, made)
     given = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), rule, (shared,))
     p, q = laws(P), laws(Q)
     target = testing.target_law(targets(rule, (q, p, q, p)), N)
@@ -217,9 +216,9 @@ def test_a_limit_below_the_shortest_text_is_refused(pair):
 
 
 def test_past_its_limit_a_draft_may_go_on():
-    made = token_automaton([byte_automaton("ab")], TOY, 3, (2,), goes_on=True)
-    one, ones = processors.Constraint(made.starts[0], 2, "a test"), jnp.ones(1, jnp.int32)
-    made = jax.tree.map(jnp.asarray, padded(made))
+    made, (start,) = token_automaton([byte_automaton("ab")], TOY, 3, (2,), goes_on=True)
+    one, ones = processors.Constraint(start, 2, "a test"), jnp.ones(1, jnp.int32)
+    made = jax.tree.map(jnp.asarray, made)
     prompts = types.PromptBatch(ones[None], ones, ones, limits=0 * ones)
     place = one.init(made, prompts, 3, 8)
     assert np.isfinite(one.process(made, place, jnp.zeros((1, 3)))).any()

@@ -128,16 +128,6 @@ def test_optional_properties_and_their_order():
     assert not accepts(schema, '{"d": 1, "b": 2}')
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("space", ["", "[ ]?", "(?:[ \n]{0,2}|\t)"])
-def test_an_expression_has_at_most_the_size_that_is_predicted(name, space):
-    reader = json_schemas._SchemaReader(ALL[name], len(space))
-    plain = reader.read(ALL[name], json_schemas._Path("", 0, ("#",)))
-    build = outlines_core.json_schema.build_regex_from_schema
-    size = len(build(json.dumps(plain.schema), space))
-    assert size <= plain.size <= 3 * size + 150
-
-
 def nested(levels, around, schema=INTEGER):
     for _ in range(levels):
         schema = around(schema)
@@ -169,14 +159,12 @@ RINGS = {
 SELF: dict = {"type": "array"}
 SELF["items"] = SELF
 REFUSED = {
-    "schema.items.*becomes an expression of up to .* are allowed": nested(16, array),
+    "schema .* has more than 2097152 characters": nested(16, array),
+    "schema .* takes more than 1024 MB to compile": nested(40, array),
     "schema.*is 49 levels deep": nested(300, holder),
     "schema is nested too deeply": nested(3000, holder),
     r"schema \[+\.\.\. is nested too deeply": "[" * 100_000,
-    r"schema\.\$defs\.d.* becomes an expression of": {
-        **DOUBLE["d0"],
-        "$defs": {**DOUBLE, "d20": {}},
-    },
+    r"\$defs\.d.* is part 20001 of the schema": {**DOUBLE["d0"], "$defs": {**DOUBLE, "d20": {}}},
     r"is part 20001 of the schema": {"$ref": "#/$defs/d0", "$defs": RINGS},
     "Circular reference detected": SELF,
     "more than 2097152 characters": nested(18, lambda x: {"properties": {"a": x, "b": x}}),
@@ -239,7 +227,6 @@ REFUSED = {
     r"schema.\$ref is .#/a., and the schema has no such part": {"$ref": "#/a"},
     # Patterns are shown as they were written.
     r"^schema.pattern '\(' is not a regular expression: .* at position 0$": {"pattern": "("},
-    r"schema.pattern '\(\?s\)a' begins with flags": {"pattern": "(?s)a"},
     "schema.pattern .* is nested too deeply": {"pattern": "(" * 900 + ")" * 900},
     "takes more than 20000 states: .*maxLength": {"type": "string", "maxLength": 3000},
 }
@@ -268,7 +255,7 @@ def test_a_mapping_is_a_schema():
 
 @pytest.mark.parametrize("space", ["(", "[", "x", "a|b", r"\s*", "(?i) ", '"', "[^\\s\\S]"])
 def test_a_space_is_what_json_has_between_its_parts(space):
-    with pytest.raises(ValueError, match="^whitespace .* (must match only|is not a reg|begins wi)"):
+    with pytest.raises(ValueError, match="^whitespace .* (must match only|is not a reg|has a)"):
         processors.JsonSchema(INTEGER, whitespace=space)
 
 

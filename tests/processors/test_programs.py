@@ -16,7 +16,7 @@ from specjax import processors, types
 from specjax.compilation import count_compilations
 from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.common import padded_size
-from specjax.processors.token_automata import padded, token_automaton
+from specjax.processors.token_automata import token_automaton
 from specjax.tokenizers.tokenizer import Pieces
 from tests import tiny_pair
 
@@ -258,17 +258,19 @@ def test_a_request_has_the_data_of_its_engine(decoder, own, same, other):
 def test_a_padded_table_is_the_same_automaton(count):
     """Also where the states just fit."""
     pieces = Pieces([b"", b"a", b"b", b"ab"], [b"", b"a", b"b", b"ab"])
-    made = token_automaton([byte_automaton(f"a{{{count}}}b?")], pieces, 4, (0,), goes_on=True)
-    wide, states = padded(made), len(made.table)
-    end = len(wide.table) - 1
-    assert states <= end + 1 and (end + 1, wide.table.shape[1]) in {(256, 64), (512, 64)}
-    steps, wide_steps = made.table[:, made.classes], wide.table[:, wide.classes]
-    np.testing.assert_array_equal(
-        wide_steps[: states - 1], np.where(steps == states - 1, end, steps)[:-1]
-    )
-    assert (wide.table[states - 1 : end] == -1).all() and (wide.table[end] == end).all()
-    np.testing.assert_array_equal(wide.distances[: states - 1], made.distances[:-1])
-    assert wide.distances[end] == 0 and (wide.distances[states - 1 : end] == 2**30).all()
+    language = byte_automaton(f"a{{{count}}}b?")
+    made, (state,) = token_automaton([language], pieces, 4, (0,), goes_on=True)
+    states, end = len(language.steps), len(made.table) - 1
+    assert states == count + 2 <= end and made.table.shape in {(256, 64), (512, 64)}
+    assert (made.table[states:end] == -1).all() and (made.table[end] == end).all()
+    assert set(np.unique(made.table)) <= {-1, *range(states), end}
+    assert made.distances[end] == 0 and (made.distances[states:end] == 2**30).all()
+    for length in range(count + 1):
+        assert made.distances[state] == count - length
+        ends, a, b, ab = made.table[state, made.classes]
+        assert (ends, b >= 0) == ((end, True) if length == count else (-1, False))
+        assert (a >= 0, ab >= 0) == (length < count, length == count - 1)
+        state = a
 
 
 def test_many_schemas_share_few_programs(decoder):

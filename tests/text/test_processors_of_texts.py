@@ -158,9 +158,9 @@ WRONG = [
         r"at most one Regex or JsonSchema, got Regex\('a\+'\), JsonSchema\(",
     ),
     (
-        {"processors": (processors.Regex(r"[^\s\S]"),)},
+        {"processors": (processors.Regex("中"),)},
         ValueError,
-        r"Regex\('\[\^\\\\s\\\\S\]'\): the tokenizer's tokens can write no text that",
+        r"Regex\(.中.\): the tokenizer's tokens can write no text that",
     ),
     (
         {"processors": STACK, "sampling": types.Sampling(processors=STACK)},

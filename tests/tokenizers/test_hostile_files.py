@@ -1,4 +1,4 @@
-"""A tokenizer.json whose steps panic or grow."""
+"""A tokenizer.json whose steps panic."""
 
 import json
 
@@ -8,7 +8,6 @@ import tokenizers as tk
 import specjax
 from specjax.runs.inference import infer
 from specjax.tokenizers import load_tokenizer
-from specjax.tokenizers.subword import growth
 from tests import tiny_pair
 
 pre, norm = tk.pre_tokenizers, tk.normalizers
@@ -53,40 +52,3 @@ def test_a_panic_of_a_decoder_is_told(tmp_path):
     words = load_tokenizer(write(tmp_path, decoder=decoder))
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot join the tokens"):
         words.decode(words.encode(LONG))
-
-
-# Regular expressions that match no empty text, and some that may.
-CLEAN = [r"\s+", " {2,}", "[ \t]+", r"[\r\n]", r"\n", r"[^\w ]", r"\p{Zs}", " +", "\u00a0", r"\.x*"]
-EMPTY = ["x*", "x?", "x{0,2}", "x{2}?", "x+?|", r"\b", "(x)*", "[[:space:]]*", "[^]]*", "(?=x)"]
-TYPOGRAPHY = [("\u2026", "..."), ("\u00bd", "1/2"), ("\u00bc", "1/4"), ("\u20ac", "EUR")]
-TYPOGRAPHY += [("\u2122", "(TM)"), ("\u00e6", "ae"), ("\u2014", "--")]
-MANY = norm.Replace("a", "a" * 100)
-
-
-@pytest.mark.parametrize(
-    ("part", "times"),
-    [
-        (norm.Replace(" ", "\u2581"), 1),
-        (norm.Sequence([norm.Prepend("\u2581"), norm.Replace(" ", "\u2581")]), 1),
-        (norm.Replace("``", '"'), 1),
-        (norm.Sequence([norm.NFKC(), norm.Replace("a", "bc")]), 2),
-        (norm.Replace(tk.Regex(" {2,}"), " "), 1),
-        (norm.Sequence([norm.Replace(tk.Regex(x), " ") for x in CLEAN]), 1),
-        (norm.Sequence([norm.Replace(a, b) for a, b in TYPOGRAPHY]), 4),
-        (norm.Sequence([norm.Replace("a", "bbb"), norm.Lowercase(), norm.Replace("c", "ddd")]), 9),
-        (norm.Sequence([norm.Replace("ab", "bc"), norm.Replace("xc", "yyyy")]), 2),
-        *((norm.Sequence([norm.Replace(tk.Regex(x), " ")] * 11), 2048) for x in EMPTY),
-        (MANY, 100),
-        (norm.Sequence([MANY, norm.Sequence([MANY, MANY])]), 1e6),
-        (tk.decoders.Sequence([tk.decoders.Replace("a", "a" * 50)] * 2), 2500),
-    ],
-)
-def test_growth_is_known_and_limited(tmp_path, part, times):
-    assert growth(json.loads(part.__getstate__())) == times
-    kind = "decoder" if isinstance(part, tk.decoders.Decoder) else "normalizer"
-    directory = write(tmp_path, **{kind: part})
-    if times <= 1000:
-        load_tokenizer(directory)
-        return
-    with pytest.raises(ValueError, match=f"its {kind} may make a text .* times as long, more than"):
-        load_tokenizer(directory)

@@ -1,17 +1,20 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values; perhaps windows in later layers.
+"""Qwen 2, 2.5 and 3.
 
-Source: Qwen Team 2024; `transformers/models/qwen2`.
+Qwen 2 is Llama with biases on queries, keys and values, and perhaps windows in later layers. Qwen 3
+has an RMS norm of each head's queries and keys instead of the biases.
+
+Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`.
 """
 
 import dataclasses
 import functools
 from typing import Any
 
-from specjax.models.config import Style
 from specjax.models.decoder_only import (
     FULL,
     SILU,
     SLIDING,
+    UNBIASED,
     Constants,
     RotaryConfig,
     decoder_only_family,
@@ -27,13 +30,10 @@ from specjax.models.family import HFFields
 class Qwen2Config(RotaryConfig):
     """A Qwen 2 or 2.5. Published sizes have no window."""
 
-    @property
-    def style(self) -> Style:
-        return dataclasses.replace(super().style, biases=True)
+    differences = {"biases": True}  # noqa: RUF012
 
 
-def qwen_from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dict[str, Any]:
-    """The fields that Qwen 2 and Qwen 3 share; see `rotary_from_hf`."""
+def _from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dict[str, Any]:
     sizes = rotary_from_hf(fields, constants, **defaults)
     count = sizes["num_layers"]
     window, types = None, [FULL] * count
@@ -45,8 +45,7 @@ def qwen_from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dic
     return {**sizes, **windows_from_hf(fields, window, types, count)}
 
 
-def qwen_to_hf(config: RotaryConfig, constants: Constants = SILU) -> dict[str, Any]:
-    """The inverse of `qwen_from_hf`."""
+def _to_hf(config: RotaryConfig, constants: Constants) -> dict[str, Any]:
     types = types_of_layers(config)
     windowed = SLIDING in types
     return {
@@ -58,10 +57,6 @@ def qwen_to_hf(config: RotaryConfig, constants: Constants = SILU) -> dict[str, A
     }
 
 
-def _from_hf(fields: HFFields) -> Qwen2Config:
-    return Qwen2Config(**qwen_from_hf(fields, SILU, num_key_value_heads=32))
-
-
 # The small sizes share the embedding, of fewer rows for the same tokens.
 _small = functools.partial(Qwen2Config.of, 151_936, rope_theta=1e6, tie_embeddings=True)
 _large = functools.partial(Qwen2Config.of, 152_064, rope_theta=1e6)
@@ -70,8 +65,8 @@ QWEN2 = decoder_only_family(
     "qwen2",
     config=Qwen2Config,
     architectures=("Qwen2ForCausalLM",),
-    from_hf=_from_hf,
-    to_hf=qwen_to_hf,
+    from_hf=lambda fields: Qwen2Config(**_from_hf(fields, SILU, num_key_value_heads=32)),
+    to_hf=lambda config: _to_hf(config, SILU),
     presets={
         "qwen2.5_0.5b": _small(896, 14, 2, 64, 4_864, 24),
         "qwen2.5_1.5b": _small(1_536, 12, 2, 128, 8_960, 28),
@@ -80,5 +75,34 @@ QWEN2 = decoder_only_family(
         "qwen2.5_14b": _large(5_120, 40, 8, 128, 13_824, 48),
         "qwen2.5_32b": _large(5_120, 40, 8, 128, 27_648, 64),
         "qwen2.5_72b": _large(8_192, 64, 8, 128, 29_568, 80),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3Config(RotaryConfig):
+    """A Qwen 3. Published sizes have no window."""
+
+    differences = {"qk_norms": "head"}  # noqa: RUF012
+
+
+_qwen3_size = functools.partial(Qwen3Config.of, 151_936, rope_theta=1e6)
+_qwen3_tied = functools.partial(_qwen3_size, tie_embeddings=True)
+
+QWEN3 = decoder_only_family(
+    "qwen3",
+    config=Qwen3Config,
+    architectures=("Qwen3ForCausalLM",),
+    from_hf=lambda fields: Qwen3Config(
+        **_from_hf(fields, UNBIASED, num_key_value_heads=32, head_dim=128)
+    ),
+    to_hf=lambda config: _to_hf(config, UNBIASED),
+    presets={
+        "qwen3_0.6b": _qwen3_tied(1_024, 16, 8, 128, 3_072, 28),
+        "qwen3_1.7b": _qwen3_tied(2_048, 16, 8, 128, 6_144, 28),
+        "qwen3_4b": _qwen3_tied(2_560, 32, 8, 128, 9_728, 36),
+        "qwen3_8b": _qwen3_size(4_096, 32, 8, 128, 12_288, 36),
+        "qwen3_14b": _qwen3_size(5_120, 40, 8, 128, 17_408, 40),
+        "qwen3_32b": _qwen3_size(5_120, 64, 8, 128, 25_600, 64),
     },
 )

@@ -1,0 +1,242 @@
+"""Networks that differ from Llama in few places.
+
+Mistral has a window in all layers, or none. Phi 3 and 4 have fused projections on disk, and perhaps
+a window; those with stretched rotary positions (`longrope`), which change with the length of a
+text, are refused. OLMo 2 has norms after the blocks only, and a norm over all heads' queries and
+all heads' keys. SmolLM3 does not rotate in every fourth layer.
+
+Source: Jiang et al. 2023 (Mistral), Abdin et al. 2024 (Phi), OLMo Team 2025, Bakouch et al. 2025
+(SmolLM3); `transformers/models/mistral`, `phi3`, `olmo2`, `smollm3`.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+from specjax.errors import UserError
+from specjax.models.config import Style
+from specjax.models.decoder_only import (
+    FULL,
+    LLAMA_NAMES,
+    NO_BIASES,
+    SILU,
+    SLIDING,
+    UNBIASED,
+    RotaryConfig,
+    decoder_only_family,
+    decoder_only_names,
+    rotary_from_hf,
+    rotary_to_hf,
+    types_of_layers,
+    windows_from_hf,
+)
+from specjax.models.family import HFFields, Renaming, T
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MistralConfig(RotaryConfig):
+    """A Mistral. Version 0.1 has a window of 4,096 positions, later versions have none."""
+
+    norm_eps: float = 1e-5
+
+
+# The fields that Mistral and Phi 3 share.
+def _windowed(fields: HFFields, window: int | None, **defaults: Any) -> dict[str, Any]:
+    # transformers reads layers of several types in other classes.
+    fields.refuse("layer_types", (None,), None)
+    return {**rotary_from_hf(fields, SILU, **defaults), "sliding_window": fields.window(window)}
+
+
+def _windowed_to_hf(config: RotaryConfig, name: str, longest: int) -> dict[str, Any]:
+    if config.layer_types:
+        raise UserError(
+            f"layer_types must be empty for transformers to read a {name}; convert it to orbax"
+        )
+    return {**rotary_to_hf(config, SILU, longest), "sliding_window": config.sliding_window}
+
+
+_mistral_size = functools.partial(MistralConfig.of, rope_theta=1e6)
+
+MISTRAL = decoder_only_family(
+    "mistral",
+    config=MistralConfig,
+    architectures=("MistralForCausalLM",),
+    special_ids={"eos_token_id": 2, "bos_token_id": 1},
+    from_hf=lambda fields: MistralConfig(**_windowed(fields, 4_096, num_key_value_heads=8)),
+    to_hf=lambda config: _windowed_to_hf(config, "Mistral", 32_768),
+    presets={
+        "mistral_7b_v0.1": _mistral_size(
+            32_000, 4_096, 32, 8, 128, 14_336, 32, rope_theta=1e4, sliding_window=4_096
+        ),
+        "mistral_7b_v0.3": _mistral_size(32_768, 4_096, 32, 8, 128, 14_336, 32),
+        "mistral_nemo_12b": _mistral_size(131_072, 5_120, 32, 8, 128, 14_336, 40),
+        "mistral_small_24b": _mistral_size(131_072, 5_120, 32, 8, 128, 32_768, 40, rope_theta=1e8),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phi3Config(RotaryConfig):
+    """A Phi 3 or 4."""
+
+    norm_eps: float = 1e-5
+
+
+# Arrays that join kernels, in this order.
+_JOINED = {
+    "self_attn.qkv_proj": ("self_attention/query", "self_attention/key", "self_attention/value"),
+    "mlp.gate_up_proj": ("mlp/wi_0", "mlp/wi_1"),
+}
+
+PHI3 = decoder_only_family(
+    "phi3",
+    config=Phi3Config,
+    architectures=("Phi3ForCausalLM",),
+    special_ids={"eos_token_id": 32_000, "pad_token_id": 32_000, "bos_token_id": 1},
+    names=(
+        *(
+            Renaming(
+                f"model.layers.{{i}}.{hf}.weight", f"decoder/layers_{{i}}/{ours}/kernel", T, part
+            )
+            for hf, kernels in _JOINED.items()
+            for part, ours in enumerate(kernels)
+        ),
+        *LLAMA_NAMES,
+    ),
+    from_hf=lambda fields: Phi3Config(**_windowed(fields, None, rms_norm_eps=1e-5)),
+    to_hf=lambda config: {
+        **_windowed_to_hf(config, "Phi 3", 4_096),
+        "original_max_position_embeddings": 4_096,
+    },
+    presets={
+        "phi3_mini": Phi3Config.of(32_064, 3_072, 32, 32, 96, 8_192, 32, sliding_window=2_047),
+        "phi3_medium": Phi3Config.of(32_064, 5_120, 40, 10, 128, 17_920, 40, sliding_window=2_047),
+        "phi4": Phi3Config.of(100_352, 5_120, 40, 10, 128, 17_920, 40, rope_theta=250_000.0),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Olmo2Config(RotaryConfig):
+    """An OLMo 2."""
+
+    norm_eps: float = 1e-6
+
+    differences = {"qk_norms": "all", "pre_norms": False, "post_norms": True}  # noqa: RUF012
+
+
+def _olmo2_to_hf(config: Olmo2Config) -> dict[str, Any]:
+    if config.sliding_window is not None:
+        raise UserError("sliding_window must be None for transformers to read an OLMo 2")
+    return rotary_to_hf(config, UNBIASED, 4_096)
+
+
+_olmo2_size = functools.partial(Olmo2Config.of, 100_352, rope_theta=500_000.0)
+
+OLMO2 = decoder_only_family(
+    "olmo2",
+    config=Olmo2Config,
+    architectures=("Olmo2ForCausalLM",),
+    special_ids={"eos_token_id": 50_279, "pad_token_id": 1},
+    names=decoder_only_names(
+        {
+            "post_attention_layernorm": "post_self_attention_layer_norm",
+            "post_feedforward_layernorm": "post_mlp_layer_norm",
+        }
+    ),
+    from_hf=lambda fields: Olmo2Config(**rotary_from_hf(fields, UNBIASED, rms_norm_eps=1e-5)),
+    to_hf=_olmo2_to_hf,
+    presets={
+        "olmo2_1b": _olmo2_size(2_048, 16, 16, 128, 8_192, 16),
+        "olmo2_7b": _olmo2_size(4_096, 32, 32, 128, 11_008, 32),
+        "olmo2_13b": _olmo2_size(5_120, 40, 40, 128, 13_824, 40),
+        "olmo2_32b": _olmo2_size(5_120, 40, 8, 128, 27_648, 64),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SmolLM3Config(RotaryConfig):
+    """A SmolLM3.
+
+    Attributes:
+      rotated: for each layer, whether it rotates queries and keys; empty: all but every fourth.
+    """
+
+    rope_theta: float = 2e6
+    rotated: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        listed = isinstance(self.rotated, tuple | list)
+        if not listed or not all(isinstance(flag, bool) for flag in self.rotated):
+            raise UserError(f"rotated={self.rotated!r} must be a tuple of True and False")
+        object.__setattr__(self, "rotated", tuple(self.rotated))
+        if self.rotated and len(self.rotated) != self.num_layers:
+            raise UserError(
+                f"rotated has {len(self.rotated)} values, but num_layers={self.num_layers}"
+            )
+
+    @property
+    def style(self) -> Style:
+        style = super().style
+        rotated = self.rotated or _every_fourth(self.num_layers)
+        ropes = (rope if on else None for rope, on in zip(style.ropes, rotated, strict=True))
+        return dataclasses.replace(style, ropes=tuple(ropes))
+
+
+def _every_fourth(count: int, interval: int = 4) -> tuple[bool, ...]:
+    return tuple((i + 1) % interval != 0 for i in range(count))
+
+
+def _smollm3_from_hf(fields: HFFields) -> SmolLM3Config:
+    sizes = rotary_from_hf(fields, NO_BIASES, theta=2e6, tied=True, num_key_value_heads=4)
+    count = sizes["num_layers"]
+    rotated = fields.values.get("no_rope_layers")  # 1 where a layer rotates
+    if rotated is None:
+        rotated = _every_fourth(count, fields.whole("no_rope_layer_interval", 4))
+    if (
+        not isinstance(rotated, list | tuple)
+        or len(rotated) != count
+        or not all(flag in (0, 1) for flag in rotated)
+    ):
+        raise UserError(
+            f"no_rope_layers={rotated!r} must be a list of 0 and 1, one for each of "
+            f"num_hidden_layers={count}"
+        )
+    rotated = tuple(map(bool, rotated))
+    window, types = None, [FULL] * count
+    if fields.flag("use_sliding_window", False) and (window := fields.window(None)) is not None:
+        types = [FULL if on else SLIDING for on in rotated]
+    return SmolLM3Config(
+        **sizes,
+        **windows_from_hf(fields, window, types, count),
+        rotated=() if rotated == _every_fourth(count) else rotated,
+    )
+
+
+def _smollm3_to_hf(config: SmolLM3Config) -> dict[str, Any]:
+    types = types_of_layers(config)
+    return {
+        **rotary_to_hf(config, NO_BIASES, 65_536),
+        "use_sliding_window": SLIDING in types,
+        "sliding_window": config.sliding_window if SLIDING in types else None,
+        "layer_types": types,
+        "no_rope_layers": [int(rope is not None) for rope in config.style.ropes],
+        "no_rope_layer_interval": 4,
+    }
+
+
+SMOLLM3 = decoder_only_family(
+    "smollm3",
+    config=SmolLM3Config,
+    architectures=("SmolLM3ForCausalLM",),
+    special_ids={"eos_token_id": 128_001, "pad_token_id": 128_004, "bos_token_id": 128_000},
+    from_hf=_smollm3_from_hf,
+    to_hf=_smollm3_to_hf,
+    presets={
+        "smollm3_3b": SmolLM3Config.of(
+            128_256, 2_048, 16, 4, 128, 11_008, 36, rope_theta=5e6, tie_embeddings=True
+        ),
+    },
+)
