@@ -209,14 +209,6 @@ class Points:
         self.store.put((setting.key, part), *record)
         self._keep(_point(part, record))
 
-    def take(self, other: "Points") -> None:
-        """Copies the points of another directory of the same run; a failure replaces no figures."""
-        for key, record, point in other._records():
-            mine = self._points.get(point.part, {}).get(point.setting)
-            if mine is None or mine.scores is None or point.scores is not None:
-                self.store.put(key, *record)
-                self._keep(point)
-
     def write(self, order: Iterable[Setting], parts: Sequence[str] = (WHOLE,)) -> list[Point]:
         """Writes the lines of all points, those of `order` first; returns the points.
 
