@@ -301,57 +301,16 @@ class HeadTask:
         return jnp.asarray(accepted + rejected)
 
 
-def compare_with_constant(
-    task: HeadTask, params: Params, data: Mapping[str, HeadData]
-) -> tuple[list[dict[str, Any]], float]:
-    """Compares a head with the best constant of the training data, which needs no head.
+def constant(data: Mapping[str, HeadData], weight: float) -> dict[str, float]:
+    """The validation figures of the best constant of the training data, which needs no head.
 
-    Args:
-      task: the head's task.
-      params: its parameters.
-      data: "training" and "validation".
-
-    Returns:
-      For the head and the constant the weighted `loss` and `kl` (of the true from the predicted
-      acceptance, unweighted) on the validation data, in nats; and the head's `kl` on the training
-      data.
+    They are those of `HeadTask.evaluate` with the rejection weight `weight`.
     """
-    weight, labels = task.rejection_weight, data["validation"].column("labels")
-    learnt = data["training"].column("labels").astype(np.float64)
-    constant = np.log(max(learnt.sum(), _TINY) / max(weight * (1.0 - learnt).sum(), _TINY))
-    predictions = {
-        "head": _predict(task, params, data["validation"]),
-        "constant": np.full(labels.size, constant),
-    }
-    rows = [
-        {"predictor": name, **_figures(labels, log_odds, weight)}
-        for name, log_odds in predictions.items()
-    ]
-    return rows, _figures(learnt, _predict(task, params, data["training"]), weight)["kl"]
-
-
-def _figures(labels: np.ndarray, log_odds: np.ndarray, weight: float) -> dict[str, float]:
-    p, z = labels.astype(np.float64), log_odds.astype(np.float64)
-    accepted = p * np.logaddexp(0.0, -z)
-    rejected = (1.0 - p) * np.logaddexp(0.0, z)
-    entropy = special.entr(p) + special.entr(1.0 - p)
-    kl = np.mean(accepted + rejected - entropy)
-    return {"loss": float(np.mean(accepted + weight * rejected)), "kl": float(kl)}
-
-
-def _predict(task: HeadTask, params: Params, data: HeadData, size: int = 2**14) -> np.ndarray:
-    """The head's log-odds of all positions, `size` at a time."""
-
-    @jit
-    def of_block(hidden: Any, *seen: Any) -> Any:
-        return apply_head(task.head, params, hidden, confidence_features(*seen))
-
-    out = []
-    for shard in data.shards:
-        for start in range(0, len(shard.labels), size):
-            columns = (shard.hidden, shard.top, shard.entropy, shard.drawn)
-            block = [column[start : start + size] for column in columns]
-            short = size - len(block[0])
-            padded = [np.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1))) for x in block]
-            out.append(np.asarray(of_block(*padded))[: len(block[0])])
-    return np.concatenate(out)
+    p, learnt = (
+        data[name].column("labels").astype(np.float64) for name in ("validation", "training")
+    )
+    log_odds = np.log(max(learnt.sum(), _TINY) / max(weight * (1.0 - learnt).sum(), _TINY))
+    accepted = p * np.logaddexp(0.0, -log_odds)
+    rejected = (1.0 - p) * np.logaddexp(0.0, log_odds)
+    kl = accepted + rejected - special.entr(p) - special.entr(1.0 - p)
+    return {"loss": float(np.mean(accepted + weight * rejected)), "kl": float(np.mean(kl))}

@@ -24,7 +24,6 @@ from specjax.text import TextModel
 from specjax.text.teacher_forcing import KnownRows, KnownTexts, batches, read, rows_at_once
 from specjax.training.losses import Total, total_variation
 from specjax.training.progress import say
-from specjax.training.record import describe
 from specjax.training.samples import (
     StudentSamples,
     add_teacher_samples,
@@ -33,6 +32,7 @@ from specjax.training.samples import (
     with_room,
 )
 from specjax.training.tasks import TextTask
+from specjax.training.trainer import describe
 from specjax.types import Params
 
 # The teacher's texts, and the temperature of each.
