@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from specjax import rules, verification
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.text import Decoder, load_pair
 from specjax.text.results import Result, RunInfo, finite
 from specjax.types import Sampling
@@ -30,7 +29,7 @@ ALGORITHMS: dict[str, verification.Verification] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
     workload.add_pair(parser)
-    parser.add_argument("--prompts", type=workload.number, default=1000, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=1000, help="number of prompts")
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
     workload.add_temperatures(parser)

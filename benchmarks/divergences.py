@@ -21,8 +21,8 @@ from benchmarks import command
 from benchmarks.acceptance import figures
 from specjax import rules, verification
 from specjax.checkpoints import load_model
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.compilation import jit
 from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import read_aligned

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.interleaved import time_interleaved
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.compilation import jit
 from specjax.data.examples import read_examples
 from specjax.evaluation import METRICS
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", help="TSV or JSONL (default: the pair's samples)")
     parser.add_argument("--fields", nargs=2, help="the fields of inputs and references")
     parser.add_argument("--references", help="a text file instead of the second field")
-    parser.add_argument("--prompts", type=workload.number, default=64, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--dtype", default="float32", help="of activations and other weights")
     parser.add_argument(
         "--weights", nargs="+", default=["int8", "int8+embedding"], help="compared with None"

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 import specjax
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.predicted import CHIPS, Network, pass_seconds
 from benchmarks.spare_maps import spare_maps
 from benchmarks.tree_walks import TreeEstimate, expect_trees, tree_of, tree_rates
 from specjax.checks import check_count, one_number
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.data.examples import read_examples
 from specjax.decoding.scoring import powers_of_two
 from specjax.drafting import Costs
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in pairs, with their samples as prompts; unused with --inputs",
     )  # fmt: skip
     workload.add_pair(parser, required=False)
-    parser.add_argument("--prompts", type=workload.number, default=32, help="number of prompts")
+    parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
     parser.add_argument(
         "--apart", type=int, default=0,
         help="number of further prompts by which trees and chains are chosen; 0: the same prompts",
@@ -239,8 +238,6 @@ def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
         (source,) = built_in_pair(name).glob("samples.*")
         field, pair = _FIELDS[name], specjax.load_pair(name)
     asked = [example.inputs for example in read_examples(source, inputs_field=field)]
-    if isinstance(args.prompts, workload.Given):
-        workload.report_all(len(asked), str(source), "--prompts", args.prompts)
     if args.apart and len(asked) < args.prompts + args.apart:
         raise ValueError(
             f"--prompts {args.prompts} and --apart {args.apart} need "

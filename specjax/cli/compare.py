@@ -162,7 +162,7 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
 
 def tables(results: dict[str, Any]) -> str:
     """Returns the tables as text: the best settings, then table 2 or the rounds and the answer."""
-    from specjax.cli.bench.report import Report
+    from specjax.cli.report import Report
     from specjax.study.tables import table_2_rows
 
     best, parts = results["best"], []
@@ -198,7 +198,7 @@ def _next(results: dict[str, Any]) -> str:
 
 
 def _rounds(results: dict[str, Any]) -> str:
-    from specjax.cli.bench.report import Report
+    from specjax.cli.report import Report
     from specjax.runs.evaluation import shown
 
     quality, rows = results["quality"], []

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import require
-from specjax.cli.bench import pass_times
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive, pass_times
+from specjax.cli.report import Report
 from specjax.data.records import read_lines
 from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, figure

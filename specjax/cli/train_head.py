@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Trains as the gin files configure; prints a table and, for programs, a line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import text, training
-    from specjax.cli.bench.report import Report
+    from specjax.cli.report import Report
     from specjax.data.examples import read_examples
     from specjax.training.head_data import Labelling
 

@@ -1,6 +1,5 @@
 """`specjax bench`: figures of known times and counts, a verdict, a file of costs, and refusals."""
 
-import argparse
 import json
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import pytest
 
 import specjax
 from specjax.cli import bench
-from specjax.cli.bench import workload
 from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
 from specjax.study.speedups import round_cost
@@ -49,7 +47,7 @@ def test_speedup_and_its_ideal():
 def arguments(tmp_path, monkeypatch):
     """Of a pair whose programs compile quickly."""
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
     sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
@@ -81,7 +79,7 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
     path = tmp_path / "costs.json"
     assert main([*arguments, "--drafts", "1", "3", "--rows", "1", "2", f"--costs={path}"]) == 0
     costs = read_costs(path)
-    pair = workload.load_pair()
+    pair = bench.load_pair()
     assert costs.pair == pair.fingerprint
     assert costs.rows == (1, 2) and costs.widths == (1, 2, 4)
     policy = specjax.drafting.CostAware(costs=costs)
@@ -100,7 +98,6 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
         (["--temperatures", "0", "nan"], "--temperatures must be finite and at least 0, got nan"),
         (["--inputs=/missing.txt"], "/missing.txt"),
         (["--max-new=2147483648"], "--max-new must be below 2147483648, got 2147483648"),
-        (["--grown"], "is neither a T5 nor a Llama, which --grown needs: leave out --grown"),
         (["--costs=/missing/costs.json"], "/missing is not a directory: make it first"),
         (["--costs=PROMPTS"], "is not a file of costs: choose another name"),
         (["speedup"], "speedup: unexpected argument"),
@@ -122,16 +119,3 @@ def test_a_prompt_that_cannot_be_decoded_is_named(arguments, tmp_path, capsys, l
     inputs.write_text(f"ba\n{line}\nba\nba\n", encoding="utf-8")
     assert main([*arguments, f"--inputs={inputs}"]) == 2
     assert f"{inputs}, {message}" in capsys.readouterr().err
-
-
-def test_fewer_prompts_than_requested_are_reported(tmp_path, capsys):
-    path = tmp_path / "prompts.txt"
-    path.write_text("a\nb\nc\n")
-    parser = argparse.ArgumentParser()
-    workload.add_workload(parser)
-    given = [[], ["--prompts=2"], ["--prompts=3"], ["--prompts=4"]]
-    texts = [workload.read_texts(parser.parse_args([f"--inputs={path}", *one])) for one in given]
-    every = ["a", "b", "c"]
-    assert texts == [every, ["a", "b"], every, every]
-    line = f"specjax: using all 3 inputs of {path}; --prompts=4 is larger\n"
-    assert capsys.readouterr().err == line
