@@ -13,7 +13,7 @@ import numpy as np
 from specjax.checks import require
 from specjax.cli.bench import check_positive, pass_times
 from specjax.cli.report import Report
-from specjax.data.records import read_lines
+from specjax.data.examples import read_examples
 from specjax.errors import UserError
 from specjax.evaluation import METRICS, Bootstrap, figure
 from specjax.evaluation.bootstrap import pooled
@@ -22,7 +22,7 @@ from specjax.study.measure import Times, in_turns, timed
 from specjax.study.plots import MARKS
 from specjax.study.speedups import conclusion, round_cost, speedup, speedups, spread
 from specjax.text import Decoder, Pair, Result, load_pair
-from specjax.text.directories import DEFAULT_PAIR, PREFIX, built_in_pair
+from specjax.text.directories import DEFAULT_PAIR, built_in_pair
 from specjax.text.passes import PassTimes
 from specjax.text.results import finite
 from specjax.text.setting import Setting
@@ -33,8 +33,11 @@ ALONE = "verifier alone"
 DRAFTER = "drafter alone"
 LOSSLESS = "lossless"
 LOSSLESS_ADAPTIVE = "lossless, adaptive"
-# For each built-in pair: the samples and max_new_tokens.
-_SAMPLES = {"multi30k_ende": ("samples.tsv", 64), "gsm8k": ("samples.jsonl", 192)}
+# Built-in pair -> its samples, their fields, and max_new_tokens.
+_SAMPLES = {
+    "multi30k_ende": ("samples.tsv", "en", "de", 64),
+    "gsm8k": ("samples.jsonl", "question", "answer", 192),
+}
 _BUCKET = 48
 # About how many turns the settings take at the samples.
 _TURNS = 16
@@ -71,14 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(_SAMPLES),
         help="the pair: T5 models for translation, or Llama models for school mathematics",
     )
-    parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
-    parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
-    parser.add_argument(
-        "--samples",
-        help="sources and references: a TSV file with a header line, or a JSONL file of objects "
-        "with these two values (default: the built-in samples)",
-    )
-    parser.add_argument("--max-new", type=int, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
     parser.add_argument("--rows", type=int, default=1, help="batch size")
     parser.add_argument(
@@ -97,68 +92,59 @@ def run(args: argparse.Namespace) -> int:
     """Decodes the samples with every setting, prints the table, writes the results and the plot."""
     for module in ("sacrebleu", "matplotlib"):
         require(module, "eval")
-    name, usual = _SAMPLES[args.built_in]
-    args.max_new = usual if args.max_new is None else args.max_new
-    if args.drafter is None and args.verifier is None:  # those of `load_pair`, by name
-        args.drafter, args.verifier = (
-            f"{PREFIX}{args.built_in}/{model}" for model in ("drafter", "verifier")
-        )
-    samples = Path(args.samples) if args.samples else built_in_pair(args.built_in) / name
-    sources, references = _read(samples)
-    check_positive(args, "max_draft", "max_new", "rows", "repeats")
+    check_positive(args, "max_draft", "rows", "repeats")
     if args.show < 0:
         raise UserError(f"--show must be at least 0, got {args.show}")
     if Path(args.output).expanduser().is_file():
         raise UserError(f"--output={args.output} is a file: choose a directory")
-    with RunDirectory(
-        args.output, config_name=_CONFIG_NAME, makes=(_TABLE_NAME, _PLOT_NAME)
-    ) as output:
-        _run(args, output, sources, references)
-    return 0
-
-
-def _run(
-    args: argparse.Namespace, output: RunDirectory, sources: list[str], references: list[str]
-) -> None:
-    pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    decoders = _decoders(pair, args, sources)
-    for decoder in decoders.values():
-        decoder.rows(sources)  # checks the lengths before any long work
-    for name, decoder in decoders.items():
-        print(f"compiling: {name} ...", flush=True)
-        decoder(sources[: args.rows + 1], progress=False)  # the extra row refills a slot
-    measured = {}
-    for temperature in (0.0, 1.0):
-        print(f"decoding at temperature {temperature:g} ...", flush=True)
-        measured[temperature] = _measure(decoders, temperature, sources, args)
-    print("measuring passes ...", flush=True)
-    prompts = sources[: args.rows]
-    times = pass_times(pair, decoders[ALONE], prompts, args.max_draft, progress=False)
-    results = [row for t, runs in measured.items() for row in _rows(runs, t, references)]
-    shown_rows = [{**row, **_intervals(row)} for row in results]
-    print(Report(shown_rows, _COLUMNS, _NOTES).table())
-    greedy = {name: run.results[0] for name, run in measured[0.0].items()}
-    texts = {name: result.texts for name, result in greedy.items()}
-    _show(args.show, sources, references, texts)
-    if args.show:
-        print(f"\n{LOSSLESS} at temperature 0, by the source of each token:")
-        result = decoders[LOSSLESS](sources, sampling=Sampling(0.0), sources=True, progress=False)
-        print(f"{result.show(min(args.show, 2))}\n{result.acceptance}")
-    print()
-    for temperature, runs in measured.items():
-        print(_verdict(runs, temperature, times, args.max_draft))
-    # A new demo may replace an old demo: it is quick to repeat.
-    names = (
-        "built_in", "drafter", "verifier", "samples", "max_new", "max_draft", "rows", "repeats"
-    )  # fmt: skip
-    output.claim({name: getattr(args, name) for name in names}, replace=True)
-    output.record(command=args.command_line)
-    written = _write(output, results)
+    makes = (_TABLE_NAME, _PLOT_NAME)
+    with RunDirectory(args.output, config_name=_CONFIG_NAME, makes=makes) as output:
+        sources, references = samples(args.built_in)
+        pair = load_pair(args.built_in)
+        decoders = _decoders(pair, args, sources)
+        for name, decoder in decoders.items():
+            print(f"compiling: {name} ...", flush=True)
+            decoder(sources[: args.rows + 1], progress=False)  # the extra row refills a slot
+        measured = {}
+        for temperature in (0.0, 1.0):
+            print(f"decoding at temperature {temperature:g} ...", flush=True)
+            measured[temperature] = _measure(decoders, temperature, sources, args)
+        print("measuring passes ...", flush=True)
+        prompts = sources[: args.rows]
+        times = pass_times(pair, decoders[ALONE], prompts, args.max_draft, progress=False)
+        results = [row for t, runs in measured.items() for row in _rows(runs, t, references)]
+        shown_rows = [{**row, **_intervals(row)} for row in results]
+        print(Report(shown_rows, _COLUMNS, _NOTES).table())
+        greedy = {name: run.results[0] for name, run in measured[0.0].items()}
+        texts = {name: result.texts for name, result in greedy.items()}
+        _show(args.show, sources, references, texts)
+        if args.show:
+            print(f"\n{LOSSLESS} at temperature 0, by the source of each token:")
+            sampling = Sampling(0.0)
+            result = decoders[LOSSLESS](sources, sampling=sampling, sources=True, progress=False)
+            print(f"{result.show(min(args.show, 2))}\n{result.acceptance}")
+        print()
+        for temperature, runs in measured.items():
+            print(_verdict(runs, temperature, times, args.max_draft))
+        # A new demo may replace an old demo: it is quick to repeat.
+        names = ("built_in", "max_draft", "rows", "repeats")
+        output.claim({name: getattr(args, name) for name in names}, replace=True)
+        output.record(command=args.command_line)
+        written = _write(output, results)
     print("\nwrote " + ", ".join(map(str, written)))
     print(
         "next, with your own models and texts: specjax compare --gin.VERIFIER=LARGE "
         "--gin.DRAFTER=SMALL --gin.INPUT=TEXTS --gin.OUTPUT_DIR=RUN"
     )
+    return 0
+
+
+def samples(built_in: str) -> tuple[list[str], list[str]]:
+    """Returns the texts of a built-in pair's samples, and their references."""
+    name, inputs_field, targets_field, _ = _SAMPLES[built_in]
+    file = built_in_pair(built_in) / name
+    examples = read_examples(file, inputs_field=inputs_field, targets_field=targets_field)
+    return [x.inputs for x in examples], [str(x.targets) for x in examples]
 
 
 def _show(
@@ -192,7 +178,7 @@ def _decoders(pair: Pair, args: argparse.Namespace, sources: list[str]) -> dict[
     shape: dict[str, Any] = {
         "batch_size": args.rows,
         "buckets": (_BUCKET * -(-longest // _BUCKET),),
-        "max_new_tokens": args.max_new,
+        "max_new_tokens": _SAMPLES[args.built_in][-1],
     }
     return {
         name: setting.decoder(pair.named, **shape)
@@ -308,41 +294,6 @@ def _intervals(row: dict[str, Any]) -> dict[str, str | None]:
         "over_verifier": None if row["setting"] == ALONE else over,
         "speedup": "1" if row["setting"] == ALONE else faster,
     }
-
-
-def _read(path: Path) -> tuple[list[str], list[str]]:
-    if path.suffix == ".jsonl":
-        return _read_objects(path)
-    (_, header), *lines = read_lines(path)
-    pairs = []
-    for number, line in lines:
-        pairs.append(line.split("\t"))
-        if len(pairs[-1]) != 2:
-            raise UserError(
-                f"{path}:{number}: must have 2 columns, a source and a reference, got "
-                f"{len(pairs[-1])}"
-            )
-    if not pairs:
-        raise UserError(f"{path} has no samples after its header {header!r}: add samples")
-    return [source for source, _ in pairs], [reference for _, reference in pairs]
-
-
-def _read_objects(path: Path) -> tuple[list[str], list[str]]:
-    samples = []
-    for number, line in read_lines(path):
-        try:
-            values = [*json.loads(line).values()]
-        except (ValueError, AttributeError):
-            values = []
-        if len(values) != 2 or not all(isinstance(value, str) for value in values):
-            raise UserError(
-                f"{path}:{number}: must be an object of 2 texts, a source and a reference, such as "
-                '{"question": "...", "answer": "..."}'
-            )
-        samples.append(values)
-    if not samples:
-        raise UserError(f"{path} has no samples: add samples")
-    return [source for source, _ in samples], [reference for _, reference in samples]
 
 
 def _write(output: RunDirectory, results: list[dict[str, Any]]) -> list[Path]:

@@ -25,15 +25,19 @@ from specjax.study.expect import cannot_estimate, estimate, frontier_of, samplin
 from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
+    NATS,
+    RELATIVE,
     Bench,
     Measuring,
     MeasuringError,
+    Scores,
     joined,
     measure,
+    over,
+    score,
     tell,
 )
 from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
-from specjax.study.scores import NATS, RELATIVE, Scores, over, score
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
@@ -348,7 +352,6 @@ class Measurer:
             "infer": words(infer_names(setting, models, options, self._prompts)),
             "process": {
                 "compiled": measured.compiled,
-                "compiled_while_timed": measured.compiled_late,
                 "seconds": time.perf_counter() - begin,
             },
         }

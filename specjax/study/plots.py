@@ -11,7 +11,7 @@ import numpy as np
 from specjax.checks import require
 from specjax.evaluation import Bootstrap
 from specjax.study.expect import Expected, is_chain, sampling_key
-from specjax.study.scores import DEFERRALS, NATS, RELATIVE, Scores
+from specjax.study.measure import DEFERRALS, NATS, RELATIVE, Scores
 from specjax.study.tables import common, curves, front
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting
 

@@ -23,8 +23,7 @@ from specjax.runs.scored import Predictions, predictions_of
 from specjax.runs.store import Key, Record, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
-from specjax.study.measure import Measured, tell
-from specjax.study.scores import Scores
+from specjax.study.measure import Measured, Scores
 from specjax.study.speedups import Recommendation, recommend
 from specjax.text import TextModel
 from specjax.text.setting import DRAFTER_ALONE, MisfitError, Setting
@@ -263,7 +262,6 @@ class Points:
         self._write_tables("best", best)
         flat = tables.flat_rows(scored, self.estimates)
         self._run.write("settings.csv", tables.csv_text(flat).encode())
-        self._warn_of_compiling(points)
         results = {
             "quality": self.quality,
             "estimated": len(self.estimates),
@@ -284,15 +282,6 @@ class Points:
     def _write_tables(self, name: str, rows: tables.Rows) -> None:
         self._run.write(f"{name}.csv", tables.csv_text(rows).encode())
         self._run.write(f"{name}.tex", tables.latex_text(rows).encode())
-
-    def _warn_of_compiling(self, points: Iterable[Point]) -> None:
-        for point in points:
-            if point.about.get("process", {}).get("compiled_while_timed"):
-                path = self.store.path((point.setting.key, point.part))
-                tell(
-                    f"warning: the times of {point.setting.described()} include compilation: "
-                    f"to measure again, delete {path} and run the same command"
-                )
 
 
 def _point(part: str, record: Record) -> Point:

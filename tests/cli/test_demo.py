@@ -1,4 +1,4 @@
-"""The demo runs on any pair, and writes what it prints."""
+"""The demo writes what it prints."""
 
 import json
 import re
@@ -10,7 +10,6 @@ import pytest
 import specjax
 from specjax.cli import demo
 from specjax.cli.main import main
-from specjax.text.directories import real_path
 from tests import tiny_pair
 
 LOSSLESS = ("lossless", "lossless, adaptive")
@@ -18,14 +17,17 @@ RULES = ("OPT(0.1)", "OPT(0.2)", "OPT(0.4)", "TokenV3(0.8)")
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("demo")
-    paths = tiny_pair.write_pair(directory / "models")
+def pair(tmp_path_factory):
+    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("demo")))
+
+
+@pytest.fixture
+def arguments(pair, monkeypatch):
+    """Of a pair whose programs compile quickly."""
     texts = tiny_pair.sentences(4, seed=5)
-    samples = directory / "samples.tsv"
-    lines = ["en\tde", *(f"{text}\t{text}" for text in texts)]
-    samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return ["demo", *(f"--{k}={v}" for k, v in paths.items()), f"--samples={samples}", "--rows=4"]
+    monkeypatch.setattr(demo, "load_pair", lambda _: pair)
+    monkeypatch.setattr(demo, "samples", lambda _: (texts, texts))
+    return ["demo", "--rows=4"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,6 @@ def test_the_settings_of_the_plot_differ_without_colours(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("--samples=/missing.tsv", "/missing.tsv"),
         ("--rows=0", "--rows must be at least 1, got 0"),
         ("--output=/dev/null/x", "/dev/null/x"),
     ],
@@ -115,37 +116,11 @@ def test_a_missing_library_is_named_before_the_models_load(
     arguments, tmp_path, capsys, monkeypatch, module
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("specjax.cli.demo.load_pair", lambda **_: pytest.fail("loaded"))
+    monkeypatch.setattr("specjax.cli.demo.load_pair", lambda _: pytest.fail("loaded"))
     assert main([*arguments, f"--output={tmp_path}"]) == 2
     assert capsys.readouterr().err == (
         f"specjax demo: {module} is not installed: run pip install '.[eval]' in the checkout\n"
     )
-
-
-def test_a_ragged_sample_is_named(arguments, tmp_path, capsys):
-    samples = tmp_path / "bad.tsv"
-    samples.write_text("en\tde\na\tb\nc\n", encoding="utf-8")
-    assert main([*arguments, f"--samples={samples}"]) == 2
-    assert (
-        f"{samples}:3: must have 2 columns, a source and a reference, got 1"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        (b"", "is empty: it must have at least one line"),
-        (b"en\tde\n", "has no samples after its header"),
-        (b"en\tde\na\t\xff\n", ":2: byte 0xff at column 3 is not UTF-8"),
-    ],
-)
-def test_unreadable_samples_are_told_in_one_line(arguments, tmp_path, capsys, written, message):
-    samples = tmp_path / "odd.tsv"
-    samples.write_bytes(written)
-    assert main([*arguments, f"--samples={samples}"]) == 2
-    error = capsys.readouterr().err
-    assert str(samples) in error and message in error and error.count("\n") == 1
 
 
 def test_results_that_no_demo_made_are_refused_and_kept(arguments, tmp_path, capsys):
@@ -156,36 +131,7 @@ def test_results_that_no_demo_made_are_refused_and_kept(arguments, tmp_path, cap
     assert mine.read_text() == "mine"
 
 
-def test_samples_may_be_objects(tmp_path):
-    samples = tmp_path / "samples.jsonl"
-    samples.write_text('{"question": "a\\nb", "answer": "c"}\n', encoding="utf-8")
-    assert demo._read(samples) == (["a\nb"], ["c"])
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ('{"a": "b"}', ":1: must be an object of 2 texts, a source and a reference"),
-        ('{"a": "b", "c": 3}', ":1: must be an object of 2 texts"),
-        ("[1, 2]", ":1: must be an object of 2 texts"),
-        ("a\tb", ":1: must be an object of 2 texts"),
-    ],
-)
-def test_other_objects_are_told(arguments, tmp_path, capsys, written, message):
-    samples = tmp_path / "odd.jsonl"
-    samples.write_text(written + "\n", encoding="utf-8")
-    assert main([*arguments, f"--samples={samples}"]) == 2
-    error = capsys.readouterr().err
-    assert f"{samples}{message}" in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize("name", demo._SAMPLES)
-def test_a_built_in_pair_is_that_of_load_pair(name, tmp_path, monkeypatch):
-    """One drafter everywhere, so that figures of the demo are those of the other commands."""
-    loaded = []
-    monkeypatch.setattr(demo, "load_pair", lambda **paths: loaded.append(paths))  # and no pair
-    main(["demo", f"--built-in={name}", f"--output={tmp_path}"])
-    found = {key: real_path(path) for key, path in loaded[0].items()}
-    monkeypatch.setattr("specjax.text.directories._loaded", lambda paths, *_, **__: paths)
-    monkeypatch.setattr("specjax.text.directories.Pair", lambda **paths: paths)
-    assert found == specjax.load_pair(name)
+def test_the_samples_of_each_pair_have_references(name):
+    texts, references = demo.samples(name)
+    assert len(texts) == len(references) > 10 and all((*texts, *references))
