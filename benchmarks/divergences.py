@@ -34,10 +34,9 @@ from specjax.tokenizers import load_tokenizer
 from specjax.training import AdamW, Objective
 from specjax.training.losses import DIVERGENCES, Total, masked_total
 from specjax.training.progress import say
-from specjax.training.samples import draw_pairs
 from specjax.training.step import TrainState, init_state, make_train_step
 from specjax.training.tasks import TextTask
-from specjax.training.teacher import PREFIX, TEXTS, AcceptedTokens
+from specjax.training.teacher import PREFIX, TEXTS, AcceptedTokens, draw_pairs
 from specjax.types import Array, Params, Sampling
 
 HELP = "tokens per verifier call of a drafter that was trained further with each divergence"
