@@ -28,7 +28,7 @@ import gin
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
-from specjax.checks import check_path, one_line
+from specjax.checks import one_line
 from specjax.cli.failures import REFUSALS
 from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
 from specjax.errors import UserError
@@ -148,8 +148,6 @@ def configure(
     for folder in search_paths:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder: check the path")
-    for path in files:
-        check_path(path, "--gin_file=")
     reader = _Reader(files, search_paths)
     if default is not None and not any(path.parent.name == _RUNS for path in reader.read):
         reader = _Reader([default, *files], search_paths)
@@ -157,25 +155,6 @@ def configure(
     for binding in bindings:
         reader.override(binding)
     reader.check_names()
-
-
-class _Delegate(ParserDelegate):
-    """Makes gin's references, collects the used names, and rejects unknown names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used: set[str] = set()
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-        name = scoped_configurable_name.rpartition("/")[2]
-        _check_known(name)
-        return super().configurable_reference(scoped_configurable_name, evaluate)
-
-    def macro(self, macro_name: str) -> Any:
-        macro = super().macro(macro_name)
-        if macro.configurable.selector == _MACRO:  # not a constant
-            self.used.add(macro_name)
-        return macro
 
 
 def _files_with(names: Collection[str]) -> str:
@@ -198,24 +177,36 @@ def _near_file(name: str) -> str:
     return f"did you mean {' or '.join(names)}?" if names else ""
 
 
-class _Reader:
+class _Reader(ParserDelegate):
     """Clears gin's configuration and reads gin files into it.
 
     Attributes:
       read: the files read so far, includes among them.
       defined: the names (macros) that these files define.
+      used: those that values refer to.
     """
 
     def __init__(self, files: Sequence[str], search_paths: Sequence[str]) -> None:
+        super().__init__()
         gin.clear_config()
         self.read: list[Path] = []
         self.defined: set[str] = set()
-        self._delegate = _Delegate()
+        self.used: set[str] = set()
         self._folders = list(search_paths)
         for file in files:
             self._look_around(Path(file))
         for file in files:
             self._include(file, f"--gin_file={file}", [])
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
+        _check_known(scoped_configurable_name.rpartition("/")[2])
+        return super().configurable_reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Any:
+        macro = super().macro(macro_name)
+        if macro.configurable.selector == _MACRO:  # not a constant
+            self.used.add(macro_name)
+        return macro
 
     def _include(self, name: str, place: str, within: list[Path]) -> None:
         path = self._find(name, place)
@@ -227,7 +218,7 @@ class _Reader:
         self.read.append(path)
         self._look_around(path)
         with path.open(encoding="utf-8") as file, _naming(str(path)):
-            statements = config_parser.ConfigParser(file, self._delegate)
+            statements = config_parser.ConfigParser(file, self)
             while True:
                 with _naming(str(path), statements):
                     statement: Any = next(statements, None)
@@ -279,31 +270,28 @@ class _Reader:
             raise UserError(f"--gin.{binding}: the form must be --gin.NAME=value")
         if "\n" in binding or "\r" in binding:
             raise UserError(f"--gin.{name}: the value has a line break: write it in one line")
-        if "." not in name and name not in self.defined | self._delegate.used:
-            absent = ", ".join(sorted(self._delegate.used - self.defined))
+        if "." not in name and name not in self.defined | self.used:
+            absent = ", ".join(sorted(self.used - self.defined))
             rest = f"; they use {absent}: add the file that defines these names" if absent else ""
             names = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
             remedy = hint(name, self.defined, _files_with([name]) or names)
             raise UserError(f"--gin.{name}: no such name; {remedy}")
         with _naming(f"--gin.{name}"):
             try:
-                statements = self._parsed(f"{name} = {value}")
+                statements = [*config_parser.ConfigParser(f"{name} = {value}", self)]
             except (SyntaxError, tokenize.TokenError):
                 if value[:1] in ("@", "%"):
                     raise UserError(f"{value} is not a valid gin reference") from None
-                statements = self._parsed(f"{name} = {value!r}")
+                statements = [*config_parser.ConfigParser(f"{name} = {value!r}", self)]
             for statement in statements:
                 self._execute(statement)
-
-    def _parsed(self, text: str) -> list[Any]:
-        return list(config_parser.ConfigParser(text, self._delegate))
 
     def check_names(self) -> None:
         """Raises UserError for a name that is used but not defined, or defined but not used.
 
         Names of other commands may be unused, so a single file can describe a whole task.
         """
-        used = self._delegate.used
+        used = self.used
         others = {name for file in (SHIPPED / _RUNS).glob("*.gin") for name in definitions(file)}
         if unused := sorted(self.defined - used - others):
             raise UserError(

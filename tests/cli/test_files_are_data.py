@@ -175,16 +175,6 @@ def test_values_of_other_types_are_refused_with_the_file(compared, tmp_path, val
         read_points(copy)
 
 
-def test_a_record_of_parts_that_do_not_fit_is_left_alone(compared, tmp_path):
-    """Earlier versions tried such settings, and wrote that they failed."""
-    copy = tmp_path / "out"
-    shutil.copytree(compared, copy)
-    with_setting(copy, {"verification": "GreedyBlock", "stopping": "Confidence(0.4)"})
-    assert set(read_points(copy).of()) == set(ASKED[:-1])
-    world.run(copy, ASKED)
-    assert set(read_points(copy).of()) == set(ASKED)
-
-
 @pytest.mark.parametrize("name", ["points.jsonl", "results.json", "compare_config.json"])
 @pytest.mark.parametrize("text", [PARTS[0], *CODE], ids=range(1 + len(CODE)))
 def test_other_files_of_a_comparison_are_no_programs(compared, tmp_path, capsys, name, text):

@@ -236,8 +236,8 @@ def _wrong(rows: Sequence[SheetRow], tolerance: float) -> tuple[Verdict, str] | 
         return None
     measured = [row for row in biased if row.variation is not None]
     if not measured:
-        case, share = biased[0].case, biased[0].impossible
-        text = f"case {case!r} emits impossible tokens, {share:.2g} of rejected drafts"
+        case, mass = biased[0].case, biased[0].impossible
+        text = f"case {case!r} emits impossible tokens, {mass:.2g} of rejected drafts"
         return Verdict.BIASED, text
     row = max(measured, key=lambda row: row.variation or 0.0)
     text = f"worst case {row.case!r}: TV {row.variation:.2g}"
