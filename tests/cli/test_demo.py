@@ -59,7 +59,7 @@ def test_bad_input_is_one_line(quick, capsys, change, message):
     assert message in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("module", ["sacrebleu", "matplotlib"])
+@pytest.mark.parametrize("module", ["sacrebleu", "matplotlib.figure"])
 def test_a_missing_library_is_named_before_the_models_load(tmp_path, capsys, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(demo, "load_pair", lambda _: pytest.fail("loaded"))
