@@ -158,16 +158,91 @@ def train_head(
     if not isinstance(install, bool) and install != "anyway":
         raise UserError(f"install must be True, False or 'anyway', got {install!r}")
     examples = {"training": list(training_data), "validation": list(validation_data)}
+    along_text = dataclasses.replace(recipe.labelling, mixing=None)
+    labelling = {"training": recipe.labelling, "validation": along_text}
+    # Different draws: a prompt may be in both.
+    seeds = {"training": recipe.seed, "validation": recipe.seed + 1}
     with run_directory(output_dir, (HEAD_NAME, RESULTS_NAME, DATA_NAME)) as run:
         pair = make_pair()
         _check_pair(run, pair, bool(install))
-        data = _head_data(run, recipe, pair, examples)
-        results, head = _train_one(run, recipe, pair, data, on_start)
+        data = {
+            name: HeadData(
+                run, pair, labelling[name], x, name, seed=seeds[name], progress=recipe.progress
+            )
+            for name, x in examples.items()
+        }
+        trainer = recipe.trainer(len(data["training"].prompts))
+        task = recipe.task(pair.drafter.width)
+        batches = {
+            name: HeadBatches(
+                labelled,
+                recipe.rows_per_batch,
+                width=task.head.width,
+                seed=recipe.seed if name == "training" else None,
+                row_multiple=len(trainer.devices()),
+            )
+            for name, labelled in data.items()
+        }
+
+        def grow() -> HeadBatches:
+            for labelled in data.values():
+                labelled.make()
+                if not labelled.column("labels").size:
+                    raise UserError(
+                        "all drafted tokens were replaced by the verifier's: give more prompts, or "
+                        "a smaller mixing"
+                    )
+            return batches["training"]
+
+        result = train(
+            trainer,
+            task,
+            TrainingData(**batches, grow=grow),
+            output_dir=run,
+            notes={
+                "checkpoints": recipe.checkpoints,
+                MODEL_NAMES: {name: shown_path(x.name) for name, x in pair.named.items()},
+            },
+            on_start=on_start,
+        )
+        found = {name: result.figures[f"validation_{name}"] for name in ("loss", "kl")}
+        best = constant(data, task.rejection_weight)
+        rows = [{"predictor": "head", **found}, {"predictor": "constant", **best}]
+        size = sum(leaf.size for leaf in jax.tree.leaves(result.params))
+        labels = {name: labelled.column("labels") for name, labelled in data.items()}
+        results = {
+            "step": result.step,
+            "num_params": size,
+            "bytes": 4 * size,
+            "training_tokens": int(labels["training"].size),
+            "validation_tokens": int(labels["validation"].size),
+            "acceptance": float(labels["validation"].mean()),
+            "rows": rows,
+        }
+        notes = {
+            **{x: getattr(recipe, x) for x in ("rejection_weight", "epochs", "learning_rate")},
+            "seed": recipe.seed,
+            "temperature": recipe.labelling.temperature,
+            "mixing": recipe.labelling.mixing,
+            "max_new_tokens": recipe.labelling.max_new_tokens,
+            "verifier_fingerprint": pair.verifier.weights_fingerprint,
+            "validation": rows[0],
+        }
+        params, weights = jax.device_get(result.params), pair.drafter.weights_fingerprint
+        head = Head(task.head, params, weights, task.rejection_weight, notes)
         place = save_head(run.own(HEAD_NAME).parent, head)
         if recipe.progress:
             say(f"wrote the head to {place} and its figures to {run.path / RESULTS_NAME}")
         if install:
-            results["installed"] = _install(pair, head, results, anyway=install == "anyway")
+            results["installed"] = install == "anyway" or found["loss"] < best["loss"]
+            if results["installed"]:
+                say(f"installed the head in {save_head(pair.drafter.name, head)}")
+            else:
+                say(
+                    f"the head was not installed: its validation loss, {found['loss']:.4g}, is not "
+                    f"below that of a constant, {best['loss']:.4g}: give more prompts or epochs, "
+                    "or another learning rate; INSTALL='anyway' installs it regardless"
+                )
         run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
     return results
 
@@ -202,107 +277,3 @@ def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
                 "from the output_dir into the drafter's directory yourself"
             )
         check_head_place(directory)
-
-
-def _head_data(
-    run: RunDirectory, recipe: HeadRecipe, pair: Pair, examples: dict[str, list[Example]]
-) -> dict[str, HeadData]:
-    """Training and validation data, not made yet."""
-    along_text = dataclasses.replace(recipe.labelling, mixing=None)
-    labelling = {"training": recipe.labelling, "validation": along_text}
-    # Different draws: a prompt may be in both.
-    seeds = {"training": recipe.seed, "validation": recipe.seed + 1}
-    return {
-        name: HeadData(
-            run,
-            pair,
-            labelling[name],
-            prompts,
-            name,
-            seed=seeds[name],
-            progress=recipe.progress,
-        )
-        for name, prompts in examples.items()
-    }
-
-
-def _train_one(
-    run: RunDirectory,
-    recipe: HeadRecipe,
-    pair: Pair,
-    data: dict[str, HeadData],
-    on_start: Callable[[RunDirectory], None] | None,
-) -> tuple[dict[str, Any], Head]:
-    trainer = recipe.trainer(len(data["training"].prompts))
-    task = recipe.task(pair.drafter.width)
-    batches = {
-        name: HeadBatches(
-            labelled,
-            recipe.rows_per_batch,
-            width=task.head.width,
-            seed=recipe.seed if name == "training" else None,
-            row_multiple=len(trainer.devices()),
-        )
-        for name, labelled in data.items()
-    }
-
-    def grow() -> HeadBatches:
-        for labelled in data.values():
-            labelled.make()
-            if not labelled.column("labels").size:
-                raise UserError(
-                    "all drafted tokens were replaced by the verifier's: give more prompts, or "
-                    "a smaller mixing"
-                )
-        return batches["training"]
-
-    result = train(
-        trainer,
-        task,
-        TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
-        output_dir=run,
-        notes={
-            "checkpoints": recipe.checkpoints,
-            MODEL_NAMES: {name: shown_path(x.name) for name, x in pair.named.items()},
-        },
-        on_start=on_start,
-    )
-    head = {name: result.figures[f"validation_{name}"] for name in ("loss", "kl")}
-    weight = task.rejection_weight
-    rows = [{"predictor": "head", **head}, {"predictor": "constant", **constant(data, weight)}]
-    size = sum(leaf.size for leaf in jax.tree.leaves(result.params))
-    labels = {name: labelled.column("labels") for name, labelled in data.items()}
-    results = {
-        "step": result.step,
-        "num_params": size,
-        "bytes": 4 * size,
-        "training_tokens": int(labels["training"].size),
-        "validation_tokens": int(labels["validation"].size),
-        "acceptance": float(labels["validation"].mean()),
-        "rows": rows,
-    }
-    labelling = dataclasses.asdict(recipe.labelling)
-    trained = ("rejection_weight", "epochs", "learning_rate", "seed")
-    notes = {
-        **{name: getattr(recipe, name) for name in trained},
-        **{name: labelling[name] for name in ("temperature", "mixing", "max_new_tokens")},
-        "verifier_fingerprint": pair.verifier.weights_fingerprint,
-        "validation": rows[0],
-    }
-    drafter = pair.drafter.weights_fingerprint
-    params = jax.device_get(result.params)
-    return results, Head(task.head, params, drafter, task.rejection_weight, notes)
-
-
-def _install(pair: Pair, head: Head, results: dict[str, Any], *, anyway: bool) -> bool:
-    """Writes the head into the drafter's directory, unless a constant predicts as well."""
-    losses = {row["predictor"]: row["loss"] for row in results["rows"]}
-    if not anyway and losses["head"] >= losses["constant"]:
-        say(
-            f"the head was not installed: its validation loss, {losses['head']:.4g}, is not below "
-            f"that of a constant, {losses['constant']:.4g}: give more prompts or epochs, or "
-            "another learning rate; INSTALL='anyway' installs it regardless"
-        )
-        return False
-    say(f"installed the head in {save_head(pair.drafter.name, head)}")
-    return True
