@@ -4,6 +4,7 @@ Further measurements are in the folder `benchmarks/` of a checkout: `python -m b
 """
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +107,16 @@ def run(args: argparse.Namespace) -> int:
         times: dict[int, PassTimes] = {}
         for length in args.drafts:
             print(f"B={batch} G={length}: measuring passes ...", flush=True)
-            times[length] = pass_times(pair, decoders[0], chunks[0], length)
+            times[length] = measure_times(
+                pair.named,
+                [("verifier", "drafter")],
+                (length + 1,),
+                rows=batch,
+                prompt_length=decoders[0].buckets[0],
+                call=functools.partial(
+                    decoders[0], list(chunks[0]), max_new_tokens=1, progress=False
+                ),
+            )
             passes[batch, length] = _of_passes(times[length], length)
         for temperature in args.temperatures:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
@@ -221,27 +231,6 @@ def _decoders(
         length: setting.decoder(pair.named, batch_size=batch, **options)
         for length, setting in settings.items()
     }
-
-
-def pass_times(
-    pair: Pair, alone: Decoder, prompts: Sequence[Any], max_draft: int, **options: Any
-) -> PassTimes:
-    """Measures the passes of a pair with drafts of a fixed length.
-
-    Args:
-      alone: the verifier alone.
-      prompts: a batch.
-      **options: see `measure_times`.
-    """
-    return measure_times(
-        pair.named,
-        [("verifier", "drafter")],
-        (max_draft + 1,),
-        rows=alone.batch_size,
-        prompt_length=alone.buckets[0],
-        call=lambda: alone(list(prompts), max_new_tokens=1, progress=False),
-        **options,
-    )
 
 
 def measure(
