@@ -124,7 +124,7 @@ def _panels(temperatures: Sequence[float], xlabel: str, ylabel: str) -> Any:
 
 
 def _legend(drawn: Any, first: Iterable[str]) -> None:
-    handles = {}
+    handles: dict[str, Any] = {}
     for axis in drawn.axes:
         handles |= {x: y for y, x in zip(*axis.get_legend_handles_labels(), strict=True)}
     order = [label for label in dict.fromkeys((*first, *handles)) if label in handles]

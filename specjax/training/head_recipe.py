@@ -197,7 +197,7 @@ def train_head(
         result = train(
             trainer,
             task,
-            TrainingData(**batches, grow=grow),
+            TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
             output_dir=run,
             notes={
                 "checkpoints": recipe.checkpoints,
