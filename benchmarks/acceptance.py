@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from specjax import rules, verification
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.text import Decoder, load_pair
 from specjax.text.results import Result, RunInfo, finite
 from specjax.types import Sampling

@@ -23,7 +23,7 @@ from benchmarks import command
 from benchmarks import known_bugs as reference
 from benchmarks.known_bugs import BlockParts, ReferenceVerifier
 from specjax import rules, verification
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.testing import audit, emitted_law, target_law, total_variation
 from specjax.testing.auditing.hard_cases import one_hot
 from specjax.types import ChildLaw, ScoredBlock

@@ -11,11 +11,10 @@ import jax
 import numpy as np
 
 import specjax
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.spare_maps import spare_maps
 from specjax import Decoder, TextModel
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.evaluation import Bootstrap, Interval, Sums, ratio
 from specjax.study.measure import in_turns, timed
 from specjax.text import load_text_model

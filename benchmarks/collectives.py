@@ -14,7 +14,7 @@ from benchmarks import command
 from benchmarks.shapes import Sizes, lowered, of_params
 from benchmarks.traffic import Collective, collectives
 from specjax import decoding, drafting, rules
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.models import (
     Gemma2Config,
     LlamaConfig,

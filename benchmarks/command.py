@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specjax.cli.bench.report import Report
 from specjax.cli.help_format import HelpFormatter
+from specjax.cli.report import Report
 
 
 def main(

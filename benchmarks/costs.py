@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.loops import REMEDY, Loops
-from specjax.cli.bench import check_output, workload
-from specjax.cli.bench.report import Report
+from specjax.cli.bench import check_output
+from specjax.cli.report import Report
 from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.memory import explain_full_memory, sizes_in_words

@@ -21,8 +21,8 @@ from benchmarks import command
 from benchmarks.acceptance import figures
 from specjax import rules, verification
 from specjax.checkpoints import load_model
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.compilation import jit
 from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import read_aligned
@@ -34,10 +34,9 @@ from specjax.tokenizers import load_tokenizer
 from specjax.training import AdamW, Objective
 from specjax.training.losses import DIVERGENCES, Total, masked_total
 from specjax.training.progress import say
-from specjax.training.samples import draw_pairs
 from specjax.training.step import TrainState, init_state, make_train_step
 from specjax.training.tasks import TextTask
-from specjax.training.teacher import PREFIX, TEXTS, AcceptedTokens
+from specjax.training.teacher import PREFIX, TEXTS, AcceptedTokens, draw_pairs
 from specjax.types import Array, Params, Sampling
 
 HELP = "tokens per verifier call of a drafter that was trained further with each divergence"

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 import specjax
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.spare_maps import spare_maps
 from specjax.checks import one_number
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.measure import timed

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
 from specjax import compilation
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.data.batching import JoinedBatch, PairBatch
 from specjax.models import LlamaConfig, T5Config, model_from_config
 from specjax.training import AdamW, Objective

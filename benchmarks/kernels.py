@@ -34,8 +34,8 @@ from benchmarks.predicted import CHIPS
 from benchmarks.tpu.estimates import executed
 from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax import sampling
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.sampling import distributions, draw_kernels, draws
 from specjax.types import Sampling
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 
 HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits, both ways"
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.compilation import jit, step_options
 from specjax.drafting import LookupDrafter
 from specjax.models import model_from_config, preset

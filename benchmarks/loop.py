@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.loops import REMEDY, Loops
 from specjax import Decoder, Pair, TextModel, drafting
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.compilation import jit, step_options
 from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.study.measure import in_turns

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.interleaved import time_interleaved
 from specjax.checkpoints.hf import config_to_hf
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.compilation import step_options
 from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
 from specjax.tokenizers.model_files import SpecialIds

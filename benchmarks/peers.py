@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import command, ctranslate2_peer, transformers_peer
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from benchmarks import command, ctranslate2_peer, transformers_peer, workload
+from benchmarks.grown import grow
+from specjax.cli.report import Report
 from specjax.errors import UserError
 from specjax.study.measure import in_turns, timed
 from specjax.text import Decoder, Pair, TextModel, load_pair
@@ -144,7 +144,6 @@ def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 @contextlib.contextmanager
 def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     """Yields the directories of the drafter and the verifier, which both sides load."""
-    from specjax import testing
     from specjax.checkpoints import read_config, save_model
     from specjax.models import T5Config
 
@@ -167,7 +166,7 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
         raise UserError(f"{verifier} is not a T5, but --grown needs a T5: leave out --grown")
     with tempfile.TemporaryDirectory(prefix="specjax-grown-") as temporary:
         small = load_text_model(verifier, dtype="float32")
-        grown: Any = testing.grow(small.model, small.params)
+        grown: Any = grow(small.model, small.params)
         path = Path(temporary) / "verifier"
         save_model(path, *grown, format="hf", tokenizer_from=verifier)
         del grown

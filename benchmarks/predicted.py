@@ -15,7 +15,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from benchmarks import command
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.models import (
     PRESETS,
     Gemma2Config,

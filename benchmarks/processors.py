@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
 from specjax import processors
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.data.examples import read_examples
 from specjax.sampling import Sampling
 from specjax.text import Decoder, load_pair

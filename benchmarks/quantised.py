@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.interleaved import time_interleaved
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.compilation import jit
 from specjax.data.examples import read_examples
 from specjax.evaluation import METRICS

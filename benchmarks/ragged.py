@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.loops import Loops
 from specjax import drafting
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.decoding import Method, Speculative
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import Costs

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.data.examples import read_examples
 from specjax.data.few_shot import FewShot
 from specjax.decoding.method import ByToken, jitted_init

@@ -15,12 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.collectives import TINY, Sizes, compiled_pair
 from benchmarks.loops import Loops
 from benchmarks.traffic import collectives
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.compilation import placement
 from specjax.decoding.method import jitted_run
 from specjax.models import PRESETS, preset

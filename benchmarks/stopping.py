@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.loops import Loops
+from benchmarks.workload import GROWN_HELP
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import GROWN_HELP
+from specjax.cli.report import Report
 from specjax.decoding.blocks import powers_of_two
 from specjax.evaluation import Bootstrap, Sums, ratio
 from specjax.study.measure import in_turns

@@ -29,8 +29,8 @@ from specjax.acceptance_head import (
     init_head,
     top_confidences,
 )
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.compilation import jit
 from specjax.data.examples import read_examples
 from specjax.rules.target import kl_divergence

@@ -30,8 +30,16 @@ from specjax.drafting import Topology
 from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.sampling import TINY, num_uniforms, total
-from specjax.study.expect import Expected, expect, ratio_error, sampling_key, visits
-from specjax.study.positions import Laws, coupled, laws_of_models
+from specjax.study.expect import (
+    Expected,
+    Laws,
+    coupled,
+    expect,
+    laws_of_models,
+    ratio_error,
+    sampling_key,
+    visits,
+)
 from specjax.text import TextModel, Tree
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import KnownTexts, batches, rows_at_once

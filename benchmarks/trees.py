@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 import specjax
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.predicted import CHIPS, Network, pass_seconds
 from benchmarks.spare_maps import spare_maps
 from benchmarks.tree_walks import TreeEstimate, expect_trees, tree_of, tree_rates
 from specjax.checks import check_count, one_number
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.data.examples import read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import Costs

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks import command
+from benchmarks import command, workload
 from benchmarks.interleaved import time_interleaved
 from specjax import rules, verification
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.types import Array, ScoredBlock
 
 HELP = "rules and verification, as a ratio to copying the draft and target arrays once"

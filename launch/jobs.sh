@@ -228,7 +228,7 @@ run() {
   WORKERS="$(count_workers)"
   case $((WORKERS > 1)):$COMMAND in
     0:* | 1:infer) ;;
-    1:compare | 1:evaluate)
+    1:evaluate)
       [[ -n $REPLICAS ]] || die "COMMAND=$COMMAND on $WORKERS workers needs run --replicas"
       ;;
     *) die "COMMAND=$COMMAND needs one worker, TPU $TPU_NAME has $WORKERS: choose an ACCELERATOR_TYPE with one host" ;;

@@ -172,9 +172,9 @@ run() {
   mkdir -p runs
   rm -f "$OUTPUT.status"
   [[ -x $SPECJAX ]] || die "specjax is not installed here: run launch/tpu.sh setup"
-  if ((COUNT > 1)) && [[ -z $REPLICAS && $COMMAND != infer ]]; then
+  if ((COUNT > 1)) && [[ $COMMAND != infer && ! ($COMMAND == evaluate && -n $REPLICAS) ]]; then
     printf '2\n' >"$OUTPUT.status"
-    refuse "COMMAND=$COMMAND cannot run on $COUNT hosts as one program: set REPLICAS=1 (compare, evaluate) or use one host"
+    refuse "COMMAND=$COMMAND cannot run on $COUNT hosts as one program: set REPLICAS=1 (evaluate) or use one host"
   fi
   if [[ -n $BUCKET ]]; then
     PLACE="${BUCKET%/}/$RUN_NAME/worker-$INDEX"

@@ -8,10 +8,9 @@ from tests.xla_flags import quick_flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = quick_flags(8, os.environ.get("XLA_FLAGS", ""))
 
-# What several tests, their subprocesses and the other workers write is made once in a run. What they
-# compile is kept for the next run: a key holds the whole program, the compiler's options and its
-# version, so a test that is changed compiles again. SPECJAX_TESTS_CACHE names another directory than
-# the user's own, which no test touches.
+# What several tests, their subprocesses and the other workers write is made once in a run. What
+# they compile is kept for the next run: a key holds the whole program, the compiler's options and
+# its version, so what has changed is compiled again. SPECJAX_TESTS_CACHE names another directory.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _shared = tempfile.TemporaryDirectory(prefix="specjax-tests-")
     os.environ["SPECJAX_TESTS_SHARED"] = _shared.name

@@ -7,7 +7,7 @@ from specjax import compilation
 from specjax import environment as environments
 from specjax.environment import compiling, environment
 from specjax.runs.run_directory import difference
-from specjax.training.record import training_environment as of_training
+from specjax.training.trainer import training_environment as of_training
 
 
 def test_on_a_cpu_the_options_are_recorded():

@@ -1,5 +1,6 @@
 """An interrupt, as Ctrl-C in a notebook, leaves nothing for the next call of a helper process."""
 
+import argparse
 import contextlib
 import gc
 import os
@@ -107,8 +108,9 @@ def test_a_program_gets_its_own_outcome_after_an_interrupt(nothing_left):
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_an_interrupted_audit_ends_its_process(nothing_left, tmp_path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\ndef verify(): pass\n")
-    options = dict.fromkeys(("mode", "cases", "arrays", "dtype", "drafts"))
-    job = {"target": f"{tmp_path}/slow.py:verify", "rule": None, "options": options}
+    parser = argparse.ArgumentParser()
+    audit.add_arguments(parser)
+    args = parser.parse_args([f"{tmp_path}/slow.py:verify"])
     start = time.monotonic()
-    assert interrupts([0.2], lambda: audit._audit(job, 100.0)) == 1
+    assert interrupts([0.2], lambda: audit.run(args)) == 1
     assert time.monotonic() - start < 30

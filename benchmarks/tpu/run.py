@@ -19,8 +19,8 @@ from benchmarks.tpu.cases import ALONE, METHODS, PAIRS, Case, at_depth, configs_
 from benchmarks.tpu.measures import numbers_of, rooflines
 from benchmarks.tpu.tables import COLUMNS, notes_of, row_of
 from benchmarks.tpu.topologies import TPUS, mesh_of
-from specjax.cli.bench.report import Report
-from specjax.cli.bench.workload import check_positive
+from specjax.cli.bench import check_positive
+from specjax.cli.report import Report
 from specjax.models.int8 import FORMS
 
 HELP = "bytes, copies, padding and estimated cycles of the programs that a TPU would run"

@@ -8,7 +8,7 @@ from benchmarks.tpu import estimates
 from benchmarks.tpu.cases import Case
 from benchmarks.tpu.measures import MB
 from benchmarks.tpu.topologies import TPUS
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 
 COLUMNS = (
     "pair",

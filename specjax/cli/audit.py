@@ -1,7 +1,7 @@
 """`specjax audit MODULE:FUNCTION`: what distribution does a verifier emit?
 
-The audit runs in a process of its own, which is ended when the time is spent: so a function that
-hangs, or crashes Python, is a verdict too.
+The audit runs in a process of its own, which an alarm ends when the time is spent: so a function
+that hangs, or crashes Python, is a verdict too.
 """
 
 import argparse
@@ -14,9 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="TV",
-        help="the largest total variation that is exact (default: 1e-9, in float32 1e-6)",
+        default=1e-6,
+        help="the largest total variation that is exact",
     )
     parser.add_argument(
         "--samples", type=int, metavar="N", default=50_000, help="of a black box, per case"
@@ -77,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audits; prints the score sheet and the verdict, whose exit status it returns."""
     from specjax.checks import check_count, one_number, whole_number
-    from specjax.writing import write_atomically
+    from specjax.testing.auditing import AuditReport, Verdict
+    from specjax.text.parts import make_part
 
     check_count("--samples", args.samples, "give the number of draws per case")
     one_number("--time-limit", args.time_limit, low=0.0, open_low=True, dtype=float)
@@ -85,65 +85,30 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
         raise UserError(f"--json={args.json} cannot be written: give a file in your directory")
     if args.rule is not None:
-        _make_rule(args.rule)  # a wrong rule is refused before the library is imported
-    options = {name: getattr(args, name) for name in _OPTIONS}
-    job = {"target": args.target, "rule": args.rule, "options": options}
-    report = _audit(job, args.time_limit)
-    report.show()
-    if args.json is not None:
-        text = json.dumps(report.to_dict(), indent=1, allow_nan=False)
-        write_atomically(args.json, text.encode() + b"\n")
-    return int(report.verdict.status)
-
-
-def _audit(job: dict[str, Any], limit: float) -> Any:
-    """Runs the audit in another process; the report, also if that process does not answer."""
-    from specjax.testing.auditing import AuditReport, Verdict
-
-    receiving, sending = Pipe(duplex=False)
-    command = [sys.executable, "-m", __spec__.name, str(sending.fileno())]
-    rows: list[Any] = []
+        make_part("rule", args.rule)  # a wrong rule is refused before the library is imported
+    job = {name: getattr(args, name) for name in ("target", "rule", *_OPTIONS)}
+    job |= {"json": args.json and str(args.json), "grace": _GRACE}
     started = time.monotonic()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sending.fileno()]) as process:
-        sending.close()
-        try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(job).encode())
-            process.stdin.close()
-            ends = started + _IMPORT + limit
-            while receiving.poll(max(0.0, ends - time.monotonic())):
-                kind, value = receiving.recv()
-                if kind == "report":
-                    return value
-                if kind == "refusal":
-                    raise UserError(value)
-                if kind == "failure":
-                    raise AssertionError(f"the audit failed: {value}")
-                if kind == "imported":
-                    ends = time.monotonic() + limit + _GRACE
-                else:
-                    rows.append(value)
-            reason = f"it had no answer after {time.monotonic() - started:.0f} s"
-        except (EOFError, BrokenPipeError):
-            process.wait()
-            code = process.returncode
-            how = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-            reason = f"the process ended with {how}"
-        finally:
-            process.kill()
-            receiving.close()
-    if rows:
-        reason += f", after the case {rows[-1].case!r}"
+    status = subprocess.run([sys.executable, "-m", __spec__.name, json.dumps(job)]).returncode
+    if status >= 0:
+        return status
+    ended = signal.Signals(-status)
     seconds = time.monotonic() - started
-    name = job["target"].rpartition(":")[2]
-    how = job["options"]["mode"] or "not called"
-    return AuditReport(Verdict.INVALID, reason, tuple(rows), name, how, 0.0, seconds=seconds)
+    reason = f"the process ended with signal {ended.name}"
+    if ended is signal.SIGALRM:
+        reason = f"it had no answer after {seconds:.0f} s"
+    name, how = args.target.rpartition(":")[2], args.mode or "not called"
+    _tell(AuditReport(Verdict.INVALID, reason, (), name, how, seconds=seconds), args.json)
+    return Verdict.INVALID.status
 
 
-def _make_rule(text: str) -> Any:
-    from specjax.text.parts import make_part
+def _tell(report: Any, file: str | os.PathLike[str] | None) -> None:
+    from specjax.writing import write_atomically
 
-    return make_part("rule", text)
+    report.show()
+    if file is not None:
+        text = json.dumps(report.to_dict(), indent=1, allow_nan=False)
+        write_atomically(Path(file), text.encode() + b"\n")
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -180,28 +145,30 @@ def load(target: str) -> Callable[..., Any]:
     return function
 
 
-def _work(descriptor: int) -> NoReturn:
-    """The other process: reads a job from standard input, sends rows and the report."""
-    sending = Connection(descriptor)
-    job = json.load(sys.stdin)
+def _work(job: dict[str, Any]) -> NoReturn:
+    """The other process: audits, and ends with the verdict's status."""
+    stdout = os.dup(1)
     os.dup2(2, 1)  # what the function prints is no part of the report
     try:
         from specjax.testing.auditing import audit
+        from specjax.text.parts import make_part
 
-        rule = None if job["rule"] is None else _make_rule(job["rule"])
+        rule = None if job["rule"] is None else make_part("rule", job["rule"])
+        signal.setitimer(signal.ITIMER_REAL, _IMPORT)
         function = load(job["target"])
-        sending.send(("imported", None))
-        report = audit(
-            function, rule=rule, on_row=lambda row: sending.send(("row", row)), **job["options"]
-        )
-        sending.send(("report", report))
+        signal.setitimer(signal.ITIMER_REAL, job["time_limit"] + job["grace"])
+        report = audit(function, rule=rule, **{name: job[name] for name in _OPTIONS})
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        _tell(report, job["json"])
+        status = report.verdict.status
     except (UserError, OSError) as error:
-        sending.send(("refusal", one_line(error)))
-    except Exception:
-        sending.send(("failure", traceback.format_exc()))
+        print(f"specjax audit: {one_line(error)}", file=sys.stderr)
+        status = 2
+    sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a thread of the function may go on
+    os._exit(status)  # a thread of the function may go on
 
 
 if __name__ == "__main__":
-    _work(int(sys.argv[1]))
+    _work(json.loads(sys.argv[1]))

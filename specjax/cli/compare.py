@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli import SOME_FAILED, gin_config, hosts, infer, print_data
+from specjax.cli import SOME_FAILED, gin_config, infer, print_data
 
 if TYPE_CHECKING:
     from specjax.study import Setting
@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a quick test: " + ", ".join(f"{name}={value}" for name, value in _QUICK.items()),
     )
-    hosts.add_arguments(parser, joins=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,18 +77,16 @@ def run(args: argparse.Namespace) -> int:
     args.gin_binding[:0] = [f"{name}={value}" for name, value in first.items()]
     gin_config.configure_from(args)
     infer.check_paths(("verifier", "drafter"))
-    on_start, process = gin_config.recorder(args), args.process
     parts: dict[Callable[..., Any], Sequence[str]] = {
         infer.load_models: (),
         text.load_text_model: ("path", "mesh", "weights"),
     }
     results = gin_config.call(
-        study.compare, models_of, parts=parts, on_start=on_start, process=process
+        study.compare, models_of, parts=parts, on_start=gin_config.recorder(args)
     )
     print(tables(results))
     print_data(json.dumps(results))
-    if process is None:
-        print(f"specjax: {_next(results)}", file=sys.stderr)
+    print(f"specjax: {_next(results)}", file=sys.stderr)
     if not results["failed"]:
         return 0
     name, why = next(iter(results["failures"].items()))
@@ -164,7 +161,7 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
 
 def tables(results: dict[str, Any]) -> str:
     """Returns the tables as text: the best settings, then table 2 or the rounds and the answer."""
-    from specjax.cli.bench.report import Report
+    from specjax.cli.report import Report
     from specjax.study.tables import table_2_rows
 
     best, parts = results["best"], []
@@ -200,7 +197,7 @@ def _next(results: dict[str, Any]) -> str:
 
 
 def _rounds(results: dict[str, Any]) -> str:
-    from specjax.cli.bench.report import Report
+    from specjax.cli.report import Report
     from specjax.runs.evaluation import shown
 
     quality, rows = results["quality"], []

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from specjax.cli import gin_config, hosts, print_data
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 
 DEFAULT_FILE = "runs/evaluate.gin"
 

@@ -28,7 +28,7 @@ import gin
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
-from specjax.checks import check_path, one_line
+from specjax.checks import one_line
 from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
 from specjax.errors import REFUSALS, UserError
 
@@ -147,8 +147,6 @@ def configure(
     for folder in search_paths:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder: check the path")
-    for path in files:
-        check_path(path, "--gin_file=")
     reader = _Reader(files, search_paths)
     if default is not None and not any(path.parent.name == _RUNS for path in reader.read):
         reader = _Reader([default, *files], search_paths)
@@ -156,25 +154,6 @@ def configure(
     for binding in bindings:
         reader.override(binding)
     reader.check_names()
-
-
-class _Delegate(ParserDelegate):
-    """Makes gin's references, collects the used names, and rejects unknown names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used: set[str] = set()
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-        name = scoped_configurable_name.rpartition("/")[2]
-        _check_known(name)
-        return super().configurable_reference(scoped_configurable_name, evaluate)
-
-    def macro(self, macro_name: str) -> Any:
-        macro = super().macro(macro_name)
-        if macro.configurable.selector == _MACRO:  # not a constant
-            self.used.add(macro_name)
-        return macro
 
 
 def _files_with(names: Collection[str]) -> str:
@@ -197,24 +176,36 @@ def _near_file(name: str) -> str:
     return f"did you mean {' or '.join(names)}?" if names else ""
 
 
-class _Reader:
+class _Reader(ParserDelegate):
     """Clears gin's configuration and reads gin files into it.
 
     Attributes:
       read: the files read so far, includes among them.
       defined: the names (macros) that these files define.
+      used: those that values refer to.
     """
 
     def __init__(self, files: Sequence[str], search_paths: Sequence[str]) -> None:
+        super().__init__()
         gin.clear_config()
         self.read: list[Path] = []
         self.defined: set[str] = set()
-        self._delegate = _Delegate()
+        self.used: set[str] = set()
         self._folders = list(search_paths)
         for file in files:
             self._look_around(Path(file))
         for file in files:
             self._include(file, f"--gin_file={file}", [])
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
+        _check_known(scoped_configurable_name.rpartition("/")[2])
+        return super().configurable_reference(scoped_configurable_name, evaluate)
+
+    def macro(self, macro_name: str) -> Any:
+        macro = super().macro(macro_name)
+        if macro.configurable.selector == _MACRO:  # not a constant
+            self.used.add(macro_name)
+        return macro
 
     def _include(self, name: str, place: str, within: list[Path]) -> None:
         path = self._find(name, place)
@@ -226,7 +217,7 @@ class _Reader:
         self.read.append(path)
         self._look_around(path)
         with path.open(encoding="utf-8") as file, _naming(str(path)):
-            statements = config_parser.ConfigParser(file, self._delegate)
+            statements = config_parser.ConfigParser(file, self)
             while True:
                 with _naming(str(path), statements):
                     statement: Any = next(statements, None)
@@ -278,31 +269,28 @@ class _Reader:
             raise UserError(f"--gin.{binding}: the form must be --gin.NAME=value")
         if "\n" in binding or "\r" in binding:
             raise UserError(f"--gin.{name}: the value has a line break: write it in one line")
-        if "." not in name and name not in self.defined | self._delegate.used:
-            absent = ", ".join(sorted(self._delegate.used - self.defined))
+        if "." not in name and name not in self.defined | self.used:
+            absent = ", ".join(sorted(self.used - self.defined))
             rest = f"; they use {absent}: add the file that defines these names" if absent else ""
             names = f"the gin files define {', '.join(sorted(self.defined)) or 'no names'}{rest}"
             remedy = hint(name, self.defined, _files_with([name]) or names)
             raise UserError(f"--gin.{name}: no such name; {remedy}")
         with _naming(f"--gin.{name}"):
             try:
-                statements = self._parsed(f"{name} = {value}")
+                statements = [*config_parser.ConfigParser(f"{name} = {value}", self)]
             except (SyntaxError, tokenize.TokenError):
                 if value[:1] in ("@", "%"):
                     raise UserError(f"{value} is not a valid gin reference") from None
-                statements = self._parsed(f"{name} = {value!r}")
+                statements = [*config_parser.ConfigParser(f"{name} = {value!r}", self)]
             for statement in statements:
                 self._execute(statement)
 
-    def _parsed(self, text: str) -> list[Any]:
-        return list(config_parser.ConfigParser(text, self._delegate))
-
     def check_names(self) -> None:
-        """Raises ValueError for a name that is used but not defined, or defined but not used.
+        """Raises UserError for a name that is used but not defined, or defined but not used.
 
         Names of other commands may be unused, so a single file can describe a whole task.
         """
-        used = self._delegate.used
+        used = self.used
         others = {name for file in (SHIPPED / _RUNS).glob("*.gin") for name in definitions(file)}
         if unused := sorted(self.defined - used - others):
             raise UserError(
@@ -345,7 +333,7 @@ def _naming(place: str, parser: Any = None) -> Iterator[None]:
 
 
 def _check_known(name: str, parameter: str | None = None) -> None:
-    """Raises ValueError unless gin has a function or class of this name, with this parameter."""
+    """Raises UserError unless gin has a function or class of this name, with this parameter."""
     plain = name.rpartition(".")[2]
     try:
         gin.get_configurable(name)
@@ -393,95 +381,85 @@ def call(
         return gin.get_configurable(configurable)(*first, **arguments)
     except REFUSALS as error:
         raise UserError(walk.in_names_of_files(one_line(error))) from error
+    except RecursionError:
+        raise UserError("the gin files define a value by itself: change one of them") from None
 
 
 class _Walk:
     """Finds the bindings of gin's configuration that a call will read, before the call."""
 
     def __init__(self) -> None:
-        self._done: set[_Key] = set()
-        self._used: set[tuple[str, str]] = set()
-        self._handed_over: list[tuple[tuple[str, ...], ConfigurableReference]] = []
+        # The scopes and selectors of what is called.
+        self._done: set[tuple[tuple[str, ...], str]] = set()
         self._missing: list[str] = []
         # Parameter -> the names (macros) bound to it.
         self._names: dict[str, set[str]] = {}
 
     def start(self, selector: str, function: Callable[..., Any], passed: Sequence[str]) -> None:
-        """Follows all references from a function that will be called with parameters `given`."""
-        self._follow(((), selector), function, [], passed)
-        while self._handed_over:  # functions that are passed on, not called
-            scopes, reference = self._handed_over.pop()
-            wrapped = reference.configurable.wrapped
-            # A user's function may get arguments from its caller.
-            called = wrapped if wrapped in _registered.values() else None
-            self._follow((scopes, reference.configurable.selector), called, [])
-        if self._missing:
-            # Names of gin files first: the files describe them.
-            names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
-            users = [name for name in names if "." not in name or not _files_with([name])]
-            remedies = [_files_with([name for name in names if name not in users])]
-            if users:
-                wanted = " ".join(f"--gin.{name}=..." for name in users)
-                what = "it" if len(users) == 1 else "them"
-                remedies[:0] = [f"add a gin file that defines {what}, or {wanted}"]
-            remedy = "; ".join(filter(None, remedies))
-            raise UserError(f"required but not given: {', '.join(names)}; {remedy}")
+        """Follows all references from a function that will be called with parameters `passed`."""
+        self._follow((), selector, function, passed)
+        if not self._missing:
+            return
+        # Names of gin files first: the files describe them.
+        names = sorted(dict.fromkeys(self._missing), key=lambda name: "." in name)
+        users = [name for name in names if "." not in name or not _files_with([name])]
+        remedies = [_files_with([name for name in names if name not in users])]
+        if users:
+            wanted = " ".join(f"--gin.{name}=..." for name in users)
+            what = "it" if len(users) == 1 else "them"
+            remedies[:0] = [f"add a gin file that defines {what}, or {wanted}"]
+        remedy = "; ".join(filter(None, remedies))
+        raise UserError(f"required but not given: {', '.join(names)}; {remedy}")
 
     def _follow(
         self,
-        key: "_Key",
+        scopes: tuple[str, ...],
+        selector: str,
         function: Callable[..., Any] | None,
-        path: list["_Key"],
         passed: Sequence[str] = (),
     ) -> None:
-        if key in path:
-            circle = [*path[path.index(key) :], key]
-            raise UserError(
-                f"the gin files define {_shown(key)} by itself "
-                f"({' -> '.join(map(_shown, circle))}): change one of these values"
-            )
-        if key in self._done:
+        """Notes what a function reads, and its missing arguments; None: a name, or unknown."""
+        if (scopes, selector) in self._done:
             return
-        self._done.add(key)
-        scopes, selector = key
-        # gin reads the bindings of all enclosing scopes.
-        self._used |= {("/".join(scopes[:i]), selector) for i in range(len(scopes) + 1)}
+        self._done.add((scopes, selector))
+        # The name of gin files, or the function.
+        shown = "/".join(scopes) if selector == _MACRO else selector.rpartition(".")[2]
         bindings = gin.get_bindings("/".join((*scopes, selector)), resolve_references=False)
-        self._note_missing(key, function, {*bindings, *passed})
+        parameters = {} if function is None else inspect.signature(function).parameters
+        for name, parameter in parameters.items():
+            needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+            if needed and name not in {*bindings, *passed}:
+                self._missing.append(f"{shown}.{name}")
         for parameter, value in bindings.items():
             if parameter in passed:
                 continue
             if isinstance(value, ConfigurableReference) and str(value).startswith("%"):
                 self._names.setdefault(parameter, set()).add(str(value)[1:])
             if str(value) == _REQUIRED:
-                self._missing.append(_shown(key).removeprefix("%"))
+                self._missing.append(shown)
             for reference in iterate_references(value):
-                inner = tuple(reference.scopes) or scopes
                 target = reference.configurable
-                if not reference.evaluate:
-                    self._handed_over.append((inner, reference))
-                elif target.selector != _CONSTANT:
-                    self._follow((inner, target.selector), target.wrapped, [*path, key])
-
-    def _note_missing(
-        self, key: "_Key", function: Callable[..., Any] | None, bound: Collection[str]
-    ) -> None:
-        if function is None or key[1] == _MACRO:
-            return
-        for name, parameter in inspect.signature(function).parameters.items():
-            needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
-            if needed and name not in bound:
-                self._missing.append(f"{_shown(key)}.{name}")
+                # A user's function that is passed on may get arguments from its caller.
+                known = reference.evaluate or target.wrapped in _registered.values()
+                called = target.wrapped if known and target.selector != _MACRO else None
+                if target.selector != _CONSTANT:
+                    self._follow(tuple(reference.scopes) or scopes, target.selector, called)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Raises ValueError for an override of a parameter that nothing reads.
+        """Raises UserError for an override of a parameter that nothing reads.
 
         A user's own functions are not checked, because Python code may call them.
         """
+        # gin reads the bindings of all enclosing scopes.
+        used = {
+            ("/".join(scopes[:i]), selector)
+            for scopes, selector in self._done
+            for i in range(len(scopes) + 1)
+        }
         for name in (name for name in overrides if "." in name):
             scope, selector, _ = config_parser.parse_binding_key(name)
             plain = selector.removeprefix(f"{_MODULE}.")
-            if plain in _registered and (scope, f"{_MODULE}.{plain}") not in self._used:
+            if plain in _registered and (scope, f"{_MODULE}.{plain}") not in used:
                 where = f" in the scope {scope}" if scope else ""
                 raise UserError(
                     f"--gin.{name}: {selector}{where} is not used: leave it out, or select the "
@@ -500,14 +478,6 @@ class _Walk:
             text = re.sub(word, next(iter(names)), text)
         meant = re.search(r"must be like .*, got '(\w+)'$", text)
         return f"{text}: write @{meant[1]}()" if meant and meant[1] in _registered else text
-
-
-_Key = tuple[tuple[str, ...], str]
-
-
-def _shown(key: _Key) -> str:
-    scopes, selector = key
-    return "%" + "/".join(scopes) if selector == _MACRO else selector.rpartition(".")[2]
 
 
 def value_of(parameter: str, default: Any = None) -> Any:

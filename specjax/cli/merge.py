@@ -1,4 +1,4 @@
-"""`specjax merge DIRECTORY`: merges the parts of several processes of `infer` or `compare`."""
+"""`specjax merge DIRECTORY`: merges the parts of several processes of `infer`."""
 
 import argparse
 import functools
@@ -27,14 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merges; prints the metrics, or the results of a comparison, as one line of JSON."""
+    """Merges; prints the metrics as one line of JSON."""
     from specjax.runs import merging
-    from specjax.study.replicas import is_comparison, merge_comparison
 
     on_start = functools.partial(_record, command=args.command_line)
-    is_study = is_comparison(args.parts or [args.directory])
-    merge = merge_comparison if is_study else merging.merge
-    print(json.dumps(merge(args.directory, args.parts, on_start=on_start)))
+    print(json.dumps(merging.merge(args.directory, args.parts, on_start=on_start)))
     return 0
 
 

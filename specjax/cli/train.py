@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from specjax import models, training
     from specjax.data.batching import Batching
     from specjax.data.examples import read_aligned, read_examples
-    from specjax.training.scorer import Evaluation
+    from specjax.training.recipe import Evaluation
 
     families = models.FAMILIES.values()
     gin_config.register(

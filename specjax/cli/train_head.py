@@ -9,15 +9,12 @@ from specjax.cli import gin_config, print_data
 DEFAULT_FILE = "runs/train_head.gin"
 GROUPS = {
     "pairs/*_head.gin": "complete recipes: --gin_file=pairs/RECIPE.gin",
-    "grids/*.gin": "grids of heads, to add to a recipe: --gin_file=grids/GRID.gin",
 }
 _PREDICTORS = ("predictor", "loss", "kl")
-_GRID = ("rejection_weight", "blocks", "train_kl", "kl", "threshold")
 _NEXT = (
     "copy the directory acceptance_head into the drafter's directory, then specjax infer "
     '--gin.STOPPING="Survival(threshold=0.7)" --gin.MAX_DRAFT=12'
 )
-_MEASURED = ("tokens_per_second", "verification_rate", "discard_rate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,25 +26,20 @@ def run(args: argparse.Namespace) -> int:
     """Trains as the gin files configure; prints a table and, for programs, a line of JSON."""
     # Imported here so that `specjax --help` stays quick.
     from specjax import text, training
-    from specjax.cli.bench.report import Report
+    from specjax.cli.report import Report
     from specjax.data.examples import read_examples
     from specjax.training.head_data import Labelling
-    from specjax.training.head_recipe import HeadGrid
 
     gin_config.register(
         read_examples,
         text.load_pair,
-        HeadGrid,
         training.HeadRecipe,
         Labelling,
         training.train_head,
     )
     gin_config.configure_from(args)
     results = gin_config.call(training.train_head, on_start=gin_config.recorder(args))
-    if "heads" in results:
-        print(Report(results["heads"], (*_GRID, *_MEASURED)).table())
-    else:
-        print(Report(results["rows"], _PREDICTORS).table())
+    print(Report(results["rows"], _PREDICTORS).table())
     print_data(json.dumps(results))
     if "installed" not in results:
         print(f"specjax: next: {_NEXT}", file=sys.stderr)

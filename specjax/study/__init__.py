@@ -2,9 +2,8 @@
 
 from specjax.study.comparison import compare
 from specjax.study.grid import Grid
-from specjax.study.measure import Bench, Measuring, measure
+from specjax.study.measure import Bench, Measuring, measure, score
 from specjax.study.points import read_points
-from specjax.study.scores import score
 from specjax.study.texts import Texts, read_texts
 from specjax.text.setting import Setting
 

@@ -21,8 +21,7 @@ from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
 from specjax.rules import KLBall
 from specjax.study.expect import Expected, is_chain
-from specjax.study.measure import Measuring, MeasuringError, tell
-from specjax.study.scores import NATS, RELATIVE, Scores, over
+from specjax.study.measure import NATS, RELATIVE, Measuring, MeasuringError, Scores, over, tell
 from specjax.study.tables import pareto
 from specjax.text.parts import Part
 from specjax.text.setting import Setting

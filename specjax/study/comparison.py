@@ -18,29 +18,26 @@ import numpy as np
 from specjax.errors import UserError
 from specjax.runs.evaluation import shown
 from specjax.runs.inference import tokens_of
-from specjax.runs.merging import OnStart
-from specjax.runs.processes import Process
-from specjax.runs.run_directory import PART, RunDirectory
+from specjax.runs.run_directory import RunDirectory
 from specjax.study import plots
 from specjax.study.choose import Judge, Search, answer, promising
 from specjax.study.expect import cannot_estimate, estimate, frontier_of, sampling_key
 from specjax.study.grid import Grid
 from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
+    NATS,
+    RELATIVE,
     Bench,
     Measuring,
     MeasuringError,
+    Scores,
     joined,
     measure,
+    over,
+    score,
     tell,
 )
-from specjax.study.points import (
-    CHOSEN_NAME,
-    WHOLE,
-    Points,
-)
-from specjax.study.replicas import GRID, SHARED, finish, share
-from specjax.study.scores import NATS, RELATIVE, Scores, over, score
+from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
@@ -65,8 +62,7 @@ def compare(
     prompts: Prompting | None = None,
     one_bucket: bool = False,
     allow_other_environment: bool = False,
-    on_start: OnStart | None = None,
-    process: Process | None = None,
+    on_start: Callable[[RunDirectory], None] | None = None,
 ) -> dict[str, Any]:
     """Estimates settings, measures the promising settings, and writes tables and plots.
 
@@ -74,9 +70,6 @@ def compare(
     on held-out texts (see `choose`). Estimates and measurements in the directory are not repeated,
     and a kill loses only the setting that was being measured. A setting that fails gets a line with
     the reason; the next start tries it again. Tables and plots include settings of earlier grids.
-
-    With `process` this process measures its share of the settings, in its own directory in
-    `output_dir`; the last process to end merges all, if they are on the same file system.
 
     Args:
       make_models: returns the models of settings by name, "verifier" and the drafters; called after
@@ -88,9 +81,7 @@ def compare(
       options: more options of every decoder, such as `max_new_tokens`.
       one_bucket: whether to pad all prompts to the same bucket, for fewer programs.
       allow_other_environment: continue a run that began on another device or with other versions.
-      on_start: called with the `RunDirectory` after all checks and before the long work; before a
-        merge also with `paths=`, the paths of the parts.
-      process: this process among several replicas; None for a single process.
+      on_start: called with the `RunDirectory` after all checks and before the long work.
 
     Returns:
       The content of `results.json`.
@@ -108,11 +99,6 @@ def compare(
         raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
     if chooses and measured == NONE:
         raise UserError("limits need measurements: leave out --estimate, or the limits")
-    if process is not None and (chooses or measured != ALL):
-        raise UserError(
-            "several processes must measure all settings: give --full and no limits, or use one "
-            "process"
-        )
     parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}
     if chooses:
         order = np.random.default_rng(search.seed).permutation(len(texts.examples))
@@ -123,26 +109,20 @@ def compare(
         raise UserError(f"settings must be a Grid or a list of Settings, got {grid!r:.60}")
     # Each sampling is compared with its verifier alone.
     with_baselines = ((setting.verifier_alone, setting) for setting in grid)
-    grid = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])
+    settings = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])
     if chooses:
-        _check_limits(grid, search, measuring.quality)
-    settings = grid if process is None else share(grid, process)
-    with SHARED.directory(output_dir, process) as run:
+        _check_limits(settings, search, measuring.quality)
+    with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
         configuration = _configuration(bench, prompts)
         if chooses:
-            asked = {"search": dataclasses.asdict(search), "grid": _digest(_values(grid))}
-            configuration |= asked
-        if process is not None:
-            SHARED.check_whole(run, configuration, allow_other_environment)
-            configuration[PART] = dataclasses.asdict(process)
+            configuration["search"] = dataclasses.asdict(search)
+            configuration["grid"] = _digest(_values(settings))
         run.claim(configuration, allow_other_environment=allow_other_environment)
         points = Points(run, measuring.quality, measuring.bootstrap)
         points.read(bench.models)
         if on_start is not None:
             on_start(run)
-        if process is not None:
-            points.store.remove(GRID)
         measurer = Measurer(bench, points, prompts, parts)
         taken = settings
         if measured != ALL:
@@ -166,12 +146,7 @@ def compare(
         if not chooses:
             chosen = advice[0] if len(advice) == 1 else (None, "")
         more["gin_file"] = _write_chosen(run, *chosen, bench, prompts)
-        results = points.finish(settings, advice, names, more)
-        if process is not None:
-            points.store.put(GRID, _values(grid))
-    if process is not None:
-        finish(run, process, on_start)
-    return results
+        return points.finish(settings, advice, names, more)
 
 
 def _check_limits(settings: Sequence[Setting], search: Search, quality: str | None) -> None:
@@ -377,7 +352,6 @@ class Measurer:
             "infer": words(infer_names(setting, models, options, self._prompts)),
             "process": {
                 "compiled": measured.compiled,
-                "compiled_while_timed": measured.compiled_late,
                 "seconds": time.perf_counter() - begin,
             },
         }

@@ -1,11 +1,12 @@
-"""Measures settings, and times them in turns with the verifier alone.
+"""Measures settings, in turns with the verifier alone, and computes their figures.
 
-Axes: n texts, c timed chunks of texts, s samples of a text, r repeats.
+Axes: n texts, c timed chunks of texts, s samples of a text, r repeats, R resamples.
 """
 
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,21 +18,34 @@ from jaxtyping import Float, Int, Int32
 from specjax.checks import whole_number
 from specjax.compilation import count_compilations
 from specjax.errors import UserError
-from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
+from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox, Sums, ratio
+from specjax.evaluation.bootstrap import divided, mean
 from specjax.evaluation.efficiency import VERIFIER, check_costs
 from specjax.evaluation.metrics import check_references
-from specjax.runs.evaluation import PASS_AT_1, Scoring, check_answers, figures_of
+from specjax.runs.evaluation import (
+    PASS_AT_1,
+    Scoring,
+    as_json,
+    check_answers,
+    decoding_figures,
+    figures_of,
+    pooled_figures,
+    predictions_of,
+)
 from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts
 from specjax.text import Decoder, TextModel
 from specjax.text.requests import Prefix
-from specjax.text.setting import Setting
+from specjax.text.setting import DRAFTER_ALONE, Setting
 
 _Side = TypeVar("_Side", bound=Hashable)
 _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 # The most times a chunk is timed until nothing is compiled meanwhile.
 _TRIES = 3
+RELATIVE, NATS, DEFERRALS = "relative_latency", "nats_per_token", "deferrals_per_token"
+# Figures of the verifier, which `specjax.evaluation` also has for a drafter alone.
+_OF_A_VERIFIER = ("tokens_per_verifier_call", DEFERRALS, NATS, "impossible_share")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,11 +218,6 @@ class Times:
         """The mean over samples of the median over repeats."""
         return np.median(self.seconds, axis=1).mean(axis=0)
 
-    @property
-    def mean(self) -> Float[np.ndarray, " c"]:
-        """The mean over samples and repeats."""
-        return self.seconds.mean(axis=(0, 1))
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
@@ -220,7 +229,6 @@ class Measured:
       times: of the first texts.
       verifier_times: of the verifier alone, measured in turns; None for itself.
       compiled: the number of programs compiled or read from disk before the timing.
-      compiled_late: the same within the final times.
     """
 
     seeds: list[int]
@@ -228,7 +236,6 @@ class Measured:
     times: Times
     verifier_times: Times | None
     compiled: int
-    compiled_late: int
 
     def to_record(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Returns a JSON value and arrays for `of_record`."""
@@ -256,7 +263,7 @@ class Measured:
         )
 
 
-_PLAIN = ("seeds", "rows", "compiled", "compiled_late")
+_PLAIN = ("seeds", "rows", "compiled")
 
 
 class MeasuringError(Exception):
@@ -291,14 +298,13 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         chunks = [list(range(start, start + size)) for start in starts]
         for each in readers:
             _warm(each, chunks, seeds[0])
-    times, late = _time(readers, chunks, seeds)
+    times = _time(readers, chunks, seeds)
     return Measured(
         seeds=seeds,
         rows=rows,
         times=times[0],
         verifier_times=times[1] if setting != alone else None,
         compiled=counts.compiled + counts.read,
-        compiled_late=late,
     )
 
 
@@ -321,7 +327,6 @@ def joined(parts: Sequence[Measured]) -> Measured:
         times=times([part.times for part in parts]),
         verifier_times=times(others) if others else None,
         compiled=sum(part.compiled for part in parts),
-        compiled_late=sum(part.compiled_late for part in parts),
     )
 
 
@@ -400,31 +405,110 @@ def _warm(reader: _Reader, chunks: list[list[int]], seed: int) -> None:
         reader.decoder(**reader.arguments(chunk, seed), progress=False)
 
 
-def _run(reader: _Reader, seed: int, chunk: list[int]) -> tuple[float, int, int]:
-    """The seconds of a chunk, its emitted tokens, and how many programs were compiled meanwhile."""
+def _run(reader: _Reader, seed: int, chunk: list[int]) -> tuple[float, int]:
+    """The seconds of a chunk, and its emitted tokens."""
     arguments = reader.arguments(chunk, seed)
     for _ in range(_TRIES):
         with count_compilations() as counts:
             spent, result = timed(lambda: reader.decoder(**arguments, progress=False))
-        late = counts.compiled + counts.read
-        if not late:
+        if not counts.compiled + counts.read:
             break
-    return spent, int(result.info.per_row.emitted.sum()), late
+    return spent, int(result.info.per_row.emitted.sum())
 
 
-def _time(
-    readers: list[_Reader], chunks: list[list[int]], seeds: list[int]
-) -> tuple[list[Times], int]:
-    """The times of each decoder, and the number of programs compiled within them."""
+def _time(readers: list[_Reader], chunks: list[list[int]], seeds: list[int]) -> list[Times]:
+    """The times of each decoder."""
     shape = (len(seeds), readers[0].bench.measuring.repeats, len(chunks))
     times = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in readers]
-    compiled = 0
     for repeat, (i, seed) in itertools.product(range(shape[1]), enumerate(seeds)):
         # A text gets both orders over its repeats and seeds.
         order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
         sides = {k: functools.partial(_run, readers[k], seed) for k in order}
-        for k, _, j, (spent, emitted, late) in in_turns(sides, chunks, 1):
-            compiled += late
+        for k, _, j, (spent, emitted) in in_turns(sides, chunks, 1):
             times[k].seconds[i, repeat, j] = spent
             times[k].tokens[i, j] = emitted
-    return times, compiled
+    return times
+
+
+class Scores(NamedTuple):
+    """Figures and their resamples.
+
+    Attributes:
+      figures: name -> `value`, `low`, `high`, `error`: JSON values, None if undefined.
+      resampled: name -> the figure of each resample of the texts.
+    """
+
+    figures: Mapping[str, Mapping[str, float | None]]
+    resampled: Mapping[str, Float[np.ndarray, " R"]]
+
+    def value(self, name: str) -> float:
+        """The value of a figure, or NaN."""
+        value = self.figures.get(name, {}).get("value")
+        return math.nan if value is None else value
+
+    def has(self, name: str) -> bool:
+        return not math.isnan(self.value(name))
+
+
+def score(setting: Setting, measured: Measured, bench: Bench) -> Scores:
+    """Returns all figures of a measured setting.
+
+    They are the figures of `specjax evaluate`, pooled over all seeds, and
+      `latency`: seconds of a text: the mean over samples of the median over repeats.
+      `relative_latency`: `latency` over the verifier's, both measured in turns on the same texts.
+      `relative_time_per_token`: the same per emitted token.
+
+    The bootstrap resamples the texts, each with the outputs of all seeds.
+
+    Raises:
+      UserError: a figure cannot be computed.
+    """
+    costs = prices(setting, bench.measuring.costs)
+    runs = []
+    for rows in measured.rows:
+        run = predictions_of(rows, setting.described())
+        known = costs is not None and run.counts is not None and {*run.counts.calls} <= {*costs}
+        runs.append((run, decoding_figures(run, costs if known else None)))
+    sums_of = pooled_figures(runs, bench.measuring.scorers(bench.texts))
+    sums_of |= _latency(measured.times, measured.verifier_times, bench)
+    if setting.method == DRAFTER_ALONE:
+        # A model that decodes alone counts as the verifier, but this model is the drafter.
+        sums_of = {name: sums for name, sums in sums_of.items() if name not in _OF_A_VERIFIER}
+    bootstrap = bench.measuring.bootstrap
+    resampled = {key: bootstrap.replicates(sums) for key, sums in sums_of.items()}
+    return Scores(
+        {key: as_json(bootstrap.summary(sums_of[key].value, resampled[key])) for key in sums_of},
+        resampled,
+    )
+
+
+def prices(setting: Setting, costs: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Returns the cost of a pass of each model of a setting; None if its drafter has no cost."""
+    if costs is None or setting.drafter not in costs:
+        return None
+    if setting.method == DRAFTER_ALONE:  # a model that decodes alone counts as the verifier
+        return {"verifier": costs[setting.drafter]}
+    return {**costs, "drafter": costs[setting.drafter]}
+
+
+def _latency(times: Times, verifier: Times | None, bench: Bench) -> dict[str, Sums]:
+    per_text = 1.0 / bench.measuring.latency_batch_size
+    other = times if verifier is None else verifier
+    both = [times.usual, times.tokens.sum(axis=0), other.usual, other.tokens.sum(axis=0)]
+
+    def per_token(sums: np.ndarray) -> np.ndarray:
+        return divided(sums[:, 0] * sums[:, 3], sums[:, 1] * sums[:, 2])
+
+    return {
+        "latency": mean(times.usual, per_text),
+        RELATIVE: ratio(times.usual, other.usual),
+        "relative_time_per_token": Sums(np.stack(both, axis=1).astype(np.float64), per_token),
+    }
+
+
+def over(scores: Scores, other: Scores, name: str, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Returns the paired difference of a figure to that of another setting."""
+    if not (scores.has(name) and other.has(name)):
+        return as_json(bootstrap.summary(np.nan, np.zeros(1)))
+    difference = scores.resampled[name] - other.resampled[name]
+    return as_json(bootstrap.summary(scores.value(name) - other.value(name), difference))

@@ -3,7 +3,7 @@
 import io
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from specjax.checks import require
 from specjax.evaluation import Bootstrap
 from specjax.study.expect import Expected, is_chain, sampling_key
-from specjax.study.scores import DEFERRALS, NATS, RELATIVE, Scores
+from specjax.study.measure import DEFERRALS, NATS, RELATIVE, Scores
 from specjax.study.tables import common, curves, front
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting
 
@@ -91,11 +91,11 @@ def acceptance_figure(
     temperatures = sorted({x.temperature for x in line if _is_placed(line[x])})
     if not temperatures:
         return None
-    figures: Any = require("matplotlib.figure", "eval")
-    drawn = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
-    axes = drawn.subplots(1, len(temperatures), squeeze=False)[0]
     labels = _Labels(points)
-    for axis, temperature in zip(axes, temperatures, strict=True):
+    drawn = _panels(
+        temperatures, "nats per token from the verifier", "acceptance of drafted tokens"
+    )
+    for axis, temperature in zip(drawn.axes, temperatures, strict=True):
         best = [e for x, e in line.items() if x.temperature == temperature and _is_placed(e)]
         nats, accepted = np.asarray(sorted((e.nats_per_token, e.acceptance) for e in best)).T
         axis.plot(nats, accepted, color="black", linewidth=2.4, alpha=0.5, label="frontier")
@@ -104,10 +104,7 @@ def acceptance_figure(
             places = [(here[x].nats_per_token, here[x].acceptance) for x in curve]
             axis.plot(*np.asarray(places).T, markersize=5, **labels.styles[labels.of(curve[0])])
         axis.set_xlim(-0.02 * nats.max(), 1.05 * nats.max())
-        axis.set(title=f"temperature {temperature:g}", ylabel="acceptance of drafted tokens")
-        axis.set_xlabel("nats per token from the verifier")
-        axis.grid(alpha=0.3)
-    _legend(drawn, axes, ["frontier", *labels.styles])
+    _legend(drawn, ["frontier", *labels.styles])
     return drawn
 
 
@@ -115,8 +112,21 @@ def _is_placed(estimate: Expected) -> bool:
     return math.isfinite(estimate.nats_per_token) and math.isfinite(estimate.acceptance)
 
 
-def _legend(drawn: Any, axes: Any, first: Iterable[str]) -> None:
-    handles = {label: handle for axis in axes for handle, label in _handles(axis)}
+def _panels(temperatures: Sequence[float], xlabel: str, ylabel: str) -> Any:
+    """A figure with an axis for each temperature."""
+    figures: Any = require("matplotlib.figure", "eval")
+    drawn = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
+    axes = drawn.subplots(1, len(temperatures), squeeze=False)[0]
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        axis.set(title=f"temperature {temperature:g}", xlabel=xlabel, ylabel=ylabel)
+        axis.grid(alpha=0.3)
+    return drawn
+
+
+def _legend(drawn: Any, first: Iterable[str]) -> None:
+    handles: dict[str, Any] = {}
+    for axis in drawn.axes:
+        handles |= {x: y for y, x in zip(*axis.get_legend_handles_labels(), strict=True)}
     order = [label for label in dict.fromkeys((*first, *handles)) if label in handles]
     drawn.legend(
         [handles[label] for label in order], order, loc="outside right upper", fontsize="small"
@@ -129,19 +139,14 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
     of_curves = itertools.chain(*curves(scored))
     if not any(_values(scored[setting], cost, quality) for setting in of_curves):
         return None
-    figures: Any = require("matplotlib.figure", "eval")
     temperatures = sorted({setting.temperature for setting in scored})
-    drawn = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
-    axes = drawn.subplots(1, len(temperatures), squeeze=False)[0]
-    labels = _Labels(scored)
-    for axis, temperature in zip(axes, temperatures, strict=True):
+    drawn, labels = _panels(temperatures, words, quality), _Labels(scored)
+    for axis, temperature in zip(drawn.axes, temperatures, strict=True):
         here = {x: scores for x, scores in scored.items() if x.temperature == temperature}
         _panel(axis, here, cost, quality, labels)
         _rings(axis, here, cost, quality, bootstrap)
-        axis.set(title=f"temperature {temperature:g}", xlabel=words, ylabel=quality)
         axis.margins(0.08)
-        axis.grid(alpha=0.3)
-    _legend(drawn, axes, labels.styles)
+    _legend(drawn, labels.styles)
     return drawn
 
 
@@ -164,10 +169,6 @@ class _Labels:
 
     def of(self, setting: Setting) -> str:
         return setting.described(without=self._shared)
-
-
-def _handles(axis: Any) -> list[tuple[Any, str]]:
-    return list(zip(*axis.get_legend_handles_labels(), strict=True))
 
 
 def _panel(

@@ -4,29 +4,28 @@ Each setting has a sealed record for each part of the texts: its outputs, its ti
 their resamples.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specjax.checks import one_line
 from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
 from specjax.runs.evaluation import Predictions, predictions_of
-from specjax.runs.run_directory import Key, Record, RunDirectory, Store
+from specjax.runs.run_directory import Record, RunDirectory, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
-from specjax.study.measure import Measured, tell
-from specjax.study.scores import Scores
+from specjax.study.measure import Measured, Scores
 from specjax.study.speedups import Recommendation, recommend
 from specjax.text import TextModel
-from specjax.text.setting import DRAFTER_ALONE, MisfitError, Setting
+from specjax.text.setting import DRAFTER_ALONE, Setting
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
 RECORDS = "points"
@@ -53,10 +52,6 @@ class Point:
     about: Mapping[str, Any]
     scores: Scores | None
     part: str = WHOLE
-
-    @property
-    def has_failed(self) -> bool:
-        return self.about["status"] == _FAILED
 
     def line(self, expected: Expected | None = None) -> bytes:
         """Returns its line in `points.jsonl`."""
@@ -98,7 +93,17 @@ class Points:
         Raises:
           UserError: a record is damaged, or was measured with another model.
         """
-        for key, _, point in self._records():
+        for key in self.store.keys():  # noqa: SIM118
+            record = self.store.get(key) if isinstance(key, tuple) else None
+            if not isinstance(key, tuple) or record is None:  # estimates have a text as the key
+                continue
+            try:
+                point = _point(str(key[1]), record)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise UserError(
+                    f"{self.store.path(key)} has no valid setting ({one_line(error)}): delete it, "
+                    "and run the same command again"
+                ) from None
             for name, fingerprint in point.about.get("models", {}).items():
                 if models and name in models and models[name].fingerprint != fingerprint:
                     raise UserError(
@@ -106,19 +111,6 @@ class Points:
                         "another output_dir, or delete the file to measure it again"
                     )
             self._keep(point)
-
-    def _records(self) -> Iterator[tuple[tuple[str | int, ...], Record, Point]]:
-        """The records of points; other records have keys that are texts."""
-        for key in self.store.keys():  # noqa: SIM118
-            record = self.store.get(key) if isinstance(key, tuple) else None
-            if not isinstance(key, tuple) or record is None:
-                continue
-            point = None
-            # Earlier versions tried parts that do not fit, and wrote that this failed.
-            with naming_record(self.store, key), contextlib.suppress(MisfitError):
-                point = _point(str(key[1]), record)
-            if point is not None:
-                yield key, record, point
 
     def _keep(self, point: Point) -> None:
         self._points.setdefault(point.part, {})[point.setting] = point
@@ -166,11 +158,10 @@ class Points:
             self.store.put(key, {"estimates": estimates})
             record = self.store.get(key)
         assert record is not None
-        with naming_record(self.store, key):
-            for values, figures in record.value["estimates"]:
-                setting = Setting(**values)
-                kept = self.frontier if setting in frontier else self.estimates
-                kept[setting] = Expected.of(setting, figures)
+        for values, figures in record.value["estimates"]:
+            setting = Setting(**values)
+            kept = self.frontier if setting in frontier else self.estimates
+            kept[setting] = Expected.of(setting, figures)
 
     def put(
         self,
@@ -197,7 +188,7 @@ class Points:
 
     def put_failed(self, setting: Setting, part: str, error: Exception) -> None:
         """Writes why a setting failed."""
-        reason = " ".join(str(error).split())[:_LONGEST]
+        reason = one_line(error)[:_LONGEST]
         if not isinstance(error, ValueError | TypeError | OSError | ImportError):
             reason = f"{type(error).__name__}: {reason}"
         trace = "".join(traceback.format_exception(error))
@@ -208,54 +199,38 @@ class Points:
         self.store.put((setting.key, part), *record)
         self._keep(_point(part, record))
 
-    def take(self, other: "Points") -> None:
-        """Copies the points of another directory of the same run; a failure replaces no figures."""
-        for key, record, point in other._records():
-            mine = self._points.get(point.part, {}).get(point.setting)
-            if mine is None or mine.scores is None or point.scores is not None:
-                self.store.put(key, *record)
-                self._keep(point)
-
-    def write(self, order: Iterable[Setting], parts: Sequence[str] = (WHOLE,)) -> list[Point]:
-        """Writes the lines of all points, those of `order` first; returns the points.
+    def finish(
+        self,
+        order: Sequence[Setting],
+        advice: Sequence[Recommendation],
+        parts: Sequence[str],
+        more: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Writes the lines, tables and plots of all points; returns the content of `results.json`.
 
         Args:
-          order: settings; settings that were neither estimated nor measured have no line.
-          parts: the last part with a measurement of a setting counts.
+          order: the settings of the first lines.
+          advice: what is recommended on the last part.
+          parts: the last one with a measurement of a setting has its line. Tables and plots use
+            only the last of all, so that settings are paired.
+          more: more values of `results.json`.
         """
-        estimated = {"status": _ESTIMATED}
-        here = {setting: Point(setting, estimated, None) for setting in self.estimates}
+        here = {x: Point(x, {"status": _ESTIMATED}, None) for x in self.estimates}
         for part in parts:
             here |= self.of(part)
         first = [setting for setting in order if setting in here]
         points = [here[setting] for setting in dict.fromkeys((*first, *here))]
         lines = (point.line(self.estimates.get(point.setting)) for point in points)
         self._run.write(POINTS_NAME, b"".join(lines))
-        return points
-
-    def finish(
-        self,
-        order: Sequence[Setting],
-        advice: Sequence[Recommendation],
-        parts: Sequence[str] = (WHOLE,),
-        more: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Writes the tables and plots of all points; returns the content of `results.json`.
-
-        Tables and plots use only the last of `parts`, so that settings are paired.
-
-        Args:
-          order: see `write`.
-          advice: what is recommended on the last part.
-          more: more values of `results.json`.
-        """
-        points = self.write(order, parts)
         paired = self.scored(parts[-1])
         scored = {p.setting: paired[p.setting] for p in points if p.setting in paired}
         # The failures of an earlier grid are not tried again.
         grid = set(order)
-        failed = [point for point in points if point.has_failed and point.setting in grid]
-        failures = {point.setting.described(): point.about["error"] for point in failed}
+        failures = {
+            point.setting.described(): point.about["error"]
+            for point in points
+            if point.about["status"] == _FAILED and point.setting in grid
+        }
         best = tables.best_rows(scored, self.quality, self.bootstrap)
         if not scored:
             best = tables.estimated_rows([*self.estimates.values()])
@@ -270,7 +245,6 @@ class Points:
         self._write_tables("best", best)
         flat = tables.flat_rows(scored, self.estimates)
         self._run.write("settings.csv", tables.csv_text(flat).encode())
-        self._warn_of_compiling(points)
         results = {
             "quality": self.quality,
             "estimated": len(self.estimates),
@@ -282,7 +256,7 @@ class Points:
             "verdicts": [
                 {"recommended": one.setting.described(), "text": one.text} for one in advice
             ],
-            **(more or {}),
+            **more,
         }
         self._run.write_json(RESULTS_NAME, results)
         return results
@@ -290,15 +264,6 @@ class Points:
     def _write_tables(self, name: str, rows: tables.Rows) -> None:
         self._run.write(f"{name}.csv", tables.csv_text(rows).encode())
         self._run.write(f"{name}.tex", tables.latex_text(rows).encode())
-
-    def _warn_of_compiling(self, points: Iterable[Point]) -> None:
-        for point in points:
-            if point.about.get("process", {}).get("compiled_while_timed"):
-                path = self.store.path((point.setting.key, point.part))
-                tell(
-                    f"warning: the times of {point.setting.described()} include compilation: "
-                    f"to measure again, delete {path} and run the same command"
-                )
 
 
 def _point(part: str, record: Record) -> Point:
@@ -311,19 +276,6 @@ def _point(part: str, record: Record) -> Point:
         }
         scores = Scores(value["figures"], again)
     return Point(Setting(**value["setting"]), value["about"], scores, part)
-
-
-@contextlib.contextmanager
-def naming_record(store: Store, key: Key) -> Iterator[None]:
-    """Turns an error of a record's values into one line that names its file."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{store.path(key)} has no valid setting ({reason}): delete it, and run the same "
-            "command again"
-        ) from None
 
 
 def read_points(directory: str | os.PathLike[str]) -> Points:

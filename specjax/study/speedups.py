@@ -11,8 +11,7 @@ import numpy as np
 
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import shown
-from specjax.study.measure import Times
-from specjax.study.scores import Scores, over
+from specjax.study.measure import Scores, Times, over
 from specjax.text.passes import PassTimes
 from specjax.text.setting import Setting
 from specjax.theory import expected_tokens

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import as_json, shown
 from specjax.study.expect import Expected
-from specjax.study.scores import NATS, RELATIVE, Scores, over
+from specjax.study.measure import NATS, RELATIVE, Scores, over
 from specjax.text.setting import Setting
 
 Scored = Mapping[Setting, Scores]

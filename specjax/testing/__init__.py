@@ -10,7 +10,6 @@ from specjax.testing.enumeration import (
     target_law,
     total_variation,
 )
-from specjax.testing.grown import grow
 from specjax.testing.tabular import TabularModel, random_table
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "check_rule",
     "emitted_law",
     "fixed_length",
-    "grow",
     "prefix_distributions",
     "random_table",
     "target_law",

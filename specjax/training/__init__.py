@@ -1,7 +1,7 @@
 """Training: a trainer of any loss over a model, and the recipes that use it.
 
 Other parts of a recipe have their own modules: `tasks` (a loss, `TextTask`), `teacher`
-(distillation), `scorer`, `head_data` (`Labelling`), `head_recipe` (`HeadGrid`), `vocabulary`.
+(distillation), `recipe` (`Evaluation`), `head_data` (`Labelling`), `vocabulary`.
 """
 
 from specjax.training.head_recipe import HeadRecipe, train_head

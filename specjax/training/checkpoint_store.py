@@ -11,12 +11,11 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from specjax.checkpoints.orbax import quiet, quiet_writes
 from specjax.errors import UserError
 from specjax.runs.run_directory import RunDirectory
-from specjax.training.progress import METRICS_NAME, say
+from specjax.training.progress import say
 from specjax.training.step import TrainState
 from specjax.writing import find_damage, has_checksums, naming_failures, write_checksums
 
-CHECKPOINTS_NAME = "checkpoints"
-DAMAGED_NAME = "damaged_checkpoints"
+CHECKPOINTS_NAME, METRICS_NAME = "checkpoints", "metrics.jsonl"
 # Receives old checkpoints, so that an interrupted deletion leaves nothing that looks like a
 # damaged checkpoint.
 _DELETED = "deleted"
@@ -26,12 +25,8 @@ class CheckpointStore:
     """The checkpoints (the two latest and the best) of a training run.
 
     Each checkpoint has the log up to its step, and checksums of its files, with the run's
-    fingerprint and its step, which are verified when the store opens. A checkpoint that is damaged,
-    or of another run or step, is moved to `damaged_checkpoints`, and the run continues from the one
-    before; the repeated updates give the same bits. If the run would not repeat its step, the start
-    is refused.
-
-    Incomplete checkpoints of an interrupted save are removed at once.
+    fingerprint and its step. A store with a checkpoint that is damaged, or of another run or step,
+    does not open. Incomplete checkpoints of an interrupted save are removed at once.
     """
 
     def __init__(self, run: RunDirectory, choose_by: str):
@@ -41,7 +36,7 @@ class CheckpointStore:
 
         self._run = run
         self.path = run.path
-        self._set_damaged_aside()
+        self._check()
         policy = preservation_policy.AnyPreservationPolicy(
             [
                 preservation_policy.LatestN(n=2),  # the second as a fallback
@@ -107,7 +102,7 @@ class CheckpointStore:
     def _empty_deleted(self) -> None:
         shutil.rmtree(self.path / CHECKPOINTS_NAME / _DELETED, ignore_errors=True)
 
-    def _set_damaged_aside(self) -> None:
+    def _check(self) -> None:
         # Before Orbax opens them: it trusts all files, and reports damage in 500 lines.
         self._empty_deleted()
         place = self.path / CHECKPOINTS_NAME
@@ -117,35 +112,12 @@ class CheckpointStore:
             step = steps.pop()
             shutil.rmtree(place / str(step))
             say(f"warning: the checkpoint of step {step:,} in {place} was incomplete: removed")
-        reasons = {s: find_damage(place / str(s), owner=self._owner(s)) for s in steps}
-        damaged = {step: why for step, why in reasons.items() if why}
-        if not damaged:
-            return
-        errors = "; ".join(f"step {step:,}: {why}" for step, why in damaged.items())
-        sound = [step for step in steps if step not in damaged]
-        if not sound:
-            raise UserError(
-                f"{place}: no checkpoint can be read ({errors}): put a copy of it there, delete it "
-                "to train from the start, or choose another output_dir"
-            )
-        if kept := [step for step in damaged if step < sound[-1]]:
-            # The run would not repeat it, and it may be the best.
-            raise UserError(
-                f"{place}/{kept[0]} cannot be read ({damaged[kept[0]]}): put a copy of it there, "
-                "or delete it to take the best of the other checkpoints"
-            )
-        for step in damaged:
-            target = self._run.own(DAMAGED_NAME) / str(step)
-            with naming_failures(target):
-                target.parent.mkdir(exist_ok=True)
-                if target.is_symlink():  # a rename into its directory would leave the run
-                    target.unlink()
-                shutil.rmtree(target, ignore_errors=True)
-                (place / str(step)).rename(target)
-        say(
-            f"warning: moved damaged checkpoints of {place} ({errors}) to {DAMAGED_NAME}; the run "
-            f"continues from step {sound[-1]:,}"
-        )
+        for step in steps:
+            if why := find_damage(place / str(step), owner=self._owner(step)):
+                raise UserError(
+                    f"{place / str(step)} cannot be read ({why}): put a copy of it there, or "
+                    "delete it, to continue from the latest of the others"
+                )
 
 
 def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:

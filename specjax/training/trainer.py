@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,19 +13,21 @@ import jax
 import numpy as np
 
 from specjax.checks import check_flag, checked, whole_number
+from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.fingerprints import digest
+from specjax.models import ModelConfig, config_to_dict
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.checkpoint_store import (
     CHECKPOINTS_NAME,
-    DAMAGED_NAME,
+    METRICS_NAME,
     CheckpointStore,
     chosen,
 )
-from specjax.training.progress import METRICS_NAME, Log, Progress, say
-from specjax.training.record import describe, training_environment
+from specjax.training.progress import Progress, say
 from specjax.training.step import (
+    GENERATOR,
     AdamW,
     TrainState,
     init_state,
@@ -33,6 +37,7 @@ from specjax.training.step import (
 )
 from specjax.training.tasks import Task
 from specjax.types import Params
+from specjax.writing import append
 
 CONFIG_NAME = "train_config.json"
 
@@ -200,8 +205,8 @@ def train(
     Raises:
       OSError: `output_dir` cannot be written, has files that no run made, or another process
         trains in it.
-      UserError: the `output_dir` of another run or another environment, or with only damaged
-        checkpoints, or a loss that is not finite.
+      UserError: the `output_dir` of another run or another environment, or with a damaged
+        checkpoint, or a loss that is not finite.
     """
     # Invalid arguments must raise before the claim.
     config.devices()
@@ -249,8 +254,25 @@ def train(
 
 def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> RunDirectory:
     """The directory of a training run, to be opened with `with`; it may make more names."""
-    names = (CHECKPOINTS_NAME, DAMAGED_NAME, METRICS_NAME, *makes)
+    names = (CHECKPOINTS_NAME, METRICS_NAME, *makes)
     return RunDirectory(path, config_name=CONFIG_NAME, makes=names)
+
+
+def describe(value: Any) -> Any:
+    """Returns a frozen configuration as JSON values, each with the name of its class."""
+    if isinstance(value, ModelConfig):
+        return config_to_dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"class": type(value).__name__, **fields}
+    return json.loads(json.dumps(value))
+
+
+def training_environment() -> dict[str, Any]:
+    """Returns what a run's random numbers and rounding depend on, as JSON values."""
+    versions = {name: importlib.metadata.version(name) for name in ("flax", "optax", "numpy")}
+    common = environment()
+    return {**common, "versions": {**common["versions"], **versions}, "generator": GENERATOR}
 
 
 def _float32_params(task: Task) -> Params:
@@ -309,33 +331,26 @@ class _Run:
         """Trains up to `num_steps` and returns the best checkpoint."""
         config, store, phases = self._config, self._store, self._data.phases
         state, step = self._start(init_params)
-        self._log, first = Log(self._run, store.log(step) if step else b""), step
+        self._run.write(METRICS_NAME, store.log(step) if step else b"")
+        first = step
         progress = Progress(
             config.num_steps, step, items=self._task.item_name, enabled=config.progress
         )
         batch_of: Callable[[int], Any] = self._data.training.batch
-        compiled = set()
         with contextlib.closing(progress):
             while step < config.num_steps:
                 if phases is not None and (step == first or step % phases.every == 0):
-                    with progress.apart():
-                        batch_of = self._begin_phase(phases, step, state)
+                    batch_of = self._begin_phase(phases, step, state)
                 batch = jax.device_put(batch_of(step), self._by_row)
-                shapes = tuple(x.shape for x in jax.tree.leaves(batch))
-                compiles = shapes not in compiled
-                compiled.add(shapes)
-                with progress.apart() if compiles else contextlib.nullcontext():
-                    state, metrics = self._step(state, self._constants, batch)
-                    if compiles:
-                        jax.block_until_ready(metrics)
+                state, metrics = self._step(state, self._constants, batch)
                 step += 1
-                progress.add(metrics, timed=not compiles)
+                progress.add(metrics)
                 at_checkpoint = step % config.checkpoint_every == 0 or step == config.num_steps
                 if step % config.log_every == 0 or at_checkpoint:
-                    self._log_means(step, progress.means())
+                    self._log_means(step, progress.means(step))
                 if at_checkpoint:
-                    with progress.apart():
-                        self._checkpoint(step, state)
+                    self._checkpoint(step, state)
+                    progress.restart()
         best = store.best_step
         assert best is not None  # a checkpoint exists, at num_steps at the latest
         params, figures = store.restore(state, best).best_params, store.figures(best)
@@ -376,7 +391,7 @@ class _Run:
 
     def _log_means(self, step: int, means: dict[str, Any]) -> None:
         self._check_finite("loss", means["loss"], step)
-        self._log.add(
+        self._log(
             {
                 "step": step,
                 "epoch": step / self._data.training.batches_per_epoch,
@@ -384,6 +399,10 @@ class _Run:
                 **means,
             }
         )
+
+    def _log(self, row: dict[str, Any]) -> None:
+        self._run.keep()
+        append(self._run.own(METRICS_NAME), (json.dumps(row) + "\n").encode())
 
     def _checkpoint(self, step: int, state: TrainState) -> None:
         """Evaluates, logs and saves."""
@@ -394,7 +413,7 @@ class _Run:
         if self._evaluate is not None:
             row |= self._evaluate(jax.device_put(state.best_params, self._first_device))
         self._check_finite(*chosen(row, self._config.choose_by), step)
-        self._log.add({"step": step, **row})
+        self._log({"step": step, **row})
         if self._config.progress:
             shown = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
             say(f"step {step:,}: {shown}")

@@ -8,7 +8,7 @@ import pytest
 import specjax
 from benchmarks import acceptance
 from benchmarks.acceptance import main
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
 from specjax.text.results import Result, Row, RowInfo, RunInfo
 from tests import tiny_pair
 

@@ -7,7 +7,7 @@ import pytest
 import specjax
 from benchmarks.costs import main
 from benchmarks.loops import Loops
-from specjax.cli.bench import workload
+from specjax.cli import bench
 from specjax.drafting import read_costs
 from tests import tiny_pair
 
@@ -17,7 +17,7 @@ DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
 @pytest.fixture
 def arguments(tmp_path, monkeypatch):
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
     sizes = ["--rows=2", "--max-draft=3", "--held-out=2", "--max-new=6", "--repeats=2"]
@@ -58,7 +58,7 @@ def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, t
     assert row["r_squared"] == pytest.approx(1.0) and row["one_width_r_squared"] < 0.999
     assert [(x["temperature"], x["max_draft"]) for x in row["predictions"]] == [(0, 2), (1, 2)]
     assert row["worst_error"] == pytest.approx(0.0, abs=1e-9)
-    pair = workload.load_pair()
+    pair = bench.load_pair()
     costs = read_costs(path)
     assert costs.pair == pair.fingerprint
     assert costs.rows == (2,) and costs.widths == tuple(VERIFIER)

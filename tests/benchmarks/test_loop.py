@@ -26,7 +26,7 @@ def test_overhead_is_the_loops_time_over_that_of_its_passes():
 def arguments(tmp_path, monkeypatch):
     """Of a pair whose programs compile quickly."""
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
     sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]

@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from benchmarks import ctranslate2_peer, peers, transformers_peer
+from benchmarks import grown as _grown
 from benchmarks.peers import main
 from specjax.checkpoints import save_model
 from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
-from specjax.testing import grown as _grown
 from specjax.tokenizers.load import keep_sentinels
 from tests import tiny_pair
 from tests.models.tiny import random_params

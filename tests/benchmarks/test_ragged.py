@@ -16,7 +16,7 @@ COSTS = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.2), ((1.0, 1.2, 1.4), (2.0, 2.
 @pytest.fixture
 def arguments(tmp_path, monkeypatch):
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
     monkeypatch.setattr(ragged, "measure_costs", lambda _, rows, widths: COSTS.at_widths(widths))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\n", encoding="utf-8")

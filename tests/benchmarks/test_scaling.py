@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import scaling
+from benchmarks import scaling, workload
 from benchmarks.loops import Loops
-from specjax.cli.bench import workload
 from tests import tiny_pair
 
 

@@ -21,7 +21,7 @@ def arguments(tmp_path_factory):
 def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
     # One whose programs compile quickly.
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
     plot = tmp_path / "front.png"
     inputs = next(one for one in arguments if one.startswith("--inputs"))
     choose = inputs.replace("--inputs", "--choose")

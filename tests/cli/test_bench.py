@@ -8,7 +8,6 @@ import pytest
 
 import specjax
 from specjax.cli import bench
-from specjax.cli.bench import workload
 from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
 from specjax.study.speedups import round_cost
@@ -48,7 +47,7 @@ def test_speedup_and_its_ideal():
 def arguments(tmp_path, monkeypatch):
     """Of a pair whose programs compile quickly."""
     pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.workload.load_pair", lambda **_: pair)
+    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
     sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
@@ -80,7 +79,7 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
     path = tmp_path / "costs.json"
     assert main([*arguments, "--drafts", "1", "3", "--rows", "1", "2", f"--costs={path}"]) == 0
     costs = read_costs(path)
-    pair = workload.load_pair()
+    pair = bench.load_pair()
     assert costs.pair == pair.fingerprint
     assert costs.rows == (1, 2) and costs.widths == (1, 2, 4)
     policy = specjax.drafting.CostAware(costs=costs)
@@ -99,7 +98,6 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
         (["--temperatures", "0", "nan"], "--temperatures must be finite and at least 0, got nan"),
         (["--inputs=/missing.txt"], "/missing.txt"),
         (["--max-new=2147483648"], "--max-new must be below 2147483648, got 2147483648"),
-        (["--grown"], "is neither a T5 nor a Llama, which --grown needs: leave out --grown"),
         (["--costs=/missing/costs.json"], "/missing is not a directory: make it first"),
         (["--costs=PROMPTS"], "is not a file of costs: choose another name"),
         (["speedup"], "speedup: unexpected argument"),

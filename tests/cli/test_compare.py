@@ -370,13 +370,3 @@ def test_modes_that_do_not_go_together_are_refused(data, tmp_path, capsys, flags
     start = [*flags, "--gin_file=runs/compare.gin"]
     assert run(data, tmp_path / "out", *start, **{**NO_MODELS, **values}) == 2
     assert told.lower() in capsys.readouterr().err.lower()
-
-
-def test_replicas_that_cannot_be_are_refused(data, tmp_path, capsys):
-    command = arguments(data, tmp_path / "out", "--full")
-    assert main([*command, "--process_count=9", "--process_index=0"]) == 2
-    assert "process_count must be at most 5, the number of settings to" in capsys.readouterr().err
-    assert main([*command, "--distributed"]) == 2
-    told = capsys.readouterr().err
-    assert "specjax compare cannot run as one program of several processes: leave out" in told
-    assert not (tmp_path / "out").exists()

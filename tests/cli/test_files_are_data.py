@@ -14,7 +14,6 @@ from specjax.runs.predictions import line_of
 from specjax.runs.run_directory import PART, RunDirectory, Store, fingerprint_of, read_config
 from specjax.study import Setting, read_points
 from specjax.study.points import CONFIG_NAME, MADE, RECORDS
-from specjax.study.replicas import GRID, merge_comparison
 from tests.cli.infer_command import arguments
 from tests.study import world
 
@@ -134,7 +133,6 @@ def with_setting(output, values):
     store.put(
         key, {**record.value, "setting": {**record.value["setting"], **values}}, record.arrays
     )
-    store.put(GRID, [{**ASKED[-1].to_dict(), **values}])
     return store.path(key).name
 
 
@@ -144,15 +142,10 @@ def test_a_record_of_a_comparison_names_only_known_parts(compared, tmp_path, cap
     copy = tmp_path / "out"
     shutil.copytree(compared, copy)
     name = with_setting(copy, {field: text})
-    for read in (
-        lambda: read_points(copy),
-        lambda: world.run(copy, ASKED),
-        lambda: merge_comparison(tmp_path / "merged", [copy]),
-    ):
+    for read in (lambda: read_points(copy), lambda: world.run(copy, ASKED)):
         with pytest.raises((ValueError, FileNotFoundError)) as told:
             read()
-        assert "\n" not in str(told.value)
-        assert name in str(told.value) or read.__code__.co_names[0] == "merge_comparison"
+        assert "\n" not in str(told.value) and name in str(told.value)
     assert main(["evaluate", f"--gin.PREDICTIONS={copy}", "--gin.METRICS=()"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert name in line and field in line
@@ -179,16 +172,6 @@ def test_values_of_other_types_are_refused_with_the_file(compared, tmp_path, val
     name = with_setting(copy, values)
     with pytest.raises(ValueError, match=name):
         read_points(copy)
-
-
-def test_a_record_of_parts_that_do_not_fit_is_left_alone(compared, tmp_path):
-    """Earlier versions tried such settings, and wrote that they failed."""
-    copy = tmp_path / "out"
-    shutil.copytree(compared, copy)
-    with_setting(copy, {"verification": "GreedyBlock", "stopping": "Confidence(0.4)"})
-    assert set(read_points(copy).of()) == set(ASKED[:-1])
-    world.run(copy, ASKED)
-    assert set(read_points(copy).of()) == set(ASKED)
 
 
 @pytest.mark.parametrize("name", ["points.jsonl", "results.json", "compare_config.json"])

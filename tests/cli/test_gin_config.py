@@ -155,11 +155,8 @@ def test_a_scope_that_is_used_may_be_bound(files):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "A = %B\nB = %A\nvehicle.wheel = %A",
-            r"define %A by itself \(%A -> %B -> %A\): change one",
-        ),
-        ("vehicle.wheel = @vehicle()", r"define vehicle by itself \(vehicle -> vehicle\)"),
+        ("A = %B\nB = %A\nvehicle.wheel = %A", "define a value by itself: change one"),
+        ("vehicle.wheel = @vehicle()", "define a value by itself: change one"),
         ("vehicle.wheel = [{'a': (%NONE,)}]", "use but do not define %NONE; add the file"),
         ("include 'parts/wheel.gin'", "wheel.gin: this gin file includes itself"),
     ],
@@ -580,7 +577,7 @@ def test_an_inner_scope_ends_what_would_be_a_circle(tmp_path):
 
 def test_an_inner_scope_that_binds_something_else_ends_no_circle(tmp_path):
     text = "pipeline.data = @chain()\nchain.inner = @x/chain()\nx/chain.fn = None\n"
-    with pytest.raises(ValueError, match=r"define chain by itself \(chain -> chain\)"):
+    with pytest.raises(ValueError, match="define a value by itself"):
         piped(tmp_path, text)
 
 
@@ -591,5 +588,5 @@ def test_a_function_may_be_handed_to_itself(tmp_path):
 
 def test_what_is_handed_over_hides_no_circle(tmp_path):
     text = "pipeline.first = @chain\npipeline.second = @chain()\nchain.inner = @pipeline()\n"
-    with pytest.raises(ValueError, match=r"by itself \(pipeline -> chain -> pipeline\)"):
+    with pytest.raises(ValueError, match="define a value by itself"):
         piped(tmp_path, text)

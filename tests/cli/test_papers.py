@@ -145,7 +145,7 @@ def test_networks_of_published_sizes_are_these(name):
     from specjax import models, training
     from specjax.data.batching import Batching
     from specjax.data.examples import read_examples
-    from specjax.training.scorer import Evaluation
+    from specjax.training.recipe import Evaluation
 
     gin_config.register(
         read_examples, models.T5Config, models.LlamaConfig, models.Gemma2Config,

@@ -441,7 +441,7 @@ def test_one_strength_after_another_compiles_nothing():
         state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
         return np.asarray(method.run(params, state, 10).tokens)
 
-    run = decoding.loop.jitted_run()
+    run = decoding.method.jitted_run()
     # Other tests may have compiled the same program.
     run._alone(jax.default_backend()).clear_cache()
     mild = texts(1.0)

@@ -22,7 +22,7 @@ from specjax.study.choose import Search
 from specjax.text.results import COUNTS
 from specjax.training import HeadRecipe, train_head
 from specjax.training.head_data import Labelling
-from specjax.training.samples import SAMPLES_NAME, stored_pairs
+from specjax.training.teacher import SAMPLES_NAME, stored_pairs
 from specjax.training.trainer import run_directory
 from tests import tiny_pair
 from tests.fuzzing import toys

@@ -143,9 +143,9 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     # Nor does each of two hosts do all of a comparison, or wait for the other.
     on_host(cloud, said["run"], 2, **{**settings, "COMMAND": "compare"})
     assert not (cloud.path / "specjax.txt").exists()
-    (cloud.path / "ends").write_text("3")  # settings of a comparison failed, and would again
-    on_host(cloud, said["run"], 0, **{**settings, "COMMAND": "compare", "REPLICAS": "1",
-                                      "RUN_NAME": "compare"})  # fmt: skip
+    (cloud.path / "ends").write_text("3")  # a restart would end likewise
+    on_host(cloud, said["run"], 0, **{**settings, "COMMAND": "evaluate", "REPLICAS": "1",
+                                      "RUN_NAME": "evaluate"})  # fmt: skip
 
 
 def test_the_skypilot_task_asks_for_the_same_tpu():

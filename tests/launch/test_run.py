@@ -354,14 +354,14 @@ def test_replicas_know_their_place_and_are_tpus_of_their_own(cloud):
 
 def test_commands_that_are_no_program_of_several_workers_are_refused(cloud):
     cloud.ready(2)
-    done = cloud.launch(*RUN, COMMAND="compare")
-    assert done.returncode == 1 and "COMMAND=compare on 2 workers needs run --repl" in done.stderr
+    done = cloud.launch(*RUN, COMMAND="evaluate")
+    assert done.returncode == 1 and "COMMAND=evaluate on 2 workers needs run --repl" in done.stderr
     done = cloud.launch(*RUN, COMMAND="train")
     assert (
         done.returncode == 1 and "COMMAND=train needs one worker, TPU specjax has 2" in done.stderr
     )
     assert not cloud.calls("worker.sh start")
-    assert cloud.launch(*RUN, "--replicas", COMMAND="compare").returncode == 0
+    assert cloud.launch(*RUN, "--replicas", COMMAND="evaluate").returncode == 0
 
 
 def test_workers_of_one_program_are_left_to_the_runtime(cloud):

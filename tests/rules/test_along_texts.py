@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax import rules
-from specjax.study.positions import laws_of_models
+from specjax.study.expect import laws_of_models
 from specjax.text.directories import built_in_pair
 from specjax.text.teacher_forcing import batches, written
 from specjax.types import Sampling

@@ -8,7 +8,7 @@ from specjax.evaluation import Bootstrap, ratio
 from specjax.evaluation.bootstrap import mean
 from specjax.runs.evaluation import as_json
 from specjax.study.choose import HELD_OUT
-from specjax.study.scores import Scores
+from specjax.study.measure import Scores
 from specjax.text.setting import Setting
 
 ALONE = Setting(method="VerifierAlone")

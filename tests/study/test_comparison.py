@@ -17,9 +17,8 @@ from specjax.runs.run_directory import RunDirectory, Store
 from specjax.study import Bench, Setting, Texts, measure, plots, read_points
 from specjax.study.choose import Search
 from specjax.study.infer_names import Prompting
-from specjax.study.measure import Measured, Times, joined
-from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, RECORDS, Points, predictions_in
-from specjax.study.scores import RELATIVE, prices
+from specjax.study.measure import RELATIVE, Measured, Times, joined, prices
+from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, predictions_in
 from tests import tiny_pair
 from tests.study import world
 
@@ -121,7 +120,6 @@ def test_settings_of_one_rule_share_their_programs(done):
     _, _, first, second, *_ = lines(done[0])
     assert first["process"]["compiled"] > 0, "the count counts nothing"
     assert second["process"]["compiled"] == 0
-    assert all(record["process"]["compiled_while_timed"] == 0 for record in lines(done[0]))
 
 
 class Late:
@@ -152,31 +150,13 @@ def test_no_time_has_compiling_in_it(monkeypatch, always):
         return made[-1]
 
     monkeypatch.setattr(Bench, "decoder", decoder)
-    found = measure(OPT, bench())
+    measure(OPT, bench())
     if always:
-        # A text that compiles whenever it runs is timed three times with each seed, and told.
+        # A text that compiles whenever it runs is timed three times with each seed.
         assert made[-1].asked == [0, 0, 1, 1, 1, 0, 1, 1, 1]
-        assert found.compiled_late > 0
     else:
         # One text warms; of two seeds the first compiles at the second text, which is timed again.
         assert made[-1].asked == [0, 0, 1, 1, 0, 1]
-        assert found.compiled_late == 0  # in the times that count
-
-
-def test_times_with_compiling_in_them_are_told(copy, capsys):
-    store = read_points(copy).store
-    value, arrays = store.get((OPT.key, "texts"))
-    assert "include compilation" not in capsys.readouterr().err
-    value["about"]["process"]["compiled_while_timed"] = 3
-    with RunDirectory(copy, config_name=CONFIG_NAME, makes=MADE) as run:
-        Store(run, RECORDS).put((OPT.key, "texts"), value, arrays)
-    world.run(copy, ASKED)
-    told = capsys.readouterr().err
-    path = record_of(copy, OPT)
-    assert f"the times of {OPT.described()} include compilation" in told and str(path) in told
-    path.unlink()  # as it says
-    assert world.run(copy, ASKED)["done"] == len(ASKED)
-    assert "include compilation" not in capsys.readouterr().err
 
 
 def test_another_temperature_compiles_nothing(done, tmp_path):
@@ -449,18 +429,6 @@ def test_where_limits_are_not_kept_no_earlier_choice_stays(tmp_path):
         path = run.write(CHOSEN_NAME, b"an earlier choice")
         assert compare_module._write_chosen(run, None, "why", bench(), Prompting()) is None
         assert not path.exists()
-
-
-def test_a_warning_of_compiling_names_the_record(done, tmp_path, capsys):
-    found = read_points(done[0])
-    measured, scores = found.measured(OPT), found.scored()[OPT]
-    with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
-        run.claim({"name": "a run"})
-        points = Points(run, None, found.bootstrap)
-        about = {"process": {"compiled_while_timed": 1}}
-        points.put(OPT, "round 1", measured, scores, about)
-        points.finish([OPT], [], ["round 1"])
-        assert str(points.store.path((OPT.key, "round 1"))) in capsys.readouterr().err
 
 
 def test_a_damaged_record_is_refused_and_a_lost_one_measured_again(copy, measured):

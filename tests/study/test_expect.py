@@ -16,9 +16,9 @@ from specjax.study.expect import (
     estimate,
     expect,
     frontier_of,
+    positions,
     sampling_key,
 )
-from specjax.study.positions import positions
 from specjax.text import TextModel
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import KnownTexts, written
@@ -68,7 +68,7 @@ def test_lossless_tokens_per_call_are_exact(models, texts, name, longest):
     algorithm = getattr(verification, name)()
     want = TOKENS / expected_rounds(Q, P, PROMPT, TOKENS, longest, algorithm)
     assert found.tokens_per_call == pytest.approx(want, abs=1e-5)
-    assert found.nats_per_token == 0.0 and found.defers == 1.0
+    assert found.nats_per_token == 0.0
     assert found.drafted_per_call == pytest.approx(longest)
 
 
@@ -83,7 +83,6 @@ def test_figures_are_means_over_positions(models, texts):
             if (P[token][some] > 0).all() else 0.0  # fmt: skip
     before = [[PROMPT, *(text[:-1] - FIRST_ID)] for text in texts.outputs]
     assert found.acceptance == pytest.approx(acceptance[before].mean(), abs=1e-6)
-    assert math.isnan(found.defers)
     # Lossy may keep a token of q that p cannot draw: nats are then infinite, and null in JSON.
     impossible = pi[2][0]
     assert (found.nats_per_token == math.inf) == (impossible > 1e-6)
@@ -95,7 +94,7 @@ def test_what_the_verifier_cannot_draw_is_null_in_json(models, texts):
     (found,) = of(models, texts, [Setting(rule="OPT(1e999)")])
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert found.nats_per_token == math.inf and told["nats_per_token"] is None
-    assert found.acceptance == pytest.approx(1.0) and found.defers == 0.0
+    assert found.acceptance == pytest.approx(1.0)
     assert found.tokens_per_call == pytest.approx(TOKENS)  # all of a text in a round
     again = Expected.of(found.setting, told)
     assert again.nats_per_token == math.inf and again.to_dict() == found.to_dict()

@@ -8,7 +8,7 @@ import pytest
 from specjax.evaluation import Bootstrap
 from specjax.study import Setting, plots
 from specjax.study.expect import Expected
-from specjax.study.scores import Scores
+from specjax.study.measure import Scores
 
 VERIFIER, DRAFTER = Setting(method="VerifierAlone"), Setting(method="DrafterAlone")
 BOOTSTRAP = Bootstrap()

@@ -5,8 +5,7 @@ import pytest
 
 from specjax.evaluation import Bootstrap, Interval
 from specjax.study import Setting
-from specjax.study.measure import Times
-from specjax.study.scores import Scores
+from specjax.study.measure import Scores, Times
 from specjax.study.speedups import (
     RoundCost,
     acceptance_for,

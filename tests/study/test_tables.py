@@ -9,7 +9,7 @@ import pytest
 from specjax.evaluation import Bootstrap
 from specjax.study import Setting
 from specjax.study.expect import Expected
-from specjax.study.scores import Scores
+from specjax.study.measure import Scores
 from specjax.study.tables import (
     best_quality,
     best_rows,

@@ -111,7 +111,7 @@ def test_answers_and_programs_are_scored(source):
         {"prediction": output, "inputs": e.inputs}
         for e, output in zip(texts.examples, outputs, strict=True)
     ]
-    figures = score(Setting(), Measured([0], [records], times, None, 0, 0), bench).figures
+    figures = score(Setting(), Measured([0], [records], times, None, 0), bench).figures
     # Answers "0", "", "2.", "9" for "0", "1", "2", "3".
     expected = {"exact_match": 25.0, "numeric_accuracy": 50.0, "answer_f1": 50.0, "pass_at_1": 50.0}
     assert {name: figures[name]["value"] for name in expected} == expected

@@ -17,9 +17,7 @@ from specjax import rules
 from specjax.cli.main import main
 from specjax.testing import Verdict, audit
 from specjax.testing.auditing import hard_cases
-from specjax.testing.auditing.black_box import half_width
-from specjax.testing.auditing.criterion import Outcomes, joint_law, score
-from specjax.testing.auditing.injected import is_single
+from specjax.testing.auditing.laws import Outcomes, half_width, joint_law, score
 
 FEW = ("q zeros", "joint residual", "other rows", "L=0")  # they tell all bugs
 EDGE = "<= in a test accepts impossible tokens at u = 0"
@@ -139,10 +137,6 @@ def single(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
 def test_a_verifier_in_float32_is_judged_in_float32():
     found = audit(single, cases=["random"])
     assert found.verdict is Verdict.EXACT and 1e-12 < found.rows[0].variation < 1e-6, found
-    assert found.tolerance == 1e-6
-    halfway = float(np.float32(0.3)) + 2.0**-26
-    assert is_single(np.array([halfway]), 2.0**-44)
-    assert not is_single(np.array([0.3, halfway]), 2.0**-44)
 
 
 def drawn(tokens, draft_probs, target_probs, generator, lengths, verifier=token):
@@ -358,6 +352,7 @@ def test_intervals_of_samples():
         ({"mode": "guess"}, ValueError, "mode must be one of 'injected', 'black-box'"),
         ({"cases": ["no"]}, ValueError, "there is no case 'no': choose from 'random'"),
         ({"cases": "toy"}, ValueError, "cases must be a list"),
+        ({"cases": []}, ValueError, "cases must be a list"),
         ({"rule": 3}, ValueError, "rule must be like"),
         ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not be Budgeted"),
         ({"samples": 0}, ValueError, "samples must be a whole number"),
@@ -372,7 +367,7 @@ def test_wrong_options_are_refused(options, error, words):
 
 
 def test_other_parameters_are_refused():
-    with pytest.raises(ValueError, match="function or an instance, got the class Verdict"):
+    with pytest.raises(ValueError, match="function or an instance, got .*Verdict"):
         audit(Verdict)
     with pytest.raises(ValueError, match="takes \\(a, b\\), but a verifier takes"):
         audit(lambda a, b: None)

@@ -3,7 +3,7 @@ import json
 import jax
 import pytest
 
-from specjax.training.record import streams, training_environment
+from specjax.training.trainer import training_environment
 from tests.training.toy import train_copies
 
 
@@ -20,17 +20,10 @@ def test_a_run_records_versions_generator_and_device(tmp_path):
     assert environment["device"].startswith("cpu: ")
 
 
-def test_streams_do_not_follow_the_default_generator():
-    expected = streams()
-    with jax.default_prng_impl("rbg"):
-        assert streams() == expected
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"device": "gpu: some card"}, "environment.device: 'gpu: some card' there, 'cpu: "),
-        ({"streams": "0123456789abcdef"}, "environment.streams: '0123456789abcdef' there, "),
         ({"versions": {"flax": "0.11.0"}}, "environment.versions.flax: '0.11.0' there, "),
     ],
 )

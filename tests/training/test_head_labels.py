@@ -9,7 +9,7 @@ import pytest
 from specjax import Pair, TextModel, testing
 from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
 from specjax.text.teacher_forcing import KnownTexts
-from specjax.training.head_labels import label
+from specjax.training.head_data import label
 from tests.models.tiny import random_params
 from tests.training.toy import Numbers
 

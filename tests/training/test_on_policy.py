@@ -7,8 +7,8 @@ import pytest
 from specjax.models import LlamaConfig
 from specjax.runs.run_directory import Store
 from specjax.training import Objective
-from specjax.training.samples import SAMPLES_NAME, StudentSamples
 from specjax.training.tasks import TextTask
+from specjax.training.teacher import SAMPLES_NAME, StudentSamples
 from specjax.training.trainer import run_directory
 from tests.training.toy import (
     BATCHING,

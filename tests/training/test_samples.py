@@ -6,8 +6,8 @@ import pytest
 from specjax import TextModel
 from specjax.data.batching import PairBatch
 from specjax.models import Seq2SeqLM
-from specjax.training.samples import SAMPLES_NAME, add_teacher_samples, stored_pairs
 from specjax.training.tasks import TextTask
+from specjax.training.teacher import SAMPLES_NAME, add_teacher_samples, stored_pairs
 from specjax.training.trainer import run_directory
 from tests.training.toy import CONFIG, EOS, Numbers, copy_pairs
 

@@ -9,7 +9,7 @@ from specjax import Decoder, TextModel
 from specjax.data.batching import PairLayout
 from specjax.data.examples import Example
 from specjax.models import Seq2SeqLM
-from specjax.training.scorer import Evaluation, OutputScorer
+from specjax.training.recipe import Evaluation, OutputScorer
 from specjax.training.tasks import TextTask
 from specjax.types import Sampling
 from tests.training.toy import CONFIG, EOS, Numbers, copies, copy_pairs, train_copies

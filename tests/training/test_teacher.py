@@ -10,9 +10,8 @@ from specjax.data.batching import JoinedLayout, PairLayout
 from specjax.models import LlamaConfig, model_from_config
 from specjax.text.teacher_forcing import KnownTexts
 from specjax.training import Teacher
-from specjax.training.samples import draw_pairs
 from specjax.training.tasks import TextTask
-from specjax.training.teacher import AcceptedTokens, accepted_total
+from specjax.training.teacher import AcceptedTokens, accepted_total, draw_pairs
 from tests.training.toy import CONFIG, Numbers, copy_pairs
 
 LLAMA = LlamaConfig(

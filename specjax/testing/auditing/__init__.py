@@ -3,7 +3,7 @@
 from specjax.testing.auditing.auditor import DRAFTS, MODES, audit
 from specjax.testing.auditing.calling import ARRAYS, DTYPES
 from specjax.testing.auditing.hard_cases import HardCase, hard_cases
-from specjax.testing.auditing.score_sheet import AuditReport, SheetRow, Verdict
+from specjax.testing.auditing.report import AuditReport, SheetRow, Verdict
 
 __all__ = [
     "ARRAYS",

@@ -25,10 +25,7 @@ LAST_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 # Names of arguments, and what they get.
 _MEANINGS = {
     **dict.fromkeys(("tokens", "draft_tokens", "draft_token_ids"), "tokens"),
-    **dict.fromkeys(("draft_probs", "q"), "draft_probs"),
-    **dict.fromkeys(("target_probs", "p"), "target_probs"),
-    "draft_logits": "draft_logits",
-    "target_logits": "target_logits",
+    **{name: name for name in ("draft_probs", "target_probs", "draft_logits", "target_logits")},
     **dict.fromkeys(("uniforms", "uniform_samples"), "uniforms"),
     "uniform_next": "uniform_next",
     **dict.fromkeys(("lengths", "num_draft_tokens"), "lengths"),
@@ -154,14 +151,12 @@ def _bound(function: Callable[..., Any]) -> tuple[tuple[str, str], ...] | None:
         return None
     if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
         return None
-    names = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    names = [
+        p.name
+        for p in parameters
+        if (p.default is p.empty or p.name in _MEANINGS) and p.kind is not p.VAR_KEYWORD
+    ]
     meanings = [_MEANINGS.get(name, "") for name in names]
-    # An option may have the short name of an argument: p of top-p.
-    for p in parameters:
-        meaning = _MEANINGS.get(p.name, "")
-        if p.default is not p.empty and meaning and meaning not in meanings:
-            names.append(p.name)
-            meanings.append(meaning)
     is_known = "tokens" in meanings and {"target_probs", "target_logits"} & set(meanings)
     if is_known and "" not in meanings and len(set(meanings)) == len(meanings):
         return tuple(zip(names, meanings, strict=True))

@@ -21,7 +21,7 @@ LARGE_VOCAB = 32_768
 
 
 class VerifyArguments(NamedTuple):
-    """What a verifier gets; `specjax.testing.audit` describes the fields."""
+    """What a verifier gets; docs/audit.md describes the fields."""
 
     tokens: Int32[np.ndarray, "B G"]
     draft_probs: Float64[np.ndarray, "B G V"]

@@ -1,25 +1,35 @@
-"""The law of a verifier whose random numbers are arguments.
+"""What one round of verification emits, and how far that is from what it must emit.
 
-For each draft the outcome is a piecewise constant function on [0, 1]^d. Its breakpoints on each
-axis are found by bisection, and the cells of the grid that they make are evaluated at their
-centres. 512 points drawn at random must agree with their cells: then what the grid missed has a
-volume below ln(1 / delta) / 512 with probability 1 - delta.
+One round is followed by the target itself. If the law of L + 1 tokens is then the target's own,
+all rounds are exact, and only then (for a verifier without a carry).
 
-Axes: R evaluations, L drafted tokens, d = L + 1 coordinates.
+If the random numbers are arguments, the outcome of each draft is a piecewise constant function on
+[0, 1]^d. Its breakpoints on each axis are found by bisection, and the cells of the grid that they
+make are evaluated at their centres. 512 points drawn at random must agree with their cells: then
+what the grid missed has a volume below ln(1 / delta) / 512 with probability 1 - delta. The law of a
+verifier that draws its own random numbers is sampled.
+
+Axes: K outcomes, R evaluations, L drafted tokens, d = L + 1 coordinates, V vocabulary.
 """
 
 import dataclasses
+import importlib
 import itertools
 import math
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64, Int
 
 from specjax.testing.auditing.calling import LAST_UNIFORM, BadOutcomeError, Calling
-from specjax.testing.auditing.criterion import Outcomes, outcomes_of
 from specjax.testing.auditing.hard_cases import HardCase, VerifyArguments
+from specjax.testing.auditing.report import SheetRow
+from specjax.testing.enumeration import total_variation
+from specjax.types import Rule
 
 # (draft of each row `[R]`, coordinates `[R, d]`) -> outcome codes `[R]`; a code below 0 is invalid.
 Evaluate = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -33,10 +43,114 @@ _MOST_CELLS = 400_000
 _MOST_ENTRIES = 2_000_000  # of one call's probabilities
 _POINTS = 65_536
 _ALONE = 24
+_SAMPLES_AT_ONCE = 1000
 _NOT_REPEATED = (
     "two calls with the same uniforms have other outcomes: it draws numbers of its own; audit it "
     "as a black box"
 )
+
+
+class Outcomes(NamedTuple):
+    """What a verifier did with each draft.
+
+    Attributes:
+      draft: the drafted tokens.
+      accepted: how many of them were accepted.
+      following: the next token; -1 if the outcome is invalid.
+      weight: the probability of the draft and of this outcome.
+    """
+
+    draft: Int[np.ndarray, "K L"]
+    accepted: Int[np.ndarray, " K"]
+    following: Int[np.ndarray, " K"]
+    weight: Float64[np.ndarray, " K"]
+
+
+def outcomes_of(
+    case: HardCase, blocks: np.ndarray, draft: np.ndarray, codes: np.ndarray, weight: np.ndarray
+) -> Outcomes:
+    """Codes (accepted * V + next token, negative if invalid) as outcomes."""
+    valid = codes >= 0
+    accepted = np.where(valid, codes // case.vocab, 0)
+    following = np.where(valid, codes % case.vocab, -1)
+    return Outcomes(blocks[draft], accepted, following, weight)
+
+
+def emitted(outcomes: Outcomes, target: Sequence[np.ndarray]) -> np.ndarray:
+    """The law of L + 1 tokens: a round's, then the target's; its sum is below 1 by invalid ones."""
+    length, vocab = len(target) - 1, target[0].shape[-1]
+    partial = [np.zeros((vocab,) * (depth + 1)) for depth in range(length + 1)]
+    valid = outcomes.following >= 0
+    for n in range(length + 1):
+        now = valid & (outcomes.accepted == n)
+        index = (*outcomes.draft[now, :n].T, outcomes.following[now])
+        np.add.at(partial[n], index, outcomes.weight[now])
+    law = partial[0]
+    for depth in range(1, length + 1):
+        law = partial[depth] + law[..., None] * target[depth]
+    return law
+
+
+def joint_law(target: Sequence[np.ndarray]) -> np.ndarray:
+    """The target's own law of L + 1 tokens."""
+    law = target[0]
+    for table in target[1:]:
+        law = law[..., None] * table
+    return law
+
+
+def score(
+    case: HardCase, target: Sequence[np.ndarray], outcomes: Outcomes, tolerance: float
+) -> SheetRow:
+    """The scores of the emitted law against the target's."""
+    law, wanted = emitted(outcomes, target), joint_law(target)
+    lost = float(outcomes.weight[outcomes.following < 0].sum())
+    first = 0
+    for k in range(1, law.ndim + 1):
+        axes = tuple(range(k, law.ndim))
+        if total_variation(law.sum(axis=axes), wanted.sum(axis=axes)) > tolerance:
+            first = k
+            break
+    return SheetRow(
+        case.name,
+        case.length,
+        case.vocab,
+        variation=total_variation(law, wanted) + 0.5 * lost,
+        impossible=float(law[wanted == 0.0].sum()),
+        lost=lost,
+        accepted=float((outcomes.accepted * outcomes.weight)[outcomes.following >= 0].sum()),
+        first_wrong=first,
+    )
+
+
+def impossible_mass(
+    case: HardCase, target: tuple[np.ndarray, ...], outcomes: Outcomes
+) -> tuple[float, int]:
+    """The weight and the number of outcomes with no token, or one that the target cannot emit."""
+    wrong = outcomes.following < 0
+    for n in range(case.length + 1):
+        now = (outcomes.accepted == n) & (outcomes.following >= 0)
+        draft, token = outcomes.draft[now], outcomes.following[now]
+        bad = target[n][(*draft[:, :n].T, token)] == 0.0
+        for i in range(n):
+            bad |= target[i][tuple(draft[:, : i + 1].T)] == 0.0
+        wrong[now] = bad
+    return float(outcomes.weight[wrong].sum()), int(wrong.sum())
+
+
+def declared_target(case: HardCase, rule: Rule | None) -> tuple[np.ndarray, ...]:
+    """The distributions that must be emitted: p, or a rule's at the drafted positions.
+
+    The bonus token's is p, for a verifier that follows a rule too: it does not get q there.
+    """
+    if rule is None:
+        return case.target
+    tables = []
+    for q, p in zip(case.draft, case.target[:-1], strict=True):
+        flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.float32) for x in (q, p)]
+        pi = np.asarray(jax.vmap(lambda a, b: rule(a, b, a, b))(*flat), np.float64)
+        tables.append((pi / pi.sum(axis=-1, keepdims=True)).reshape(q.shape))
+    return (*tables, case.target[-1])
 
 
 class OutOfTimeError(Exception):
@@ -64,13 +178,11 @@ class CaseLaw(NamedTuple):
       outcomes: all of them, with their probabilities or shares.
       edges: those on the faces of the uniforms' cube; the weights are not read.
       samples: how many draws the shares are of; None if the probabilities are computed.
-      single: whether the verifier rounds its uniforms to float32.
     """
 
     outcomes: Outcomes
     edges: Outcomes | None = None
     samples: int | None = None
-    single: bool = False
 
 
 def is_coupled(
@@ -161,9 +273,7 @@ def injected_law(
         return CaseLaw(outcomes, edges, _POINTS)
     volumes = np.prod(np.concatenate(widths).reshape(-1, dimensions), axis=1)
     outcomes = outcomes_of(case, blocks, index, codes, weights[index] * volumes)
-    every = np.array([x for values in breaks.values() for x in values])
-    single = calling.dtype == "float64" and is_single(every, resolution)
-    return CaseLaw(outcomes, edges, None, single)
+    return CaseLaw(outcomes, edges)
 
 
 def _impossible_only(
@@ -199,17 +309,6 @@ def _faces(num_drafts: int, dimensions: int, rng: np.random.Generator) -> tuple[
     if len(rows) * num_drafts > 20_000:
         rows = rows[rng.permutation(len(rows))[: max(1, 20_000 // num_drafts)]]
     return np.repeat(np.arange(num_drafts), len(rows)), np.tile(rows, (num_drafts, 1))
-
-
-def is_single(breaks: np.ndarray, resolution: float) -> bool:
-    """Whether a verifier rounds its uniforms to float32: it then changes halfway between two."""
-    inner = breaks[(breaks > 1e-3) & (breaks < 1.0 - 1e-3)]
-    if not inner.size:
-        return False
-    nearest = inner.astype(np.float32).astype(np.float64)
-    other = np.where(nearest > inner, -np.inf, np.inf).astype(np.float32)
-    beside = np.nextafter(nearest.astype(np.float32), other).astype(np.float64)
-    return bool((np.abs(0.5 * (nearest + beside) - inner) <= 4 * resolution).all())
 
 
 def _breakpoints(
@@ -282,3 +381,56 @@ def _cell(axes: list[np.ndarray], point: np.ndarray) -> int:
         place = min(int(np.searchsorted(axis, x, side="right")) - 1, len(axis) - 2)
         number = number * (len(axis) - 1) + place
     return number
+
+
+def generator_of(arrays: str, seed: int) -> Any:
+    """The random generator of a library: NumPy's, PyTorch's, or a key of JAX."""
+    if arrays == "torch":
+        return importlib.import_module("torch").Generator().manual_seed(seed)
+    if arrays == "jax":
+        return importlib.import_module("jax").random.key(seed)
+    return np.random.default_rng(seed)
+
+
+def sampled_law(
+    calling: Calling,
+    case: HardCase,
+    drafts: str,
+    rng: np.random.Generator,
+    clock: AuditClock,
+    samples: int,
+) -> CaseLaw:
+    """Draws drafts and calls the verifier; rows after the case's other rows.
+
+    Raises:
+      BadOutcomeError: the function raises, or its result cannot be read.
+      OutOfTimeError: the time is spent.
+    """
+    blocks, weights = case.blocks(drafts)
+    if not case.law:
+        samples = min(samples, 1024)
+    draft = rng.choice(len(blocks), size=samples, p=weights / weights.sum())
+    size = min(_SAMPLES_AT_ONCE, max(1, 4_000_000 // (case.vocab * (case.max_draft + 1))))
+    codes = []
+    generator = generator_of(calling.arrays, int(rng.integers(2**31)))
+    for start in range(0, samples, size):
+        now = draft[start : start + size]
+        rows = case.rows(blocks[now], rng.random((len(now), case.length + 1)))
+        rows = case.with_others(rows, float(rng.random()))
+        if calling.arrays == "jax" and "generator" in calling.takes:
+            generator = generator_of("jax", int(rng.integers(2**31)))
+        codes.append(calling.outcomes(rows, generator)[-len(now) :])
+        clock.count(len(now))
+    shares = np.full(samples, 1.0 / samples)
+    outcomes = outcomes_of(case, blocks, draft, np.concatenate(codes), shares)
+    return CaseLaw(outcomes, samples=samples)
+
+
+def half_width(target: tuple[np.ndarray, ...], samples: int, level: float) -> float:
+    """How far an estimated total variation may be from the true one, with chance 1 - level.
+
+    The mean of the empirical law's error over K texts is at most sqrt((K - 1) / n) / 2, and by
+    McDiarmid's inequality it is not exceeded by much.
+    """
+    cells = target[0].shape[-1] ** len(target)
+    return 0.5 * math.sqrt((cells - 1) / samples) + math.sqrt(math.log(2 / level) / (2 * samples))

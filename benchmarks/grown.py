@@ -5,15 +5,13 @@ its scale is multiplied by sqrt(E / E') and its epsilon by E / E'. Nothing else 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.models import LlamaConfig, T5Config
 from specjax.types import Array, Params
-
-if TYPE_CHECKING:
-    from specjax.models import LlamaConfig, T5Config
 
 # T5 v1.1 base, except its vocabulary.
 T5_BASE = {
@@ -49,9 +47,6 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
     Returns:
       A larger model and its parameters. Their logits equal the small model's up to float rounding.
     """
-    # Imported here: an audit of another library's verifier does not need flax.
-    from specjax.models import LlamaConfig, T5Config
-
     small: Any = getattr(model, "config", None)
     assert isinstance(small, T5Config | LlamaConfig), f"a T5 or a Llama can grow, got {model!r}"
     usual = T5_BASE if isinstance(small, T5Config) else LLAMA_200M
@@ -89,7 +84,7 @@ def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
 
 
 def _split_heads(
-    names: list[str], shape: tuple[int, ...], config: "T5Config | LlamaConfig"
+    names: list[str], shape: tuple[int, ...], config: T5Config | LlamaConfig
 ) -> tuple[int, ...]:
     """The shape with heads as an axis: zeros follow each head, and the last head."""
     if names[-1] != "kernel":

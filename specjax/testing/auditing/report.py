@@ -17,13 +17,8 @@ class Verdict(enum.Enum):
     COUPLED = "ROWS COUPLED", 13
     NOT_FINISHED = "NOT FINISHED", 14
 
-    @property
-    def text(self) -> str:
-        return self.value[0]
-
-    @property
-    def status(self) -> int:
-        return self.value[1]
+    def __init__(self, text: str, status: int):
+        self.text, self.status = text, status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +61,6 @@ class AuditReport:
     Attributes:
       rows: the score sheet.
       how: the mode and the arrays.
-      tolerance: the largest total variation that counts as exact.
       skipped: the cases that the function's interface leaves out, and why.
       evaluations: how many rows it judged.
       unresolved: the largest part of the uniforms that the grid may have missed, with a confidence
@@ -78,7 +72,6 @@ class AuditReport:
     rows: tuple[SheetRow, ...]
     name: str
     how: str
-    tolerance: float
     skipped: tuple[tuple[str, str], ...] = ()
     evaluations: int = 0
     seconds: float = 0.0
@@ -86,13 +79,9 @@ class AuditReport:
 
     @property
     def worst(self) -> SheetRow | None:
-        """The row with the largest total variation; of intervals the lower end counts first."""
-
-        def size(row: SheetRow) -> float:
-            tv = row.variation or 0.0
-            return row.interval[0] + 1e-6 * tv if row.interval else tv
-
-        return max((row for row in self.rows if row.variation is not None), key=size, default=None)
+        """The row with the largest total variation."""
+        measured = [row for row in self.rows if row.variation is not None]
+        return max(measured, key=lambda row: row.variation or 0.0, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

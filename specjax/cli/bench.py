@@ -4,6 +4,7 @@ Further measurements are in the folder `benchmarks/` of a checkout: `python -m b
 """
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +13,8 @@ import numpy as np
 
 from specjax import drafting
 from specjax.checks import one_number
-from specjax.cli.bench import workload
-from specjax.cli.bench.report import Report
+from specjax.cli.report import Report
+from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.study.measure import Times, in_turns, tell, timed
@@ -26,8 +27,10 @@ from specjax.study.speedups import (
     speedups,
     spread,
 )
-from specjax.text import Decoder, Pair, Result
+from specjax.text import Decoder, Pair, Result, load_pair
+from specjax.text.engine import BUCKETS
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
+from specjax.text.requests import encode
 from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.writing import write_atomically
@@ -47,8 +50,20 @@ _SECONDS = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    workload.add_workload(parser)
-    parser.set_defaults(rows=[1], temperatures=[0.0])
+    parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
+    parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
+    parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="batch sizes B")
+    parser.add_argument(
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=[0.0],
+        help="temperatures to measure; 0 is greedy",
+    )
+    parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
     parser.add_argument(
         "--costs",
@@ -75,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
 
     All sides take turns at every batch, in which rows that end early wait for the last row.
     """
-    workload.check_positive(args, "drafts")
+    check_positive(args, "drafts")
     if sorted(set(args.rows)) != args.rows:
         raise UserError(f"--rows must increase, got {args.rows}")
     for temperature in args.temperatures:  # before minutes of measurement
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = workload.load(args)
+    pair, tokens = load(args)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     for batch in args.rows:
@@ -91,7 +106,16 @@ def run(args: argparse.Namespace) -> int:
         times: dict[int, PassTimes] = {}
         for length in args.drafts:
             print(f"B={batch} G={length}: measuring passes ...", flush=True)
-            times[length] = pass_times(pair, decoders[0], chunks[0], length)
+            times[length] = measure_times(
+                pair.named,
+                [("verifier", "drafter")],
+                (length + 1,),
+                rows=batch,
+                prompt_length=decoders[0].buckets[0],
+                call=functools.partial(
+                    decoders[0], list(chunks[0]), max_new_tokens=1, progress=False
+                ),
+            )
             passes[batch, length] = _of_passes(times[length], length)
         for temperature in args.temperatures:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
@@ -124,6 +148,59 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
+    """Loads the pair and the tokens of the prompts."""
+    check_positive(args, "rows", "prompts", "max_new", "repeats")
+    texts = enough_texts(args)
+    pair = load_pair(drafter=args.drafter, verifier=args.verifier)
+    return pair, encode_texts(args, texts, pair.verifier.tokenizer)
+
+
+def enough_texts(args: argparse.Namespace) -> list[str]:
+    """Returns the texts of `read_texts`, which must fill a batch."""
+    texts = read_texts(args)
+    if len(texts) < max(args.rows):
+        raise UserError(
+            f"{args.inputs} has {len(texts)} prompts, but a batch needs {max(args.rows)}: add "
+            "lines or give a smaller --rows"
+        )
+    return texts
+
+
+def read_texts(args: argparse.Namespace) -> list[str]:
+    """Returns the first `--prompts` texts of `--inputs`."""
+    if guess_format(args.inputs) == "tsv":
+        raise UserError(
+            f"--inputs={args.inputs} has columns, but must have one prompt per line: write the "
+            "prompts' column into a .txt file"
+        )
+    return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
+
+
+def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
+    """Returns the tokens of the texts; an error names a text that is empty or too long."""
+    prompts = []
+    for i, text in enumerate(texts):
+        name = f"{args.inputs}, prompt {i + 1}"
+        prompts.append(encode(text, name, tokenizer.vocab_size, tokenizer))
+        if len(prompts[-1]) > BUCKETS[-1]:
+            raise UserError(
+                f"{name} has {len(prompts[-1])} tokens, more than {BUCKETS[-1]}: leave it out"
+            )
+    return prompts
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Raises UserError unless these numbers, or lists of numbers, are in 1 .. 2**31 - 1."""
+    for name in names:
+        value = getattr(args, name)
+        values = value if isinstance(value, list) else [value]
+        if min(values, default=1) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if max(values, default=1) >= 2**31:
+            raise UserError(f"--{name.replace('_', '-')} must be below {2**31}, got {value}")
+
+
 def check_output(option: str, path: Path) -> None:
     """Checks, before minutes of measurement, that a file of costs can be written or replaced."""
     if not path.parent.is_dir():
@@ -153,27 +230,6 @@ def _decoders(
         length: setting.decoder(pair.named, batch_size=batch, **options)
         for length, setting in settings.items()
     }
-
-
-def pass_times(
-    pair: Pair, alone: Decoder, prompts: Sequence[Any], max_draft: int, **options: Any
-) -> PassTimes:
-    """Measures the passes of a pair with drafts of a fixed length.
-
-    Args:
-      alone: the verifier alone.
-      prompts: a batch.
-      **options: see `measure_times`.
-    """
-    return measure_times(
-        pair.named,
-        [("verifier", "drafter")],
-        (max_draft + 1,),
-        rows=alone.batch_size,
-        prompt_length=alone.buckets[0],
-        call=lambda: alone(list(prompts), max_new_tokens=1, progress=False),
-        **options,
-    )
 
 
 def measure(

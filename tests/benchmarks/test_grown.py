@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.grown import LLAMA_200M, grow
 from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
-from specjax.testing.grown import LLAMA_200M, grow
 
 SMALL = T5Config(
     vocab_size=50, embed_dim=12, num_heads=2, head_dim=4, mlp_dim=16,
