@@ -108,8 +108,8 @@ class DraftPlan(abc.ABC):
 
     @property
     def weighs_costs(self) -> bool:
-        """Whether `drafting.CostAware` can be used, which needs a single drafter."""
-        return self.needs == ("drafter",)
+        """Whether `drafting.CostAware` can be used, which needs chains of a single drafter."""
+        return self.needs == ("drafter",) and isinstance(self.default_verification, Block)
 
     @property
     def default_verification(self) -> Verification:
@@ -317,10 +317,6 @@ class Tree(DraftPlan):
         return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
 
     @property
-    def weighs_costs(self) -> bool:
-        return False
-
-    @property
     def default_verification(self) -> Verification:
         return Traversal()
 
@@ -364,10 +360,6 @@ class Branches(DraftPlan):
     def left_out(self) -> Mapping[str, str]:
         first, *others = (plan.left_out for plan in self._plans)
         return {name: why for name, why in first.items() if all(name in x for x in others)}
-
-    @property
-    def weighs_costs(self) -> bool:
-        return False
 
     @property
     def default_verification(self) -> Verification:

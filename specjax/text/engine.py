@@ -248,8 +248,7 @@ class Engine:
     depends on the bucket that holds all prompts of a refill, and may decide a near tie.
 
     Args:
-      method: the method.
-      params: its parameters; the strengths of a field `rule` are scalars.
+      method, params: the method with its parameters; the strengths of a field `rule` are scalars.
       rows: B, the number of slots.
       prompt_length: L, the longest prompt in tokens.
       max_new_tokens: N, the longest output.
@@ -258,22 +257,20 @@ class Engine:
         because its filter is not compiled.
       model: its tokenizer reads prompts and writes texts; without a model prompts are token ids
         and texts are empty.
-      log_probs: whether to keep log-probabilities token by token, unless a request leaves them out;
-        NaN if the method writes none.
+      log_probs: whether to keep log-probabilities token by token, unless a request leaves them out.
       sources: whether to keep where each token came from.
-      stop: a row's text is cut before the first of these.
-      stop_table: the table that ends rows by their texts; see `specjax.types.StopState`.
+      stop, stop_table: a row's text is cut before the first of these strings, and the table ends
+        the row there; see `specjax.types.StopState`.
       chat_template_kwargs: options of the chat template, for requests whose prompts are chats.
       num_samples: n, the rows of each request, which share one prefill: its cache is copied into n
         slots. B and `refill` are multiples of n. A request with m samples has m / n prefills.
       prefix: each prompt takes the caches of its first tokens, as far as it begins with them; a
         request of `add` has the rest of its prompt. None for whole prompts.
       buckets: prompts are padded to the first of these lengths that holds all prompts of a refill,
-        or to L; each is a program to compile. Models whose caches have the prompt's length, such as
-        encoder-decoders, need L.
+        or to L, if the caches of the models allow it; each is a program to compile.
       contexts: model's name -> the most positions that it was trained for; for a warning.
-      fitting: the shapes that are known to fit into memory; engines of the same method and
-        parameters share it, because the check takes as long as some tokens.
+      fitting: the shapes that are known to fit into memory, as engines of the same method and
+        parameters share them: the check takes as long as some tokens.
 
     Raises:
       UserError: the slots cannot fit into memory.
@@ -381,10 +378,9 @@ class Engine:
         original, drawn = request, request.sampling
         if model is not None and isinstance(drawn, Sampling) and drawn.processors is not None:
             # The engine has their arrays already.
-            bound = bind_processors(drawn.processors, model).processors
-            request = dataclasses.replace(
-                request, sampling=dataclasses.replace(drawn, processors=bound)
-            )
+            bound, _ = bind_processors(drawn.processors, model)
+            drawn = dataclasses.replace(drawn, processors=bound)
+            request = dataclasses.replace(request, sampling=drawn)
         requests_lib.check_strengths(request, self._limits)
         name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)

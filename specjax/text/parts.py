@@ -437,12 +437,9 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assembled:
-    """A method, ready to decode.
+    """A method, ready to decode, with its parameters, and its models by name.
 
     Attributes:
-      method: the method.
-      params: its parameters.
-      models: the models of the method, by name.
       main: the model whose tokenizer is used.
       own_params: a hash of the parameters that belong to no model, or None.
       stopping: the text of the policy with its costs, or None.
@@ -739,15 +736,14 @@ def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> 
         )
 
 
-class BoundProcessors(NamedTuple):
-    """Processors in the order in which they run, and for each the arrays that rows share."""
+def bind_processors(
+    processors: Any, model: TextModel
+) -> tuple[tuple[Processor, ...] | None, tuple[Params, ...]]:
+    """Binds processors, some of them `WithParams(processor, params)`, to the verifier.
 
-    processors: tuple[Processor, ...] | None = None
-    shared: tuple[Params, ...] = ()
-
-
-def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
-    """Binds processors, some of them `WithParams(processor, params)`, to the verifier."""
+    Returns:
+      The processors in the order in which they run, and for each the arrays that rows share.
+    """
     if isinstance(processors, str) or not isinstance(processors, Sequence):
         raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
     pairs: list[tuple[Processor, Params]] = []
@@ -765,7 +761,7 @@ def bind_processors(processors: Any, model: TextModel) -> BoundProcessors:
     check_one_constraint([processor for processor, _ in pairs])
     pairs.sort(key=lambda pair: pair[0].order)
     bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
-    return BoundProcessors(tuple(bound) or None, tuple(shared))
+    return tuple(bound) or None, tuple(shared)
 
 
 def check_one_constraint(processors: Sequence[Processor]) -> None:

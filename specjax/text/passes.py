@@ -45,13 +45,9 @@ WIDE = 0
 
 
 class Run(NamedTuple):
-    """A run of the loop in which all passes of the verifier had the same width.
+    """The numbers of passes in a run of the loop, for all rows together, and its time.
 
-    Attributes:
-      draft: the number of the drafter's passes; each serves the whole batch.
-      verifier: the number of the verifier's passes.
-      width: the number of tokens in each of the verifier's passes.
-      seconds: the time of the run.
+    All passes of the verifier had the same width in tokens.
     """
 
     draft: int

@@ -11,7 +11,7 @@ import specjax
 from specjax import errors, memory
 from specjax.memory import nbytes
 from specjax.text import engine as engine_lib
-from specjax.types import Sampling
+from specjax.types import PromptBatch, Sampling
 from tests import tiny_pair
 
 
@@ -96,7 +96,8 @@ def test_a_model_that_drafts_for_itself_is_counted_once():
     asked = []
     for drafter in (model, tiny_pair.tabular(2)):
         engine = specjax.Decoder(specjax.Pair(drafter, model)).engine(prompt_length=16)
-        inputs = engine._batch([], 1, 16)
+        ones = np.ones(1, np.int32)
+        inputs = PromptBatch(np.ones((1, 16), np.int32), ones, ones.astype(np.uint32), ones)
         sizes = {"max_new": 8, "max_length": 64}
         asked.append(engine.method.least_memory(engine.params, inputs, **sizes))
     assert asked[1] - asked[0] == nbytes(model.prepared)

@@ -391,11 +391,12 @@ def test_a_decoder_describes_its_stop_strings(pair):
 
 
 def test_a_state_and_its_table_belong_together(pair):
-    decoder = specjax.Decoder(pair.verifier, **SHAPE)
-    engine = decoder.engine(prompt_length=8)
-    engine._stop_table = jnp.zeros((3, len(WORDS)), jnp.int16)
-    state = engine._init([], 4)
+    decoder = specjax.Decoder(pair.verifier, stop="Q", **SHAPE)
+    engine, table = decoder.engine(prompt_length=8), jnp.zeros((3, len(WORDS)), jnp.int16)
+    engine.add(specjax.Request(np.ones(3, np.int32)))
+    engine.step()
+    state = engine.state
     with pytest.raises(AssertionError, match="stop_table must match state.stop"):
         decoder.method.run(decoder.params, state, 1)
     with pytest.raises(AssertionError, match="stop_table must match state.stop"):
-        decoder.method.run(decoder.params, state._replace(stop=None), 1, **engine._stops)
+        decoder.method.run(decoder.params, state._replace(stop=None), 1, stop_table=table)
