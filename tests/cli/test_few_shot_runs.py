@@ -262,7 +262,6 @@ WRONG = {
         {"PROMPT": "{question"},
         "has an unpaired brace or a field without a name",
     ),
-    "template's kind": ({"PROMPT": "3"}, "a template must be a text such as"),
     "task": ({"TASK": "@FewShots()"}, "FewShots"),
     "no task": ({"TASK": "GSM8K", "REFERENCES": None}, "task must"),
     "stop": ({"STOP": "('',)"}, "stop has an empty text: leave"),
@@ -274,7 +273,7 @@ WRONG = {
     "answer": ({"ANSWER": "3"}, "answer must be like AnswerAfter('####'), got 3"),
     "truncate": ({"TRUNCATE": "left"}, "truncate must be None, 'end' or 'beginning', got 'left'"),
     "inputs": ({"INPUTS_FIELD": "question"}, "inputs_field must be left out: the task names"),
-    "shots": ({"EXAMPLES": None}, "shots=2 needs examples"),
+    "shots": ({"EXAMPLES": None}, "shots=2 needs"),
     "texts": ({"LIMIT": 1}, "1 texts are too few for an interval of the latency"),
 }
 
@@ -370,7 +369,7 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
             "{questoin}",
             "the record has 'question', 'answer'; write",
         ),
-        ("COMPLETION", "''", "completion must be the template of an answer"),
+        ("COMPLETION", "''", "the template of an answer"),
     ],
 )
 def test_values_are_refused_before_a_model_is_read(tmp_path, capsys, name, value, told):

@@ -510,8 +510,6 @@ def test_sources_are_written_and_shown(paths, done, tmp_path, capsys):
     # A run without sources is another run.
     assert main(arguments(paths, done[0], output)) == 2
     assert "sources" in capsys.readouterr().err
-    assert main([*arguments(paths, done[0], tmp_path / "new"), "--show=-1"]) == 2
-    assert "show must be" in capsys.readouterr().err
 
 
 def test_inputs_without_an_output_are_shown_as_empty(paths, tmp_path, capsys):
