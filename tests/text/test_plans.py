@@ -73,7 +73,7 @@ def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypa
     policy = {"max_draft": 3, "stopping": drafting.CostAware()}
     plan = specjax.Lookup(min_match=2, max_copy=6)
     decoder = specjax.Decoder(pair, drafting=plan, **policy, **SHAPE)
-    assert asked == [(1, 2, 4, 7)] and decoder.method.round.verifier_widths == asked[0]
+    assert asked == [(1, 2, 4, 7)] and decoder.method.verifier_widths == asked[0]
     assert decoder.method.drafter.drafter.max_draft == 3
     assert decoder(PROMPTS).texts == expected
     with pytest.raises(ValueError, match=r"G \+ 1 = 7, got \(1, 4\)"):
