@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from specjax.checksums import find_damage
+from specjax.writing import find_damage
 
 from specjax.training.checkpoint_store import CHECKPOINTS_NAME, CheckpointStore
 from tests.training.toy import assert_equal_trees, train_copies
