@@ -5,9 +5,9 @@ import os
 import shutil
 
 import pytest
-from specjax.writing import find_damage
 
 from specjax.training.checkpoint_store import CHECKPOINTS_NAME, CheckpointStore
+from specjax.writing import find_damage
 from tests.training.toy import assert_equal_trees, train_copies
 
 
