@@ -8,7 +8,28 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from specjax.types import Bonus, DraftBlock, Drafter, DraftInputs, Params
+from specjax.types import (
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftInputs,
+    Params,
+    Prefilled,
+    PrefilledStates,
+    Prompts,
+)
+
+
+def prefill(
+    drafter: Drafter,
+    params: Params,
+    prompts: Prompts,
+    max_length: int,
+    verifier: PrefilledStates | Prefilled,
+) -> Any:
+    """The drafter's state after the prompts; only those that read the verifier get its states."""
+    reads = {"verifier": verifier} if drafter.traits.boundaries else {}
+    return drafter.prefill(params, prompts, max_length, **reads)
 
 
 def draft_limits(

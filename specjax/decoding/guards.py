@@ -161,6 +161,12 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
             f"branches of {type(drafter).__name__} have different drafters: use a rule that reads "
             "only the verifier, such as Lossless"
         )
+    if reads and not drafter.traits.draws_bonus:
+        raise UserError(
+            f"{type(rule).__name__} reads the drafter's distribution after a whole draft, but "
+            f"{type(drafter).__name__} has none after {drafter.max_draft} tokens: set max_draft to "
+            f"{drafter.max_draft - 1} or less"
+        )
     if rule.reads_draft_confidence and not drafter.has_confidence:
         raise UserError(
             f"{type(rule).__name__} reads the drafter's confidence, but "

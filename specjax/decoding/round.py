@@ -96,6 +96,12 @@ class Round:
             check_widths(self.widths, self.drafter.max_draft + 1)
 
     @property
+    def _reader(self) -> LanguageModel:
+        """The verifier, which returns the states that the drafter reads."""
+        boundaries = self.drafter.traits.boundaries
+        return self.verifier.reading(boundaries) if boundaries else self.verifier
+
+    @property
     def num_uniforms(self) -> int:
         return sum(self._uniforms)
 
@@ -127,8 +133,8 @@ class Round:
 
     def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
         rows, longest = prompts.inputs.shape[0], self.drafter.max_draft
-        filled = self.verifier.prefill(params.verifier, prompts, max_length)
-        drafter = self.drafter.prefill(params.drafter, prompts, max_length)
+        filled = self._reader.prefill(params.verifier, prompts, max_length)
+        drafter = drafter_calls.prefill(self.drafter, params.drafter, prompts, max_length, filled)
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (rows, *x.shape)),
             self.verification.init_carry(longest),
@@ -303,7 +309,7 @@ class Round:
         if state.history is None:
             tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
             given = tokens, state.positions, jnp.max(drafted) + 1, widths, wanted
-            return score(self.verifier, params, state.cache, *given), state
+            return score(self._reader, params, state.cache, *given), state
         full = block.tokens.shape[1] + 1
         lacks = history_lib.unread(state.history, state.positions, block.tokens, 2 * full)
         longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
