@@ -24,7 +24,7 @@ from specjax.checkpoints.arrays import (
 )
 from specjax.checkpoints.hf import SINGLE, SafetensorsReader
 from specjax.errors import UserError
-from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model
+from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, family_of
 from specjax.models.decoder_only import SLIDING
 from specjax.models.family import HEADS, MLP
 from specjax.models.heads import (
@@ -127,6 +127,10 @@ class OpenedHead:
             if needed != given
         ]
         named = "" if self.verifier is None else f" ({self.verifier})"
+        family = family_of(theirs).architectures
+        inner = (self.values.get("speculators_config") or {}).get("verifier") or {}
+        if (stated := inner.get("architectures")) and not set(stated) & set(family):
+            differing.append(f"the network {stated[0]}, not {family[0]}")
         if not differing:
             boundaries = self._boundaries(depth)
             most = depth + (1 if self.kind in ("MTP", "EAGLE-1") else 0)
@@ -188,11 +192,11 @@ class OpenedHead:
             )
         if self.kind in ("MTP", "EAGLE-1"):
             plain = self.kind == "EAGLE-1"
-            options = {"norms": not plain, "norm_output": not plain, "projects": True}
-            return EagleConfig(**common, **options, fc_bias="fc.bias" in specs)
+            common |= {"norms": not plain, "norm_output": not plain, "projects": True}
+            return EagleConfig(**common, fc_bias="fc.bias" in specs)
         if self.kind == "EAGLE-3":
             names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-            return EagleConfig(**common, **{name: fields.flag(name, False) for name in names})
+            return EagleConfig(**common | {name: fields.flag(name, False) for name in names})
         inner = HFFields({**self.values, **(self.values.get("dflash_config") or {})}, fields.name)
         markov = None
         if (rank := inner.whole("markov_rank", 0, least=0)) > 0:
@@ -327,7 +331,7 @@ def load_draft_head(
     opened = open_draft_head(path)
     config = opened.config_for(verifier)
     kind = np.dtype(verifier.config.dtype if dtype is None else dtype)
-    layers = config.layers.replace(dtype=kind, param_dtype=kind)
+    layers = dataclasses.replace(config.layers, dtype=kind, param_dtype=kind)
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
     shapes = {n: tuple(x.shape) for n, x in flatten(head.abstract_params()["network"]).items()}
     names = {_path_of(config.kind, name): name for name in opened.reader.specs}

@@ -9,6 +9,7 @@ from specjax.drafting.estimates import (
     HeadEstimate,
     OnlineEstimate,
 )
+from specjax.drafting.heads import BlockDrafter, EagleDrafter, EagleTreeDrafter, OwnEstimate
 from specjax.drafting.hierarchy import cascade, cascade_params
 from specjax.drafting.horizontal import HorizontalCascade
 from specjax.drafting.lookup import LookupDrafter, LookupFirst, LookupTreeDrafter
@@ -26,11 +27,12 @@ from specjax.drafting.trees import Beam, Topology, TreeDrafter, caterpillar, k_a
 from specjax.drafting.vertical import VerticalCascade, VerticalCascadeParams, lenience
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
-ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
+ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate, OwnEstimate)
 
 __all__ = [
     "Beam",
     "Bigram",
+    "BlockDrafter",
     "BranchesDrafter",
     "Budget",
     "CaterpillarDrafter",
@@ -38,6 +40,8 @@ __all__ = [
     "ConfidenceEstimate",
     "CostAware",
     "Costs",
+    "EagleDrafter",
+    "EagleTreeDrafter",
     "Entropy",
     "Estimate",
     "FixedLength",
@@ -50,6 +54,7 @@ __all__ = [
     "NeuralDrafter",
     "NeuralDrafterParams",
     "OnlineEstimate",
+    "OwnEstimate",
     "Survival",
     "Topology",
     "TreeDrafter",

@@ -41,6 +41,8 @@ class _ReadsVerifier(ModelDrafter):
     entries. So no row lags.
     """
 
+    model: Any
+
     @property
     def _path(self) -> int:
         """The longest path of a draft."""
@@ -58,9 +60,9 @@ class _ReadsVerifier(ModelDrafter):
         self, params: Params, prompts: Prompts, max_length: int, verifier: Any = None
     ) -> NeuralDrafterState:
         sizes = max_length, self._path, self.max_draft
-        filled = self.model.prefill(params.model, prompts, *sizes, verifier)
-        history = history_lib.begin(filled, max_length, self.max_draft)
-        return NeuralDrafterState(filled.cache, filled.positions, history)
+        cache = self.model.begin(params.model, verifier, *sizes)
+        history = history_lib.begin(verifier, max_length, self.max_draft)
+        return NeuralDrafterState(cache, verifier.positions, history)
 
     def commit(
         self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None

@@ -27,6 +27,7 @@ from flax import linen as nn
 from flax.core import unfreeze
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from specjax.errors import UserError
 from specjax.models import cache as cache_lib
 from specjax.models.attention import (
     MASKED,
@@ -46,6 +47,7 @@ from specjax.models.position_encoding import Rope, rope_angles
 from specjax.types import (
     LanguageModel,
     Params,
+    Prefilled,
     PrefilledStates,
     Prompts,
     TreeShape,
@@ -418,7 +420,7 @@ class BlockNetwork(_HeadNetwork):
         """The log-odds that the slots' tokens are accepted; None without a confidence head."""
         if not self.config.confidence:
             return None
-        if self.config.confidence_reads_markov:
+        if self.config.confidence_reads_markov and before is not None:
             states = jnp.concatenate([states, before], axis=-1)
         return self.confidence(states)[..., 0].astype(jnp.float32)
 
@@ -505,14 +507,15 @@ class DraftHead(LanguageModel):
     def _embed(self, params: Params, tokens: Array) -> Array:
         if self.config.own_embedding:
             return self._apply(params, tokens, method="embed")
-        network = self.verifier.network
-        return network.apply({"params": params["verifier"]}, tokens, method="embed")
+        return self._of_verifier(params, tokens, method="embed")
 
     def _logits(self, params: Params, hidden: Array) -> Float32[Array, "B T W"]:
         if self.config.own_output:
             return self._apply(params, hidden, method="logits")
-        network = self.verifier.network
-        return network.apply({"params": params["verifier"]}, hidden, method="logits")
+        return self._of_verifier(params, hidden, method="logits")
+
+    def _of_verifier(self, params: Params, *args: Any, method: str) -> Any:
+        return self.verifier.network.apply({"params": params["verifier"]}, *args, method=method)
 
     def _spread(self, params: Params, logits: Float32[Array, "B T W"]) -> Float32[Array, "B T V"]:
         """Logits of all tokens; -inf for those that are never drafted."""
@@ -541,17 +544,16 @@ class DraftHead(LanguageModel):
         entries = cache_lib.allocate(*sizes, layers.dtype, self.layout)
         return HeadCache(entries, fresh, None, jnp.zeros((rows,), jnp.int32))
 
-    def prefill(
-        self,
-        params: Params,
-        prompts: Prompts,
-        max_length: int,
-        path: int = 1,
-        nodes: int = 1,
-        verifier: PrefilledStates | None = None,
-    ) -> PrefilledStates:
-        """Writes the entries of prompts that the verifier has read; sizes as in `empty`."""
-        assert verifier is not None
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        raise UserError(
+            f"this {self.config.kind} head drafts only for its verifier, and cannot decode alone: "
+            "give a Decoder the pair, without `method`"
+        )
+
+    def begin(
+        self, params: Params, verifier: PrefilledStates, max_length: int, path: int, nodes: int
+    ) -> HeadCache:
+        """The cache after prompts that the verifier has read; sizes as in `empty`."""
         cache = self.empty(verifier.tokens.size, max_length, path, nodes)
         starts: Any = jnp.zeros_like(verifier.positions)
         if self.verifier.continues_beginnings and (common := next_beginning()) is not None:
@@ -559,9 +561,7 @@ class DraftHead(LanguageModel):
             cache = cache._replace(entries=filled(cache.entries, common[1].entries))
         if verifier.text.shape[1]:
             cache = self._prefill(params, cache, verifier, starts)
-        if self.verifier.continues_beginnings:
-            cache = note(cache)
-        return verifier._replace(cache=cache)
+        return note(cache) if self.verifier.continues_beginnings else cache
 
     @abc.abstractmethod
     def _prefill(
@@ -805,7 +805,10 @@ class BlockHead(DraftHead):
 
 def draft_head(config: HeadConfig, verifier: Model) -> DraftHead:
     """The head of a configuration."""
-    return (EagleHead if isinstance(config, EagleConfig) else BlockHead)(config, verifier)
+    if isinstance(config, EagleConfig):
+        return EagleHead(config, verifier)
+    assert isinstance(config, BlockConfig)
+    return BlockHead(config, verifier)
 
 
 def places_of(tokens: np.ndarray, vocab_size: int) -> np.ndarray:

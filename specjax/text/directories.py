@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
+from specjax.models import Model
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.heterogeneous_vocabularies import SAMPLE, translate
@@ -204,7 +206,9 @@ def load_pair(
     (Llama models, school mathematics); or give two directories. The other options are those of
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
-    `specjax.text.heterogeneous_vocabularies.translate`.
+    `specjax.text.heterogeneous_vocabularies.translate`. The drafter may be a draft head of the
+    verifier (EAGLE, MTP, DFlash, DSpark; see `specjax.checkpoints.heads`), which each device of a
+    mesh has whole.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
@@ -271,7 +275,7 @@ def _loaded(
     translate_drafter: bool = False,
 ) -> dict[str, TextModel]:
     """The models by name; the vocabularies are compared before arrays are read."""
-    from specjax.checkpoints import read_config
+    from specjax.checkpoints import is_draft_head, read_config
 
     if isinstance(weights, Mapping) and (unknown := [x for x in weights if x not in paths]):
         raise UserError(
@@ -283,6 +287,10 @@ def _loaded(
         check_model_path(name, path)
     log_models(paths)
     _check_mesh(options["mesh"])
+    heads = {name: path for name, path in paths.items() if is_draft_head(path)}
+    if "verifier" in heads:
+        raise UserError(f"verifier={heads['verifier']} is a draft head: give the model it is for")
+    paths = {name: path for name, path in paths.items() if name not in heads}
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
         name: Words.of(os.fspath(path), words[name], read_config(path).vocab_size)
@@ -299,7 +307,26 @@ def _loaded(
     }
     if translate_drafter and not same:
         models["drafter"] = translate(models["drafter"], models["verifier"], SAMPLE)
+    for name, path in heads.items():
+        models[name] = _load_head(path, models["verifier"], options)
     return models
+
+
+def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
+    from specjax.checkpoints import load_draft_head
+
+    if not isinstance(verifier.model, Model):
+        raise UserError(f"{path} is a draft head: its verifier must be a model of specjax")
+    where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
+    head, params = load_draft_head(
+        path,
+        verifier.model,
+        dtype=options["dtype"],
+        sharding=where,
+        check_weights=options["check_weights"],
+    )
+    head = head.for_devices(verifier.platform)
+    return TextModel(head, params, verifier.tokenizer, verifier.mesh, os.fspath(path))
 
 
 def _warn_of_special_ids(words: dict[str, Tokenizer]) -> None:

@@ -24,6 +24,8 @@ from specjax.drafting import (
     Bigram,
     BranchesDrafter,
     CaterpillarDrafter,
+    EagleDrafter,
+    EagleTreeDrafter,
     HorizontalCascade,
     LookupDrafter,
     LookupFirst,
@@ -357,7 +359,8 @@ class Tree(DraftPlan):
 
     def make(self, inputs: PlanInputs) -> Planned:
         chain, params = inputs.neural("drafter", 1)
-        drafter = TreeDrafter(chain.model, self.shape, self.children, chain.name)
+        of_model = EagleTreeDrafter if isinstance(chain, EagleDrafter) else TreeDrafter
+        drafter = of_model(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
 
 
