@@ -7,7 +7,6 @@ enumerated with a drafter that has just read the text, and the outcomes by the v
 Axes: C drafts, G longest block, N = G + 1 nodes, V vocabulary.
 """
 
-import functools
 import itertools
 
 import jax
@@ -101,7 +100,7 @@ class Process:
                 if part > 0:
                     new = (*self.drafts[case, :count].tolist(), token)
                     of_round[new] = of_round.get(new, 0.0) + part
-            farthest = max(farthest, self._distance(of_round, pi, drafted, weight))
+            farthest = max(farthest, self._distance(of_round, pi, drafted))
             for new, part in of_round.items():
                 both = (*emitted, *new)
                 if len(both) >= num_tokens:
@@ -110,11 +109,11 @@ class Process:
                     starts[both] = starts.get(both, 0.0) + chance * part
         return law.reshape(-1), farthest, lengths
 
-    def _distance(self, of_round, pi, drafted, weight):
+    def _distance(self, of_round, pi, drafted):
         """How far a round, continued by its own targets, is from them (lengths all equal)."""
-        if len(set(drafted.tolist())) > 1:
+        if (drafted < self.longest).any():
             return 0.0
-        size = int(drafted[0]) + 1
+        size = self.longest + 1
         target = {}
         for case, draft in enumerate(self.drafts.tolist()):
             chances = [pi[case, i, x] for i, x in enumerate(draft)]
