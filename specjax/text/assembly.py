@@ -355,7 +355,8 @@ def _neural(
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     longest = parts.longest if longest is None else longest
-    head, options = small.model, {"min_draft": min_draft, "eos_ids": eos_ids}
+    head = small.model
+    options: Any = {"min_draft": min_draft, "eos_ids": eos_ids}
     if isinstance(getattr(stopping, "estimate", None), OwnEstimate) and not (
         isinstance(head, BlockHead) and head.config.confidence
     ):
@@ -370,6 +371,7 @@ def _neural(
     joined = NeuralDrafterParams(head.joined(small.prepared, main.prepared), params)
     if isinstance(head, EagleHead):
         return EagleDrafter(head, longest, stopping, **options), joined
+    assert isinstance(head, BlockHead)
     if parts.max_draft is None:
         # A rule that reads the drafter after a whole draft needs one more of the block's tokens.
         spare = int(parts.rule is not None and parts.rule.reads_draft)

@@ -359,7 +359,7 @@ class Tree(DraftPlan):
 
     def make(self, inputs: PlanInputs) -> Planned:
         chain, params = inputs.neural("drafter", 1)
-        of_model = EagleTreeDrafter if isinstance(chain, EagleDrafter) else TreeDrafter
+        of_model: Any = EagleTreeDrafter if isinstance(chain, EagleDrafter) else TreeDrafter
         drafter = of_model(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, NeuralDrafterParams(params.model), ())
 
