@@ -42,37 +42,43 @@ from specjax.types import Params
 # The families of which a head's layers may be.
 _LAYERS = ("llama", "qwen3")
 _LAYER = {
-    **{f"self_attn.{a}_proj": f"self_attention/{b}" for a, b in HEADS.items()},
-    **{f"self_attn.{a}_norm": f"self_attention/{b}_norm" for a, b in HEADS.items()},
-    **{f"mlp.{a}_proj": f"mlp/{b}" for a, b in MLP.items()},
-    "post_attention_layernorm": "pre_mlp_layer_norm",
+    **{f"self_attention/{ours}": f"self_attn.{theirs}_proj" for theirs, ours in HEADS.items()},
+    **{f"self_attention/{ours}_norm": f"self_attn.{x}_norm" for x, ours in HEADS.items()},
+    **{f"mlp/{ours}": f"mlp.{theirs}_proj" for theirs, ours in MLP.items()},
+    "pre_mlp_layer_norm": "post_attention_layernorm",
 }
-_SHARED = {"fc": "fc", "norm": "norm", "lm_head": "logits_dense", "hidden_norm": "state_norm"}
+# From our modules to the names in files; `{layer}` is the name of a layer.
+_SHARED = {
+    "fc": "fc",
+    "norm": "norm",
+    "logits_dense": "lm_head",
+    "token_embedder": "embed_tokens",
+    "state_norm": "hidden_norm",
+}
 _NAMES = {
+    "EAGLE-1": _SHARED,
     "EAGLE-3": {
         **_SHARED,
-        "input_norm": "states_norm",
-        "layers.0.hidden_norm": "state_norm",
-        "layers.0.input_layernorm": "token_norm",
+        "states_norm": "input_norm",
+        "state_norm": "{layer}.hidden_norm",
+        "token_norm": "{layer}.input_layernorm",
     },
-    "EAGLE-1": _SHARED,
     "MTP": {
-        "layers.0.input_proj": "fc",
-        "layers.0.token_layernorm": "token_norm",
-        "layers.0.hidden_layernorm": "state_norm",
-        "layers.0.input_layernorm": "input_norm",
-        "layers.0.final_layernorm": "norm",
-    },
-    "block": {
         **_SHARED,
-        "markov_head.markov_w1": "markov_in",
-        "markov_head.markov_w2": "markov_out",
-        "markov_head.gate_proj": "markov_gate",
-        "markov_head.joint_proj": "markov_gate",
-        "confidence_head.proj": "confidence",
+        "fc": "{layer}.input_proj",
+        "token_norm": "{layer}.token_layernorm",
+        "state_norm": "{layer}.hidden_layernorm",
+        "input_norm": "{layer}.input_layernorm",
+        "norm": "{layer}.final_layernorm",
+    },
+    "DFlash": _SHARED,
+    "DSpark": {
+        **_SHARED,
+        "markov_in": "markov_head.markov_w1",
+        "markov_out": "markov_head.markov_w2",
+        "confidence": "confidence_head.proj",
     },
 }
-_EMBEDDINGS = ("embed_tokens", "markov_head.markov_w1")
 _TO_DRAFT, _TO_TEXT = "t2d", "d2t"
 
 
@@ -108,6 +114,14 @@ class OpenedHead:
     width: int
     num_layers: int | None
     verifier: str | None
+
+    @property
+    def layer(self) -> str:
+        """How its arrays name a layer."""
+        if self.kind == "MTP":
+            return "mtp_layers.{i}"
+        own = any(name.startswith("midlayer.") for name in self.reader.specs)
+        return "midlayer" if own else "layers.{i}"
 
     def config_for(self, verifier: Model) -> HeadConfig:
         """The head's configuration.
@@ -264,7 +278,6 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
     config = HFFields(inner, file).read(FAMILIES[inner["model_type"]].from_hf)
     assert isinstance(config, DecoderOnlyConfig)
     verifier = ((values.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
-    _rename(reader)
     return OpenedHead(
         path=place,
         reader=reader,
@@ -278,33 +291,23 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
     )
 
 
-def _rename(reader: SafetensorsReader) -> None:
-    """Gives EAGLE's and speculators' layer the name that all other formats have."""
-    for name in list(reader.specs):
-        new = re.sub(r"^(midlayer|mtp_layers\.0)\.", "layers.0.", name)
-        if new != name:
-            reader.specs[new] = reader.specs.pop(name)
-            reader.mappers[new] = reader.mappers.pop(name)
-
-
-def _path_of(kind: str, name: str) -> str | None:
-    """The path of a parameter by the name of its array, or None."""
-    stem, _, leaf = name.rpartition(".")
-    table = _NAMES.get(kind, _NAMES["block"])
-    last = "kernel" if leaf == "weight" else leaf
-    if stem in _EMBEDDINGS:
-        return f"{table.get(stem, 'token_embedder')}/embedding"
-    if match := re.fullmatch(r"fc_norm\.(\d+)", stem):
-        return f"fc_norm_{match[1]}/scale"
-    place = table.get(stem)
-    if place is None and (match := re.fullmatch(r"layers\.(\d+)\.(.+)", stem)):
-        inner = _LAYER.get(match[2])
-        place = None if inner is None else f"layers_{match[1]}/{inner}"
-        if match[2] == "input_layernorm" and table is _NAMES["block"]:
-            place = f"input_norm_{match[1]}"
-    if place is None:
-        return None
-    return f"{place}/{'scale' if place.endswith('norm') or 'norm_' in place else last}"
+def array_name(config: HeadConfig, layer: str, path: str) -> str:
+    """The name of a parameter's array in a file, whose layers are named such as `layers.{i}`."""
+    module, _, leaf = path.rpartition("/")
+    parts = re.match(r"(layers|input_norm|fc_norm)_(\d+)/?(.*)", module)
+    if parts is None:
+        table = _NAMES[config.kind]
+        if module == "markov_gate":
+            gate = "joint" if getattr(config, "markov", None) == "rnn" else "gate"
+            stem = f"markov_head.{gate}_proj"
+        else:
+            stem = table[module].format(layer=layer.format(i=0))
+    elif parts[1] == "fc_norm":
+        stem = f"fc_norm.{parts[2]}"
+    else:
+        inner = _LAYER[parts[3]] if parts[1] == "layers" else "input_layernorm"
+        stem = f"{layer.format(i=parts[2])}.{inner}"
+    return f"{stem}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def load_draft_head(
@@ -334,10 +337,9 @@ def load_draft_head(
     layers = dataclasses.replace(config.layers, dtype=kind, param_dtype=kind)
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
     shapes = {n: tuple(x.shape) for n, x in flatten(head.abstract_params()["network"]).items()}
-    names = {_path_of(config.kind, name): name for name in opened.reader.specs}
     expected, pieces = {}, {}
     for place, shape in shapes.items():
-        name = names.get(place, place)
+        name = array_name(config, opened.layer, place)
         transposed = place.endswith("kernel")
         expected[name] = shape[::-1] if transposed else shape
         pieces[place] = Piece(name, np.transpose if transposed else np.asarray)

@@ -49,7 +49,7 @@ class SafetensorsReader:
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
-        self.mappers: dict[str, Callable[[Any, Sequence[int]], np.ndarray]] = {}
+        self._mappers: dict[str, Callable[[Any, Sequence[int]], np.ndarray]] = {}
         weight_map = _weight_map(directory)
         shards = {
             name: shard
@@ -64,13 +64,13 @@ class SafetensorsReader:
             )
         if nested is None:
             return
-        specs, maps, self.specs, self.mappers = self.specs, self.mappers, {}, {}
+        specs, maps, self.specs, self._mappers = self.specs, self._mappers, {}, {}
         for name, spec in specs.items():
             if re.fullmatch(nested.others, name):
                 continue
             before = next((x for x in nested.prefixes if name.startswith(x)), None)
             inner = name if before is None else nested.prefixes[before] + name[len(before) :]
-            self.specs[inner], self.mappers[inner] = spec, maps[name]
+            self.specs[inner], self._mappers[inner] = spec, maps[name]
 
     def _add(self, path: Path) -> list[str]:
         path.open("rb").close()  # the library reports every failure as "No such file"
@@ -88,12 +88,12 @@ class SafetensorsReader:
             label = entry.get_dtype()
             dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
-            self.mappers[name] = maps[name]
+            self._mappers[name] = maps[name]
         return names
 
     def read(self, name: str) -> np.ndarray:
         """Maps an array of one of the readable dtypes: the library would copy it."""
-        return self.mappers[name](self.specs[name].dtype, self.specs[name].shape)
+        return self._mappers[name](self.specs[name].dtype, self.specs[name].shape)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name in names:
