@@ -16,7 +16,7 @@ from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, writ
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.models import Model
+from specjax.models import CausalLM
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.heterogeneous_vocabularies import SAMPLE, translate
@@ -290,6 +290,11 @@ def _loaded(
     heads = {name: path for name, path in paths.items() if is_draft_head(path)}
     if "verifier" in heads:
         raise UserError(f"verifier={heads['verifier']} is a draft head: give the model it is for")
+    for name in heads:
+        if isinstance(weights, Mapping) and forms[name] is not None:
+            raise UserError(
+                f"weights must not name {name}: the weights of a head are not quantised"
+            )
     paths = {name: path for name, path in paths.items() if name not in heads}
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
@@ -315,8 +320,10 @@ def _loaded(
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
     from specjax.checkpoints import load_draft_head
 
-    if not isinstance(verifier.model, Model):
-        raise UserError(f"{path} is a draft head: its verifier must be a model of specjax")
+    if not isinstance(verifier.model, CausalLM):
+        raise UserError(
+            f"{path} is a draft head, for a decoder-only verifier: give another drafter"
+        )
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
     head, params = load_draft_head(
         path,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 from collections import Counter
@@ -10,8 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.heads import OpenedHead, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
+from specjax.errors import UserError
 from specjax.memory import in_words
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.text.directories import real_path
@@ -98,12 +101,72 @@ class Inspected:
         }
 
 
-def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
+@dataclasses.dataclass(frozen=True)
+class InspectedHead:
+    """A draft head whose arrays have not been read.
+
+    Attributes:
+      path: its directory.
+      dtype: of parameters and cache.
+      opened: its files.
+    """
+
+    path: str
+    dtype: Any
+    opened: OpenedHead
+
+    @property
+    def params(self) -> int:
+        """The parameters of its own; those that it shares with the verifier do not count."""
+        return sum(self._sizes.values())
+
+    @property
+    def read_params(self) -> int:
+        """The parameters that a pass reads: no embedding, of which it reads a few rows."""
+        rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
+        return sum(size for name, size in self._sizes.items() if name not in rows)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the cache of one row per token."""
+        layers = self.opened.layers
+        return 2 * layers.num_layers * layers.kv_heads * layers.head_dim * self.dtype.itemsize
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        specs = self.opened.reader.specs
+        return {n: math.prod(x.shape) for n, x in specs.items() if n not in ("d2t", "t2d")}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures by name, as JSON values; sizes in bytes."""
+        opened, on_disk = self.opened, Counter[str]()
+        for spec in opened.reader.specs.values():
+            on_disk[spec.label or spec.dtype.name] += spec.nbytes
+        return {
+            "path": self.path,
+            "family": f"{opened.kind} head",
+            "format": opened.format,
+            "parameters": self.params,
+            "bytes_on_disk": dict(on_disk),
+            "bytes_in_memory": self.params * self.dtype.itemsize,
+            "bytes_read_per_pass": self.read_params * self.dtype.itemsize,
+            "rows_of_the_embedding": opened.layers.vocab_size,
+            "tokens": opened.values.get("draft_vocab_size") or opened.layers.vocab_size,
+            "verifier": {
+                "name": opened.verifier,
+                "width": opened.width,
+                "layers": opened.num_layers,
+            },
+            "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
+        }
+
+
+def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | InspectedHead:
     """Opens a checkpoint without reading its arrays.
 
     Args:
-      path: the directory of a model; a name such as "built-in:gsm8k/drafter"; or one of
-        `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
+      path: the directory of a model or of a draft head; a name such as "built-in:gsm8k/drafter"; or
+        one of `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
       dtype: of parameters and activations when it is loaded; by default bfloat16.
 
     Raises:
@@ -121,6 +184,8 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
     place = real_path(name)
     if not os.path.exists(place) and (near := _near_preset(name)):
         raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
+    if is_draft_head(place):
+        return InspectedHead(name, dtype, open_draft_head(place))
     opened = open_checkpoint(place)
     try:
         words = load_tokenizer(place)
@@ -137,7 +202,11 @@ def _near_preset(name: str) -> str | None:
     return plain[near[0]] if near else None
 
 
-def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None) -> dict[str, Any]:
+def as_pair(
+    drafter: Inspected | InspectedHead,
+    verifier: Inspected | InspectedHead,
+    memory: float | None = None,
+) -> dict[str, Any]:
     """Whether two models are a pair, what a draft costs, and what fits a device.
 
     `memory` is that of a device in bytes; None leaves out `batches`.
@@ -161,7 +230,15 @@ def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None
     return values
 
 
-def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
+def _why_not(drafter: Inspected | InspectedHead, verifier: Inspected | InspectedHead) -> str | None:
+    if isinstance(verifier, InspectedHead):
+        return f"{verifier.path} is a draft head, which needs the model that it is for"
+    if isinstance(drafter, InspectedHead):
+        try:
+            drafter.opened.config_for(verifier.model)
+        except UserError as error:
+            return str(error)
+        return None
     words = {}
     for name, each in (("drafter", drafter), ("verifier", verifier)):
         if each.tokenizer is None:
@@ -177,6 +254,19 @@ def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
 def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """A summary as pairs of texts, for a table."""
     disk = ", ".join(f"{in_words(n)} {kind}" for kind, n in summary["bytes_on_disk"].items())
+    cache = f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 tokens"
+    if (verifier := summary.get("verifier")) is not None:
+        layers = "" if verifier["layers"] is None else f" and {verifier['layers']} layers"
+        return [
+            ("kind", f"{summary['family']} ({summary['format']})"),
+            ("drafts for", f"{verifier['name'] or 'a model'} of width {verifier['width']}{layers}"),
+            ("parameters", f"{summary['parameters']:,}"),
+            ("on disk", disk),
+            ("in memory", in_words(summary["bytes_in_memory"])),
+            ("read per pass", in_words(summary["bytes_read_per_pass"])),
+            ("vocabulary", f"{summary['tokens']:,} of {summary['rows_of_the_embedding']:,} tokens"),
+            ("cache per row", cache),
+        ]
     eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
     tokens = summary["tokens"]
     table = [
@@ -189,8 +279,7 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
                        f"{'no tokenizer' if tokens is None else f'{tokens:,} tokens'}"),
         ("ends texts with", eos or "no token"),
         ("context", f"{summary['context']:,} tokens" if summary["context"] else "not stated"),
-        ("cache per row", f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 "
-                          "tokens"),
+        ("cache per row", cache),
         ("chat template", "yes" if summary["chat_template"] else "no"),
     ]  # fmt: skip
     files = {"on disk", "ends texts with", "context", "chat template"}

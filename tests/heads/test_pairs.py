@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -9,6 +10,7 @@ import safetensors.numpy
 import specjax
 from specjax import drafting, rules
 from specjax.checkpoints import save_model
+from specjax.cli.main import main
 from specjax.models import LlamaConfig
 from specjax.partitioning import make_mesh
 from specjax.tokenizers import ByteTokenizer
@@ -164,3 +166,19 @@ def test_what_a_head_cannot_do(place):
     own = drafting.Survival(drafting.OwnEstimate(), 0.5)
     with pytest.raises(ValueError, match="needs a drafter with a confidence head"):
         specjax.Decoder(load(place, "zlab"), stopping=own, **SHAPE)
+
+
+def test_inspect_tells_what_a_head_is(place, tmp_path, capsys):
+    assert main(["inspect", str(place / "dspark"), str(place / "verifier")]) == 0
+    out = capsys.readouterr().out
+    assert "DSpark head (speculators)" in out and "drafts for       some/verifier of width 8" in out
+    assert "5 of 259 tokens" in out and "a pair: " in out
+    changed(place, "zlab", tmp_path / "head", num_target_layers=9)
+    assert main(["inspect", str(tmp_path / "head"), str(place / "verifier")]) == 2
+    assert "not a pair: " in capsys.readouterr().out
+    assert main(["inspect", str(place / "eagle3"), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["models"][0]
+    assert (values["family"], values["format"]) == ("EAGLE-3 head", "EAGLE")
+    pair = load(place, "eagle3")
+    own = pair.drafter.params["network"]
+    assert values["parameters"] == sum(x.size for x in jax.tree.leaves(own))
