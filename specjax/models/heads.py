@@ -83,6 +83,11 @@ class HeadConfig(abc.ABC):
     def kind(self) -> str:
         """The head's name in messages."""
 
+    @property
+    def rows(self) -> int:
+        """W."""
+        return self.draft_vocab or self.layers.vocab_size
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleConfig(HeadConfig):
@@ -243,8 +248,7 @@ class _HeadNetwork(nn.Module):
     def _set_up_output(self) -> None:
         config = self.config
         if config.own_output:
-            rows = config.draft_vocab or config.layers.vocab_size
-            self.logits_dense = LogitsDense(rows, config.layers.param_dtype)
+            self.logits_dense = LogitsDense(config.rows, config.layers.param_dtype)
         if config.own_embedding:
             layers = config.layers
             sizes = (layers.vocab_size, layers.embed_dim, layers.dtype, layers.param_dtype)
@@ -354,16 +358,12 @@ class BlockNetwork(_HeadNetwork):
             rank = config.markov_rank
             sizes = (layers.vocab_size, rank, layers.dtype, layers.param_dtype)
             self.markov_in = Embed(*sizes, 0.02)
-            self.markov_out = LogitsDense(self._rows, layers.param_dtype)
+            self.markov_out = LogitsDense(config.rows, layers.param_dtype)
         if config.markov in ("gated", "rnn"):
             width = config.markov_rank * (3 if config.markov == "rnn" else 1)
             self.markov_gate = self._dense(width, "markov_gate", bias=True)
         if config.confidence:
             self.confidence = self._dense(1, "confidence", ("embed", None), bias=True)
-
-    @property
-    def _rows(self) -> int:
-        return self.config.draft_vocab or self.config.layers.vocab_size
 
     def entries(
         self, states: Float[Array, "B T F"], places: Int32[Array, "B T"]
@@ -790,7 +790,7 @@ class BlockHead(DraftHead):
         odds = None
         if self.config.markov is not None:
             more, odds, memory = self._apply(params, states, tokens, memory, method="corrected")
-            logits = logits + more
+            logits = logits + more[..., : logits.shape[-1]]
         elif self.config.confidence:
             odds = self._apply(params, states, None, method="log_odds")
         hidden = states

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, verification
+from specjax.decoding.loop import beginning_of
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, PromptBatch, Prompts
@@ -141,6 +142,26 @@ def test_a_beginning_that_rows_share(name):
     for options in ({}, {"beginning": beginning}):
         state = method.init(params, batch, max_new=30, max_length=ROOM, **options)
         outputs.append(np.asarray(method.run(params, state, 6).tokens))
+    np.testing.assert_array_equal(*outputs)
+
+
+@pytest.mark.parametrize("name", ["mtp", "dspark"])
+def test_the_next_turn_goes_on_from_a_finished_row(name):
+    _, method, params = method_of(name)
+    state = method.run(params, begun(method, params, [0], 9), 100)
+    read = beginning_of(method, params, state, 0)
+    count = int(read.lengths)
+    assert LENGTHS[0] <= count < LENGTHS[0] + 9
+    text = [*INPUTS[0, : LENGTHS[0]], *np.asarray(state.tokens[0, :9]), 4, 7, 1]
+    one = np.array([len(text)])
+    batch = PromptBatch(
+        np.array([text], np.int32), one, np.array([0]), one * 0 + 20, seeds=np.array([3]),
+        sampling=Sampling(np.array([WARM], np.float32)),
+    )  # fmt: skip
+    outputs = []
+    for options in ({}, {"beginning": read}):
+        after = method.init(params, batch, max_new=20, max_length=ROOM, **options)
+        outputs.append(np.asarray(method.run(params, after, 100).tokens))
     np.testing.assert_array_equal(*outputs)
 
 
