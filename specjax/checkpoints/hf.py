@@ -40,6 +40,7 @@ SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 _EMBEDDING, _LOGITS = "token_embedder/embedding", "decoder/logits_dense/kernel"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES |= {"I64": "int64", "BOOL": "bool"}  # of draft heads
 
 
 class SafetensorsReader:

@@ -83,6 +83,19 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     from specjax.memory import in_words
 
     disk = ", ".join(f"{in_words(n)} {kind}" for kind, n in summary["bytes_on_disk"].items())
+    cache = f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 tokens"
+    if (verifier := summary.get("verifier")) is not None:
+        layers = "" if verifier["layers"] is None else f" and {verifier['layers']} layers"
+        return [
+            ("kind", f"{summary['family']} ({summary['format']})"),
+            ("drafts for", f"{verifier['name'] or 'a model'} of width {verifier['width']}{layers}"),
+            ("parameters", f"{summary['parameters']:,}"),
+            ("on disk", disk),
+            ("in memory", in_words(summary["bytes_in_memory"])),
+            ("read per pass", in_words(summary["bytes_read_per_pass"])),
+            ("vocabulary", f"{summary['tokens']:,} of {summary['rows_of_the_embedding']:,} tokens"),
+            ("cache per row", cache),
+        ]
     eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
     tokens = summary["tokens"]
     table = [
@@ -95,8 +108,7 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
                        f"{'no tokenizer' if tokens is None else f'{tokens:,} tokens'}"),
         ("ends texts with", eos or "no token"),
         ("context", f"{summary['context']:,} tokens" if summary["context"] else "not stated"),
-        ("cache per row", f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 "
-                          "tokens"),
+        ("cache per row", cache),
         ("chat template", "yes" if summary["chat_template"] else "no"),
     ]  # fmt: skip
     files = {"on disk", "ends texts with", "context", "chat template"}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from specjax.types import Cache, LanguageModel, Params, Prefilled
+from specjax.types import Cache, LanguageModel, Params, Prefilled, PrefilledStates
 
 
 class History(NamedTuple):
@@ -30,7 +30,7 @@ class History(NamedTuple):
     drafted: Int32[Array, "B G"]
 
 
-def begin(filled: Prefilled, max_length: int, max_draft: int) -> History:
+def begin(filled: Prefilled | PrefilledStates, max_length: int, max_draft: int) -> History:
     """The history after a prompt, of which all but the last token is read."""
     rows = filled.tokens.shape[0]
     tokens = jnp.zeros((rows, max_length), jnp.int32)

@@ -196,6 +196,12 @@ class Round:
             check_widths(self.widths, self.drafter.max_draft + 1)
 
     @property
+    def _reader(self) -> LanguageModel:
+        """The verifier, which returns the states that the drafter reads."""
+        boundaries = self.drafter.traits.boundaries
+        return self.verifier.reading(boundaries) if boundaries else self.verifier
+
+    @property
     def num_uniforms(self) -> int:
         return sum(self._uniforms)
 
@@ -232,8 +238,10 @@ class Round:
 
     def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
         rows, longest = prompts.inputs.shape[0], self.drafter.max_draft
-        filled = self.verifier.prefill(params.verifier, prompts, max_length)
-        drafter = self.drafter.prefill(params.drafter, prompts, max_length)
+        filled = self._reader.prefill(params.verifier, prompts, max_length)
+        # Only a drafter that reads the verifier gets its states.
+        reads = {"verifier": filled} if self.drafter.traits.boundaries else {}
+        drafter = self.drafter.prefill(params.drafter, prompts, max_length, **reads)
         carry = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (rows, *x.shape)), self.verification.init_carry(longest)
         )
@@ -452,7 +460,7 @@ class Round:
     ) -> tuple[Scored, RoundState]:
         """The verifier's pass over the blocks; in a nested round also over the tokens it lacks."""
         drafted = jnp.where(active, block.num_drafted, 0)
-        reader = self.verifier, params, state.cache, sampling, self.verifier_widths
+        reader = self._reader, params, state.cache, sampling, self.verifier_widths
         if state.history is None:
             tokens = jnp.concatenate([state.tokens[:, None], block.tokens], axis=1)
             longest = jnp.max(drafted) + 1
@@ -720,6 +728,12 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
             f"{type(rule).__name__} reads the drafter's distribution after each token, but the "
             f"branches of {type(drafter).__name__} have different drafters: use a rule that reads "
             "only the verifier, such as Lossless"
+        )
+    if reads and not drafter.traits.draws_bonus:
+        raise UserError(
+            f"{type(rule).__name__} reads the drafter's distribution after a whole draft, but "
+            f"{type(drafter).__name__} has none after {drafter.max_draft} tokens: set max_draft to "
+            f"{drafter.max_draft - 1} or less"
         )
     if rule.reads_draft_confidence and not drafter.has_confidence:
         raise UserError(

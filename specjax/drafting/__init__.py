@@ -8,6 +8,7 @@ from specjax.drafting.cascades import (
     cascade_params,
     lenience,
 )
+from specjax.drafting.heads import BlockDrafter, EagleDrafter, EagleTreeDrafter, OwnEstimate
 from specjax.drafting.lookup import LookupDrafter, LookupFirst, LookupTreeDrafter
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.ngrams import Bigram
@@ -38,11 +39,12 @@ from specjax.drafting.trees import (
 )
 
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
-ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate)
+ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate, OwnEstimate)
 
 __all__ = [
     "Beam",
     "Bigram",
+    "BlockDrafter",
     "BranchesDrafter",
     "Budget",
     "CaterpillarDrafter",
@@ -50,6 +52,8 @@ __all__ = [
     "ConfidenceEstimate",
     "CostAware",
     "Costs",
+    "EagleDrafter",
+    "EagleTreeDrafter",
     "Entropy",
     "Estimate",
     "FixedLength",
@@ -62,6 +66,7 @@ __all__ = [
     "NeuralDrafter",
     "NeuralDrafterParams",
     "OnlineEstimate",
+    "OwnEstimate",
     "Survival",
     "Topology",
     "TreeDrafter",

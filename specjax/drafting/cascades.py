@@ -99,7 +99,7 @@ class SeveralDrafters(Drafter):
                     f"{kind} drafts trees, but the blocks of {where} are chains: use it without "
                     f"{where}"
                 )
-            if traits.reads_verifier_hidden and self._reads_drafts:
+            if traits.boundaries or (traits.reads_verifier_hidden and self._reads_drafts):
                 raise UserError(
                     f"{kind} reads the verifier's hidden states, but drafts in {where} have none: "
                     f"use it without {where}"

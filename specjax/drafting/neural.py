@@ -4,7 +4,8 @@ Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,9 @@ class NeuralDrafter(ModelDrafter):
     eos_ids: tuple[int, ...] = ()
     catches_up: bool = False
 
+    # Whether a row may lack committed tokens when a draft begins.
+    _lags: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_model("model", self.model)
         check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
@@ -287,7 +291,8 @@ class NeuralDrafter(ModelDrafter):
             # others.
             lags |= jnp.any(start.going)
         in_time = lambda carry: (carry, state.history, jnp.int32(0))  # noqa: E731
-        start, history, behind = lax.cond(lags, late, in_time, start)
+        caught_up = functools.partial(lax.cond, lags, late, in_time) if self._lags else in_time
+        start, history, behind = caught_up(start)
         done = lax.while_loop(unfinished, step, start)
         block = done.block._replace(calls={self.name: done.step + behind})
         # Step i read the token before draft token i + 1.

@@ -26,7 +26,16 @@ from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.transformer import Network
 from specjax.models.weights import StoredWeight, is_stored
-from specjax.types import Axes, Extended, LanguageModel, Params, Prefilled, Prompts, TreeShape
+from specjax.types import (
+    Axes,
+    Extended,
+    LanguageModel,
+    Params,
+    Prefilled,
+    PrefilledStates,
+    Prompts,
+    TreeShape,
+)
 
 # The tokens that a pass after a common beginning reads: one program serves prompts of any length.
 _PASS = 64
@@ -43,12 +52,14 @@ class Model(LanguageModel, abc.ABC):
       layout: of the keys and values in its cache; see `for_devices`.
       tokens: V, the first tokens, which get logits; None: all rows of the embedding. Embeddings may
         be padded with rows that are no tokens.
+      boundaries: what it returns as hidden states; see `reading`.
     """
 
     config: ModelConfig
     split: bool = True
     layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
     tokens: int | None = None
+    boundaries: tuple[int, ...] = ()
 
     reads_trees: ClassVar[bool] = True
 
@@ -58,7 +69,16 @@ class Model(LanguageModel, abc.ABC):
 
     @property
     def network(self) -> Network:
-        return Network(self.config, self.layout, self.tokens)
+        return Network(self.config, self.layout, self.tokens, self.boundaries)
+
+    @property
+    def continues_beginnings(self) -> bool:
+        """Whether `prefill` continues a common beginning; see `specjax.models.beginnings`."""
+        return False
+
+    def reading(self, boundaries: tuple[int, ...]) -> "Model":
+        assert max(boundaries) <= len(self.config.style.windows) + 1
+        return dataclasses.replace(self, boundaries=boundaries)
 
     @abc.abstractmethod
     def _init_variables(self, key: Array) -> Any: ...
@@ -213,6 +233,16 @@ class Model(LanguageModel, abc.ABC):
         sizes = (len(config.style.windows), rows, config.kv_heads, max_length, config.head_dim)
         return cache_lib.allocate(*sizes, config.dtype, self.layout)
 
+    def _prefilled(
+        self, cache: RaggedCache, last: Array, positions: Array, text: Array, states: Array | None
+    ) -> Prefilled | PrefilledStates:
+        if not self.boundaries:
+            return Prefilled(cache, last, positions)
+        if states is None:  # there is no text
+            width = len(self.boundaries) * self.config.embed_dim
+            states = jnp.zeros((last.size, 0, width), self.config.dtype)
+        return PrefilledStates(cache, last, positions, text, states)
+
     def _apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
         return self.network.apply({"params": params}, *args, **kwargs)
 
@@ -278,7 +308,7 @@ class CausalLM(Model):
         """The logits of known tokens (teacher forcing); entry t predicts token t + 1."""
         return self._apply(params, tokens)
 
-    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """Reads all tokens of each prompt except its last.
 
         If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
@@ -295,21 +325,29 @@ class CausalLM(Model):
         positions = lengths + prefix_lengths - 1
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         cache = self._empty_cache(rows, max_length)
-        whole = self.config.style.bidirectional_inputs
+        whole = not self.continues_beginnings
         if not whole and (common := next_beginning()) is not None:
             starts, beginning = common
-            cache = self._continued(params, tokens, positions, starts, filled(cache, beginning))
-            return Prefilled(cache, last, positions)
+            cache, states = self._continued(
+                params, tokens, positions, starts, filled(cache, beginning)
+            )
+            return self._prefilled(cache, last, positions, tokens, states)
         read, seen = tokens[:, :-1], None
         if whole:
             seen = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] <= positions[:, None]
             read = tokens
+        states = None
         if read.shape[1]:
-            updates = self._apply(params, read, seen=seen, method="read")
+            updates, states = self._apply(params, read, seen=seen, method="read")
             cache = self.write(cache, updates, jnp.zeros_like(positions))
-        return Prefilled(cache if whole else note(cache), last, positions)
+        return self._prefilled(cache if whole else note(cache), last, positions, read, states)
 
-    # The cache with the tokens from `starts`, of each row or of all, up to `ends`.
+    @property
+    def continues_beginnings(self) -> bool:
+        return not self.config.style.bidirectional_inputs
+
+    # The cache with the tokens from `starts`, of each row or of all, up to `ends`; and the states
+    # of these tokens and of the one before, for a drafter that reads them.
     def _continued(
         self,
         params: Params,
@@ -317,18 +355,28 @@ class CausalLM(Model):
         ends: Integer[Array, " B"],
         starts: Array,
         cache: RaggedCache,
-    ) -> RaggedCache:
+    ) -> tuple[RaggedCache, Array | None]:
         width = min(_PASS, tokens.shape[1])
+        at = jnp.broadcast_to(starts, ends.shape).astype(jnp.int32)
+        states = None
+        if self.boundaries:
+            at = jnp.maximum(at - 1, 0)
+            wide = len(self.boundaries) * self.config.embed_dim
+            states = jnp.zeros((*tokens.shape, wide), self.config.dtype)
 
-        def step(carry: tuple[Array, RaggedCache]) -> tuple[Array, RaggedCache]:
-            at, cache = carry
+        def step(carry: tuple[Array, RaggedCache, Any]) -> tuple[Array, RaggedCache, Any]:
+            at, cache, states = carry
             place = at[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
             # Later entries than the end of a row are stale.
             block = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
-            return at + width, self.extend(params, cache, block, at)[2]
+            _, hidden, cache = self.extend(params, cache, block, at)
+            if states is not None:
+                put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
+                states = put(states, place, hidden)
+            return at + width, cache, states
 
-        at = jnp.broadcast_to(starts, ends.shape).astype(jnp.int32)
-        return lax.while_loop(lambda carry: jnp.any(carry[0] < ends), step, (at, cache))[1]
+        start = (at, cache, states)
+        return lax.while_loop(lambda carry: jnp.any(carry[0] < ends), step, start)[1:]
 
 
 class Seq2SeqLM(Model):
@@ -374,7 +422,7 @@ class Seq2SeqLM(Model):
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
 
-    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """Runs the encoder, and the decoder on all tokens of a forced prefix except its last.
 
         Without a prefix, the rows continue from the start token, at position 0.
@@ -389,8 +437,9 @@ class Seq2SeqLM(Model):
         start = jnp.full((rows, 1), self.config.decoder_start_token, jnp.int32)
         tokens = jnp.concatenate([start, prefix], axis=1)
         cache = self._empty_cache(rows, max_length)._replace(cross=cross)
+        read, states = tokens[:, :-1], None
         if prefix.shape[1]:
-            updates = self._apply(params, tokens[:, :-1], cross, method="read")
+            updates, states = self._apply(params, read, cross, method="read")
             cache = self.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
-        return Prefilled(cache, last, positions)
+        return self._prefilled(cache, last, positions, read, states)

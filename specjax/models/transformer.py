@@ -151,7 +151,7 @@ class Stack(nn.Module):
 
     # Reads a block that continues the memory, or starts at position 0 of each row. The mask is, in
     # an encoder, false at padding; in a decoder, true at tokens that all other tokens see, even
-    # earlier ones.
+    # earlier ones. The last of what it returns is the residual stream: see `LanguageModel.reading`.
     def __call__(
         self,
         x: Float[Array, "B T E"],
@@ -160,7 +160,7 @@ class Stack(nn.Module):
         *,
         mask: Bool[Array, "B T"] | None = None,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "B T E"], list[Array], list[Array]]:
+    ) -> tuple[Float[Array, "B T E"], list[Array], list[Array], list[Array]]:
         length = x.shape[1]
         ropes = self._ropes(x, memory)
         biases = self._block_biases(length, memory, mask)
@@ -174,14 +174,16 @@ class Stack(nn.Module):
             pairs = zip(cross.keys, cross.values, strict=True)
             encoded = [Segment(*pair, cross_bias) for pair in pairs]
         x = self.dropout(x, deterministic=deterministic)
-        keys, values = [], []
+        keys, values, states = [], [], [x]
         parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
         for layer, bias, past, rope, seen in parts:
             x, layer_keys, layer_values = layer(x, bias, past, rope, seen, deterministic)
             keys.append(layer_keys)
             values.append(layer_values)
+            states.append(x)
         last = self.output_dropout if self.in_encoder else self.dropout
-        return last(self.norm(x), deterministic=deterministic), keys, values
+        hidden = last(self.norm(x), deterministic=deterministic)
+        return hidden, keys, values, [*states, hidden]
 
     def _ropes(self, x: Array, memory: Memory | None) -> list[Rope | None]:
         @functools.cache
@@ -245,6 +247,7 @@ class Network(nn.Module):
     config: ModelConfig
     layout: CacheLayout = CacheLayout()
     tokens: int | None = None  # that get logits; None: all rows of the embedding
+    boundaries: tuple[int, ...] = ()  # see `LanguageModel.reading`
 
     def setup(self) -> None:
         config, style = self.config, self.config.style
@@ -300,21 +303,26 @@ class Network(nn.Module):
         tokens: Integer[Array, "B T"],
         cross: Cross | None = None,
         seen: Bool[Array, "B T"] | None = None,
-    ) -> CacheEntries:
-        """The cache entries of decoder tokens that start at position 0.
+    ) -> tuple[CacheEntries, Float[Array, "B T D"]]:
+        """The cache entries of decoder tokens that start at position 0, and their hidden states.
 
         All other tokens, even earlier ones, see those in `seen`.
         """
-        hidden, keys, values = self.decoder(self.embed(tokens), cross=cross, mask=seen)
-        return block_updates(keys, values, hidden)
+        hidden, keys, values, states = self.decoder(self.embed(tokens), cross=cross, mask=seen)
+        return block_updates(keys, values, hidden), self._returned(states)
 
     def score(
         self, tokens: Integer[Array, "B T"], memory: Memory
-    ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T E"], CacheEntries]:
+    ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheEntries]:
         x = self.embed(tokens)
-        hidden, keys, values = self.decoder(x, memory, memory.cache.cross)
+        hidden, keys, values, states = self.decoder(x, memory, memory.cache.cross)
         updates = block_updates(keys, values, hidden)
-        return self.logits(hidden), hidden, updates
+        return self.logits(hidden), self._returned(states), updates
+
+    def _returned(self, states: list[Array]) -> Float[Array, "B T D"]:
+        if not self.boundaries:
+            return states[-1]
+        return jnp.concatenate([states[boundary] for boundary in self.boundaries], axis=-1)
 
     def __call__(
         self,

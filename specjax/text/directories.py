@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import logging
+import math
 import os
 import re
 import warnings
@@ -14,15 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
+from specjax.checkpoints.heads import OpenedHead, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.models import PRESETS, Model, ModelConfig, model_from_config
+from specjax.models import PRESETS, CausalLM, Model, ModelConfig, model_from_config
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.text_models import (
@@ -204,7 +207,8 @@ def load_pair(
     (Llama models, school mathematics); or give two directories. The other options are those of
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
-    `specjax.text.text_models.translate`.
+    `specjax.text.text_models.translate`. The drafter may be a draft head of the verifier (EAGLE,
+    MTP, DFlash, DSpark; see `specjax.checkpoints.heads`), which each device of a mesh has whole.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
@@ -267,7 +271,7 @@ def _loaded(
     translate_drafter: bool = False,
 ) -> dict[str, TextModel]:
     """The models by name; the vocabularies are compared before arrays are read."""
-    from specjax.checkpoints import read_config
+    from specjax.checkpoints import is_draft_head, read_config
 
     named = {"replicate": replicate, "weights": weights if isinstance(weights, Mapping) else ()}
     for option, names in named.items():
@@ -282,6 +286,15 @@ def _loaded(
         check_model_path(name, path)
     log_models(paths)
     _check_mesh(options["mesh"])
+    heads = {name: path for name, path in paths.items() if is_draft_head(path)}
+    if "verifier" in heads:
+        raise UserError(f"verifier={heads['verifier']} is a draft head: give the model it is for")
+    for name in heads:
+        if isinstance(weights, Mapping) and forms[name] is not None:
+            raise UserError(
+                f"weights must not name {name}: the weights of a head are not quantised"
+            )
+    paths = {name: path for name, path in paths.items() if name not in heads}
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
         name: Words(os.fspath(path), words[name], read_config(path).vocab_size)
@@ -298,7 +311,28 @@ def _loaded(
     }
     if translate_drafter and not same:
         models["drafter"] = translate(models["drafter"], models["verifier"], SAMPLE)
+    for name, path in heads.items():
+        models[name] = _load_head(path, models["verifier"], options)
     return models
+
+
+def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
+    from specjax.checkpoints import load_draft_head
+
+    if not isinstance(verifier.model, CausalLM):
+        raise UserError(
+            f"{path} is a draft head, for a decoder-only verifier: give another drafter"
+        )
+    where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
+    head, params = load_draft_head(
+        path,
+        verifier.model,
+        dtype=options["dtype"],
+        sharding=where,
+        check_weights=options["check_weights"],
+    )
+    head = head.for_devices(verifier.platform)
+    return TextModel(head, params, verifier.tokenizer, verifier.mesh, os.fspath(path))
 
 
 def _warn_of_special_ids(words: dict[str, Tokenizer]) -> None:
@@ -482,12 +516,72 @@ class Inspected:
         }
 
 
-def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
+@dataclasses.dataclass(frozen=True)
+class InspectedHead:
+    """A draft head whose arrays have not been read.
+
+    Attributes:
+      path: its directory.
+      dtype: of parameters and cache.
+      opened: its files.
+    """
+
+    path: str
+    dtype: Any
+    opened: OpenedHead
+
+    @property
+    def params(self) -> int:
+        """The parameters of its own; those that it shares with the verifier do not count."""
+        return sum(self._sizes.values())
+
+    @property
+    def read_params(self) -> int:
+        """The parameters that a pass reads: no embedding, of which it reads a few rows."""
+        rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
+        return sum(size for name, size in self._sizes.items() if name not in rows)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of the cache of one row per token."""
+        layers = self.opened.layers
+        return 2 * layers.num_layers * layers.kv_heads * layers.head_dim * self.dtype.itemsize
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        specs = self.opened.reader.specs
+        return {n: math.prod(x.shape) for n, x in specs.items() if n not in ("d2t", "t2d")}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures by name, as JSON values; sizes in bytes."""
+        opened, on_disk = self.opened, Counter[str]()
+        for spec in opened.reader.specs.values():
+            on_disk[spec.label or spec.dtype.name] += spec.nbytes
+        return {
+            "path": self.path,
+            "family": f"{opened.kind} head",
+            "format": opened.format,
+            "parameters": self.params,
+            "bytes_on_disk": dict(on_disk),
+            "bytes_in_memory": self.params * self.dtype.itemsize,
+            "bytes_read_per_pass": self.read_params * self.dtype.itemsize,
+            "rows_of_the_embedding": opened.layers.vocab_size,
+            "tokens": opened.values.get("draft_vocab_size") or opened.layers.vocab_size,
+            "verifier": {
+                "name": opened.verifier,
+                "width": opened.width,
+                "layers": opened.num_layers,
+            },
+            "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
+        }
+
+
+def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | InspectedHead:
     """Opens a checkpoint without reading its arrays.
 
     Args:
-      path: the directory of a model; a name such as "built-in:gsm8k/drafter"; or one of
-        `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
+      path: the directory of a model or of a draft head; a name such as "built-in:gsm8k/drafter"; or
+        one of `specjax.models.PRESETS`, such as "qwen3_8b", if there is no such directory.
       dtype: of parameters and activations when it is loaded; by default bfloat16.
 
     Raises:
@@ -505,6 +599,8 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected:
     place = real_path(name)
     if not os.path.exists(place) and (near := _near_preset(name)):
         raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
+    if is_draft_head(place):
+        return InspectedHead(name, dtype, open_draft_head(place))
     opened = open_checkpoint(place)
     try:
         words = load_tokenizer(place)
@@ -521,7 +617,11 @@ def _near_preset(name: str) -> str | None:
     return plain[near[0]] if near else None
 
 
-def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None) -> dict[str, Any]:
+def as_pair(
+    drafter: Inspected | InspectedHead,
+    verifier: Inspected | InspectedHead,
+    memory: float | None = None,
+) -> dict[str, Any]:
     """Whether two models are a pair, what a draft costs, and what fits a device.
 
     `memory` is that of a device in bytes; None leaves out `batches`.
@@ -544,7 +644,15 @@ def as_pair(drafter: Inspected, verifier: Inspected, memory: float | None = None
     return values
 
 
-def _why_not(drafter: Inspected, verifier: Inspected) -> str | None:
+def _why_not(drafter: Inspected | InspectedHead, verifier: Inspected | InspectedHead) -> str | None:
+    if isinstance(verifier, InspectedHead):
+        return f"{verifier.path} is a draft head, which needs the model that it is for"
+    if isinstance(drafter, InspectedHead):
+        try:
+            drafter.opened.config_for(verifier.model)
+        except UserError as error:
+            return str(error)
+        return None
     words = []
     for each in (drafter, verifier):
         if each.tokenizer is None:

@@ -322,7 +322,9 @@ class Tree(DraftPlan):
 
     def make(self, inputs: PlanInputs) -> Planned:
         chain, params = inputs.neural("drafter", 1)
-        drafter = drafting.TreeDrafter(chain.model, self.shape, self.children, chain.name)
+        is_head = isinstance(chain, drafting.EagleDrafter)
+        kind: Any = drafting.EagleTreeDrafter if is_head else drafting.TreeDrafter
+        drafter = kind(chain.model, self.shape, self.children, chain.name)
         return Planned(drafter, drafting.NeuralDrafterParams(params.model), ())
 
 

@@ -36,17 +36,21 @@ from specjax.decoding import (
 )
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import (
+    BlockDrafter,
     Budget,
     CostAware,
     Costs,
+    EagleDrafter,
     FixedLength,
     NeuralDrafter,
     NeuralDrafterParams,
+    OwnEstimate,
 )
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.stopping import check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.fingerprints import digest
+from specjax.models.heads import BlockHead, DraftHead, EagleHead
 from specjax.processors import Constraint, JsonSchema, Regex
 from specjax.text.drafts import (
     MOST_NODES,
@@ -651,15 +655,29 @@ def _neural(
         stopping, params = stopping.bind(small.head)
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
-    drafter = NeuralDrafter(
-        small.model,
-        parts.longest if longest is None else longest,
-        stopping,
-        min_draft,
-        eos_ids=eos_ids,
-        catches_up=catches_up_on(small.platform),
-    )
-    return drafter, NeuralDrafterParams(small.prepared, params)
+    longest = parts.longest if longest is None else longest
+    head = small.model
+    options: Any = {"min_draft": min_draft, "eos_ids": eos_ids}
+    if isinstance(getattr(stopping, "estimate", None), OwnEstimate) and not (
+        isinstance(head, BlockHead) and head.config.confidence
+    ):
+        raise UserError(
+            f"stopping={stopping!r} needs a drafter with a confidence head, such as a DSpark, got "
+            f"{small.name}"
+        )
+    if not isinstance(head, DraftHead):
+        catches_up = catches_up_on(small.platform)
+        drafter = NeuralDrafter(head, longest, stopping, catches_up=catches_up, **options)
+        return drafter, NeuralDrafterParams(small.prepared, params)
+    joined = NeuralDrafterParams(head.joined(small.prepared, main.prepared), params)
+    if isinstance(head, EagleHead):
+        return EagleDrafter(head, longest, stopping, **options), joined
+    assert isinstance(head, BlockHead)
+    if parts.max_draft is None:
+        # A rule that reads the drafter after a whole draft needs one more of the block's tokens.
+        spare = int(parts.rule is not None and parts.rule.reads_draft)
+        longest = min(longest, head.config.most_drafts - spare)
+    return BlockDrafter(head, longest, stopping, **options), joined
 
 
 _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)

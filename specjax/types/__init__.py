@@ -12,6 +12,7 @@ from specjax.types.language_model import (
     LanguageModel,
     Params,
     Prefilled,
+    PrefilledStates,
     Prompts,
     TreeShape,
     row_axes,

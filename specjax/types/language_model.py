@@ -50,12 +50,28 @@ class Prefilled(NamedTuple):
     positions: Int32[Array, " B"]
 
 
+class PrefilledStates(NamedTuple):
+    """What a model that is `reading` returns for prompts; the first fields are `Prefilled`'s.
+
+    Attributes:
+      text: the tokens at the positions before `positions`, padded.
+      states: those of `text`. Where a common beginning was read before, they are 0, but for that of
+        its last token.
+    """
+
+    cache: Cache
+    tokens: Int32[Array, " B"]
+    positions: Int32[Array, " B"]
+    text: Int32[Array, "B N"]
+    states: Float[Array, "B N D"]
+
+
 class Extended(NamedTuple):
     """A model's output for a block of tokens.
 
     Attributes:
       logits: `logits[b, t]` predicts the token after `tokens[b, t]`.
-      hidden: the last hidden states (before the output projection).
+      hidden: the last hidden states (before the output projection), or those of `reading`.
       cache: with the block's entries at `positions[b] .. positions[b] + T - 1`.
     """
 
@@ -184,6 +200,14 @@ class LanguageModel(Protocol):
             positions = positions.astype("int32") + (tree.depths.shape[1] - tokens.shape[1])
         logits, hidden, updates = checked_scores(self, returned, tokens)
         return Extended(logits, hidden, self.write(cache, updates, positions))
+
+    def reading(self, boundaries: tuple[int, ...]) -> "LanguageModel":
+        """The model that returns states of its residual stream, side by side, as `hidden`.
+
+        Boundary l is the input of layer l, from 0; L is the output of the last of L layers, and
+        L + 1 the same after the last norm. `prefill` returns `PrefilledStates`.
+        """
+        raise UserError(f"{type(self).__name__} has no states for a drafter that reads a verifier")
 
     def prepare(self, params: Params) -> Params:
         """Arranges the parameters for fast decoding; by default unchanged."""

@@ -98,6 +98,10 @@ class DraftTraits(NamedTuple):
       drafts_trees: whether blocks have `parents`.
       reads_verifier_hidden: whether `commit` needs the verifier's hidden states, which are not kept
         otherwise.
+      boundaries: which of them, see `LanguageModel.reading`; `prefill` then gets what the verifier
+        returned for the prompts, as `verifier`. (): the last.
+      draws_bonus: whether `bonus` has a distribution after a block of G tokens. False refuses rules
+        that read it.
       processes: whether its distributions are processed (see `specjax.types.Processor`), so that it
         drafts no token that a processor forbids. False is always safe.
       has_distributions: whether row i of `DraftBlock.probs` is one drafter's distribution after
@@ -113,6 +117,8 @@ class DraftTraits(NamedTuple):
     reads_verifier_hidden: bool = False
     processes: bool = False
     has_distributions: bool = True
+    boundaries: tuple[int, ...] = ()
+    draws_bonus: bool = True
 
 
 class DraftInputs(NamedTuple):

@@ -1,0 +1,271 @@
+"""Drafters of draft heads, which read the verifier's states: chains, trees and blocks.
+
+A distribution depends on where its round began: drafted tokens are read with the head's own
+states, or not at all. So `GreedyBlock`, whose later rounds need an earlier round's, is
+refused, and under a rule that reads the drafter the target depends on where rounds began.
+
+Axes: B rows, T committed tokens, D width of the verifier's states.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from specjax.checks import check_flag
+from specjax.decoding import history as history_lib
+from specjax.drafting.neural import (
+    ModelDrafter,
+    NeuralDrafter,
+    NeuralDrafterParams,
+    NeuralDrafterState,
+)
+from specjax.drafting.stopping import Estimate, first_past
+from specjax.drafting.trees import TreeDrafter
+from specjax.errors import UserError
+from specjax.models.heads import BlockHead, BlockOutputs, EagleHead, Fresh
+from specjax.processing import distributions
+from specjax.sampling import confidence
+from specjax.types import Bonus, DraftBlock, DraftInputs, DraftTraits, Drawn, Params, Prompts
+
+
+class _ReadsVerifier(ModelDrafter):
+    """What drafters of a head share, whether they draft chains or trees.
+
+    Committed tokens wait with the states before them; the next draft of any row begins with their
+    entries. So no row lags.
+    """
+
+    model: Any
+
+    @property
+    def _path(self) -> int:
+        """The longest path of a draft."""
+        return self.max_draft
+
+    def _traits(self, others: DraftTraits) -> DraftTraits:
+        return others._replace(
+            prefix_only=False,
+            catches_up=True,
+            reads_verifier_hidden=True,
+            boundaries=self.model.config.boundaries,
+        )
+
+    def prefill(
+        self, params: Params, prompts: Prompts, max_length: int, verifier: Any = None
+    ) -> NeuralDrafterState:
+        sizes = max_length, self._path, self.max_draft
+        cache = self.model.begin(params.model, verifier, *sizes)
+        history = history_lib.begin(verifier, max_length, self.max_draft)
+        return NeuralDrafterState(cache, verifier.positions, history)
+
+    def commit(
+        self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> NeuralDrafterState:
+        after = super().commit(state, tokens, counts)
+        assert hidden is not None
+        # Entries of the present draft may be of the head's own states.
+        read = jnp.where(counts > 0, state.positions, state.history.read)
+        most = self._path + 1
+        fresh = Fresh(tokens[:, :most], hidden[:, :most], counts)
+        return after._replace(
+            cache=state.cache._replace(fresh=fresh, outputs=None),
+            history=after.history._replace(read=read),
+        )
+
+    def _caught_up(self, params: Params, state: NeuralDrafterState) -> NeuralDrafterState:
+        cache = self.model.catch_up(params.model, state.cache, state.positions)
+        return state._replace(cache=cache, history=state.history._replace(read=state.positions))
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleDrafter(_ReadsVerifier, NeuralDrafter):
+    """Draws up to `max_draft` tokens from a recurrent head; its parameters: `NeuralDrafterParams`.
+
+    Attributes:
+      model: the head; see `specjax.models.heads`. Others are those of `NeuralDrafter`.
+      greedy: whether it drafts its most probable tokens at any temperature. Each is then certain:
+        its distribution is one-hot.
+    """
+
+    model: EagleHead | BlockHead
+    greedy: bool = False
+
+    _lags: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_flag("greedy", self.greedy)
+        super().__post_init__()
+
+    @property
+    def traits(self) -> DraftTraits:
+        return self._traits(super().traits)
+
+    def describe(self) -> Any:
+        return {**super().describe(), "greedy": self.greedy}
+
+    def prefill(
+        self, params: Params, prompts: Prompts, max_length: int, verifier: Any = None
+    ) -> NeuralDrafterState:
+        state = super().prefill(params, prompts, max_length, verifier)
+        rows = prompts.inputs.shape[0]
+        past = first_past(self.stopping, params.stopping, rows, self.max_draft)
+        return state._replace(past=past)
+
+    def propose(
+        self,
+        params: NeuralDrafterParams,
+        state: NeuralDrafterState,
+        inputs: DraftInputs,
+    ) -> tuple[DraftBlock, NeuralDrafterState]:
+        state = self._begun(params, self._caught_up(params, state), inputs)
+        inputs = self._chosen(inputs)
+        return super().propose(params, state, inputs)
+
+    def bonus(
+        self,
+        params: NeuralDrafterParams,
+        state: NeuralDrafterState,
+        inputs: DraftInputs,
+        block: DraftBlock,
+    ) -> tuple[Bonus, NeuralDrafterState]:
+        inputs = self._chosen(inputs)
+        return super().bonus(params, state, inputs, block)
+
+    def _begun(
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
+    ) -> NeuralDrafterState:
+        return state
+
+    def _chosen(self, inputs: DraftInputs) -> DraftInputs:
+        if not self.greedy:
+            return inputs
+        sampling = inputs.sampling
+        cold = jnp.zeros_like(sampling.temperature)
+        return inputs._replace(sampling=dataclasses.replace(sampling, temperature=cold))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDrafter(EagleDrafter):
+    """Draws up to `max_draft` tokens from a block head, which makes one pass for all of them.
+
+    The tokens of a DFlash are independent given the text before the block; those of a DSpark
+    follow each other by its Markov head. A rule that reads the drafter after a whole draft needs a
+    `max_draft` below the most that the head drafts.
+    """
+
+    model: BlockHead
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config, most = self.model.config, self.model.config.most_drafts
+        if self.max_draft > most:
+            raise UserError(
+                f"max_draft must be at most {most} for this {config.kind}, whose block has "
+                f"{config.block_size} tokens, got {self.max_draft}"
+            )
+
+    @property
+    def traits(self) -> DraftTraits:
+        return super().traits._replace(draws_bonus=self._slots > self.max_draft)
+
+    @property
+    def _slots(self) -> int:
+        return min(self.max_draft + 1, self.model.config.most_drafts)
+
+    def propose(
+        self,
+        params: NeuralDrafterParams,
+        state: NeuralDrafterState,
+        inputs: DraftInputs,
+    ) -> tuple[DraftBlock, NeuralDrafterState]:
+        block, state = super().propose(params, state, inputs)
+        passes = jnp.minimum(block.calls[self.name], 1)
+        return block._replace(calls={self.name: passes}), state
+
+    def bonus(
+        self,
+        params: NeuralDrafterParams,
+        state: NeuralDrafterState,
+        inputs: DraftInputs,
+        block: DraftBlock,
+    ) -> tuple[Bonus, NeuralDrafterState]:
+        extra, state = super().bonus(params, state, inputs, block)
+        return extra._replace(calls={self.name: jnp.int32(0)}), state
+
+    def _begun(
+        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
+    ) -> NeuralDrafterState:
+        given = params.model, state.cache, inputs.tokens, state.positions, self._slots
+
+        def read() -> BlockOutputs:
+            with jax.named_scope("drafter_pass"):
+                return self.model.block(*given)
+
+        def nothing() -> BlockOutputs:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
+
+        outputs = lax.cond(jnp.any(inputs.active), read, nothing)
+        return state._replace(cache=state.cache._replace(outputs=outputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnEstimate(Estimate):
+    """What a DSpark head says of the chance that its token is accepted, before it is drawn.
+
+    Source: `confidence_head` of `vllm-project/speculators`.
+    """
+
+    def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
+        return drawn.hidden[:, -1].astype(jnp.float32), carry
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
+    """Drafts trees from a recurrent head; attributes and parameters as those of `TreeDrafter`."""
+
+    model: EagleHead
+
+    @property
+    def _path(self) -> int:
+        return self.depth
+
+    @property
+    def traits(self) -> DraftTraits:
+        return self._traits(super().traits)
+
+    def propose(
+        self,
+        params: NeuralDrafterParams,
+        state: NeuralDrafterState,
+        inputs: DraftInputs,
+    ) -> tuple[DraftBlock, NeuralDrafterState]:
+        state = self._caught_up(params, state)
+        return super().propose(params, state, inputs)
+
+    def bonus(
+        self,
+        params: NeuralDrafterParams,
+        state: NeuralDrafterState,
+        inputs: DraftInputs,
+        block: DraftBlock,
+    ) -> tuple[Bonus, NeuralDrafterState]:
+        path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.depth]], axis=1)
+        count = jnp.minimum(block.num_drafted, self.depth)
+
+        def step(i: Array, carry: Any) -> Any:
+            cache, last = carry
+            token = lax.dynamic_slice_in_dim(path, i, 1, axis=1)
+            read = self.model.extend(params.model, cache, token, state.positions + i)
+            return read.cache, jnp.where((i == count)[:, None], read.logits[:, 0], last)
+
+        empty = jnp.zeros((count.size, self.vocab_size), jnp.float32)
+        # Each step reads the state of the step before.
+        cache, last = lax.fori_loop(0, self.depth + 1, step, (state.cache, empty))
+        q = distributions(last, inputs.sampling)
+        q_conf = jax.vmap(confidence)(last) if inputs.with_confidence else None
+        passes = {self.name: jnp.int32(self.depth + 1)}
+        return Bonus(q, q_conf, passes), state._replace(cache=cache)

@@ -1,0 +1,818 @@
+"""Draft heads: small networks that draft from the states of the verifier that they belong to.
+
+A recurrent head (EAGLE-1, EAGLE-3, MTP) reads a token together with the verifier's state of the
+token before it; where it has drafted that token itself, with its own state. A block head (DFlash,
+DSpark) reads the states as context, and drafts a block of tokens in one pass.
+
+The entry of a token at position t in a recurrent head's cache is made of this token and of the
+state at t - 1; position 0 has none. The entry of a block head is made of the state at t alone. As
+both need no attention, entries of committed tokens are written without a pass (`catch_up`).
+
+Axes: B rows, T tokens, S cache length, R slots of the ring, F width of the verifier's states, E
+model width, V vocabulary, W draft vocabulary, N tokens of a block, M of them that predict, r rank.
+
+Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), DeepSeek-V3 (2412.19437) for MTP, DFlash
+(2602.06036); the code of `vllm-project/speculators` for the options of norms, and for DSpark.
+"""
+
+import abc
+import dataclasses
+import functools
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.core import unfreeze
+from jaxtyping import Array, Bool, Float, Float32, Int32
+
+from specjax.errors import UserError
+from specjax.models import cache as cache_lib
+from specjax.models.attention import (
+    MASKED,
+    Attention,
+    LayerMemory,
+    Memory,
+    attended,
+    block_bias,
+    block_updates,
+)
+from specjax.models.beginnings import filled, next_beginning, note
+from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
+from specjax.models.config import DecoderOnlyConfig
+from specjax.models.layers import MLP, Dense, Embed, LogitsDense, RMSNorm
+from specjax.models.model import Model
+from specjax.models.position_encoding import Rope, rope_angles
+from specjax.types import (
+    LanguageModel,
+    Params,
+    Prefilled,
+    PrefilledStates,
+    Prompts,
+    TreeShape,
+)
+
+MARKOV = ("vanilla", "gated", "rnn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadConfig(abc.ABC):
+    """What draft heads have in common; frozen, hashable and without arrays.
+
+    Attributes:
+      layers: the sizes and the style of the layers; its vocabulary is the verifier's.
+      boundaries: of the verifier's states; see `types.LanguageModel.reading`.
+      windows: for each layer, the number of positions that a query sees, counted from the newest
+        state of the verifier at the latest; None for all.
+      draft_vocab: W, the number of tokens that may be drafted, if the head has its own output
+        projection; None: all.
+      own_embedding: whether it has an embedding of its own, not the verifier's.
+      own_output: whether it has an output projection of its own.
+    """
+
+    layers: DecoderOnlyConfig
+    boundaries: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    draft_vocab: int | None = None
+    own_embedding: bool = False
+    own_output: bool = False
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """The head's name in messages."""
+
+    @property
+    def rows(self) -> int:
+        """W."""
+        return self.draft_vocab or self.layers.vocab_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleConfig(HeadConfig):
+    """A recurrent head of one layer.
+
+    Attributes:
+      projects: whether the token and the state are projected to E together (EAGLE-1, MTP); else the
+        states of all boundaries are projected to E, and attention reads token and state side by
+        side (EAGLE-3).
+      norms: whether token, state and output are normalised; False: EAGLE-1.
+      norm_before_residual: whether the residual stream starts with the normalised state.
+      norm_before_fc: whether all states are normalised together before their projection.
+      fc_norm: whether each of them is.
+      norm_output: whether the next step reads the normalised output.
+      fc_bias: whether the projection has a bias.
+    """
+
+    projects: bool = False
+    norms: bool = True
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    fc_bias: bool = False
+
+    @property
+    def kind(self) -> str:
+        if self.projects:
+            return "MTP" if self.norms else "EAGLE-1"
+        return "EAGLE-3"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockConfig(HeadConfig):
+    """A block head.
+
+    Attributes:
+      block_size: N, the last committed token and N - 1 masks.
+      mask_token: the token that stands for those that are not drafted yet.
+      from_anchor: whether the first slot predicts, too: M = N, else M = N - 1.
+      causal_windows: whether the tokens of a block see only earlier ones in layers with a window.
+      markov: one of `MARKOV`: a correction of the logits by the token before; None for none.
+      markov_rank: r.
+      confidence: whether it predicts that its tokens are accepted.
+      confidence_reads_markov: whether that reads the embedding of the token before.
+    """
+
+    block_size: int
+    mask_token: int
+    from_anchor: bool = False
+    causal_windows: bool = True
+    markov: str | None = None
+    markov_rank: int = 0
+    confidence: bool = False
+    confidence_reads_markov: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "DSpark" if self.markov or self.confidence else "DFlash"
+
+    @property
+    def most_drafts(self) -> int:
+        """M, the longest draft."""
+        return self.block_size - (0 if self.from_anchor else 1)
+
+
+class Fresh(NamedTuple):
+    """Tokens that were committed since the head's last draft, and the states before each of them.
+
+    Attributes:
+      counts: the number of real ones.
+    """
+
+    tokens: Int32[Array, "B T"]
+    states: Float[Array, "B T F"]
+    counts: Int32[Array, " B"]
+
+
+class BlockOutputs(NamedTuple):
+    """What a block head says of a block, before its tokens are drawn.
+
+    Attributes:
+      starts: the position of the last committed token.
+      states: of the slots that predict.
+      logits: before the Markov correction.
+      memory: of the recurrent correction.
+    """
+
+    starts: Int32[Array, " B"]
+    states: Float[Array, "B M E"]
+    logits: Float32[Array, "B M W"]
+    memory: Float[Array, "B r"]
+
+
+class HeadCache(NamedTuple):
+    """The memory of a draft head; the leading axis of every array is the batch.
+
+    Attributes:
+      entries: keys and values of committed tokens, and of the present draft.
+      fresh: what `entries` lacks.
+      ring: of a recurrent head, the state at position t in slot t modulo R; None of a block head.
+      known: the position of the last token before which the state is the verifier's.
+      outputs: of a block head, between its draft and the next commit; else None.
+    """
+
+    entries: RaggedCache
+    fresh: Fresh
+    ring: Float[Array, "B R E"] | None
+    known: Int32[Array, " B"]
+    outputs: BlockOutputs | None = None
+
+
+def _norm(config: DecoderOnlyConfig, name: str) -> RMSNorm:
+    plus_one = config.style.plus_one_norms
+    return RMSNorm(config.norm_eps, config.dtype, config.param_dtype, plus_one, name=name)
+
+
+class HeadLayer(nn.Module):
+    """Self-attention and a feed-forward block; attention may read more than the residual stream."""
+
+    config: DecoderOnlyConfig
+    layout: CacheLayout
+
+    def setup(self) -> None:
+        config, style = self.config, self.config.style
+        self.self_attention = Attention(config, style, self.layout)
+        self.pre_mlp_layer_norm = _norm(config, "pre_mlp_layer_norm")
+        self.mlp = MLP(config.mlp_dim, style.activations, config.dtype, config.param_dtype)
+
+    def keys_values(self, y: Float[Array, "B T read"], rope: Rope) -> tuple[Array, Array]:
+        return self.self_attention.keys_values(y, rope)
+
+    def __call__(
+        self,
+        y: Float[Array, "B T read"],
+        residual: Float[Array, "B T E"],
+        bias: Array,
+        past: LayerMemory | None,
+        rope: Rope,
+    ) -> tuple[Array, Array, Array]:
+        keys, values = self.keys_values(y, rope)
+        segments, keys, values = attended(past, keys, values, bias)
+        x = residual + self.self_attention(y, segments, rope)
+        return x + self.mlp(self.pre_mlp_layer_norm(x)), keys, values
+
+
+class _HeadNetwork(nn.Module):
+    """The parts that heads share."""
+
+    config: Any
+    layout: CacheLayout = CacheLayout()
+
+    def _dense(self, features: int, name: str, axes: Any = ("embed", "embed"), bias: bool = False):
+        config = self.config.layers
+        sizes = (features, axes, config.dtype, config.param_dtype)
+        return Dense(*sizes, has_bias=bias, name=name)
+
+    def _set_up_output(self) -> None:
+        config = self.config
+        if config.own_output:
+            self.logits_dense = LogitsDense(config.rows, config.layers.param_dtype)
+        if config.own_embedding:
+            layers = config.layers
+            sizes = (layers.vocab_size, layers.embed_dim, layers.dtype, layers.param_dtype)
+            self.token_embedder = Embed(*sizes)
+
+    def embed(self, tokens: Int32[Array, "B T"]) -> Float[Array, "B T E"]:
+        return self.token_embedder(tokens)
+
+    def logits(self, hidden: Float[Array, "B T E"]) -> Float32[Array, "B T W"]:
+        return self.logits_dense(hidden)
+
+    def rope(self, places: Int32[Array, "B T"], layer: int = 0) -> Rope:
+        frequencies = self.config.layers.style.ropes[layer]
+        return rope_angles(places, np.asarray(frequencies, np.float32))
+
+
+class EagleNetwork(_HeadNetwork):
+    """A recurrent head. Embeddings are given; `places` are those of the rotation."""
+
+    def setup(self) -> None:
+        config, layers = self.config, self.config.layers
+        norm = functools.partial(_norm, layers)
+        width = layers.embed_dim
+        self.fc = self._dense(width, "fc", bias=config.fc_bias)
+        if config.norms:
+            self.token_norm, self.state_norm = norm("token_norm"), norm("state_norm")
+            self.norm = norm("norm")
+        if config.projects and config.norms:
+            self.input_norm = norm("input_norm")
+        if config.norm_before_fc:
+            self.states_norm = norm("states_norm")
+        if config.fc_norm:
+            self.fc_norms = [norm(f"fc_norm_{i}") for i in range(len(config.boundaries))]
+        self.layers_0 = HeadLayer(layers, self.layout)
+        self._set_up_output()
+
+    def project(self, states: Float[Array, "B T F"]) -> Float[Array, "B T E"]:
+        """The verifier's states as `step` reads them."""
+        config = self.config
+        if config.projects:
+            return states.astype(config.layers.dtype)
+        if config.fc_norm:
+            parts = jnp.split(states, len(config.boundaries), axis=-1)
+            pairs = zip(self.fc_norms, parts, strict=True)
+            states = jnp.concatenate([norm(part) for norm, part in pairs], axis=-1)
+        if config.norm_before_fc:
+            states = self.states_norm(states)
+        return self.fc(states)
+
+    def _read(self, embedded: Array, states: Array) -> tuple[Array, Array]:
+        """What attention reads, and the start of the residual stream."""
+        config, states = self.config, states.astype(self.config.layers.dtype)
+        embedded = embedded.astype(states.dtype)
+        normed = self.state_norm(states) if config.norms else states
+        if config.norms:
+            embedded = self.token_norm(embedded)
+        both = jnp.concatenate([embedded, normed], axis=-1)
+        if not config.projects:
+            return both, normed if config.norm_before_residual else states
+        x = self.fc(both)
+        return self.input_norm(x) if config.norms else x, x
+
+    def entries(
+        self,
+        embedded: Float[Array, "B T E"],
+        states: Float[Array, "B T E"],
+        places: Int32[Array, "B T"],
+    ) -> tuple[Array, Array]:
+        """The keys and values of tokens and the states before them."""
+        return self.layers_0.keys_values(self._read(embedded, states)[0], self.rope(places))
+
+    def step(
+        self,
+        embedded: Float[Array, "B T E"],
+        states: Float[Array, "B T E"],
+        places: Int32[Array, "B T"],
+        bias: Array,
+        past: LayerMemory | None = None,
+    ) -> tuple[Array, Array, Array, Array]:
+        """The output, the states that the next step reads, and the keys and values."""
+        y, residual = self._read(embedded, states)
+        x, keys, values = self.layers_0(y, residual, bias, past, self.rope(places))
+        normed = self.norm(x) if self.config.norms else x
+        return normed, normed if self.config.norm_output else x, keys, values
+
+    def __call__(self, states: Array, embedded: Array, places: Array, bias: Array) -> Array:
+        """Reads known tokens, each with the verifier's state of the token before it."""
+        if self.config.own_embedding:
+            self.embed(jnp.zeros((1, 1), jnp.int32))
+        normed, *_ = self.step(embedded, self.project(states), places, bias)
+        return self.logits(normed) if self.config.own_output else normed
+
+
+class BlockNetwork(_HeadNetwork):
+    """A block head. Embeddings are given; `places` are those of the rotation."""
+
+    def setup(self) -> None:
+        config, layers = self.config, self.config.layers
+        norm = functools.partial(_norm, layers)
+        self.fc = self._dense(layers.embed_dim, "fc")
+        self.state_norm, self.norm = norm("state_norm"), norm("norm")
+        count = range(layers.num_layers)
+        self.input_norms = [norm(f"input_norm_{i}") for i in count]
+        self.layers = [HeadLayer(layers, self.layout) for _ in count]
+        self._set_up_output()
+        if config.markov is not None:
+            rank = config.markov_rank
+            sizes = (layers.vocab_size, rank, layers.dtype, layers.param_dtype)
+            self.markov_in = Embed(*sizes, 0.02)
+            self.markov_out = LogitsDense(config.rows, layers.param_dtype)
+        if config.markov in ("gated", "rnn"):
+            width = config.markov_rank * (3 if config.markov == "rnn" else 1)
+            self.markov_gate = self._dense(width, "markov_gate", bias=True)
+        if config.confidence:
+            self.confidence = self._dense(1, "confidence", ("embed", None), bias=True)
+
+    def entries(
+        self, states: Float[Array, "B T F"], places: Int32[Array, "B T"]
+    ) -> list[tuple[Array, Array]]:
+        """The keys and values of the verifier's states, for each layer."""
+        context = self.state_norm(self.fc(states))
+        return [
+            layer.keys_values(context, self.rope(places, i)) for i, layer in enumerate(self.layers)
+        ]
+
+    def block(
+        self,
+        embedded: Float[Array, "B T E"],
+        places: Int32[Array, "B T"],
+        biases: list[Array],
+        pasts: list[LayerMemory | None],
+    ) -> Float[Array, "B T E"]:
+        """The outputs of blocks, each the last committed token and masks."""
+        x = embedded.astype(self.config.layers.dtype)
+        parts = zip(self.layers, self.input_norms, biases, pasts, strict=True)
+        for i, (layer, norm, bias, past) in enumerate(parts):
+            x, *_ = layer(norm(x), x, bias, past, self.rope(places, i))
+        return self.norm(x)
+
+    def corrected(
+        self,
+        states: Float[Array, "B T E"],
+        tokens: Int32[Array, "B T"],
+        memory: Float[Array, "B r"],
+    ) -> tuple[Float32[Array, "B T W"], Float32[Array, "B T"] | None, Array]:
+        """What the tokens before add to the logits, the log-odds of acceptance, and the memory.
+
+        With several tokens, the recurrent correction runs from the first to the last.
+        """
+        config = self.config
+        before = self.markov_in(tokens)
+        read = before
+        if config.markov == "gated":
+            gate = self.markov_gate(jnp.concatenate([states, before], axis=-1))
+            read = jax.nn.sigmoid(gate) * before
+        if config.markov == "rnn":
+            outs = []
+            for i in range(tokens.shape[1]):
+                joint = [memory, before[:, i], states[:, i]]
+                parts = self.markov_gate(jnp.concatenate(joint, axis=-1)[:, None])[:, 0]
+                gate, candidate, out = jnp.split(parts, 3, axis=-1)
+                gate = jax.nn.sigmoid(gate)
+                memory = gate * memory + (1.0 - gate) * jnp.tanh(candidate)
+                outs.append(jnp.tanh(out))
+            read = jnp.stack(outs, axis=1)
+        return self.markov_out(read), self.log_odds(states, before), memory
+
+    def log_odds(self, states: Array, before: Array | None) -> Float32[Array, "B T"] | None:
+        """The log-odds that the slots' tokens are accepted; None without a confidence head."""
+        if not self.config.confidence:
+            return None
+        if self.config.confidence_reads_markov and before is not None:
+            states = jnp.concatenate([states, before], axis=-1)
+        return self.confidence(states)[..., 0].astype(jnp.float32)
+
+    def __call__(self, states: Array, embedded: Array, places: Array, bias: Array) -> Array:
+        """Reads states at `places` and a block without a past; it names all parameters."""
+        if self.config.own_embedding:
+            self.embed(jnp.zeros((1, 1), jnp.int32))
+        self.entries(states, places)
+        count = len(self.layers)
+        y = self.block(embedded, places, [bias] * count, [None] * count)
+        if self.config.markov is not None:
+            none = jnp.zeros((y.shape[0], self.config.markov_rank), y.dtype)
+            self.corrected(y, jnp.zeros(y.shape[:2], jnp.int32), none)
+        elif self.config.confidence:
+            self.log_odds(y, None)
+        return self.logits(y) if self.config.own_output else y
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftHead(LanguageModel):
+    """A draft head of a verifier; static, all arrays are in `params` and the cache.
+
+    Its own parameters are `{"network": ...}` and, if it drafts not all tokens, `{"places": ...}`:
+    for each token of the verifier its place among those drafted, W for the others. `joined` adds
+    what it uses of the verifier's.
+
+    Attributes:
+      config: its sizes and options.
+      verifier: the verifier's network.
+      layout: of the keys and values in its cache.
+    """
+
+    config: Any
+    verifier: Model
+    layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
+
+    @property
+    def vocab_size(self) -> int:
+        return self.verifier.vocab_size
+
+    @property
+    @abc.abstractmethod
+    def network(self) -> Any: ...
+
+    def describe(self) -> str:
+        return f"{self.config} of {self.verifier.describe()}"
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        return self.verifier.prompt_positions(input_lengths, prefix_lengths)
+
+    def for_devices(self, platform: str, ways: int = 1) -> Self:
+        """See `Model.for_devices`; a mesh does not split a head."""
+        layers = self.config.layers
+        sizes = (layers.num_heads, layers.kv_heads, layers.head_dim)
+        return dataclasses.replace(self, layout=layout_for(platform, *sizes))
+
+    def init(self, key: Array) -> Params:
+        """Random parameters of its own."""
+        return {"network": unfreeze(self._init_variables(key)["params"])}
+
+    def abstract_params(self) -> Params:
+        """The shapes of `init`."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def _init_variables(self, key: Array) -> Any:
+        config = self.config
+        states = len(config.boundaries) * self.verifier.config.embed_dim
+        shape = (1, 1, states), (1, 1, config.layers.embed_dim)
+        given = (jnp.zeros(x, config.layers.dtype) for x in shape)
+        return self.network.init(key, *given, jnp.zeros((1, 1), jnp.int32), block_bias(1))
+
+    def joined(self, params: Params, verifier: Params) -> Params:
+        """Its own parameters with what it uses of the verifier's; arrays are shared."""
+        used: dict[str, Any] = {}
+        if not self.config.own_embedding or not self.config.own_output:
+            used["token_embedder"] = verifier["token_embedder"]
+        if not self.config.own_output and not self.verifier.config.tie_embeddings:
+            used["decoder"] = {"logits_dense": verifier["decoder"]["logits_dense"]}
+        return {**params, "verifier": used}
+
+    def _apply(self, params: Params, *args: Any, method: str) -> Any:
+        return self.network.apply({"params": params["network"]}, *args, method=method)
+
+    def _embed(self, params: Params, tokens: Array) -> Array:
+        if self.config.own_embedding:
+            return self._apply(params, tokens, method="embed")
+        return self._of_verifier(params, tokens, method="embed")
+
+    def _logits(self, params: Params, hidden: Array) -> Float32[Array, "B T W"]:
+        if self.config.own_output:
+            return self._apply(params, hidden, method="logits")
+        return self._of_verifier(params, hidden, method="logits")
+
+    def _of_verifier(self, params: Params, *args: Any, method: str) -> Any:
+        return self.verifier.network.apply({"params": params["verifier"]}, *args, method=method)
+
+    def _spread(self, params: Params, logits: Float32[Array, "B T W"]) -> Float32[Array, "B T V"]:
+        """Logits of all tokens; -inf for those that are never drafted."""
+        if "places" not in params:
+            return logits[..., : self.vocab_size]
+        padded = jnp.pad(logits, [(0, 0), (0, 0), (0, 1)], constant_values=-jnp.inf)
+        return jnp.take(padded, params["places"][: self.vocab_size], axis=-1, mode="clip")
+
+    def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
+        """The cache before a prompt.
+
+        Args:
+          rows: B.
+          max_length: S.
+          path: the longest path of a draft.
+          nodes: the most tokens of a draft.
+        """
+        layers = self.config.layers
+        sizes = (layers.num_layers, rows, layers.kv_heads, max_length, layers.head_dim)
+        width = len(self.config.boundaries) * self.verifier.config.embed_dim
+        fresh = Fresh(
+            jnp.zeros((rows, path + 1), jnp.int32),
+            jnp.zeros((rows, path + 1, width), self.verifier.config.dtype),
+            jnp.zeros((rows,), jnp.int32),
+        )
+        entries = cache_lib.allocate(*sizes, layers.dtype, self.layout)
+        return HeadCache(entries, fresh, None, jnp.zeros((rows,), jnp.int32))
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        raise UserError(
+            f"this {self.config.kind} head drafts only for its verifier, and cannot decode alone: "
+            "give a Decoder the pair, without `method`"
+        )
+
+    def begin(
+        self, params: Params, verifier: PrefilledStates, max_length: int, path: int, nodes: int
+    ) -> HeadCache:
+        """The cache after prompts that the verifier has read; sizes as in `empty`."""
+        cache = self.empty(verifier.tokens.size, max_length, path, nodes)
+        starts: Any = jnp.zeros_like(verifier.positions)
+        if self.verifier.continues_beginnings and (common := next_beginning()) is not None:
+            starts = jnp.broadcast_to(common[0], starts.shape).astype(jnp.int32)
+            cache = cache._replace(entries=filled(cache.entries, common[1].entries))
+        if verifier.text.shape[1]:
+            cache = self._prefill(params, cache, verifier, starts)
+        return note(cache) if self.verifier.continues_beginnings else cache
+
+    @abc.abstractmethod
+    def _prefill(
+        self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
+    ) -> HeadCache:
+        """The cache with the entries from `starts` on."""
+
+    @abc.abstractmethod
+    def catch_up(
+        self, params: Params, cache: HeadCache, positions: Int32[Array, " B"]
+    ) -> HeadCache:
+        """Writes the entries of what was committed; `positions`: of the last committed tokens."""
+
+    def _written(
+        self,
+        cache: HeadCache,
+        pairs: list[tuple[Array, Array]],
+        starts: Array,
+        kept: Bool[Array, "B T"],
+    ) -> RaggedCache:
+        keys, values = zip(*pairs, strict=True)
+        updates = CacheEntries(keys, values, kept)
+        return cache_lib.write(cache.entries, updates, starts, self.layout)
+
+
+def _places(starts: Int32[Array, " B"], length: int) -> Int32[Array, "B T"]:
+    return starts[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+
+
+def _bias(seen: Bool[Array, "_ _ S"]) -> Float32[Array, "_ 1 1 _ S"]:
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleHead(DraftHead):
+    """A recurrent head as a language model, whose tokens must follow the committed ones."""
+
+    config: EagleConfig
+
+    reads_trees = True
+
+    @property
+    def network(self) -> EagleNetwork:
+        return EagleNetwork(self.config, self.layout)
+
+    def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
+        cache = super().empty(rows, max_length, path, nodes)
+        # Those before the last committed token, of a draft, and of the padding of a pass.
+        slots, layers = 2 * (path + 2) + nodes, self.config.layers
+        return cache._replace(ring=jnp.zeros((rows, slots, layers.embed_dim), layers.dtype))
+
+    def _prefill(
+        self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
+    ) -> HeadCache:
+        states = self._apply(params, verifier.states, method="project")
+        tokens, length = verifier.text[:, 1:], verifier.text.shape[1] - 1
+        entries = cache.entries
+        if length:
+            # The entry of a token at place t is turned by t - 1, as in the published heads.
+            turns = _places(jnp.zeros_like(starts), length)
+            given = self._embed(params, tokens), states[:, :-1], turns
+            pair = self._apply(params, *given, method="entries")
+            places = turns + 1
+            kept = (places >= starts[:, None]) & (places < verifier.positions[:, None])
+            entries = self._written(cache, [pair], jnp.ones_like(starts), kept)
+        last = verifier.positions[:, None] - 1
+        newest = jnp.take_along_axis(states, last[..., None], axis=1, mode="clip")
+        return cache._replace(entries=entries, ring=self._put(cache, newest, last, last >= 0))
+
+    def catch_up(
+        self, params: Params, cache: HeadCache, positions: Int32[Array, " B"]
+    ) -> HeadCache:
+        fresh = cache.fresh
+        starts, length = positions - fresh.counts, fresh.tokens.shape[1]
+        states = self._apply(params, fresh.states, method="project")
+        turns = _places(starts, length)
+        given = self._embed(params, fresh.tokens), states, turns
+        pair = self._apply(params, *given, method="entries")
+        kept = jnp.arange(length, dtype=jnp.int32)[None] < fresh.counts[:, None]
+        return cache._replace(
+            entries=self._written(cache, [pair], starts + 1, kept),
+            ring=self._put(cache, states, turns, kept),
+            fresh=fresh._replace(counts=jnp.zeros_like(fresh.counts)),
+            known=positions,
+        )
+
+    def score(
+        self, params: Params, cache: HeadCache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, Any]:
+        """Reads a token of each row; several, if the states before all of them are known."""
+        return self._score(params, cache, tokens, Memory(cache.entries, positions, self.layout))
+
+    def score_tree(
+        self, params: Params, cache: HeadCache, tokens: Array, positions: Array, tree: TreeShape
+    ) -> tuple[Array, Array, Any]:
+        memory = Memory(cache.entries, positions, self.layout, False, tree)
+        return self._score(params, cache, tokens, memory)
+
+    def _score(
+        self, params: Params, cache: HeadCache, tokens: Array, memory: Memory
+    ) -> tuple[Array, Array, Any]:
+        assert cache.ring is not None
+        length, tree, window = tokens.shape[1], memory.tree, self.config.windows[0]
+        places, known = memory.places(length), cache.known[:, None, None]
+        slots = jnp.arange(memory.max_length, dtype=jnp.int32)[None]
+        before, inside = places - 1, block_bias(length)
+        if tree is not None:
+            slots, inside = memory.slots(), memory.tree_bias(length)
+            parent = tree.seen & (tree.depths[:, None] == tree.depths[:, -length:, None] - 1)
+            before = memory.positions[:, None] + jnp.argmax(parent, axis=2).astype(jnp.int32)
+
+        def bias(keys: Int32[Array, "_ S"]) -> Array:
+            queries, keys = places[:, :, None], keys[:, None]
+            seen = (keys > 0) | (keys == queries)  # no state precedes position 0
+            if window is not None:
+                seen &= keys > jnp.minimum(queries, known) - window
+            return _bias(seen)
+
+        past = memory.layer(0, memory.bias(length) + bias(slots))
+        states = self._at(cache.ring, before)
+        given = self._embed(params, tokens), states, places - 1, inside + bias(places), past
+        normed, states, keys, values = self._apply(params, *given, method="step")
+        logits = self._spread(params, self._logits(params, normed))
+        return logits, states, (block_updates([keys], [values], normed), states)
+
+    def write(self, cache: HeadCache, updates: Any, positions: Int32[Array, " B"]) -> HeadCache:
+        entries, states = updates
+        places = _places(positions, states.shape[1])
+        return cache._replace(
+            entries=cache_lib.write(cache.entries, entries, positions, self.layout),
+            ring=self._put(cache, states, places, places >= 0),
+        )
+
+    def _at(self, ring: Float[Array, "B R E"], places: Int32[Array, "B T"]) -> Array:
+        found = jax.vmap(lambda row, at: row[at])(ring, places % ring.shape[1])
+        return jnp.where(places[..., None] >= 0, found, jnp.zeros((), ring.dtype))
+
+    def _put(self, cache: HeadCache, states: Array, places: Array, kept: Array) -> Array:
+        assert cache.ring is not None
+        slots = jnp.where(kept, places % cache.ring.shape[1], cache.ring.shape[1])
+        put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
+        return put(cache.ring, slots, states.astype(cache.ring.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockHead(DraftHead):
+    """A block head as a language model: `block` reads a block, `extend` its drafted tokens."""
+
+    config: BlockConfig
+
+    @property
+    def network(self) -> BlockNetwork:
+        return BlockNetwork(self.config, self.layout)
+
+    def _prefill(
+        self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
+    ) -> HeadCache:
+        places = _places(jnp.zeros_like(starts), verifier.text.shape[1])
+        pairs = self._apply(params, verifier.states, places, method="entries")
+        kept = (places >= starts[:, None]) & (places < verifier.positions[:, None])
+        entries = self._written(cache, pairs, jnp.zeros_like(starts), kept)
+        return cache._replace(entries=entries)
+
+    def catch_up(
+        self, params: Params, cache: HeadCache, positions: Int32[Array, " B"]
+    ) -> HeadCache:
+        fresh = cache.fresh
+        starts, length = positions - fresh.counts, fresh.tokens.shape[1]
+        places = _places(starts, length)
+        pairs = self._apply(params, fresh.states, places, method="entries")
+        kept = jnp.arange(length, dtype=jnp.int32)[None] < fresh.counts[:, None]
+        return cache._replace(
+            entries=self._written(cache, pairs, starts, kept),
+            fresh=fresh._replace(counts=jnp.zeros_like(fresh.counts)),
+            known=positions,
+        )
+
+    def block(
+        self,
+        params: Params,
+        cache: HeadCache,
+        tokens: Int32[Array, " B"],
+        positions: Int32[Array, " B"],
+        count: int,
+    ) -> BlockOutputs:
+        """Reads the block after the last committed tokens, for up to `count` drafts."""
+        config, rows = self.config, tokens.size
+        size, first = config.block_size, config.block_size - config.most_drafts
+        masks = jnp.full((rows, size - 1), config.mask_token, jnp.int32)
+        embedded = self._embed(params, jnp.concatenate([tokens[:, None], masks], axis=1))
+        memory = Memory(cache.entries, positions, self.layout)
+        slots = jnp.arange(memory.max_length, dtype=jnp.int32)[None, None]
+        last = positions[:, None, None] - 1
+        biases, pasts = [], []
+        for i, window in enumerate(config.windows):
+            seen = slots <= last
+            if window is not None:
+                seen &= slots > last - window
+            pasts.append(memory.layer(i, _bias(seen)))
+            causal = window is not None and config.causal_windows
+            whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
+            biases.append(block_bias(size) if causal else whole)
+        given = embedded, memory.places(size), biases, pasts
+        states = self._apply(params, *given, method="block")[:, first : first + count]
+        logits = self._logits(params, states)
+        memory_of = jnp.zeros((rows, config.markov_rank), states.dtype)
+        return BlockOutputs(positions, states, logits, memory_of)
+
+    def score(
+        self, params: Params, cache: HeadCache, tokens: Array, positions: Array
+    ) -> tuple[Array, Array, Any]:
+        """Reads a token of each row, the last committed one or a drafted one after it.
+
+        With a confidence head, the last of the hidden states is the log-odds that the next token is
+        accepted.
+        """
+        assert tokens.shape[1] == 1 and cache.outputs is not None
+        outputs = cache.outputs
+        pick = jax.vmap(lambda x, at: x[at][None])
+        slots = positions - outputs.starts
+        states, logits, memory = (
+            pick(outputs.states, slots),
+            pick(outputs.logits, slots),
+            outputs.memory,
+        )
+        odds = None
+        if self.config.markov is not None:
+            more, odds, memory = self._apply(params, states, tokens, memory, method="corrected")
+            logits = logits + more[..., : logits.shape[-1]]
+        elif self.config.confidence:
+            odds = self._apply(params, states, None, method="log_odds")
+        hidden = states
+        if odds is not None:
+            hidden = jnp.concatenate([states, odds[..., None].astype(states.dtype)], axis=-1)
+        return self._spread(params, logits), hidden, memory
+
+    def write(self, cache: HeadCache, updates: Any, positions: Int32[Array, " B"]) -> HeadCache:
+        assert cache.outputs is not None
+        return cache._replace(outputs=cache.outputs._replace(memory=updates))
+
+
+def draft_head(config: HeadConfig, verifier: Model) -> DraftHead:
+    """The head of a configuration."""
+    if isinstance(config, EagleConfig):
+        return EagleHead(config, verifier)
+    assert isinstance(config, BlockConfig)
+    return BlockHead(config, verifier)
+
+
+def places_of(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """For each token its place among those drafted, `tokens [W]`, or W; int32 `[V]`."""
+    places = np.full(vocab_size, tokens.size, np.int32)
+    places[tokens] = np.arange(tokens.size)
+    return places

@@ -1,0 +1,169 @@
+"""Published formats against what the projects' own code computed with the same tiny heads."""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import drafting
+from specjax.checkpoints import load_draft_head, load_model
+from specjax.models.heads import EagleHead
+from specjax.types import Prompts
+from tests.checkpoints.checkpoint_helpers import shared
+from tests.models.tiny import quick_jit
+
+G, V = 4, 160
+TOLERANCE = 1e-4  # of the fixtures' README
+LLAMA, QWEN = "llama", "qwen3"
+CASES = {
+    "eagle3_official": LLAMA,
+    **{
+        f"speculators_eagle3/{name}": LLAMA
+        for name in (
+            *("plain", "norm_before_residual", "cli_defaults", "norm_output_only"),
+            *("fc_norm_qwen3", "sliding"),
+        )
+    },
+    "speculators_mtp/qwen3": QWEN,
+    "dflash_zlab": QWEN,
+    "speculators_dflash/full": QWEN,
+    "speculators_dflash/sliding": QWEN,
+    **{
+        f"{name}/{kind}": QWEN
+        for name in ("speculators_dspark", "dspark_deepspec")
+        for kind in ("vanilla", "gated", "rnn")
+    },
+}
+
+
+def fixture(*parts):
+    return shared("fixtures", "heads", *parts)
+
+
+@functools.cache
+def verifier(name):
+    return load_model(fixture("verifiers", name), dtype="float32")
+
+
+class Round(NamedTuple):
+    """What a head and its verifier said in a round, and the cached keys of its first layer."""
+
+    logits: np.ndarray
+    odds: np.ndarray
+    keys: np.ndarray
+    verified: np.ndarray
+    states: np.ndarray
+
+
+class Followed(NamedTuple):
+    """The states of the prompt, and the rounds."""
+
+    states: np.ndarray
+    rounds: list
+
+
+def follow(name, *, change=lambda states: states, boundaries=None, kept=0):
+    """Runs the prescribed rounds; the options are for controls."""
+    golden, of = np.load(fixture(name, "rounds.npz")), verifier(CASES[name])
+    head, own = load_draft_head(fixture(name, "head"), of.model)
+    params = drafting.NeuralDrafterParams(head.joined(own, of.params))
+    kind = drafting.EagleDrafter if isinstance(head, EagleHead) else drafting.BlockDrafter
+    drafter = kind(head, G)
+    reader = of.model.reading(boundaries or head.config.boundaries)
+    tokens, size = golden["tokens"], int(golden["prompt_len"]) + 1
+    prompts = Prompts(jnp.asarray(tokens[None, :size]), jnp.array([size]))
+    filled = quick_jit(reader.prefill, static_argnums=2)(of.params, prompts, 40)
+    filled = filled._replace(states=change(filled.states))
+    begin = quick_jit(functools.partial(drafter.prefill, max_length=40))
+    state = begin(params, prompts, verifier=filled)
+    cache, rounds = filled.cache, []
+    caught_up, extend, verify = map(quick_jit, (drafter._caught_up, head.extend, reader.extend))
+    read = quick_jit(head.block, static_argnums=4) if kind is drafting.BlockDrafter else None
+    for anchor, drafts, accepted in zip(
+        *(golden[x] for x in ("anchor_pos", "drafts", "accepted")), strict=True
+    ):
+        at = state.positions
+        assert int(at[0]) == anchor
+        state = caught_up(params, state)
+        block = np.concatenate([tokens[anchor : anchor + 1], drafts])[None]
+        if read is not None:
+            outputs = read(params.model, state.cache, jnp.asarray(block[:, 0]), at, G)
+            state = state._replace(cache=state.cache._replace(outputs=outputs))
+        logits, odds = [], []
+        for step in range(G):
+            token = jnp.asarray(block[:, step : step + 1])
+            out = extend(params.model, state.cache, token, at + step)
+            state = state._replace(cache=out.cache)
+            logits.append(np.asarray(out.logits[0, 0]))
+            odds.append(np.asarray(out.hidden[0, 0, -1]))
+        seen = verify(of.params, cache, jnp.asarray(block), at)
+        keys = np.asarray(state.cache.entries.keys[0][0])
+        cache = seen.cache
+        rounds.append(Round(*map(np.stack, (logits, odds)), keys, seen.logits[0], seen.hidden[0]))
+        committed = np.resize(tokens[anchor + 1 :][: accepted + 1], G + 1)[None]
+        counts = jnp.array([accepted + 1])
+        # With `kept`, the newest state is a rejected token's.
+        states = jnp.roll(change(seen.hidden), -kept, axis=1)
+        state = drafter.commit(state, jnp.asarray(committed), counts, states)
+    return golden, Followed(np.asarray(filled.states[0]), rounds)
+
+
+def farthest(golden, followed):
+    """The largest difference of a draft's logit; infinite off the map."""
+    full = "draft_logits_full" in golden
+    wanted = golden["draft_logits_full" if full else "draft_logits"]
+    found = np.stack([each.logits for each in followed.rounds])
+    there = np.isfinite(wanted)
+    np.testing.assert_array_equal(np.isfinite(found), there)
+    return np.abs(found[there] - wanted[there]).max()
+
+
+# Those that differ in more than a flag; the others in `make test-all`.
+QUICK = (
+    *("eagle3_official", "speculators_eagle3/cli_defaults", "speculators_eagle3/fc_norm_qwen3"),
+    *("speculators_mtp/qwen3", "dflash_zlab", "speculators_dflash/sliding"),
+    *("speculators_dspark/gated", "dspark_deepspec/rnn"),
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x in QUICK else pytest.mark.exhaustive) for x in CASES],
+)
+def test_every_step_of_every_round(name):
+    golden, followed = follow(name)
+    assert farthest(golden, followed) < TOLERANCE
+    size = int(golden["prompt_len"])
+    np.testing.assert_allclose(followed.states, golden["features"][:size], atol=TOLERANCE)
+    for i, each in enumerate(followed.rounds):
+        np.testing.assert_allclose(each.verified, golden["verify_logits"][i], atol=TOLERANCE)
+        np.testing.assert_allclose(each.states, golden["verify_features"][i], atol=TOLERANCE)
+        if "confidence_logits" in golden:
+            np.testing.assert_allclose(each.odds, golden["confidence_logits"][i], atol=TOLERANCE)
+        if f"round{i + 1}_cache_k" in golden:
+            wanted = golden[f"round{i + 1}_cache_k"]
+            keys = each.keys[:, 1 : 1 + wanted.shape[1]]  # the token at position 0 has none
+            np.testing.assert_allclose(keys, wanted, atol=TOLERANCE)
+
+
+SOME = ["eagle3_official", "dflash_zlab"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_control_states_of_the_token_before(name):
+    golden, followed = follow(name, change=lambda states: jnp.roll(states, 1, axis=1))
+    assert farthest(golden, followed) > 0.1
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_control_states_of_the_next_boundary(name):
+    golden, followed = follow(name, boundaries=(3, 5, 6) if "eagle" in name else (0, 2, 4))
+    assert farthest(golden, followed) > 0.1
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_control_states_of_rejected_tokens(name):
+    golden, followed = follow(name, kept=1)
+    assert farthest(golden, followed) > 0.1

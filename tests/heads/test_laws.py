@@ -1,0 +1,231 @@
+"""What rounds of a head's drafter emit is the target, whatever the head says."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, rules, sampling, testing, verification
+from tests.decoding.helpers import begin
+from tests.drafting.choices import Law
+from tests.heads.process import Process
+from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head
+
+N, G = 4, 2
+PROMPT = (0, 1)
+EXACT = 1e-6
+TEMPERATURES = (1.0, 0.6, 0.0)
+RULES = {
+    "Lossless": rules.Lossless(),
+    "OPT": rules.OPT(0.2),
+    "TokenV3": rules.TokenV3(0.5),
+    "KLBall": rules.KLBall(0.05),
+}
+VERIFICATIONS = {"token": verification.Token(), "block": verification.Block()}
+STOPS = {
+    "fixed": None,
+    "confidence": drafting.Confidence(0.7),
+    "own": drafting.Survival(drafting.OwnEstimate(), 0.8),
+}
+
+
+@functools.cache
+def verifiers_law(temperature, prompt=PROMPT, num_tokens=N):
+    tiny = tiny_head("eagle3")  # all heads have one verifier
+    settings = sampling.Sampling(np.float32(temperature))
+    table = testing.prefix_distributions(
+        tiny.verifier,
+        tiny.verifier_params,
+        prompt,
+        num_tokens,
+        lambda x: sampling.distribution(x, settings),
+    )
+    return testing.target_law(table, num_tokens)
+
+
+def distances(name, verify, stop, rule_names, mapped=None, **options):
+    """Rounds in the loop from what they must be; how far drafts and targets differ."""
+    tiny = tiny_head(name, mapped=mapped)
+    drafter, own = drafter_of(tiny, G, STOPS[stop], **options)
+    law = Law(decoding.Round(tiny.verifier, drafter, VERIFICATIONS[verify]))
+    process = Process(tiny, drafter, VERIFICATIONS[verify])
+    found, lengths = {}, set()
+    for rule, temperature in itertools.product(rule_names, TEMPERATURES):
+        params = decoding.MethodParams(tiny.verifier_params, own, RULES[rule])
+        emitted = law(params, PROMPT, N, temperature=temperature)
+        wanted, of_rounds, drafted = process(own, RULES[rule], PROMPT, N, temperature)
+        lengths |= drafted
+        apart = [testing.total_variation(emitted, wanted), of_rounds]
+        if rule == "Lossless":
+            apart.append(testing.total_variation(emitted, verifiers_law(temperature)))
+        found[rule, temperature] = max(apart)
+    return found, lengths
+
+
+# One rule beside Lossless meets each head here, and all meet all in `make test-all`.
+QUICK = {
+    ("eagle3", "block", "fixed"): ("Lossless", "OPT"),
+    ("mtp", "token", "confidence"): ("Lossless",),
+    ("dflash", "token", "fixed"): ("Lossless", "KLBall"),
+    ("dspark", "block", "own"): ("Lossless", "TokenV3"),
+}
+ALL = [
+    pytest.param(*case, tuple(RULES), marks=pytest.mark.exhaustive)
+    for case in itertools.product(CONFIGS, VERIFICATIONS, STOPS)
+    if case[2] != "own" or case[0] == "dspark"
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "verify", "stop", "rule_names"), [*((*k, v) for k, v in QUICK.items()), *ALL]
+)
+def test_the_law_of_rounds(name, verify, stop, rule_names):
+    found, lengths = distances(name, verify, stop, rule_names)
+    assert max(found.values()) < EXACT, found
+    assert stop == "fixed" or len(lengths) > 1, "what was drawn decided nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "verify"),
+    [
+        ("dspark", "token"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in itertools.product(CONFIGS, VERIFICATIONS)
+            if case != ("dspark", "token")
+        ),
+    ],
+)
+def test_the_law_with_a_draft_vocabulary(name, verify):
+    found, _ = distances(name, verify, "fixed", ("Lossless", "OPT"), mapped=(2, 0))
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+@pytest.mark.exhaustive
+def test_the_law_of_greedy_drafts(name):
+    found, _ = distances(name, "token", "fixed", ("Lossless", "OPT"), greedy=True)
+    assert max(found.values()) < EXACT, found
+
+
+def lossless(drafter, own, name, prompt=PROMPT, num_tokens=N, verify=None):
+    """The total variation distance of what is emitted from the verifier's law."""
+    tiny = tiny_head(name)
+    one = decoding.Round(tiny.verifier, drafter, verify or verification.Block())
+    found = Law(one)(decoding.MethodParams(tiny.verifier_params, own), prompt, num_tokens)
+    return testing.total_variation(found, verifiers_law(1.0, prompt, num_tokens))
+
+
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("dflash", marks=pytest.mark.exhaustive)])
+def test_a_text_of_one_token_has_no_states(name):
+    drafter, own = drafter_of(tiny_head(name), G)
+    assert lossless(drafter, own, name, (1,)) < EXACT
+
+
+TREES = {"k_ary": drafting.k_ary(2, 2), "beam": drafting.Beam(2, 2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "children"),
+    [
+        ("beam", "top+1"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (("k_ary", "without"), ("beam", "top"), ("k_ary", "independent"))
+        ),
+    ],
+)
+def test_the_law_of_trees(shape, children):
+    tiny = tiny_head("eagle3")
+    drafter = drafting.EagleTreeDrafter(tiny.head, TREES[shape], children)
+    own = drafting.NeuralDrafterParams(tiny.params)
+    assert lossless(drafter, own, "eagle3", num_tokens=3, verify=verification.Traversal()) < EXACT
+
+
+@dataclasses.dataclass(frozen=True)
+class ColderDrafts(drafting.EagleDrafter):
+    """Says that its tokens were drawn at another temperature (a control)."""
+
+    def propose(self, params, state, inputs):
+        block, state = super().propose(params, state, inputs)
+        warm = block.probs**0.5
+        return block._replace(probs=warm / warm.sum(axis=-1, keepdims=True)), state
+
+
+def test_control_distributions_of_another_temperature():
+    tiny = tiny_head("eagle3")
+    assert lossless(ColderDrafts(tiny.head, G), drafter_of(tiny, G)[1], "eagle3") > 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedNoise(drafting.BlockDrafter):
+    """Draws all tokens of a block with the same uniform (a control)."""
+
+    def propose(self, params, state, inputs):
+        each = inputs.uniforms.shape[1] // self.max_draft
+        same = jnp.tile(inputs.uniforms[:, :each], (1, self.max_draft))
+        inputs = inputs._replace(uniforms=same)
+        return super().propose(params, state, inputs)
+
+
+def test_control_noise_that_a_block_shares():
+    """Tokens of a DFlash are independent: with one uniform for all the law is another."""
+    tiny = tiny_head("dflash")
+    assert _sampled(drafting.BlockDrafter(tiny.head, G), tiny) < 0.05
+    assert _sampled(SharedNoise(tiny.head, G), tiny) > 0.1
+
+
+def _sampled(drafter, tiny, copies=5_000, temperature=4.0):
+    """How far outputs of rounds with real noise are from the verifier's law."""
+    method = decoding.Speculative(tiny.verifier, drafter, verification.Token())
+    params = decoding.MethodParams(tiny.verifier_params, drafter_of(tiny, G)[1])
+    inputs = np.tile(np.array([PROMPT], np.int32), (copies, 1))
+    lengths = np.full(copies, len(PROMPT), np.int32)
+    settings = sampling.Sampling(temperature)
+    state = begin(
+        method,
+        params,
+        inputs,
+        lengths,
+        ids=np.arange(copies),
+        limits=np.full(copies, 3),
+        sampling=settings,
+        max_new=3,
+    )
+    tokens = np.asarray(method.run(params, state, 100).tokens)[:, :3]
+    counts = np.bincount(tokens @ V ** np.arange(2, -1, -1), minlength=V**3)
+    return testing.total_variation(counts / copies, verifiers_law(temperature, num_tokens=3))
+
+
+@dataclasses.dataclass(frozen=True)
+class CutByTheToken(drafting.EagleDrafter):
+    """Leaves out the token whose value decides the length (a control)."""
+
+    def propose(self, params, state, inputs):
+        block, state = super().propose(params, state, inputs)
+        kept = jnp.where(block.tokens[:, 0] == 1, 0, block.num_drafted)
+        return block._replace(num_drafted=kept), state
+
+
+def test_control_a_length_that_reads_the_token_it_cuts():
+    tiny = tiny_head("eagle3")
+    assert lossless(CutByTheToken(tiny.head, G), drafter_of(tiny, G)[1], "eagle3") > 1e-3
+
+
+def test_what_cannot_be_had_is_refused():
+    for name in ("eagle3", "dflash"):
+        drafter, _ = drafter_of(tiny_head(name), G)
+        with pytest.raises(ValueError, match="distributions depend on more than the prefix"):
+            decoding.Round(tiny_head(name).verifier, drafter, verification.GreedyBlock())
+    tiny = tiny_head("dflash")
+    with pytest.raises(ValueError, match="max_draft must be at most 3 for this DFlash, whose bloc"):
+        drafter_of(tiny, 4)
+    one = decoding.Round(tiny.verifier, drafter_of(tiny, 3)[0], verification.Block())
+    one.check_rule(rules.Lossless())
+    with pytest.raises(ValueError, match="OPT reads the drafter's distribution after a whole dra"):
+        one.check_rule(rules.OPT(0.2))
+    with pytest.raises(ValueError, match="TabularModel has no states for a drafter that reads"):
+        testing.TabularModel(3).reading((1,))

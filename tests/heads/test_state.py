@@ -1,0 +1,177 @@
+"""A drafter's state between rounds is that of a fresh one that reads the text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, verification
+from specjax.decoding.method import beginning_of
+from specjax.partitioning import Partitioner, make_mesh
+from specjax.sampling import Sampling
+from specjax.types import DraftInputs, PromptBatch, Prompts
+from tests.heads.tiny_heads import drafter_of, tiny_head
+from tests.models.tiny import quick_jit
+
+V, G, ROUNDS, ROOM = 12, 3, 10, 80
+NAMES = ["eagle3_window", pytest.param("mtp", marks=pytest.mark.exhaustive), "dspark"]
+INPUTS = np.random.default_rng(0).integers(0, V, (4, 6)).astype(np.int32)
+LENGTHS = np.array([6, 1, 4, 2], np.int32)
+# Warm, so that some drafts are accepted and some are not.
+WARM = 3.0
+
+
+def method_of(name, partitioner=None):
+    tiny = tiny_head(name, vocab=V)
+    drafter, own = drafter_of(tiny, G)
+    method = decoding.Speculative(tiny.verifier, drafter, partitioner=partitioner)
+    return tiny, method, decoding.MethodParams(tiny.verifier_params, own)
+
+
+def begun(method, params, rows, limit=60):
+    rows = np.asarray(rows)
+    batch = PromptBatch(
+        INPUTS[rows], LENGTHS[rows], rows, np.full(rows.size, limit),
+        seeds=np.full(rows.size, 3), sampling=Sampling(np.full(rows.size, WARM, np.float32)),
+    )  # fmt: skip
+    return method.init(params, batch, max_new=60, max_length=ROOM)
+
+
+def drafts(method, params, drafter_state, tokens):
+    """Blocks drafted with the same noise from a state after `tokens`."""
+    drafter, rows = method.drafter, tokens.size
+    noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
+    settings = Sampling(jnp.full(rows, WARM))
+    limits, everyone = jnp.full(rows, drafter.max_draft, jnp.int32), jnp.ones(rows, bool)
+    inputs = DraftInputs(tokens, limits, jnp.asarray(noise, jnp.float32), settings, everyone, True)
+    block, _ = drafter.propose(params.drafter, drafter_state, inputs)
+    return block
+
+
+def texts_of(state, rows):
+    """The prompts with what was emitted, padded, and their lengths."""
+    emitted, counts = np.asarray(state.tokens), np.asarray(state.lengths)
+    texts = np.zeros((len(rows), ROOM), np.int32)
+    for i, row in enumerate(rows):
+        text = [*INPUTS[row, : LENGTHS[row]], *emitted[i, : counts[i]]]
+        texts[i, : len(text)] = text
+    return texts, LENGTHS[np.asarray(rows)] + counts
+
+
+def check(tiny, method, params, state, rows):
+    """The next drafts are those of a drafter that has just read the texts."""
+    texts, lengths = texts_of(state, rows)
+    prompts = Prompts(jnp.asarray(texts), jnp.asarray(lengths))
+
+    @quick_jit
+    def both(params, prompts, kept):
+        reader = tiny.verifier.reading(tiny.head.config.boundaries)
+        filled = reader.prefill(params.verifier, prompts, ROOM + 8)
+        fresh = method.drafter.prefill(params.drafter, prompts, ROOM + 8, verifier=filled)
+        states = kept, fresh
+        return [drafts(method, params, each, filled.tokens) for each in states]
+
+    kept, fresh = both(params, prompts, state.inner.drafter)
+    np.testing.assert_array_equal(kept.tokens, fresh.tokens)
+    logs = [np.log(np.maximum(np.asarray(x.confidences), 1e-30)) for x in (kept, fresh)]
+    np.testing.assert_allclose(logs[0], logs[1], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_rounds_with_rejections(name):
+    tiny, method, params = method_of(name)
+    state = method.run(params, begun(method, params, range(4)), ROUNDS)
+    check(tiny, method, params, state, range(4))
+    accepted = np.asarray(state.info.accepted_lengths).sum(axis=0)
+    assert accepted[0] > 0 and accepted[1:].sum() > 0  # some whole rejections, some acceptances
+
+
+def test_rows_that_do_not_draft_and_slots_that_are_refilled():
+    tiny, method, params = method_of("dspark")
+    state = begun(method, params, [0, 1, 2])
+    state = state._replace(draft_limits=jnp.array([G, 0, 1]))
+    state = method.run(params, state, 4)
+    state = decoding.state.insert_rows(state, jnp.array([1]), begun(method, params, [3]))
+    state = state._replace(draft_limits=jnp.array([G, G, G]))
+    state = method.run(params, state, 4)
+    check(tiny, method, params, state, [0, 3, 2])
+    alone = method.run(params, begun(method, params, [3]), 4)
+    count = int(alone.lengths[0])
+    np.testing.assert_array_equal(state.tokens[1, :count], alone.tokens[0, :count])
+
+
+def test_trees_keep_the_states_of_their_path():
+    tiny = tiny_head("eagle3", vocab=V)
+    drafter = drafting.EagleTreeDrafter(tiny.head, drafting.k_ary(2, 2))
+    method = decoding.Speculative(tiny.verifier, drafter, verification.Traversal())
+    own = drafting.NeuralDrafterParams(tiny.params)
+    params = decoding.MethodParams(tiny.verifier_params, own)
+    state = method.run(params, begun(method, params, range(4)), ROUNDS)
+    check(tiny, method, params, state, range(4))
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsRejected(drafting.EagleDrafter):
+    """Counts one rejected row among those committed (a control)."""
+
+    def commit(self, state, tokens, counts, hidden=None):
+        return super().commit(state, tokens, counts, jnp.roll(hidden, -1, axis=1))
+
+
+def test_control_states_of_rejected_rows_are_seen():
+    tiny, method, params = method_of("eagle3_window")
+    method = dataclasses.replace(method, drafter=KeepsRejected(tiny.head, G))
+    state = method.run(params, begun(method, params, range(4)), ROUNDS)
+    with pytest.raises(AssertionError):
+        check(tiny, method, params, state, range(4))
+
+
+@pytest.mark.parametrize("name", ["eagle3_window", "dspark"])
+def test_a_beginning_that_rows_share(name):
+    _, method, params = method_of(name)
+    shared = np.array([3, 5, 1], np.int32)
+    beginning = method.begin(params, shared)
+    inputs = np.concatenate([np.tile(shared, (4, 1)), INPUTS], axis=1)
+    batch = PromptBatch(
+        inputs, LENGTHS + 3, np.arange(4), np.full(4, 30), seeds=np.full(4, 3),
+        sampling=Sampling(np.full(4, WARM, np.float32)),
+    )  # fmt: skip
+    outputs = []
+    for options in ({}, {"beginning": beginning}):
+        state = method.init(params, batch, max_new=30, max_length=ROOM, **options)
+        outputs.append(np.asarray(method.run(params, state, 6).tokens))
+    np.testing.assert_array_equal(*outputs)
+
+
+@pytest.mark.parametrize("name", ["mtp", "dspark"])
+def test_the_next_turn_goes_on_from_a_finished_row(name):
+    _, method, params = method_of(name)
+    state = method.run(params, begun(method, params, [0], 9), 100)
+    read = beginning_of(method, params, state, 0)
+    count = int(read.lengths)
+    assert LENGTHS[0] <= count < LENGTHS[0] + 9
+    text = [*INPUTS[0, : LENGTHS[0]], *np.asarray(state.tokens[0, :9]), 4, 7, 1]
+    one = np.array([len(text)])
+    batch = PromptBatch(
+        np.array([text], np.int32), one, np.array([0]), one * 0 + 20, seeds=np.array([3]),
+        sampling=Sampling(np.array([WARM], np.float32)),
+    )  # fmt: skip
+    outputs = []
+    for options in ({}, {"beginning": read}):
+        after = method.init(params, batch, max_new=20, max_length=ROOM, **options)
+        outputs.append(np.asarray(method.run(params, after, 100).tokens))
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_mesh_gives_the_same_tokens():
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices")
+    _, method, params = method_of("dspark")
+    alone = method.run(params, begun(method, params, range(4), 12), 100)
+    where = Partitioner(make_mesh(data=2, model=1))
+    _, method, params = method_of("dspark", where)
+    params = where.replicate(params)
+    spread = method.run(params, begun(method, params, range(4), 12), 100)
+    np.testing.assert_array_equal(alone.tokens[:, :12], spread.tokens[:, :12])

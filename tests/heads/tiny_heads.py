@@ -1,0 +1,88 @@
+"""Tiny random verifiers with random heads of every kind, and drafters of them."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import drafting
+from specjax.models import LlamaConfig, model_from_config
+from specjax.models.heads import BlockConfig, EagleConfig, draft_head, places_of
+from tests.models.tiny import random_params
+
+V = 3
+_SIZES = {"embed_dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "mlp_dim": 8}
+_EAGLE = {"boundaries": (0, 1, 3), "windows": (None,), "own_output": True}
+_BLOCK = {"boundaries": (1, 3), "windows": (None, 2), "block_size": 4, "own_output": True}
+CONFIGS = {
+    "eagle3": (EagleConfig, {**_EAGLE, "norm_before_residual": True}),
+    "eagle3_window": (EagleConfig, {**_EAGLE, "windows": (2,), "norm_output": True}),
+    "mtp": (EagleConfig, {"boundaries": (4,), "windows": (None,), "projects": True}),
+    "dflash": (BlockConfig, {**_BLOCK, "mask_token": 1}),
+    "dspark": (
+        BlockConfig,
+        {
+            **_BLOCK,
+            "mask_token": 1,
+            "from_anchor": True,
+            "markov": "rnn",
+            "markov_rank": 4,
+            "confidence": True,
+            "confidence_reads_markov": True,
+        },
+    ),
+}
+
+
+class TinyHead(NamedTuple):
+    """A verifier, and its head with the verifier's parameters that it uses."""
+
+    verifier: object
+    verifier_params: object
+    head: object
+    params: object
+
+
+def llama(vocab=V, seed=0, scale=2.0, layers=3):
+    """A random Llama; its logits are as far apart as `scale` makes them."""
+    model = model_from_config(LlamaConfig(vocab_size=vocab, num_layers=layers, **_SIZES))
+    params = random_params(model, seed)
+    dense = params["decoder"]["logits_dense"]
+    dense["kernel"] = scale * dense["kernel"]
+    embedder = params["token_embedder"]
+    embedder["embedding"] = 3.0 * embedder["embedding"]
+    return model, params
+
+
+@functools.cache
+def tiny_head(name, vocab=V, mapped=None, seed=5):
+    """The head of that name in `CONFIGS`; of `mapped` only these tokens are drafted."""
+    model, params = llama(vocab)
+    kind, fields = CONFIGS[name]
+    layers = 2 if kind is BlockConfig else 1
+    sizes = LlamaConfig(vocab_size=vocab, num_layers=layers, **_SIZES)
+    count = None if mapped is None else len(mapped)
+    head = draft_head(kind(layers=sizes, draft_vocab=count, **fields), model)
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name = jax.tree_util.keystr(path)
+        value = rng.normal(size=leaf.shape) if leaf.ndim > 1 else rng.uniform(0.5, 1.5, leaf.shape)
+        far = 1.0 if "logits_dense" in name or "embedding" in name else 0.6
+        return jnp.asarray(far * value if leaf.ndim > 1 else value, jnp.float32)
+
+    own = jax.tree_util.tree_map_with_path(draw, head.abstract_params())
+    if mapped is not None:
+        own["places"] = jnp.asarray(places_of(np.array(mapped), vocab))
+    return TinyHead(model, params, head, head.joined(own, params))
+
+
+def drafter_of(tiny, max_draft, stopping=None, **options):
+    """The chain drafter of a head, and its parameters."""
+    kind = drafting.EagleDrafter if isinstance(tiny.head.config, EagleConfig) else None
+    kind = kind or drafting.BlockDrafter
+    policy, own = (stopping or drafting.FixedLength()).bind()
+    drafter = kind(tiny.head, max_draft, policy, **options)
+    return drafter, drafting.NeuralDrafterParams(tiny.params, own)
