@@ -23,8 +23,8 @@ KLPrice Mixture Cactus SequenceChow SequenceChowLog Quantile Confidence Entropy 
 EtaCutoff TypicalP
 """
 _PLAIN = """
-Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate Token Block
-GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade
+Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate OwnEstimate
+Token Block GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade
 """
 # A text of each part, in the standard form.
 TEXTS = {
@@ -319,7 +319,8 @@ KINDS = {
     "verification": [kind.__name__ for kind in verification.ALL_VERIFICATIONS],
     "stopping": [
         *("FixedLength", "Confidence(0.4)", "Entropy", "CostAware", TEXTS["Budget"]),
-        *(f"Survival({kind.__name__}, 0.6)" for kind in drafting.ALL_ESTIMATES),
+        # OwnEstimate needs a drafter that makes it.
+        *(f"Survival({kind.__name__}, 0.6)" for kind in drafting.ALL_ESTIMATES[:-1]),
     ],
     "drafting": [
         *("Lookup", "Lookup(min_match=2)", "Lookup(copies=2)", "Lookup(bigram='built-in')"),
