@@ -1,8 +1,9 @@
 """Attention over a ragged cache, as flax.linen modules.
 
-Axes: B rows, T queries, S keys, E model width, H query heads in K groups of N (H = K·N), D head
-width. P heads share a vector of P D lanes: there are K / P sets of P N queries. Keys are
-`[B, K, S, D]` and values `[B, K, D, S]` in the default layout. Masks are additive: 0 or `MASKED`.
+Axes: B rows, T queries, S keys, E model width, `read` the width of what is read (a draft head may
+read more than E), H query heads in K groups of N (H = K·N), D head width. P heads share a vector of
+P D lanes: there are K / P sets of P N queries. Keys are `[B, K, S, D]` and values `[B, K, D, S]` in
+the default layout. Masks are additive: 0 or `MASKED`.
 """
 
 import functools
@@ -89,7 +90,7 @@ class Attention(nn.Module):
         return getattr(self, norm)(x) if norms == "head" else x
 
     def keys_values(
-        self, x: Float[Array, "B S E"], rope: Rope | None = None
+        self, x: Float[Array, "B S read"], rope: Rope | None = None
     ) -> tuple[Array, Array]:
         keys = self._heads(self.key(x), "key_norm")
         values = self.value(x).reshape(keys.shape)
@@ -97,7 +98,7 @@ class Attention(nn.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B T E"],
+        x: Float[Array, "B T read"],
         segments: Sequence[Segment],
         rope: Rope | None = None,
         deterministic: bool = True,

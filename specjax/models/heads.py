@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
+from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.errors import UserError
@@ -34,6 +35,7 @@ from specjax.models.attention import (
     Attention,
     LayerMemory,
     Memory,
+    Segment,
     attended,
     block_bias,
     block_updates,
@@ -69,6 +71,8 @@ class HeadConfig(abc.ABC):
         projection; None: all.
       own_embedding: whether it has an embedding of its own, not the verifier's.
       own_output: whether it has an output projection of its own.
+      cross_layer: the layer of an encoder-decoder verifier whose keys and values of the encoder's
+        output each layer of the head reads, with queries of its own; None for none.
     """
 
     layers: DecoderOnlyConfig
@@ -77,6 +81,7 @@ class HeadConfig(abc.ABC):
     draft_vocab: int | None = None
     own_embedding: bool = False
     own_output: bool = False
+    cross_layer: int | None = None
 
     @property
     @abc.abstractmethod
@@ -126,7 +131,8 @@ class BlockConfig(HeadConfig):
 
     Attributes:
       block_size: N, the last committed token and N - 1 masks.
-      mask_token: the token that stands for those that are not drafted yet.
+      mask_token: the token that stands for those that are not drafted yet; None: a vector that is
+        learnt.
       from_anchor: whether the first slot predicts, too: M = N, else M = N - 1.
       causal_windows: whether the tokens of a block see only earlier ones in layers with a window.
       markov: one of `MARKOV`: a correction of the logits by the token before; None for none.
@@ -136,7 +142,7 @@ class BlockConfig(HeadConfig):
     """
 
     block_size: int
-    mask_token: int
+    mask_token: int | None
     from_anchor: bool = False
     causal_windows: bool = True
     markov: str | None = None
@@ -182,6 +188,18 @@ class BlockOutputs(NamedTuple):
     memory: Float[Array, "B r"]
 
 
+class Encoded(NamedTuple):
+    """Keys and values of an encoder's output, of one layer, as they lie in the verifier's cache."""
+
+    keys: Array
+    values: Array
+    mask: Bool[Array, "B P"]  # false at padding
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(self.keys, self.values, _bias(self.mask[:, None]))
+
+
 class HeadCache(NamedTuple):
     """The memory of a draft head; the leading axis of every array is the batch.
 
@@ -191,6 +209,7 @@ class HeadCache(NamedTuple):
       ring: of a recurrent head, the state at position t in slot t modulo R; None of a block head.
       known: the position of the last token before which the state is the verifier's.
       outputs: of a block head, between its draft and the next commit; else None.
+      encoded: what it reads of the encoder, or None; see `HeadConfig.cross_layer`.
     """
 
     entries: RaggedCache
@@ -198,6 +217,7 @@ class HeadCache(NamedTuple):
     ring: Float[Array, "B R E"] | None
     known: Int32[Array, " B"]
     outputs: BlockOutputs | None = None
+    encoded: Encoded | None = None
 
 
 def _norm(config: DecoderOnlyConfig, name: str) -> RMSNorm:
@@ -206,16 +226,27 @@ def _norm(config: DecoderOnlyConfig, name: str) -> RMSNorm:
 
 
 class HeadLayer(nn.Module):
-    """Self-attention and a feed-forward block; attention may read more than the residual stream."""
+    """Self-attention, perhaps cross-attention, and a feed-forward block.
+
+    Self-attention may read more than the residual stream.
+
+    Attributes:
+      verifier: whose encoder is read; None for none.
+    """
 
     config: DecoderOnlyConfig
     layout: CacheLayout
+    verifier: Model | None = None
 
     def setup(self) -> None:
         config, style = self.config, self.config.style
         self.self_attention = Attention(config, style, self.layout)
         self.pre_mlp_layer_norm = _norm(config, "pre_mlp_layer_norm")
         self.mlp = MLP(config.mlp_dim, style.activations, config.dtype, config.param_dtype)
+        if self.verifier is not None:
+            theirs = self.verifier.config
+            self.cross_attention = Attention(theirs, theirs.style, self.verifier.layout)
+            self.pre_cross_layer_norm = _norm(config, "pre_cross_layer_norm")
 
     def keys_values(self, y: Float[Array, "B T read"], rope: Rope) -> tuple[Array, Array]:
         return self.self_attention.keys_values(y, rope)
@@ -227,10 +258,13 @@ class HeadLayer(nn.Module):
         bias: Array,
         past: LayerMemory | None,
         rope: Rope,
+        encoded: Segment | None = None,
     ) -> tuple[Array, Array, Array]:
         keys, values = self.keys_values(y, rope)
         segments, keys, values = attended(past, keys, values, bias)
         x = residual + self.self_attention(y, segments, rope)
+        if encoded is not None:
+            x = x + self.cross_attention(self.pre_cross_layer_norm(x), [encoded])
         return x + self.mlp(self.pre_mlp_layer_norm(x)), keys, values
 
 
@@ -239,6 +273,7 @@ class _HeadNetwork(nn.Module):
 
     config: Any
     layout: CacheLayout = CacheLayout()
+    verifier: Model | None = None  # of a head that reads the encoder's output
 
     def _dense(self, features: int, name: str, axes: Any = ("embed", "embed"), bias: bool = False):
         config = self.config.layers
@@ -282,7 +317,7 @@ class EagleNetwork(_HeadNetwork):
             self.states_norm = norm("states_norm")
         if config.fc_norm:
             self.fc_norms = [norm(f"fc_norm_{i}") for i in range(len(config.boundaries))]
-        self.layers_0 = HeadLayer(layers, self.layout)
+        self.layers_0 = HeadLayer(layers, self.layout, self.verifier)
         self._set_up_output()
 
     def project(self, states: Float[Array, "B T F"]) -> Float[Array, "B T E"]:
@@ -327,18 +362,27 @@ class EagleNetwork(_HeadNetwork):
         places: Int32[Array, "B T"],
         bias: Array,
         past: LayerMemory | None = None,
+        encoded: Segment | None = None,
     ) -> tuple[Array, Array, Array, Array]:
         """The output, the states that the next step reads, and the keys and values."""
         y, residual = self._read(embedded, states)
-        x, keys, values = self.layers_0(y, residual, bias, past, self.rope(places))
+        x, keys, values = self.layers_0(y, residual, bias, past, self.rope(places), encoded)
         normed = self.norm(x) if self.config.norms else x
         return normed, normed if self.config.norm_output else x, keys, values
 
-    def __call__(self, states: Array, embedded: Array, places: Array, bias: Array) -> Array:
+    def __call__(
+        self,
+        states: Array,
+        embedded: Array,
+        places: Array,
+        bias: Array,
+        encoded: Segment | None = None,
+    ) -> Array:
         """Reads known tokens, each with the verifier's state of the token before it."""
         if self.config.own_embedding:
             self.embed(jnp.zeros((1, 1), jnp.int32))
-        normed, *_ = self.step(embedded, self.project(states), places, bias)
+        states = self.project(states)
+        normed, *_ = self.step(embedded, states, places, bias, encoded=encoded)
         return self.logits(normed) if self.config.own_output else normed
 
 
@@ -352,8 +396,11 @@ class BlockNetwork(_HeadNetwork):
         self.state_norm, self.norm = norm("state_norm"), norm("norm")
         count = range(layers.num_layers)
         self.input_norms = [norm(f"input_norm_{i}") for i in count]
-        self.layers = [HeadLayer(layers, self.layout) for _ in count]
+        self.layers = [HeadLayer(layers, self.layout, self.verifier) for _ in count]
         self._set_up_output()
+        if config.mask_token is None:
+            init, size = nn.initializers.normal(1.0), (layers.embed_dim,)
+            self.mask = param_with_axes("mask", init, size, layers.param_dtype, axes=("embed",))
         if config.markov is not None:
             rank = config.markov_rank
             sizes = (layers.vocab_size, rank, layers.dtype, layers.param_dtype)
@@ -380,12 +427,19 @@ class BlockNetwork(_HeadNetwork):
         places: Int32[Array, "B T"],
         biases: list[Array],
         pasts: list[LayerMemory | None],
+        encoded: Segment | None = None,
     ) -> Float[Array, "B T E"]:
-        """The outputs of blocks, each the last committed token and masks."""
+        """The outputs of blocks, each the last committed token and masks.
+
+        Of a mask that is learnt the embedding is not read.
+        """
         x = embedded.astype(self.config.layers.dtype)
+        if self.config.mask_token is None:
+            place = jnp.arange(x.shape[1])[None, :, None] % self.config.block_size
+            x = jnp.where(place > 0, self.mask.astype(x.dtype)[None, None], x)
         parts = zip(self.layers, self.input_norms, biases, pasts, strict=True)
         for i, (layer, norm, bias, past) in enumerate(parts):
-            x, *_ = layer(norm(x), x, bias, past, self.rope(places, i))
+            x, *_ = layer(norm(x), x, bias, past, self.rope(places, i), encoded)
         return self.norm(x)
 
     def corrected(
@@ -424,13 +478,20 @@ class BlockNetwork(_HeadNetwork):
             states = jnp.concatenate([states, before], axis=-1)
         return self.confidence(states)[..., 0].astype(jnp.float32)
 
-    def __call__(self, states: Array, embedded: Array, places: Array, bias: Array) -> Array:
+    def __call__(
+        self,
+        states: Array,
+        embedded: Array,
+        places: Array,
+        bias: Array,
+        encoded: Segment | None = None,
+    ) -> Array:
         """Reads states at `places` and a block without a past; it names all parameters."""
         if self.config.own_embedding:
             self.embed(jnp.zeros((1, 1), jnp.int32))
         self.entries(states, places)
         count = len(self.layers)
-        y = self.block(embedded, places, [bias] * count, [None] * count)
+        y = self.block(embedded, places, [bias] * count, [None] * count, encoded)
         if self.config.markov is not None:
             none = jnp.zeros((y.shape[0], self.config.markov_rank), y.dtype)
             self.corrected(y, jnp.zeros(y.shape[:2], jnp.int32), none)
@@ -490,7 +551,17 @@ class DraftHead(LanguageModel):
         states = len(config.boundaries) * self.verifier.config.embed_dim
         shape = (1, 1, states), (1, 1, config.layers.embed_dim)
         given = (jnp.zeros(x, config.layers.dtype) for x in shape)
-        return self.network.init(key, *given, jnp.zeros((1, 1), jnp.int32), block_bias(1))
+        encoded = None
+        if config.cross_layer is not None:
+            theirs = self.verifier.config
+            one = jnp.zeros((1, 1, theirs.kv_heads, theirs.head_dim), theirs.dtype)
+            encoded = Segment(*self.verifier.layout.arrange(one, one), block_bias(1))
+        places = jnp.zeros((1, 1), jnp.int32)
+        return self.network.init(key, *given, places, block_bias(1), encoded)
+
+    @property
+    def _encoding_verifier(self) -> Model | None:
+        return None if self.config.cross_layer is None else self.verifier
 
     def joined(self, params: Params, verifier: Params) -> Params:
         """Its own parameters with what it uses of the verifier's; arrays are shared."""
@@ -559,6 +630,10 @@ class DraftHead(LanguageModel):
         if self.verifier.continues_beginnings and (common := next_beginning()) is not None:
             starts = jnp.broadcast_to(common[0], starts.shape).astype(jnp.int32)
             cache = cache._replace(entries=filled(cache.entries, common[1].entries))
+        if (layer := self.config.cross_layer) is not None:
+            cross = verifier.cache.cross
+            encoded = Encoded(cross.keys[layer], cross.values[layer], cross.mask)
+            cache = cache._replace(encoded=encoded)
         if verifier.text.shape[1]:
             cache = self._prefill(params, cache, verifier, starts)
         return note(cache) if self.verifier.continues_beginnings else cache
@@ -605,7 +680,7 @@ class EagleHead(DraftHead):
 
     @property
     def network(self) -> EagleNetwork:
-        return EagleNetwork(self.config, self.layout)
+        return EagleNetwork(self.config, self.layout, self._encoding_verifier)
 
     def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
         cache = super().empty(rows, max_length, path, nodes)
@@ -682,7 +757,15 @@ class EagleHead(DraftHead):
 
         past = memory.layer(0, memory.bias(length) + bias(slots))
         states = self._at(cache.ring, before)
-        given = self._embed(params, tokens), states, places - 1, inside + bias(places), past
+        encoded = None if cache.encoded is None else cache.encoded.segment
+        given = (
+            self._embed(params, tokens),
+            states,
+            places - 1,
+            inside + bias(places),
+            past,
+            encoded,
+        )
         normed, states, keys, values = self._apply(params, *given, method="step")
         logits = self._spread(params, self._logits(params, normed))
         return logits, states, (block_updates([keys], [values], normed), states)
@@ -714,7 +797,7 @@ class BlockHead(DraftHead):
 
     @property
     def network(self) -> BlockNetwork:
-        return BlockNetwork(self.config, self.layout)
+        return BlockNetwork(self.config, self.layout, self._encoding_verifier)
 
     def _prefill(
         self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
@@ -750,7 +833,7 @@ class BlockHead(DraftHead):
         """Reads the block after the last committed tokens, for up to `count` drafts."""
         config, rows = self.config, tokens.size
         size, first = config.block_size, config.block_size - config.most_drafts
-        masks = jnp.full((rows, size - 1), config.mask_token, jnp.int32)
+        masks = jnp.full((rows, size - 1), config.mask_token or 0, jnp.int32)
         embedded = self._embed(params, jnp.concatenate([tokens[:, None], masks], axis=1))
         memory = Memory(cache.entries, positions, self.layout)
         slots = jnp.arange(memory.max_length, dtype=jnp.int32)[None, None]
@@ -764,7 +847,8 @@ class BlockHead(DraftHead):
             causal = window is not None and config.causal_windows
             whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
             biases.append(block_bias(size) if causal else whole)
-        given = embedded, memory.places(size), biases, pasts
+        encoded = None if cache.encoded is None else cache.encoded.segment
+        given = embedded, memory.places(size), biases, pasts, encoded
         states = self._apply(params, *given, method="block")[:, first : first + count]
         logits = self._logits(params, states)
         memory_of = jnp.zeros((rows, config.markov_rank), states.dtype)

@@ -658,9 +658,9 @@ def _neural(
     longest = parts.longest if longest is None else longest
     head = small.model
     options: Any = {"min_draft": min_draft, "eos_ids": eos_ids}
-    if isinstance(getattr(stopping, "estimate", None), OwnEstimate) and not (
-        isinstance(head, BlockHead) and head.config.confidence
-    ):
+    judges = isinstance(head, BlockHead) and head.config.confidence
+    own = isinstance(getattr(stopping, "estimate", None), OwnEstimate)
+    if own and not judges and small is not _ANY:
         raise UserError(
             f"stopping={stopping!r} needs a drafter with a confidence head, such as a DSpark, got "
             f"{small.name}"

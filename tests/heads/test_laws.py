@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from specjax import decoding, drafting, rules, sampling, testing, verification
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
 from tests.heads.process import Process
-from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head
+from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_head
 
 N, G = 4, 2
 PROMPT = (0, 1)
@@ -123,6 +124,23 @@ def lossless(drafter, own, name, prompt=PROMPT, num_tokens=N, verify=None):
 def test_a_text_of_one_token_has_no_states(name):
     drafter, own = drafter_of(tiny_head(name), G)
     assert lossless(drafter, own, name, (1,)) < EXACT
+
+
+@pytest.mark.parametrize("name", ["dspark", pytest.param("eagle3", marks=pytest.mark.exhaustive)])
+def test_the_law_of_an_encoder_decoder(name):
+    tiny = tiny_t5_head(name)
+    drafter, own = drafter_of(tiny, G)
+    texts = [x for n in range(N) for x in itertools.product(range(V), repeat=n)]
+    outputs = np.zeros((len(texts), N), np.int32)  # each after the start token, which is 0
+    for row, text in enumerate(texts):
+        outputs[row, 1 : 1 + len(text)] = text
+    inputs = np.tile(np.array([PROMPT], np.int32), (len(texts), 1))
+    logits = np.asarray(tiny.verifier.apply(tiny.verifier_params, inputs, outputs))
+    after = np.stack([logits[row, len(text)] for row, text in enumerate(texts)])
+    wanted = testing.target_law(np.asarray(jax.nn.softmax(after)), N)
+    law = Law(decoding.Round(tiny.verifier, drafter, verification.Block()))
+    found = law(decoding.MethodParams(tiny.verifier_params, own), PROMPT, N)
+    assert testing.total_variation(found, wanted) < EXACT
 
 
 TREES = {"k_ary": drafting.k_ary(2, 2), "beam": drafting.Beam(2, 2, 1)}

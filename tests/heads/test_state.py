@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, verification
-from specjax.decoding.method import beginning_of
+from specjax.decoding.method import beginning_of, insert_rows
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, PromptBatch, Prompts
@@ -93,7 +93,7 @@ def test_rows_that_do_not_draft_and_slots_that_are_refilled():
     state = begun(method, params, [0, 1, 2])
     state = state._replace(draft_limits=jnp.array([G, 0, 1]))
     state = method.run(params, state, 4)
-    state = decoding.state.insert_rows(state, jnp.array([1]), begun(method, params, [3]))
+    state = insert_rows(state, jnp.array([1]), begun(method, params, [3]))
     state = state._replace(draft_limits=jnp.array([G, G, G]))
     state = method.run(params, state, 4)
     check(tiny, method, params, state, [0, 3, 2])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafting
-from specjax.models import LlamaConfig, model_from_config
+from specjax.models import LlamaConfig, T5Config, model_from_config
 from specjax.models.heads import BlockConfig, EagleConfig, draft_head, places_of
 from tests.models.tiny import random_params
 
@@ -31,6 +31,22 @@ CONFIGS = {
             "markov_rank": 4,
             "confidence": True,
             "confidence_reads_markov": True,
+        },
+    ),
+}
+# Heads of an encoder-decoder.
+ENCODED = {
+    "eagle3": (EagleConfig, {"boundaries": (1, 3), "windows": (None,), "fc_norm": True}),
+    "dspark": (
+        BlockConfig,
+        {
+            "boundaries": (0, 2),
+            "windows": (None, None),
+            "block_size": 3,
+            "mask_token": None,
+            "from_anchor": True,
+            "markov": "gated",
+            "markov_rank": 4,
         },
     ),
 }
@@ -65,6 +81,10 @@ def tiny_head(name, vocab=V, mapped=None, seed=5):
     sizes = LlamaConfig(vocab_size=vocab, num_layers=layers, **_SIZES)
     count = None if mapped is None else len(mapped)
     head = draft_head(kind(layers=sizes, draft_vocab=count, **fields), model)
+    return _with_params(model, params, head, mapped, seed)
+
+
+def _with_params(model, params, head, mapped, seed):
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -75,7 +95,7 @@ def tiny_head(name, vocab=V, mapped=None, seed=5):
 
     own = jax.tree_util.tree_map_with_path(draw, head.abstract_params())
     if mapped is not None:
-        own["places"] = jnp.asarray(places_of(np.array(mapped), vocab))
+        own["places"] = jnp.asarray(places_of(np.array(mapped), model.vocab_size))
     return TinyHead(model, params, head, head.joined(own, params))
 
 
@@ -86,3 +106,18 @@ def drafter_of(tiny, max_draft, stopping=None, **options):
     policy, own = (stopping or drafting.FixedLength()).bind()
     drafter = kind(tiny.head, max_draft, policy, **options)
     return drafter, drafting.NeuralDrafterParams(tiny.params, own)
+
+
+@functools.cache
+def tiny_t5_head(name, seed=5):
+    """A head of `ENCODED`, which reads the encoder's output, of a tiny T5."""
+    config = T5Config(
+        vocab_size=V, embed_dim=8, num_heads=2, head_dim=6, mlp_dim=8, num_encoder_layers=1,
+        num_decoder_layers=3, relpos_buckets=8, relpos_max_distance=12,
+    )  # fmt: skip
+    model = model_from_config(config)
+    params = random_params(model, 3)
+    kind, fields = ENCODED[name]
+    sizes = LlamaConfig(vocab_size=V, num_layers=len(fields["windows"]), **_SIZES)
+    head = draft_head(kind(layers=sizes, cross_layer=1, **fields), model)
+    return _with_params(model, params, head, None, seed)

@@ -25,9 +25,9 @@ EtaCutoff TypicalP
 # Only a text: the object is the model itself, `Decoder(pair.verifier)`.
 ALONE = ("VerifierAlone", "DrafterAlone")
 _PLAIN = """
-Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate Token Block
-GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade VerifierAlone
-DrafterAlone
+Lossless Sum Mean FixedLength CostAware ConfidenceEstimate HeadEstimate OnlineEstimate OwnEstimate
+Token Block GreedyBlock Walk TopDown Traversal TokenCascade OracleCascade SequenceCascade
+VerifierAlone DrafterAlone
 """
 # A text of each part, in the standard form.
 TEXTS = {
@@ -322,7 +322,8 @@ KINDS = {
     "verification": [kind.__name__ for kind in verification.ALL_VERIFICATIONS],
     "stopping": [
         *("FixedLength", "Confidence(0.4)", "Entropy", "CostAware", TEXTS["Budget"]),
-        *(f"Survival({kind.__name__}, 0.6)" for kind in drafting.ALL_ESTIMATES),
+        # OwnEstimate needs a drafter that makes it.
+        *(f"Survival({kind.__name__}, 0.6)" for kind in drafting.ALL_ESTIMATES[:-1]),
     ],
     "drafting": [
         *("Lookup", "Lookup(min_match=2)", "Lookup(copies=2)", "Lookup(bigram='built-in')"),
