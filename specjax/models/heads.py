@@ -532,7 +532,7 @@ class DraftHead(LanguageModel):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.verifier.prompt_positions(input_lengths, prefix_lengths)
 
-    def for_devices(self, platform: str, ways: int = 1) -> Self:
+    def for_devices(self, platform: str) -> Self:
         """See `Model.for_devices`; a mesh does not split a head."""
         layers = self.config.layers
         sizes = (layers.num_heads, layers.kv_heads, layers.head_dim)

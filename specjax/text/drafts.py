@@ -129,9 +129,15 @@ def check_is_plan(plan: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ModelDrafts(DraftPlan):
-    """A model of the decoder drafts, token by token: the default of `Decoder`."""
+    """A model of the decoder drafts, token by token: the default of `Decoder`.
+
+    Attributes:
+      model: its name.
+      greedy: see `drafting.EagleDrafter`; for draft heads.
+    """
 
     model: str = "drafter"
+    greedy: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -140,6 +146,10 @@ class ModelDrafts(DraftPlan):
     def make(self, inputs: PlanInputs) -> Planned:
         drafter, params = inputs.neural(self.model)
         drafter = dataclasses.replace(drafter, name=self.model)
+        if self.greedy and not isinstance(drafter, EagleDrafter):
+            raise UserError(f"greedy must be False: {self.model} is not a draft head")
+        if self.greedy:
+            drafter = dataclasses.replace(drafter, greedy=True)
         return Planned(drafter, params, params.stopping)
 
 

@@ -64,10 +64,11 @@ class Followed(NamedTuple):
     rounds: list
 
 
-def follow(name, *, change=lambda states: states, boundaries=None, kept=0):
+def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platform="cpu"):
     """Runs the prescribed rounds; the options are for controls."""
     golden, of = np.load(fixture(name, "rounds.npz")), verifier(CASES[name])
     head, own = load_draft_head(fixture(name, "head"), of.model)
+    head = head.for_devices(platform)
     params = drafting.NeuralDrafterParams(head.joined(own, of.params))
     kind = drafting.EagleDrafter if isinstance(head, EagleHead) else drafting.BlockDrafter
     drafter = kind(head, G)
@@ -149,6 +150,12 @@ def test_every_step_of_every_round(name):
 
 
 SOME = ["eagle3_official", "dflash_zlab"]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_layout_of_a_cache_on_tpus(name):
+    golden, followed = follow(name, platform="tpu")
+    assert farthest(golden, followed) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", SOME)

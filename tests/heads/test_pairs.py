@@ -13,6 +13,7 @@ from specjax.checkpoints import save_model
 from specjax.cli.main import main
 from specjax.models import LlamaConfig
 from specjax.partitioning import make_mesh
+from specjax.text.drafts import ModelDrafts
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import llama
 from tests.heads.written import FORMATS, write_head
@@ -65,6 +66,7 @@ OPTIONS = {
     "block rule": ("zlab", {"rule": rules.TokenV3(0.5)}),
     "stopping": ("dspark", {"stopping": drafting.Survival(drafting.OwnEstimate(), 0.9)}),
     "tree": ("speculators", {"drafting": specjax.Tree(depth=2, width=2)}),
+    "greedy": ("zlab", {"drafting": ModelDrafts(greedy=True)}),
     "filters": ("mtp", {"sampling": specjax.Sampling(temperature=0.8, top_k=20, top_p=0.9)}),
     "processors": ("eagle3", {"processors": (specjax.processors.RepetitionPenalty(1.3),)}),
 }
@@ -79,6 +81,12 @@ def test_options_of_a_decoder(place, name):
     assert whole.info.emitted > 0
     shared = decoder(PROMPTS, seed=4, share_prefix=True)
     assert [x.tolist() for x in shared.tokens] == [x.tolist() for x in whole.tokens]
+
+
+def test_bfloat16(place):
+    for kind in ("eagle3", "dspark"):
+        pair = load(place, kind, dtype="bfloat16")
+        assert specjax.Decoder(pair, sampling=WARM, **SHAPE)(PROMPTS[:2]).info.emitted > 0
 
 
 def test_a_resumed_run_decodes_the_missing_rows(place):
