@@ -170,6 +170,7 @@ def tables(results: dict[str, Any]) -> str:
     columns = [name for name in best[0] if any(row.get(name) is not None for row in best)]
     notes = _NOTES if results["done"] else _ESTIMATE_NOTES
     counts = {"estimated": results["estimated"], "measured": results["done"]}
+    counts = {name: count for name, count in counts.items() if count}
     parts.append(Report(best, columns, notes, summary=counts).table())
     if "answer" in results:
         parts += [_rounds(results), _answer(results)]

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         one_bucket=True,
         on_start=lambda run: run.record(command=args.command_line),
     )
-    print(tables(results))
+    print(tables({**results, "table_2": []}))
     print(
         f"specjax: plots and tables are in {args.output}; next, with your own models and texts: "
         "specjax compare --gin.VERIFIER=LARGE --gin.DRAFTER=SMALL --gin.INPUT=TEXTS "
