@@ -11,7 +11,7 @@ import pytest
 from specjax import platforms, sampling
 from specjax.models import layers
 from specjax.partitioning import Partitioner, make_mesh
-from specjax.sampling import filters
+from specjax.sampling import distributions
 from specjax.types import Sampling
 
 
@@ -93,7 +93,7 @@ def test_a_threshold_is_the_same(kind):
         wanted = (rng.random(40) * 1.05 * values.sum(1)).astype(np.float32)
     found, expected = (
         jax.jit(jax.vmap(edge))(rank, values, wanted)
-        for edge in (filters._edge_by_sixteenths, filters._edge_by_halves)
+        for edge in (distributions._edge_by_sixteenths, distributions._edge_by_halves)
     )
     np.testing.assert_array_equal(found, expected)
     assert (np.asarray(expected) == 2**32 - 1).any() and len(set(expected.tolist())) > 20

@@ -33,7 +33,7 @@ def timed(monkeypatch):
     def known(self, method, part, temperature, limit):
         _, state = run(self, method, part, temperature, limit=limit)
         passes = self.passes(method, part, temperature, limit=limit)
-        widths = method.round.verifier_widths
+        widths = method.verifier_widths
         width = next(width for width in widths if width > limit)
         # A program with one width costs more.
         verifier = VERIFIER[width] + (len(widths) == 1)

@@ -38,7 +38,7 @@ class Texts:
 
     def __init__(self, method):
         self.method, self.choices = method, Choices()
-        self.outcomes = round_slots(method.round)
+        self.outcomes = round_slots(method)
         each = [np.arange(1, n + 1, dtype=np.float32) for n in self.outcomes]
         combos = np.array(list(itertools.product(*each)))
         self.size, self.uniforms = len(combos), np.tile(combos, (TOGETHER, 1))

@@ -171,8 +171,8 @@ class Outputs:
 
     def __init__(self, method, max_new=3):
         self.method, self.choices, self.max_new = method, Choices(), max_new
-        self.outcomes = round_slots(method.round)
-        assert len(self.outcomes) == method.round.num_uniforms
+        self.outcomes = round_slots(method)
+        assert len(self.outcomes) == method.num_uniforms
         self.combinations = combinations_of(self.outcomes)
 
         @quick_jit

@@ -80,7 +80,7 @@ def clock(monkeypatch):
                 np.max(after[name] - before[name]) for name in ("drafter", "verifier")
             )
             # Another program, whose rounds cost something else.
-            wide = len(self.round.verifier_widths) == 1
+            wide = len(self.verifier_widths) == 1
             pass_of = 9.0 if wide else VERIFIER[next(n for n in VERIFIER if n > limit)]
             now[0] += scale * (DRAFT * drafted + pass_of * verified)
         return state
@@ -154,7 +154,7 @@ def test_times_are_those_of_steps_calls_and_all_tables(pair, monkeypatch):
                     drafts = np.sum(state.info.drafted_lengths - before.drafted_lengths, axis=0)
                     longest = int(np.max(np.nonzero(drafts)[0]))
                     assert longest == state.draft_limits[0]  # also of what is copied
-                    width = next(n for n in self.round.verifier_widths if n > longest)
+                    width = next(n for n in self.verifier_widths if n > longest)
                 now[0] += DRAFT * calls.get("drafter", 0) + width
             now[0] += 5.0
             return state
