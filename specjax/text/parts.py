@@ -271,11 +271,18 @@ class _TextReader(NamedTuple):
         known = {_plain(one): one for one in (PARTS if names is None else names)}
         name = known.get(_plain(call.func.id))
         if name is None:
-            near = difflib.get_close_matches(_plain(call.func.id), known, n=1)
-            choice = "" if names is None else f"choose from {', '.join(names)}, or "
-            own = f"{choice}give your own class to specjax.register_part"
-            remedy = f"did you mean {known[near[0]]}?" if near else own
-            raise UserError(f"{self.shown}: there is no part {call.func.id}: {remedy}")
+            given, near = call.func.id, difflib.get_close_matches(_plain(call.func.id), known, n=1)
+            if near:
+                meant = known[near[0]]
+                raise UserError(
+                    f"{self.what}={given!r}: there is no such name; did you mean {meant}?"
+                )
+            if names is not None:
+                raise UserError(f"{self.what} must be one of {', '.join(names)}, got {given!r}")
+            raise UserError(
+                f"{self.shown}: there is no part {given}: give your own class to "
+                "specjax.register_part"
+            )
         arguments = [self.value(each, depth - 1) for each in call.args]
         named: dict[str, Any] = {}
         for word in call.keywords:
