@@ -113,15 +113,10 @@ class Decoder:
         variables such as `{"enable_thinking": False}`; see `Tokenizer.render_chat`.
 
     Attributes:
-      models: the given models.
-      method: the decoding method.
-      params: its parameters.
-      rule: the rule, or None.
-      sampling: the temperature, top-k and top-p.
+      models, stop, chat_template_kwargs: as given.
+      method, params, rule, sampling: what decodes; `rule` is None if the method has none.
       tokenizer: the verifier's tokenizer.
       costs: the costs measured for `drafting.CostAware()`, or None.
-      stop: the stop strings.
-      chat_template_kwargs: the options of the chat template.
 
     Raises:
       UserError: a value is out of range, or the parts cannot be combined.

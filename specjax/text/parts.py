@@ -275,11 +275,18 @@ class _TextReader(NamedTuple):
         known = {_plain(one): one for one in (PARTS if names is None else names)}
         name = known.get(_plain(call.func.id))
         if name is None:
-            near = difflib.get_close_matches(_plain(call.func.id), known, n=1)
-            choice = "" if names is None else f"choose from {', '.join(names)}, or "
-            own = f"{choice}give your own class to specjax.register_part"
-            remedy = f"did you mean {known[near[0]]}?" if near else own
-            raise UserError(f"{self.shown}: there is no part {call.func.id}: {remedy}")
+            given, near = call.func.id, difflib.get_close_matches(_plain(call.func.id), known, n=1)
+            if near:
+                meant = known[near[0]]
+                raise UserError(
+                    f"{self.what}={given!r}: there is no such name; did you mean {meant}?"
+                )
+            if names is not None:
+                raise UserError(f"{self.what} must be one of {', '.join(names)}, got {given!r}")
+            raise UserError(
+                f"{self.shown}: there is no part {given}: give your own class to "
+                "specjax.register_part"
+            )
         arguments = [self.value(each, depth - 1) for each in call.args]
         named: dict[str, Any] = {}
         for word in call.keywords:
@@ -293,28 +300,24 @@ class _TextReader(NamedTuple):
             arguments.append(named.pop(one.name))
         return Part(name, tuple(arguments), tuple(named.items()))
 
-    def value(self, node: ast.expr | None, depth: int) -> Any:
-        """A literal, a tuple or a dict of values, or a part."""
-        if depth <= 0:
-            raise self.refused(f"is nested deeper than {_DEEPEST} levels")
-        if isinstance(node, ast.Name | ast.Attribute | ast.Call):
-            return self.part(node, depth)
-        if isinstance(node, ast.Tuple | ast.List):
-            return tuple(self.value(each, depth - 1) for each in node.elts)
-        return self.literal(node, depth)
+    def value(self, node: ast.expr | None, depth: int, *, in_dict: bool = False) -> Any:
+        """A number, a text, True, False, None, a tuple or a dict of values, or a part.
 
-    def literal(self, node: ast.expr | None, depth: int) -> Any:
-        """A number, a text, True, False, None, or a dict of literals and of lists of them."""
+        A dict has no parts, and its lists stay lists.
+        """
         if depth <= 0:
             raise self.refused(f"is nested deeper than {_DEEPEST} levels")
+        if isinstance(node, ast.Name | ast.Attribute | ast.Call) and not in_dict:
+            return self.part(node, depth)
+        if isinstance(node, ast.List) or (isinstance(node, ast.Tuple) and not in_dict):
+            several = [self.value(each, depth - 1, in_dict=in_dict) for each in node.elts]
+            return several if in_dict else tuple(several)
         if isinstance(node, ast.Dict):
             if any(isinstance(key, ast.Dict | ast.List) for key in node.keys):
                 raise self.refused("has a dict whose key is no number or text")
-            keys = [self.literal(key, 1) for key in node.keys]
-            values = [self.literal(each, depth - 1) for each in node.values]
+            keys = [self.value(key, 1, in_dict=True) for key in node.keys]
+            values = [self.value(each, depth - 1, in_dict=True) for each in node.values]
             return dict(zip(keys, values, strict=True))
-        if isinstance(node, ast.List):
-            return [self.literal(each, depth - 1) for each in node.elts]
         sign, signed = 1, isinstance(node, ast.UnaryOp)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
             sign = -1 if isinstance(node.op, ast.USub) else 1

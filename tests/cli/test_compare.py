@@ -140,7 +140,7 @@ def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
 # One of each kind, before any model is read; the others are tested where values are checked.
 NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
 WRONG = {
-    "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "METHODS='opd': there is no part opd: did"),
+    "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "METHODS='opd': there is no such name; did"),
     "strength": (
         {"METHODS": "{'Lossy({})': 1.5}", **NO_MODELS},
         "strength must lie in [0, 1), got",

@@ -444,7 +444,7 @@ def test_bad_calls_are_refused_in_one_line(decoder, prompts, options, message):
         (["ba"], {"max_new_tokens": "5"}, "max_new_tokens must be a number, or .* got '5'"),
         (["ba"], {"seed": [[1], [2, 3]]}, "seed must be a number, or a number per prompt"),
         (["ba"], {"seed": jax.random.key(0)}, "seed must be a number, or a number per prompt"),
-        (["ba"], {"rule": "OPT"}, r"rule must be like rules.OPT\(strength=0.2\), got 'OPT'"),
+        (["ba"], {"rule": "OPT"}, "rule='OPT': OPT: missing a required argument: 'strength'"),
         (["ba"], {"rule": rules.OPT}, "rule must be an instance, got the class OPT"),
     ],
 )
@@ -553,7 +553,7 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
     [
         ({"rule": 0.2}, r"rule must be like rules.OPT\(strength=0.2\), got 0.2"),
         ({"rule": rules.OPT}, "rule must be an instance, got the class OPT"),
-        ({"verification": "block"}, "verification must be like .*, got 'block'"),
+        ({"verification": 3}, "verification must be like .*, got 3"),
         ({"verification": verification.Block}, "verification must be an instance, got the class"),
         (
             {"drafting": specjax.WithParams(3)},

@@ -138,21 +138,18 @@ def test_strength_threshold_and_curve():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: Setting(rule="OTP(0.2)"), "there is no part OTP: did you mean OPT?"),
+        (lambda: Setting(rule="OTP(0.2)"), "rule='OTP': there is no such name; did you mean OPT?"),
         (lambda: Setting(rule="OPT(0.2"), "is not a class with arguments"),
         (lambda: Setting(rule="OPT({[]: 1})"), "has a dict whose key is no number or text"),
         (lambda: Setting(top_k=[1]), "top_k must be a single whole number, got [1]"),
         (lambda: Setting(rule="OPT(0.2, 0.3)"), "too many positional arguments"),
         (lambda: Setting(rule="OPT(__import__('os'))"), "there is no part __import__"),
         (lambda: Setting(rule="no_such.module.Rule(1)"), "nothing is imported for a text"),
-        (lambda: Setting(verification="OPT(0.2)"), "there is no part OPT: choose from Token"),
+        (lambda: Setting(verification="OPT(0.2)"), "verification must be one of"),
         (lambda: Setting(max_draft=0), "max_draft must be"),
         (lambda: Setting(rule="Lossy(1.5)"), "rule='Lossy(1.5)': strength must lie in [0, 1)"),
-        (
-            lambda: Setting(stopping="OnlineEstimate"),
-            "OnlineEstimate: choose from FixedLength",
-        ),
-        (lambda: Setting(drafting="OPT(0.2)"), "there is no part OPT: choose from Lookup, Cascade"),
+        (lambda: Setting(stopping="OnlineEstimate"), "stopping must be one of FixedLength"),
+        (lambda: Setting(drafting="OPT(0.2)"), "drafting must be one of Lookup, Cascade"),
         (lambda: Setting(drafting="Tree(depth=0, width=2)"), "depth must be a whole number of at"),
         (
             lambda: Setting(drafting="Tree(depth=3, width=2)", verification="Block"),
