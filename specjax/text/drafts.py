@@ -146,7 +146,7 @@ class ModelDrafts(DraftPlan):
     def make(self, inputs: PlanInputs) -> Planned:
         drafter, params = inputs.neural(self.model)
         drafter = dataclasses.replace(drafter, name=self.model)
-        if self.greedy and not isinstance(drafter, EagleDrafter):
+        if self.greedy and not isinstance(drafter, drafting.EagleDrafter):
             raise UserError(f"greedy must be False: {self.model} is not a draft head")
         if self.greedy:
             drafter = dataclasses.replace(drafter, greedy=True)
