@@ -168,9 +168,9 @@ class ModelDrafts(DraftPlan):
     def make(self, inputs: PlanInputs) -> Planned:
         drafter, params = inputs.neural(self.model)
         drafter = dataclasses.replace(drafter, name=self.model)
-        if self.greedy and not isinstance(drafter, EagleDrafter):
-            raise UserError(f"greedy must be False: {self.model} is not a draft head")
         if self.greedy:
+            if not isinstance(drafter, EagleDrafter):
+                raise UserError(f"greedy must be False: {self.model} is not a draft head")
             drafter = dataclasses.replace(drafter, greedy=True)
         return Planned(drafter, params, params.stopping)
 
