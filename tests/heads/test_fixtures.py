@@ -149,7 +149,7 @@ def test_every_step_of_every_round(name):
             np.testing.assert_allclose(keys, wanted, atol=TOLERANCE)
 
 
-SOME = ["eagle3_official", "dflash_zlab"]
+SOME = ["eagle3_official", pytest.param("dflash_zlab", marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -69,9 +69,8 @@ def distances(name, verify, stop, rule_names, mapped=None, **options):
 # One rule beside Lossless meets each head here, and all meet all in `make test-all`.
 QUICK = {
     ("eagle3", "block", "fixed"): ("Lossless", "OPT"),
-    ("mtp", "token", "confidence"): ("Lossless",),
     ("dflash", "token", "fixed"): ("Lossless", "KLBall"),
-    ("dspark", "block", "own"): ("Lossless", "TokenV3"),
+    ("dspark", "block", "own"): ("Lossless",),
 }
 ALL = [
     pytest.param(*case, tuple(RULES), marks=pytest.mark.exhaustive)

@@ -72,7 +72,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+QUICK = ("rule", "stopping", "tree")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x in QUICK else pytest.mark.exhaustive) for x in OPTIONS],
+)
 def test_options_of_a_decoder(place, name):
     """Rows do not depend on their company, whatever decodes them; a resumed run agrees."""
     kind, options = OPTIONS[name]

@@ -128,7 +128,7 @@ def test_control_states_of_rejected_rows_are_seen():
         check(tiny, method, params, state, range(4))
 
 
-@pytest.mark.parametrize("name", ["eagle3_window", "dspark"])
+@pytest.mark.parametrize("name", ["mtp", pytest.param("dspark", marks=pytest.mark.exhaustive)])
 def test_a_beginning_that_rows_share(name):
     _, method, params = method_of(name)
     shared = np.array([3, 5, 1], np.int32)
@@ -145,7 +145,7 @@ def test_a_beginning_that_rows_share(name):
     np.testing.assert_array_equal(*outputs)
 
 
-@pytest.mark.parametrize("name", ["mtp", "dspark"])
+@pytest.mark.parametrize("name", ["dspark", pytest.param("mtp", marks=pytest.mark.exhaustive)])
 def test_the_next_turn_goes_on_from_a_finished_row(name):
     _, method, params = method_of(name)
     state = method.run(params, begun(method, params, [0], 9), 100)
