@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     asked = [setting for t in (0.0, 1.0) for setting in settings(args.max_draft, t)]
     texts = samples(args.built_in)
     # One batch size for quality and time: fewer programs to compile.
-    sizes = {"batch_size": 1, "latency_limit": len(texts.examples)}
+    sizes: dict[str, Any] = {"batch_size": 1, "latency_limit": len(texts.examples)}
     results = compare(
         lambda _: load_pair(args.built_in).named,
         asked,
