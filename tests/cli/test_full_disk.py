@@ -78,16 +78,3 @@ def test_converting(tmp_path, form):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
     assert main(argv) == 0
     assert load_model(tmp_path / "out").format == form
-
-
-@pytest.mark.exhaustive
-def test_the_demo(tmp_path):
-    paths = tiny_pair.write_pair(tmp_path / "models")
-    lines = ["en\tde", *(f"{text}\t{text}" for text in tiny_pair.sentences(4, seed=5))]
-    (tmp_path / "samples.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    argv = ["demo", *(f"--{k}={v}" for k, v in paths.items())]
-    argv += [f"--samples={tmp_path}/samples.tsv", "--rows=4", "--repeats=1"]
-    argv += [f"--output={tmp_path}/out"]
-    fails(2_000, argv, "results.json cannot be written")
-    assert not (tmp_path / "out").exists()
-    assert main(argv) == 0
