@@ -138,7 +138,7 @@ def infer(
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
-    run = merging.ROWS.directory(output_dir, process)
+    run = merging.directory_of(output_dir, process)
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = read_inputs(source, format=format, split=split, task=task, **fields)
     together = process is not None and process.together
@@ -190,7 +190,7 @@ def infer(
                     "processes, or a smaller BATCH_SIZE"
                 )
         if process is not None:
-            merging.ROWS.check_whole(run, configuration, allow_other_environment)
+            merging.check_whole(run, configuration, allow_other_environment)
             if together:
                 settings_hash = hash_of({**configuration, "environment": None})
                 processes.check_same("other models or settings", settings_hash)

@@ -1,7 +1,6 @@
 """Merges the parts of a run, which several processes have written."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import re
@@ -46,94 +45,76 @@ class UnfinishedError(UserError):
     """A part has not ended, or it has failed and removed its configuration."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """A kind of run that several processes can share, each with its own part of the directory.
+def directory_of(
+    output_dir: str | os.PathLike[str], process: Process | None = None
+) -> RunDirectory:
+    """Returns the directory of a process, not yet open; None: the directory of the run."""
+    whole = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE)
+    if process is None:
+        return whole
+    place = whole.path / process.directory
+    return RunDirectory(place, config_name=CONFIG_NAME, makes=MADE)
 
-    Attributes:
-      config_name: the file of the configuration; `makes`: see `RunDirectory`.
-      what: the name of such a run in messages.
-      same_machine: whether parts from different machines are errors; if not, they are warnings.
+
+def check_whole(
+    part: RunDirectory, configuration: Mapping[str, Any], allow_other_environment: bool
+) -> None:
+    """Raises UserError if the parent directory of a part has another run."""
+    whole = directory_of(part.path.parent)
+    whole.peek()
+    whole.compare(configuration, allow_other_environment=allow_other_environment)
+
+
+def _parts_in(root: Path) -> list[Path]:
+    """Returns the directory itself if it is a part, or the parts up to two levels below."""
+    if _is_part(root) and (root / CONFIG_NAME).is_file():
+        return [root]
+    paths = sorted([*root.glob("part-*-of-*"), *root.glob("*/part-*-of-*")])
+    return list(filter(_is_part, paths))
+
+
+def _find(roots: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The directories of all parts of one run, in order.
+
+    `roots` are parts, or directories with parts up to two levels below.
     """
-
-    config_name: str
-    makes: tuple[str, ...]
-    what: str = "run"
-    same_machine: bool = False
-
-    def directory(
-        self, output_dir: str | os.PathLike[str], process: Process | None = None
-    ) -> RunDirectory:
-        """Returns the directory of a process, not yet open; None: the directory of the run."""
-        whole = RunDirectory(output_dir, config_name=self.config_name, makes=self.makes)
-        if process is None:
-            return whole
-        place = whole.path / process.directory
-        return RunDirectory(place, config_name=self.config_name, makes=self.makes)
-
-    def check_whole(
-        self, part: RunDirectory, configuration: Mapping[str, Any], allow_other_environment: bool
-    ) -> None:
-        """Raises UserError if the parent directory of a part has another run."""
-        whole = self.directory(part.path.parent)
-        whole.peek()
-        whole.compare(configuration, allow_other_environment=allow_other_environment)
-
-    def parts_in(self, root: Path) -> list[Path]:
-        """Returns the directory itself if it is a part, or the parts up to two levels below."""
-        if _is_part(root) and (root / self.config_name).is_file():
-            return [root]
-        paths = sorted([*root.glob("part-*-of-*"), *root.glob("*/part-*-of-*")])
-        return list(filter(_is_part, paths))
-
-    def find(self, roots: Sequence[str | os.PathLike[str]]) -> list[Path]:
-        """The directories of all parts of one run, in order.
-
-        `roots` are parts, or directories with parts up to two levels below.
-        """
-        paths = [Path(os.path.expanduser(root)).absolute() for root in roots]
-        parts = sorted(
-            (part for path in paths for part in self.parts_in(path)), key=lambda part: part.name
+    paths = [Path(os.path.expanduser(root)).absolute() for root in roots]
+    parts = sorted((part for path in paths for part in _parts_in(path)), key=lambda part: part.name)
+    shown, names = ", ".join(map(str, roots)), [part.name for part in parts]
+    if not parts:
+        raise FileNotFoundError(f"{shown}: there is no directory part-I-of-N: check the path")
+    count = int(names[0].rpartition("-")[2])
+    if names != (needed := [Process(i, count).directory for i in range(count)]):
+        raise UserError(
+            f"{shown} must have {', '.join(needed)}, each once, and has {', '.join(names)}: "
+            "give the directories of all parts of one run"
         )
-        shown, names = ", ".join(map(str, roots)), [part.name for part in parts]
-        if not parts:
-            raise FileNotFoundError(f"{shown}: there is no directory part-I-of-N: check the path")
-        count = int(names[0].rpartition("-")[2])
-        if names != (needed := [Process(i, count).directory for i in range(count)]):
-            raise UserError(
-                f"{shown} must have {', '.join(needed)}, each once, and has {', '.join(names)}: "
-                "give the directories of all parts of one run"
+    return parts
+
+
+def _common(parts: Sequence[Path]) -> dict[str, Any]:
+    """The configuration that all parts of a run must share, without the keys of a part."""
+    first: dict[str, Any] = {}
+    for index, path in enumerate(parts):
+        stored = read_config(path / CONFIG_NAME) or {}
+        part = stored.get(PART)
+        if not isinstance(part, dict) or part.get("index") != index:
+            raise UnfinishedError(
+                f"{path} has no {CONFIG_NAME} of this part: run this process to its end"
             )
-        return parts
-
-    def common(self, parts: Sequence[Path]) -> dict[str, Any]:
-        """The configuration that all parts of a run must share, without the keys of a part."""
-        same = "on the same kind of machine" if self.same_machine else "and the same files"
-        first: dict[str, Any] = {}
-        for index, path in enumerate(parts):
-            stored = read_config(path / self.config_name) or {}
-            part = stored.get(PART)
-            if not isinstance(part, dict) or part.get("index") != index:
-                raise UnfinishedError(
-                    f"{path} has no {self.config_name} of this part: run this process to its end"
-                )
-            config = {k: v for k, v in stored.items() if k not in (PART, "files", "kept")}
-            first = first or config
-            apart = difference(first, config)
-            here = first.get(ENVIRONMENT)
-            if apart and (self.same_machine or difference(first, {**config, ENVIRONMENT: here})):
-                raise UserError(
-                    f"{path} is not part of the same {self.what} as {parts[0]} ({apart}): run all "
-                    f"processes with the same command {same}, in a new output_dir"
-                )
-            if apart:
-                text = f"specjax: warning: {path} was decoded in another environment ({apart})"
-                print(text, file=sys.stderr)
-        return first
-
-
-# The runs of `specjax infer`.
-ROWS = Shared(CONFIG_NAME, MADE)
+        config = {k: v for k, v in stored.items() if k not in (PART, "files", "kept")}
+        first = first or config
+        apart = difference(first, config)
+        here = first.get(ENVIRONMENT)
+        if apart and difference(first, {**config, ENVIRONMENT: here}):
+            raise UserError(
+                f"{path} is not part of the same run as {parts[0]} ({apart}): run all processes "
+                "with the same command and the same files, in a new output_dir"
+            )
+        if apart:
+            text = f"specjax: warning: {path} was decoded in another environment ({apart})"
+            print(text, file=sys.stderr)
+    return first
 
 
 def merge(
@@ -156,16 +137,16 @@ def merge(
       OSError: there are no parts, or the directory cannot be written.
       UserError: a part or a row is missing, or there twice; or the parts are of different runs.
     """
-    whole = ROWS.directory(output_dir)
-    return _write(whole, ROWS.find(parts or [whole.path]), on_start)
+    whole = directory_of(output_dir)
+    return _write(whole, _find(parts or [whole.path]), on_start)
 
 
 def read_parts(directory: str | os.PathLike[str]) -> list[Record] | None:
     """Returns the rows of all parts in a directory, in order; None without parts. See `merge`."""
-    if not ROWS.parts_in(Path(directory)):
+    if not _parts_in(Path(directory)):
         return None
-    parts = ROWS.find([directory])
-    return _rows(parts, ROWS.common(parts))
+    parts = _find([directory])
+    return _rows(parts, _common(parts))
 
 
 def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> None:
@@ -180,7 +161,7 @@ def finish(part: RunDirectory, process: Process, on_start: OnStart | None) -> No
             return
     try:
         with contextlib.suppress(InUseError):  # another part that has just ended writes the same
-            _write(ROWS.directory(part.path.parent), beside(part, process), on_start)
+            _write(directory_of(part.path.parent), beside(part, process), on_start)
     except UnfinishedError:
         say_unmerged(part, process)
 
@@ -202,7 +183,7 @@ def say_unmerged(part: RunDirectory, process: Process) -> None:
 
 
 def _write(whole: RunDirectory, parts: Sequence[Path], on_start: OnStart | None) -> dict[str, Any]:
-    configuration = ROWS.common(parts)
+    configuration = _common(parts)
     records = _rows(parts, configuration)
     with whole as run:
         run.claim(configuration, allow_other_environment=True)

@@ -82,7 +82,7 @@ def test_parts_are_scored_as_the_run_that_they_make(tmp_path, capsys):
 
 def test_the_last_part_to_end_merges(tmp_path, capsys):
     def ends(index):
-        part = merging.ROWS.directory(tmp_path, Process(index, 2))
+        part = merging.directory_of(tmp_path, Process(index, 2))
         merging.finish(part, Process(index, 2), None)
         return (tmp_path / PREDICTIONS_NAME).exists()
 
@@ -177,13 +177,13 @@ def test_a_lost_process_is_told_in_one_line():
 def test_another_environment_is_allowed_for_a_part_of_a_merged_run(tmp_path):
     write_part(tmp_path, 0, 1, range(ROWS))
     assert main(["merge", str(tmp_path)]) == 0
-    part = merging.ROWS.directory(tmp_path, Process(0, 1))
+    part = merging.directory_of(tmp_path, Process(0, 1))
     here = {**CONFIG, "environment": {"device": "other"}}
     with pytest.raises(ValueError, match=r"environment.device: 'cpu' there, 'other' here"):
-        merging.ROWS.check_whole(part, here, False)
-    merging.ROWS.check_whole(part, here, True)
+        merging.check_whole(part, here, False)
+    merging.check_whole(part, here, True)
     with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
-        merging.ROWS.check_whole(part, {**here, "seed": 1}, True)
+        merging.check_whole(part, {**here, "seed": 1}, True)
 
 
 @pytest.fixture
