@@ -172,6 +172,15 @@ class Fresh(NamedTuple):
     counts: Int32[Array, " B"]
 
 
+class _Known(NamedTuple):
+    """States of the verifier at `places`, the tokens after them, and which of them count."""
+
+    tokens: Int32[Array, "B T"]
+    states: Float[Array, "B T F"]
+    places: Int32[Array, "B T"]
+    kept: Bool[Array, "B T"]
+
+
 class BlockOutputs(NamedTuple):
     """What a block head says of a block, before its tokens are drawn.
 
@@ -634,21 +643,29 @@ class DraftHead(LanguageModel):
             cross = verifier.cache.cross
             encoded = Encoded(cross.keys[layer], cross.values[layer], cross.mask)
             cache = cache._replace(encoded=encoded)
-        if verifier.text.shape[1]:
-            cache = self._prefill(params, cache, verifier, starts)
+        if length := verifier.text.shape[1]:
+            places = _places(jnp.zeros_like(starts), length)
+            kept = (places + 1 >= starts[:, None]) & (places < verifier.positions[:, None])
+            after = jnp.pad(verifier.text[:, 1:], ((0, 0), (0, 1)))
+            newest = places == verifier.positions[:, None] - 1
+            after = jnp.where(newest, verifier.tokens[:, None], after)
+            cache = self._with(params, cache, _Known(after, verifier.states, places, kept))
         return note(cache) if self.verifier.continues_beginnings else cache
 
-    @abc.abstractmethod
-    def _prefill(
-        self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
-    ) -> HeadCache:
-        """The cache with the entries from `starts` on."""
-
-    @abc.abstractmethod
     def catch_up(
         self, params: Params, cache: HeadCache, positions: Int32[Array, " B"]
     ) -> HeadCache:
         """Writes the entries of what was committed; `positions`: of the last committed tokens."""
+        fresh = cache.fresh
+        places = _places(positions - fresh.counts, fresh.tokens.shape[1])
+        kept = places < positions[:, None]
+        cache = self._with(params, cache, _Known(fresh.tokens, fresh.states, places, kept))
+        read = fresh._replace(counts=jnp.zeros_like(fresh.counts))
+        return cache._replace(fresh=read, known=positions)
+
+    @abc.abstractmethod
+    def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
+        """The cache with the entries of known states."""
 
     def _written(
         self,
@@ -688,39 +705,16 @@ class EagleHead(DraftHead):
         slots, layers = 2 * (path + 2) + nodes, self.config.layers
         return cache._replace(ring=jnp.zeros((rows, slots, layers.embed_dim), layers.dtype))
 
-    def _prefill(
-        self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
-    ) -> HeadCache:
-        states = self._apply(params, verifier.states, method="project")
-        tokens, length = verifier.text[:, 1:], verifier.text.shape[1] - 1
-        entries = cache.entries
-        if length:
-            # The entry of a token at place t is turned by t - 1, as in the published heads.
-            turns = _places(jnp.zeros_like(starts), length)
-            given = self._embed(params, tokens), states[:, :-1], turns
-            pair = self._apply(params, *given, method="entries")
-            places = turns + 1
-            kept = (places >= starts[:, None]) & (places < verifier.positions[:, None])
-            entries = self._written(cache, [pair], jnp.ones_like(starts), kept)
-        last = verifier.positions[:, None] - 1
-        newest = jnp.take_along_axis(states, last[..., None], axis=1, mode="clip")
-        return cache._replace(entries=entries, ring=self._put(cache, newest, last, last >= 0))
-
-    def catch_up(
-        self, params: Params, cache: HeadCache, positions: Int32[Array, " B"]
-    ) -> HeadCache:
-        fresh = cache.fresh
-        starts, length = positions - fresh.counts, fresh.tokens.shape[1]
-        states = self._apply(params, fresh.states, method="project")
-        turns = _places(starts, length)
-        given = self._embed(params, fresh.tokens), states, turns
+    def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
+        states, places = self._apply(params, known.states, method="project"), known.places
+        # The entry of a token at place t + 1 is turned by t, as in the published heads.
+        given = self._embed(params, known.tokens), states, places
         pair = self._apply(params, *given, method="entries")
-        kept = jnp.arange(length, dtype=jnp.int32)[None] < fresh.counts[:, None]
+        # Earlier states are in the entries.
+        newest = known.kept & ~jnp.pad(known.kept[:, 1:], ((0, 0), (0, 1)))
         return cache._replace(
-            entries=self._written(cache, [pair], starts + 1, kept),
-            ring=self._put(cache, states, turns, kept),
-            fresh=fresh._replace(counts=jnp.zeros_like(fresh.counts)),
-            known=positions,
+            entries=self._written(cache, [pair], places[:, 0] + 1, known.kept),
+            ring=self._put(cache, states, places, newest),
         )
 
     def score(
@@ -799,28 +793,10 @@ class BlockHead(DraftHead):
     def network(self) -> BlockNetwork:
         return BlockNetwork(self.config, self.layout, self._encoding_verifier)
 
-    def _prefill(
-        self, params: Params, cache: HeadCache, verifier: PrefilledStates, starts: Array
-    ) -> HeadCache:
-        places = _places(jnp.zeros_like(starts), verifier.text.shape[1])
-        pairs = self._apply(params, verifier.states, places, method="entries")
-        kept = (places >= starts[:, None]) & (places < verifier.positions[:, None])
-        entries = self._written(cache, pairs, jnp.zeros_like(starts), kept)
-        return cache._replace(entries=entries)
-
-    def catch_up(
-        self, params: Params, cache: HeadCache, positions: Int32[Array, " B"]
-    ) -> HeadCache:
-        fresh = cache.fresh
-        starts, length = positions - fresh.counts, fresh.tokens.shape[1]
-        places = _places(starts, length)
-        pairs = self._apply(params, fresh.states, places, method="entries")
-        kept = jnp.arange(length, dtype=jnp.int32)[None] < fresh.counts[:, None]
-        return cache._replace(
-            entries=self._written(cache, pairs, starts, kept),
-            fresh=fresh._replace(counts=jnp.zeros_like(fresh.counts)),
-            known=positions,
-        )
+    def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
+        pairs = self._apply(params, known.states, known.places, method="entries")
+        starts = known.places[:, 0]
+        return cache._replace(entries=self._written(cache, pairs, starts, known.kept))
 
     def block(
         self,
