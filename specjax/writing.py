@@ -113,6 +113,9 @@ def check_free(path: Path) -> None:
         raise FileExistsError(f"{path} is not empty: give a new directory, or empty it first")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file: give a new directory")
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{existing} is a file: give a path in a directory")
 
 
 class InUseError(OSError):

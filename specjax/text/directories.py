@@ -297,7 +297,7 @@ def _loaded(
     paths = {name: path for name, path in paths.items() if name not in heads}
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
     sizes = {
-        name: Words(os.fspath(path), words[name], read_config(path).vocab_size)
+        name: Words.of(os.fspath(path), words[name], read_config(path).vocab_size)
         for name, path in paths.items()
     }
     same = all(words["verifier"].fingerprint == other.fingerprint for other in words.values())
@@ -657,7 +657,7 @@ def _why_not(drafter: Inspected | InspectedHead, verifier: Inspected | Inspected
     for each in (drafter, verifier):
         if each.tokenizer is None:
             return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
-        words.append(Words(each.path, each.tokenizer, each.model.vocab_size))
+        words.append(Words.of(each.path, each.tokenizer, each.model.vocab_size))
     try:
         check_vocabularies("drafter", *words)
     except UserError as error:

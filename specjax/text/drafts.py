@@ -466,10 +466,11 @@ class Cascade(DraftPlan):
         lenience(self.lenience)  # its checks
         for i, rule in enumerate(self._rules):
             if rule is not None:
-                check_is_rule(f"rules[{i}]", rule)
+                name = "rules" if rule is self.rules else f"rules[{i}]"
+                check_is_rule(name, rule)
                 if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
                     raise UserError(
-                        f"rules[{i}] must have scalar strengths and no budget, got {rule!r}"
+                        f"{name} must have scalar strengths and no budget, got {rule!r}"
                     )
         if self.lenience != 1.0 and None not in self._rules:
             raise UserError("lenience must be left out: each level has its own rule in `rules`")

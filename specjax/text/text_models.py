@@ -40,15 +40,16 @@ _MOST_UNREAD = 16
 
 
 class Words(NamedTuple):
-    """The vocabulary of a model, whose embedding has `rows` rows; some may be no tokens."""
+    """The vocabulary of a model; its size leaves out rows of the embedding that are no tokens."""
 
     name: str
     tokenizer: Tokenizer
-    rows: int
+    size: int
 
-    @property
-    def size(self) -> int:
-        return min(self.tokenizer.vocab_size, self.rows)
+    @classmethod
+    def of(cls, name: str, tokenizer: Tokenizer, rows: int) -> "Words":
+        """The vocabulary of a model whose embedding has so many rows."""
+        return cls(name, tokenizer, min(tokenizer.vocab_size, rows))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -180,7 +180,6 @@ TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
         ({"rules": (None,)}, ValueError, "rules must have 2 entries, .* got 1"),
         ({"rules": rules.OPT([0.1, 0.2])}, ValueError, "rules must have scalar stre"),
         ({"rules": rules.OPT(0.1), "lenience": 2.0}, ValueError, "lenience must be left out: each"),
-        ({"lengths": ((2, 2), (0, 0)), "lenience": 2.0}, ValueError, "lenience must be left out"),
         ({"last": 3}, ValueError, r"last must be Lookup\(...\) or None, got 3"),
         (
             {"last": specjax.Lookup(min_match=2)},
