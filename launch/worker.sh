@@ -210,7 +210,7 @@ run() {
   fi
   printf '%s\n' "$status" >"$OUTPUT.status"
   if ((status == 3)); then
-    # A restart would fail the same settings; a failure here would also end the other replicas.
+    # A restart would fail the same settings.
     say "some settings failed (above), all others are measured"
     return 0
   fi

@@ -116,15 +116,8 @@ def make_decoder(
       setting: the way to decode.
       costs: a file of `specjax bench --costs`, for `CostAware`; None: they are measured.
     """
-    from specjax.text import Cascade
-
     options: dict[str, Any] = {"process_drafts": process_drafts, "buckets": buckets}
-    if isinstance(plan := setting.part("drafting"), Cascade):  # its models are loaded like the pair
-        loading = {
-            name: gin_config.value_of(f"load_models.{name}") for name in ("dtype", "weights")
-        }
-        usual = {name: value for name, value in loading.items() if getattr(plan, name) is None}
-        options["drafting"] = dataclasses.replace(plan, **usual)
+    options["drafting"] = _loading_alike(setting.part("drafting"))
     if costs is not None:
         options["stopping"] = _policy_with_costs(setting, costs)
     return setting.decoder(
@@ -134,6 +127,19 @@ def make_decoder(
         batch_size=batch_size,
         **options,
     )
+
+
+def _loading_alike(plan: Any) -> Any:
+    """A plan whose cascades load their models like the pair."""
+    from specjax.text import Branches, Cascade
+
+    if isinstance(plan, Branches):
+        return dataclasses.replace(plan, parts=tuple(map(_loading_alike, plan.parts)))
+    if not isinstance(plan, Cascade):
+        return plan
+    loading = {name: gin_config.value_of(f"load_models.{name}") for name in ("dtype", "weights")}
+    usual = {name: value for name, value in loading.items() if getattr(plan, name) is None}
+    return dataclasses.replace(plan, **usual)
 
 
 def _policy_with_costs(setting: "text.Setting", file: "str | None" = None) -> Any:

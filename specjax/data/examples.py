@@ -171,8 +171,13 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path} is empty: it must have at least one line")
 
 
-def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[str, ...]:
-    """Returns the text, or the texts of a list, in a field; see `few_shot.Template`."""
+def look_up(
+    record: Mapping[str, Any], field: str, where: str, option: str = ""
+) -> str | tuple[str, ...]:
+    """Returns the text, or the texts of a list, in a field; see `few_shot.Template`.
+
+    `option` is the user's option for the field, in messages; "": a template, or `references`.
+    """
     path, bar, default = field.partition("|")
     value: Any = record
     for i, name in enumerate([path] if path in record else path.split(".")):
@@ -184,9 +189,12 @@ def look_up(record: Mapping[str, Any], field: str, where: str) -> str | tuple[st
                 return default
             outer = ".".join(path.split(".")[:i]) or "the record"
             has = ", ".join(map(repr, value)) if isinstance(value, Mapping) else repr(value)[:60]
+            # As an option, a default would be the whole text of each such record.
+            remedy = (
+                f"give another field as {option}" if option else f"write {path}|text for a default"
+            )
             raise UserError(
-                f"{where}: there is no field {path!r}: {outer} has {has or 'nothing'}; write "
-                f"{path}|text for a default"
+                f"{where}: there is no field {path!r}: {outer} has {has or 'nothing'}; {remedy}"
             )
         value = inner
     if isinstance(value, list | tuple):
@@ -251,22 +259,36 @@ def read_examples(
     options: dict[str, Any] = {"format": format, "split": split, "directory": directory}
     options["header"] = True if named else None if inputs_field is None else False
     kind = "seqio" if str(source).startswith(SEQIO_PREFIX) else format or guess_format(str(source))
+    if kind == "text":
+        check_no_fields(source, {option: inputs_field, "targets_field": targets_field})
     if inputs_field is None:
         inputs_field = "inputs" if kind in ("seqio", "jsonl") else 0
     for i, record in enumerate(read_records(source, option=option, **options)):
-        inputs = field_of(record, inputs_field)
+        inputs = field_of(record, inputs_field, option)
         if not isinstance(inputs, str):
             raise UserError(f"{record.where}: {inputs_field!r} must be a text, got a list")
-        targets = None if targets_field is None else field_of(record, targets_field)
+        targets = None
+        if targets_field is not None:
+            targets = field_of(record, targets_field, "targets_field")
         yield Example(i, inputs, targets, record.where)
 
 
-def field_of(record: SourceRecord, field: str | int) -> str | tuple[str, ...]:
-    """Returns the text, or the texts of a list, in a key or a numbered column."""
+def check_no_fields(source: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
+    """Refuses fields of a text file; `fields` has them by the user's options."""
+    for option, field in fields.items():
+        if field not in (None, 0):
+            raise UserError(
+                f"{source}: a line of a text file is one text, so there is no {option}={field!r}: "
+                "give a .tsv or .jsonl file"
+            )
+
+
+def field_of(record: SourceRecord, field: str | int, option: str) -> str | tuple[str, ...]:
+    """Returns the text, or the texts of a list, in a key or a numbered column; see `look_up`."""
     values = record.values
     if isinstance(field, int) and str(field) not in values and 0 <= field < len(values):
         field = list(values)[field]  # of a header
-    return look_up(values, str(field), record.where)
+    return look_up(values, str(field), record.where, option)
 
 
 def read_aligned(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specjax.checks import check_part, whole_number
+from specjax.checks import check_part, shown, whole_number
 from specjax.data.examples import (
     Example,
     SourceRecord,
@@ -94,6 +94,10 @@ class FewShot:
     limit_seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("prompt", "completion", "references", "instruction", "separator"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name != "references"):
+                raise UserError(f"{name} must be a text, got {shown(value)}")
         if not self._templates[0].fields:
             raise UserError(
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
@@ -121,7 +125,7 @@ class FewShot:
         names = [*prompt.fields, *answer.fields, *([field] if field else [])]
         # A TSV whose fields are all numbers has no header.
         header = not all(name.isdecimal() for name in names)
-        shown: list[SourceRecord] = []
+        drawn: list[SourceRecord] = []
         if self.shots and self.examples is not None:
             of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
             rows: Iterable[SourceRecord] = read_records(self.examples, header=header, **of)
@@ -129,18 +133,18 @@ class FewShot:
                 random.Random(self.seed).shuffle(rows := list(rows))
             # One more replaces an input that is an example. A corpus may be too large to read.
             for row in rows:
-                if all(row.values != other.values for other in shown):
-                    shown.append(row)
-                if len(shown) > self.shots:
+                if all(row.values != other.values for other in drawn):
+                    drawn.append(row)
+                if len(drawn) > self.shots:
                     break
-        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in shown]
+        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in drawn]
         records = list(read_records(source, format=format, split=split, header=header))
         if self.limit is not None and len(records) > self.limit:
             places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
             records = [records[place] for place in sorted(places)]
         examples = []
         for place, (where, values) in enumerate(records):
-            pairs = zip(solved, shown, strict=True)
+            pairs = zip(solved, drawn, strict=True)
             others = [text for text, example in pairs if example.values != values]
             if len(others) < self.shots:
                 raise UserError(

@@ -25,6 +25,7 @@ from jaxtyping import Float64
 from specjax.checks import check_part, check_path, tuple_text
 from specjax.data.examples import (
     SourceRecord,
+    check_no_fields,
     field_of,
     guess_format,
     read_objects,
@@ -110,7 +111,8 @@ def read_predictions(
         raise UserError(f"{name} is not a regular file: restore the predictions")
     for number, line, record in read_objects(name):
         if rows_lib.CHECKSUM in record or run is not None:
-            rows_lib.record_of(line.encode(), run, name, number)
+            remedy = "restore it, or remove `run` and `checksum` from all lines of a copy"
+            rows_lib.record_of(line.encode(), run, name, number, remedy)
             run = record.get(rows_lib.RUN) if run is None else run  # all rows are of one run
         if not isinstance(record.get(prediction_field, 0), str | None):
             raise UserError(
@@ -153,7 +155,8 @@ def predictions_of(
     for row, record in enumerate(records):
         if targets_field in record:
             where = f"{path}: row {row} (from 0)"
-            targets[row] = _as_tuple(field_of(SourceRecord(where, record), targets_field))
+            one = SourceRecord(where, record)
+            targets[row] = _as_tuple(field_of(one, targets_field, "targets_field"))
     counts = target = p = None
     if any("info" in record for record in records):
         counts = RowCounts.from_records(records)
@@ -239,6 +242,8 @@ def _column(name: str, field: str | int | None) -> list[tuple[str, ...]]:
     kind = guess_format(name)
     header = None if field is None else isinstance(field, str)
     records = list(read_records(name, header=header, option="references_field"))
+    if kind == "text":
+        check_no_fields(name, {"references_field": field})
     if field is None:
         field = "targets" if kind == "jsonl" else 0
         if kind == "tsv" and (count := len(records[0].values)) > 1:
@@ -246,7 +251,7 @@ def _column(name: str, field: str | int | None) -> list[tuple[str, ...]]:
                 f"{name} has {count} columns: choose the column of the references with "
                 "references_field (0 is the first)"
             )
-    return [_as_tuple(field_of(record, field)) for record in records]
+    return [_as_tuple(field_of(record, field, "references_field")) for record in records]
 
 
 class Likelihood:

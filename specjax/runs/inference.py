@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot, read_inputs
@@ -134,7 +135,10 @@ def infer(
         directory has another run.
     """
     chat = (chosen := checked_chat("chat", chat)) or chosen is not None
-    sources = sources or show > 0
+    check_flag("allow_other_environment", allow_other_environment)
+    check_flag("sources", sources)
+    sources = whole_number("show", show, low=0) > 0 or sources
+    check_count("num_samples", num_samples, "give the number of outputs of each input")
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")

@@ -82,11 +82,13 @@ def lines_of(records: Iterable[Record], run: str) -> bytes:
     return b"".join(line_of(record, run) for record in records)
 
 
-def record_of(line: bytes, run: str | None, path: str | os.PathLike[str], number: int) -> Record:
+def record_of(
+    line: bytes, run: str | None, path: str | os.PathLike[str], number: int, remedy: str = ""
+) -> Record:
     """Returns the record of line `number` of a file, without its end.
 
     `run` is the fingerprint of its run, None if unknown. Raises UserError if the line was changed,
-    or is of another run.
+    or is of another run; `remedy` is the end of its message, otherwise that of a run to continue.
     """
     length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
@@ -94,7 +96,7 @@ def record_of(line: bytes, run: str | None, path: str | os.PathLike[str], number
         record = json.loads(body)
         if run is None or record.get(RUN) == run[:_DIGITS]:
             return record
-    raise _not_a_row(path, number)
+    raise _not_a_row(path, number, remedy)
 
 
 def hash_of(values: Any) -> str:
@@ -124,10 +126,11 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     return records, torn
 
 
-def _not_a_row(path: str | os.PathLike[str], number: int) -> UserError:
+def _not_a_row(path: str | os.PathLike[str], number: int, remedy: str = "") -> UserError:
+    remedy = remedy or f"delete line {number} and run the same command again"
     return UserError(
         f"{os.fspath(path)}:{number}: the line is not a row of this run, was changed, or is a "
-        f"duplicate: delete line {number} and run the same command again"
+        f"duplicate: {remedy}"
     )
 
 

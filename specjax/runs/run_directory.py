@@ -60,8 +60,11 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
         check_path(path, "output_dir=")
-        # Shells do not expand --name=~/directory.
-        self.path = Path(os.path.expanduser(path)).absolute()
+        try:
+            # Shells do not expand --name=~/directory.
+            self.path = Path(path).expanduser().absolute()
+        except RuntimeError as error:
+            raise UserError(f"output_dir={path}: {error}: give the full path") from None
         self._config = self.path / config_name
         self._makes = (GIN_NAME, RUNS_NAME, *makes)
         self._stack = contextlib.ExitStack()
@@ -261,15 +264,24 @@ def _made(directory: Path) -> Iterator[None]:
     absent = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
     try:
         with naming_failures(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            # Only an attempt shows whether it is writable: root passes every permission check.
-            with tempfile.TemporaryFile(dir=directory):
-                pass
+            _make_writable(directory)
         yield
     finally:
         with contextlib.suppress(OSError):  # such as: not empty
             for path in absent:
                 path.rmdir()
+
+
+def _make_writable(directory: Path, attempts: int = 5) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Only an attempt shows whether it is writable: root passes every permission check.
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except FileNotFoundError:  # another start has just failed and removed the directory
+        if not attempts:
+            raise
+        _make_writable(directory, attempts - 1)
 
 
 def fingerprint_of(configuration: Mapping[str, Any]) -> str:

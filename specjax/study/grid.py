@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from specjax.checks import one_number, tuple_text
 from specjax.errors import UserError
-from specjax.text.parts import PLACE, Part, make_part, names_of
+from specjax.text.parts import PARTS, PLACE, Part, make_part
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, MisfitError, Setting
 
 # Texts, or text with {} -> a number or several numbers.
@@ -169,7 +169,8 @@ class Method(NamedTuple):
 def method_of(text: str) -> Method:
     """Splits `TokenCascade(rule=Chow(0.3), limit=4)` into the method and its rule."""
     part = Part.parse(text, "methods", ("rule", "method"))
-    if part.name not in names_of("method"):
+    is_cascade = hasattr(PARTS[part.name], "bound")
+    if not is_cascade and part.name not in (VERIFIER_ALONE, DRAFTER_ALONE):
         return Method(str(part), None)
     rule = dict(part.named).get("rule", Part("Lossless"))
     others = tuple(pair for pair in part.named if pair[0] != "rule")

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot
-from specjax.text import Cascade, Lookup, TextModel
+from specjax.text import Branches, Cascade, Lookup, TextModel
 from specjax.text.directories import portable_path
 from specjax.text.parts import Part
 from specjax.text.requests import check_truncate, checked_chat
@@ -102,6 +102,16 @@ def infer_names(
 def _portable(setting: Setting, models: Mapping[str, TextModel]) -> str | None:
     """How drafts are made, with full paths of the models and tables."""
     plan = setting.part("drafting")
+    moved = _with_full_paths(plan, models)
+    if repr(moved) == repr(plan):
+        return setting.drafting
+    return str(Part.parse(repr(moved), "drafting").without_defaults())
+
+
+def _with_full_paths(plan: Any, models: Mapping[str, TextModel]) -> Any:
+    if isinstance(plan, Branches):
+        parts = tuple(_with_full_paths(part, models) for part in plan.parts)
+        return dataclasses.replace(plan, parts=parts)
     if isinstance(plan, Cascade):
         paths = [
             name
@@ -109,19 +119,13 @@ def _portable(setting: Setting, models: Mapping[str, TextModel]) -> str | None:
             else portable_path(models[name].name if name in models else name)
             for name in plan.models
         ]
-        last = _with_full_path(plan.last) if isinstance(plan.last, Lookup) else plan.last
-        plan = dataclasses.replace(plan, models=tuple(paths), last=last)
-    elif isinstance(plan, Lookup):
-        plan = _with_full_path(plan)
-    else:
-        return setting.drafting
-    return str(Part.parse(repr(plan), "drafting").without_defaults())
-
-
-def _with_full_path(copies: Lookup) -> Lookup:
-    if not isinstance(copies.bigram, str | os.PathLike) or copies.bigram == "built-in":
-        return copies
-    return dataclasses.replace(copies, bigram=portable_path(copies.bigram))
+        last = _with_full_paths(plan.last, models)
+        return dataclasses.replace(plan, models=tuple(paths), last=last)
+    if not isinstance(plan, Lookup) or not isinstance(plan.bigram, str | os.PathLike):
+        return plan
+    if plan.bigram == "built-in":
+        return plan
+    return dataclasses.replace(plan, bigram=portable_path(plan.bigram))
 
 
 def words(names: Mapping[str, str]) -> list[str]:

@@ -466,6 +466,13 @@ class Assembled:
     budget: int | None = None
 
 
+# The attributes of a user's own method that a decoder reads.
+_OF_METHODS = (
+    *("init", "run", "describe", "cache_length", "check_rule", "model_names", "nan_sources"),
+    *("vocab_size", "min_draft", "max_draft", "independent_rows", "partitioner"),
+)
+
+
 def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length: int) -> Assembled:
     """Makes a method from models and parts.
 
@@ -484,6 +491,7 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         parts.check_none("`method` has its own", but=("method", "rule"))
         if isinstance(chosen, WithParams):
             own, params = chosen.part, chosen.params
+            check_part("method", own, _OF_METHODS, "decoding.Speculative(...)")
             check_static("method", own)
             assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
             if rule is not None:
@@ -627,18 +635,21 @@ def _speculative(
     method = Speculative(
         main.model,
         planned.drafter,
-        parts.verification or plan.default_verification,
+        plan.default_verification if parts.verification is None else parts.verification,
         parts.widths,
         process_drafts=parts.process_drafts is not False,
         eos_ids=tuple(main.tokenizer.eos_ids),
         partitioner=main.partitioner,
     )
-    if planned.drafter.max_draft > MOST_NODES and planned.drafter.traits.drafts_trees:
+    # Of one's own drafter, the size is one's own matter.
+    drafts_trees = not isinstance(plan, OwnDrafts) and planned.drafter.traits.drafts_trees
+    if drafts_trees and planned.drafter.max_draft > MOST_NODES:
         raise UserError(
             f"drafting={plan!r} drafts trees of up to {planned.drafter.max_draft} tokens, and at "
             f"most {MOST_NODES} are allowed: draft fewer"
         )
-    return method, checked_rule(method, parts.rule or rules.Lossless()), planned
+    rule = rules.Lossless() if parts.rule is None else parts.rule
+    return method, checked_rule(method, rule), planned
 
 
 def _neural(

@@ -14,7 +14,7 @@ from specjax import rules
 from specjax.checks import check_part, one_number, whole_number
 from specjax.errors import UserError
 from specjax.text.decoder import Decoder
-from specjax.text.drafts import ModelDrafts, check_is_plan
+from specjax.text.drafts import Branches, ModelDrafts, check_is_plan
 from specjax.text.parts import (
     PLACE,
     DrafterAlone,
@@ -237,8 +237,7 @@ class Setting:
         """The models that draft, by the names in `drafting`."""
         if self.method == VERIFIER_ALONE:
             return ()
-        plan = self.part("drafting")
-        return ("drafter",) if plan is None else getattr(plan, "models", plan.needs)
+        return _models_of(self._plan())
 
     def described(self, *, without: Collection[str] = ()) -> str:
         """Returns a short text for a table or a legend, without some fields or "strength"."""
@@ -273,6 +272,15 @@ class Setting:
         if not self.processors:
             del values["processors"]  # keys of settings without them stay what they were
         return values
+
+
+def _models_of(plan: Any) -> tuple[str, ...]:
+    """The models that draft in a plan, also those that a cascade loads itself."""
+    if isinstance(plan, str):
+        return (plan,)
+    if isinstance(plan, Branches):
+        return tuple(dict.fromkeys(name for part in plan.parts for name in _models_of(part)))
+    return getattr(plan, "models", plan.needs)
 
 
 def _check_single(field: str, part: Any, text: str) -> None:

@@ -244,7 +244,8 @@ GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", 
         (
             [{"prediction": "a", "checksum": "0"}],
             {},
-            "p.jsonl:1: the line is not a row",
+            "p.jsonl:1: the line is not a row of this run, was changed, or is a duplicate: restore "
+            "it, or remove `run` and `checksum` from all lines of a copy",
         ),
         (GOOD, {"METRICS": "('blue',)"}, "`METRICS` must be names in bleu"),
         (GOOD, {"METRICS": "'bleu'"}, "write ('bleu',)"),
@@ -258,10 +259,15 @@ GOOD = [{"prediction": "a", "targets": "a", "inputs": "x"}, {"prediction": "b", 
         (
             GOOD,
             {"REFERENCES": "short.txt", "REFERENCES_FIELD": "de"},
-            "there is no field 'de'",
+            "a line of a text file is one text, so there is no REFERENCES_FIELD='de': give a",
         ),
         (GOOD, {"REFERENCES_FIELD": "de"}, "REFERENCES_FIELD='de' needs references: give their f"),
         (GOOD, {"REFERENCES": "other.jsonl"}, "other.jsonl:1: there is no field 'targets'"),
+        (
+            GOOD,
+            {"REFERENCES": "other.jsonl", "REFERENCES_FIELD": "en"},
+            "there is no field 'en': the record has 'de'; give another field as REFERENCES_FIELD",
+        ),
         (
             GOOD,
             {"PREDICTIONS": "('p.jsonl', 'long.jsonl')"},

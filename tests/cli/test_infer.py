@@ -432,6 +432,11 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
     # DTYPE is that of all three.
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(params.drafter) if leaf.ndim > 1}
     assert dtypes == {jnp.dtype("bfloat16")}
+    plan = f"DRAFTING=Branches((Cascade(((3, 0), (0, 2)), {models}), Lookup()))"
+    decoder = decoder_of(paths, plan, "DTYPE=bfloat16")
+    assert {*decoder.method.drafter.model_names} >= {"drafter", "level_2"}
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(decoder.params.drafter) if leaf.ndim > 1}
+    assert dtypes == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])

@@ -43,11 +43,12 @@ TYPED = [
     ),
     (
         [*TRAIN, "--gin.TRAIN=one.tsv"],
-        "one.tsv:1: there is no field '1': the record has '0'; write 1|text for a default",
+        "one.tsv:1: there is no field '1': the record has '0'; give another field as TARGETS_FIELD",
     ),
     (
         [*TRAIN, "--gin.TRAIN=in.txt"],
-        "in.txt:1: there is no field '1': the record has '0'; write 1|text for a default",
+        "in.txt: a line of a text file is one text, so there is no TARGETS_FIELD=1: give a .tsv or "
+        ".jsonl file",
     ),
     (
         ["compare", "--gin.METHODS=('optt',)", *RUN],

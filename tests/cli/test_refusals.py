@@ -13,6 +13,15 @@ REFUSED = {
     ],
     "infer": [
         (["--gin.INPUT=in.txt", "--gin.OUTPUT_DIR=out", "--gin.MAX_DRAFT=0"], "MAX_DRAFT must be"),
+        *(
+            (["--gin.INPUT=in.txt", "--gin.OUTPUT_DIR=out", word], message)
+            for word, message in (
+                ("--show=-1", "show must be a whole number of at least 0, got -1"),
+                ("--gin.SOURCES=1", "SOURCES must be True or False, got 1"),
+                ("--gin.NUM_SAMPLES=0", "NUM_SAMPLES must be a whole number of at least 1, got 0"),
+                ("--gin.infer.allow_other_environment=1", "must be True or False, got 1"),
+            )
+        ),
         (["--gin.INPUT=nowhere.txt", "--gin.OUTPUT_DIR=out"], "nowhere.txt: no such file"),
     ],
     "evaluate": [

@@ -249,7 +249,7 @@ def test_a_bad_table_is_told(table, message):
     [
         (["absent.txt"], "absent.txt: no such file: check the path"),
         (["--tokenizer=absent"], "absent: no such file or directory; give a model's directory"),
-        (["--field=x"], "there is no field 'x': the record has '0'"),
+        (["--field=x"], "so there is no --field='x': give a .tsv or .jsonl file"),
         (["--format=tsv", "--field=4"], "there is no field '4': the record has '0'"),
         (["--output=."], "is not empty: give a new directory"),
         (["", "--min-count=0"], "--min-count must be a whole number of at least 1, got 0"),

@@ -9,6 +9,7 @@ import pytest
 
 from specjax.data.examples import read_records
 from specjax.data.few_shot import FewShot, Template
+from specjax.errors import UserError
 
 ROWS = [{"q": f"What is {i} and {i}?", "a": [str(2 * i), f"{2 * i}.0"], "n": i} for i in range(8)]
 TASK = {"prompt": "Q: {q}\nA:", "completion": " {a.0}", "references": "a"}
@@ -138,6 +139,11 @@ def test_a_default_stands_for_an_empty_list(tmp_path):
         ({"shots": -1}, ValueError, "shots must be"),
         ({"limit": 0}, ValueError, "limit must be"),
         ({"prompt": "{"}, ValueError, "has an unpaired"),
+        ({"prompt": 3}, UserError, "prompt must be a text, got 3"),
+        ({"completion": None}, UserError, "completion must be a text, got None"),
+        ({"references": 1}, UserError, "references must be a text, got 1"),
+        ({"separator": None}, UserError, "separator must be a text, got None"),
+        ({"instruction": 1}, UserError, "instruction must be a text, got 1"),
     ],
 )
 def test_a_wrong_task_is_refused(options, error, message):

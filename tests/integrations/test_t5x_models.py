@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 from t5x import decoding, models
 from t5x.examples.scalable_t5 import network as scalable
 
-from specjax import drafting, rules
+from specjax import drafting, rules, testing
 from specjax.integrations import t5x as specjax_t5x
-from specjax.integrations.t5x.decoding import partition_spec
+from specjax.integrations.t5x.decoding import method_of, partition_spec
 from specjax.integrations.t5x.model_classes import ranked
 from specjax.verification import Token
 from tests.integrations.t5x_networks import (
@@ -242,6 +242,12 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
         assert "drafter_calls" not in aux
 
 
+@pytest.mark.parametrize(("plan", "longest"), [("Lookup()", 5), ("Lookup(max_copy=3)", 3)])
+def test_copies_are_as_long_as_they_say(plan, longest):
+    decoding_ = specjax_t5x.Decoding(drafting=plan)
+    assert method_of(decoding_, testing.TabularModel(V, 1), None).max_draft == longest
+
+
 @pytest.mark.parametrize("rescaled", [True, False])
 def test_a_row_of_nan_has_the_lowest_score_and_no_nan(rescaled):
     pair = _small_pair(specjax_t5x.Decoding(max_draft=2))
@@ -292,6 +298,8 @@ def test_what_has_no_meaning_is_refused_in_one_line():
         specjax_t5x.Decoding(max_draft=0)
     with pytest.raises(ValueError, match=r"drafting must be Lookup\(\) without bigram, min_match"):
         specjax_t5x.Decoding(drafting="Lookup(min_match=3)")
+    with pytest.raises(ValueError, match="drafter must be left out, because drafting is given"):
+        specjax_t5x.Decoding(drafting="Lookup()", drafter=drafting.LookupDrafter(V, 2))
     with pytest.raises(ValueError, match="rule='OPTT': there is no such name; did you mean OPT"):
         specjax_t5x.Decoding(rule="OPTT(0.2)")
 

@@ -49,6 +49,25 @@ def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
         opened(tmp_path / ("x" * 300)).__enter__()
     with pytest.raises(ValueError, match="output_dir=5 must be a path"):
         opened(5)
+    with pytest.raises(ValueError, match="output_dir=~nobody-here/run: .*: give the full path"):
+        opened("~nobody-here/run")
+
+
+def test_a_parent_that_another_start_removes_is_made_again(tmp_path, monkeypatch):
+    made, place = [], tmp_path / "a" / "b"
+
+    def removing(*, dir):
+        made.append(dir)
+        if len(made) < 3:
+            dir.rmdir()
+            dir.parent.rmdir()
+        return own(dir=dir)
+
+    own = run_directory.tempfile.TemporaryFile
+    monkeypatch.setattr(run_directory.tempfile, "TemporaryFile", removing)
+    with opened(place) as run:
+        run.claim({"a": 1})
+    assert made == 3 * [place] and names(place) == ["config.json"]
 
 
 def test_the_first_claim_is_kept(tmp_path):

@@ -3,8 +3,11 @@
 import pytest
 
 from specjax import processors
-from specjax.rules import ALL_RULES
-from specjax.study import Grid, Setting
+from specjax.decoding import TokenCascade
+from specjax.rules import ALL_RULES, Chow
+from specjax.study import Grid, Setting, grid
+from specjax.text import parts
+from specjax.types import traced_dataclass
 
 
 def settings(methods, **axes):
@@ -41,6 +44,18 @@ def test_further_arguments_stand_in_the_names():
     assert [one.strength for one in made] == [1.0, 2.0]
     assert {one.method for one in made} == {"BiLDCascade(limit=4)"}
     assert {one.curve for one in made} == {made[0].curve}
+
+
+def test_a_registered_rule_is_a_rule_and_a_registered_cascade_a_method(monkeypatch):
+    monkeypatch.setattr(parts, "PARTS", {**parts.PARTS})
+    monkeypatch.setattr(grid, "PARTS", parts.PARTS)
+    parts.register_part(traced_dataclass(type("MyRule", (Chow,), {})))
+    parts.register_part(type("MyCascade", (TokenCascade,), {}))
+    made = settings({"MyRule({})": 0.1, "MyCascade(rule=MyRule({}))": 0.3})[2:]
+    assert [(one.rule, one.method) for one in made] == [
+        ("MyRule(0.1)", None),
+        ("MyRule(0.3)", "MyCascade"),
+    ]
 
 
 def test_a_policy_may_have_longer_drafts():

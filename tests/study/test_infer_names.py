@@ -25,6 +25,8 @@ def test_models_and_tables_of_drafts_have_full_paths():
     found = names(plan.format("tiny"))
     tiny = os.path.abspath("models/tiny")
     assert found["DRAFTING"] == repr(plan.format(tiny))
+    found = names(f"Branches(({plan.format('tiny')}, Lookup()))")
+    assert repr(tiny) in ast.literal_eval(found["DRAFTING"])
     found = names(plan.format("~/tiny"), dtype="bfloat16")
     home = os.path.expanduser("~/tiny")
     assert found["DRAFTING"] == repr(plan.format(home))
@@ -40,6 +42,7 @@ SETTINGS = [
     Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)"),
     Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)", max_draft=12, min_draft=2),
     Setting(drafting="Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(3))"),
+    Setting(drafting="Branches((Cascade(((3, 2), (0, 3)), last=Lookup()), Lookup()))"),
     Setting(drafting="Tree(parents=(0, 0, 1), children='top')", verification="Walk"),
     Setting(drafting="Branches(('drafter', Lookup(copies=2)))", processors=("MinP(0.05)",)),
     Setting(method="VerifierAlone", top_p=0.9),

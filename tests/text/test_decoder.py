@@ -560,6 +560,12 @@ def test_what_one_model_alone_cannot_do_is_told(pair):
             r"drafter must be like drafting.NeuralDrafter\(...\), got 3",
         ),
         ({"stopping": 3}, r"stopping must be like drafting.FixedLength\(\), got 3"),
+        ({"verification": 0}, "verification must be like .*, got 0"),
+        ({"rule": 0}, r"rule must be like rules.OPT\(strength=0.2\), got 0"),
+        (
+            {"method": specjax.WithParams(3)},
+            r"method must be like decoding.Speculative\(...\), got 3",
+        ),
         ({"method": 3}, r"method must be like specjax.TokenCascade\(\), got 3"),
         ({"drafting": 3}, r"drafting must be like specjax.Lookup\(\), got 3"),
     ],

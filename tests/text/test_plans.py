@@ -140,6 +140,15 @@ def test_what_does_not_go_together_is_refused(pair, options, kind, message):
         specjax.Decoder(pair, **{"drafting": specjax.Lookup(), **options})
 
 
+def test_the_trees_of_ones_own_drafter_may_have_any_size(pair):
+    large = drafting.LookupTreeDrafter(drafting.LookupDrafter(259, 200), 3)
+    own = specjax.WithParams(large)
+    options = {"verification": verification.Traversal()}
+    assert specjax.Decoder(pair.verifier, drafting=own, **options).method.max_draft == 600
+    with pytest.raises(ValueError, match="trees of up to 600 tokens, and at most 512 are allowed"):
+        specjax.Decoder(pair.verifier, drafting=specjax.Lookup(copies=3), max_draft=200)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [

@@ -104,6 +104,13 @@ def test_one_way_to_decode_is_one_setting_with_one_key(one, other):
         ({"drafting": "Lookup(min_match=2)", "drafter": "x"}, ("x",)),
         ({"drafting": "Tree(depth=2, width=2)", "drafter": "x"}, ("x",)),
         ({"drafting": "Cascade(((2, 1), (0, 1)), ('drafter', 'b'))", "drafter": "x"}, ("x", "b")),
+        (
+            {
+                "drafting": "Branches((Cascade(((2, 1), (0, 1)), ('drafter', 'b')), Lookup()))",
+                "drafter": "x",
+            },
+            ("x", "b"),
+        ),
     ],
 )
 def test_the_models_that_draft(values, drafters):

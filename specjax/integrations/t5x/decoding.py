@@ -89,6 +89,8 @@ class Decoding:
         if self.stopping is not None:
             check_policy(self.stopping)
         copies = self.drafting
+        if copies is not None and self.drafter is not None:
+            raise UserError("drafter must be left out, because drafting is given")
         if copies is not None and not (
             isinstance(copies, Lookup)
             and (copies.bigram, copies.min_match, copies.copies) == (None, None, 1)
@@ -185,7 +187,8 @@ def method_of(
         return Autoregressive(verifier, eos_ids=eos_ids)
     proposer = decoding.drafter
     if decoding.drafting is not None:
-        proposer = decoding.drafting.copier(verifier.vocab_size, decoding.max_draft)
+        longest = decoding.drafting.max_copy or decoding.max_draft
+        proposer = decoding.drafting.copier(verifier.vocab_size, longest)
     if proposer is None:
         assert drafter is not None
         stopping = _stopping(decoding)[0]
