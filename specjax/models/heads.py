@@ -188,13 +188,13 @@ class BlockOutputs(NamedTuple):
       starts: the position of the last committed token.
       states: of the slots that predict.
       logits: before the Markov correction.
-      memory: of the recurrent correction.
+      memory: of the recurrent correction, before each slot and after the last.
     """
 
     starts: Int32[Array, " B"]
     states: Float[Array, "B M E"]
     logits: Float32[Array, "B M W"]
-    memory: Float[Array, "B r"]
+    memory: Float[Array, "B M+1 r"]
 
 
 class Encoded(NamedTuple):
@@ -827,8 +827,8 @@ class BlockHead(DraftHead):
         given = embedded, memory.places(size), biases, pasts, encoded
         states = self._apply(params, *given, method="block")[:, first : first + count]
         logits = self._logits(params, states)
-        memory_of = jnp.zeros((rows, config.markov_rank), states.dtype)
-        return BlockOutputs(positions, states, logits, memory_of)
+        none = jnp.zeros((rows, count + 1, config.markov_rank), states.dtype)
+        return BlockOutputs(positions, states, logits, none)
 
     def score(
         self, params: Params, cache: HeadCache, tokens: Array, positions: Array
@@ -845,7 +845,7 @@ class BlockHead(DraftHead):
         states, logits, memory = (
             pick(outputs.states, slots),
             pick(outputs.logits, slots),
-            outputs.memory,
+            pick(outputs.memory, slots)[:, 0],
         )
         odds = None
         if self.config.markov is not None:
@@ -860,7 +860,11 @@ class BlockHead(DraftHead):
 
     def write(self, cache: HeadCache, updates: Any, positions: Int32[Array, " B"]) -> HeadCache:
         assert cache.outputs is not None
-        return cache._replace(outputs=cache.outputs._replace(memory=updates))
+        outputs = cache.outputs
+        # A row whose draft has ended keeps the memory at its end, while others draft on.
+        put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
+        memory = put(outputs.memory, positions - outputs.starts + 1, updates)
+        return cache._replace(outputs=outputs._replace(memory=memory))
 
 
 def draft_head(config: HeadConfig, verifier: Model) -> DraftHead:

@@ -175,3 +175,20 @@ def test_a_mesh_gives_the_same_tokens():
     params = where.replicate(params)
     spread = method.run(params, begun(method, params, range(4), 12), 100)
     np.testing.assert_array_equal(alone.tokens[:, :12], spread.tokens[:, :12])
+
+
+def test_a_draft_that_ends_early_has_the_same_bonus_beside_longer_ones():
+    _, method, params = method_of("dspark")
+    state = begun(method, params, [0, 2]).inner
+    drafter, rows = method.drafter, 2
+    noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
+
+    def bonus(limits):
+        inputs = DraftInputs(
+            jnp.zeros(rows, jnp.int32), jnp.array(limits), jnp.asarray(noise, jnp.float32),
+            Sampling(jnp.full(rows, WARM)), jnp.ones(rows, bool), False,
+        )  # fmt: skip
+        block, after = drafter.propose(params.drafter, state.drafter, inputs)
+        return drafter.bonus(params.drafter, after, inputs, block)[0].probs[0]
+
+    np.testing.assert_allclose(bonus([1, G]), bonus([1, 1]), atol=1e-6)
