@@ -300,7 +300,7 @@ class TreeDrafter(ModelDrafter):
             fixed_length=True,
             independent_rows=True,
             drafts_trees=True,
-            processes=True,
+            processes=self.model.predicts_all,
         )
 
     def describe(self) -> Any:

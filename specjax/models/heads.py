@@ -135,6 +135,8 @@ class BlockConfig(HeadConfig):
         learnt.
       from_anchor: whether the first slot predicts, too: M = N, else M = N - 1.
       causal_windows: whether the tokens of a block see only earlier ones in layers with a window.
+      windows_move: whether a window is counted from the slot itself, as in SpecForge: slot k sees
+        W - 1 - k states of the verifier.
       markov: one of `MARKOV`: a correction of the logits by the token before; None for none.
       markov_rank: r.
       confidence: whether it predicts that its tokens are accepted.
@@ -145,6 +147,7 @@ class BlockConfig(HeadConfig):
     mask_token: int | None
     from_anchor: bool = False
     causal_windows: bool = True
+    windows_move: bool = False
     markov: str | None = None
     markov_rank: int = 0
     confidence: bool = False
@@ -532,6 +535,10 @@ class DraftHead(LanguageModel):
         return self.verifier.vocab_size
 
     @property
+    def predicts_all(self) -> bool:  # type: ignore[override]  # it may have a map
+        return self.config.draft_vocab is None
+
+    @property
     @abc.abstractmethod
     def network(self) -> Any: ...
 
@@ -790,6 +797,10 @@ class BlockHead(DraftHead):
     config: BlockConfig
 
     @property
+    def gives_odds(self) -> bool:  # type: ignore[override]  # it may have a confidence head
+        return self.config.confidence
+
+    @property
     def network(self) -> BlockNetwork:
         return BlockNetwork(self.config, self.layout, self._encoding_verifier)
 
@@ -817,7 +828,9 @@ class BlockHead(DraftHead):
         biases, pasts = [], []
         for i, window in enumerate(config.windows):
             seen = slots <= last
-            if window is not None:
+            if window is not None and config.windows_move:
+                seen = seen & (slots > memory.places(size)[:, :, None] - window)
+            elif window is not None:
                 seen &= slots > last - window
             pasts.append(memory.layer(i, _bias(seen)))
             causal = window is not None and config.causal_windows

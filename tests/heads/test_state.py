@@ -165,6 +165,49 @@ def test_the_next_turn_goes_on_from_a_finished_row(name):
     np.testing.assert_array_equal(*outputs)
 
 
+def test_a_block_that_drafts_nothing_counts_the_pass_of_its_bonus():
+    _, method, params = method_of("dspark")
+    state, drafter = begun(method, params, [0, 2]).inner.drafter, method.drafter
+    noise = jnp.zeros((2, drafter.num_uniforms))
+
+    def calls(active):
+        inputs = DraftInputs(
+            jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), noise, Sampling(jnp.full(2, WARM)),
+            jnp.full(2, active), False,
+        )  # fmt: skip
+        return drafter.propose(params.drafter, state, inputs)[0].calls[drafter.name]
+
+    assert (calls(True), calls(False)) == (1, 0)
+
+
+def test_a_window_that_moves_with_the_slot():
+    """Slot k sees the states from anchor + k - (W - 1) on; one that does not, W states."""
+    tiny = tiny_head("dflash", vocab=V)
+    anchor, window, size = 8, 5, 4
+
+    def blocks(moves):
+        config = dataclasses.replace(tiny.head.config, windows=(window,) * 2, windows_move=moves)
+        head = dataclasses.replace(tiny.head, config=config)
+        empty = head.empty(1, 16, G, G)
+        token, at = jnp.zeros(1, jnp.int32), jnp.array([anchor])
+
+        def states(changed):
+            keys = tuple(x.at[:, :, changed].add(1.0) for x in empty.entries.keys)
+            values = tuple(x.at[:, :, changed].add(1.0) for x in empty.entries.values)
+            cache = empty._replace(entries=empty.entries._replace(keys=keys, values=values))
+            return head.block(tiny.params, cache, token, at, size - 1).states[0]
+
+        nothing, everything = states(slice(0, 0)), quick_jit(jax.vmap(lambda i: states(i)))
+        changed = everything(jnp.arange(anchor))
+        return np.abs(np.asarray(changed - nothing)).max(axis=-1) > 1e-6
+
+    # The first slot predicts nothing; slots see earlier ones of their block in the second layer.
+    first_seen = np.argmax(blocks(False), axis=0)
+    np.testing.assert_array_equal(first_seen, [anchor - window] * 3)
+    first_seen = np.argmax(blocks(True), axis=0)
+    np.testing.assert_array_equal(first_seen, [anchor - window + 1] * 3)
+
+
 def test_a_mesh_gives_the_same_tokens():
     if len(jax.devices()) < 4:
         pytest.skip("needs four devices")
