@@ -209,13 +209,7 @@ def test_prefixes_that_do_not_fit(pair, decoder):
     prefix = decoder.prefix(SHOTS)
     with pytest.raises(ValueError, match="prefix must come from this Decoder's prefix"):
         specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
-<<<<<<< HEAD
-    with pytest.raises(
-        ValueError, match="prefix must come from this Decoder's prefix.*, got 'Ques"
-    ):
-=======
     with pytest.raises(ValueError, match="must come from this Decoder's prefix.*, got 'Que"):
->>>>>>> q2text
         decoder(RESTS, prefix=SHOTS)
     with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
         decoder(RESTS, prefix=prefix, share_prefix=True)
