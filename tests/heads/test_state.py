@@ -185,27 +185,28 @@ def test_a_window_that_moves_with_the_slot():
     tiny = tiny_head("dflash", vocab=V)
     anchor, window, size = 8, 5, 4
 
-    def blocks(moves):
+    def first_seen(moves):
         config = dataclasses.replace(tiny.head.config, windows=(window,) * 2, windows_move=moves)
         head = dataclasses.replace(tiny.head, config=config)
         empty = head.empty(1, 16, G, G)
         token, at = jnp.zeros(1, jnp.int32), jnp.array([anchor])
 
-        def states(changed):
-            keys = tuple(x.at[:, :, changed].add(1.0) for x in empty.entries.keys)
-            values = tuple(x.at[:, :, changed].add(1.0) for x in empty.entries.values)
-            cache = empty._replace(entries=empty.entries._replace(keys=keys, values=values))
+        def states(scale):
+            """With other keys in the last layer, where `scale [S]` is not 1."""
+            entries = jax.tree.map(jnp.ones_like, empty.entries)
+            values = entries.values[-1] * scale[None, None, None]
+            entries = entries._replace(values=(*entries.values[:-1], values))
+            cache = empty._replace(entries=entries)
             return head.block(tiny.params, cache, token, at, size - 1).states[0]
 
-        nothing, everything = states(slice(0, 0)), quick_jit(jax.vmap(lambda i: states(i)))
-        changed = everything(jnp.arange(anchor))
-        return np.abs(np.asarray(changed - nothing)).max(axis=-1) > 1e-6
+        changes = jnp.ones((anchor + 1, 16)) + jnp.eye(anchor + 1, 16)
+        found = quick_jit(jax.vmap(states))(changes)
+        seen = np.abs(np.asarray(found - found[anchor:])).max(axis=-1) > 1e-6
+        return np.argmax(seen, axis=0)
 
-    # The first slot predicts nothing; slots see earlier ones of their block in the second layer.
-    first_seen = np.argmax(blocks(False), axis=0)
-    np.testing.assert_array_equal(first_seen, [anchor - window] * 3)
-    first_seen = np.argmax(blocks(True), axis=0)
-    np.testing.assert_array_equal(first_seen, [anchor - window + 1] * 3)
+    # Of the slots that predict: the first predicts nothing.
+    np.testing.assert_array_equal(first_seen(False), [anchor - window] * 3)
+    np.testing.assert_array_equal(first_seen(True), anchor + np.arange(1, 4) - window + 1)
 
 
 def test_a_mesh_gives_the_same_tokens():
