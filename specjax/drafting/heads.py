@@ -239,6 +239,8 @@ class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
 
     model: EagleHead
 
+    _lags: ClassVar[bool] = False
+
     @property
     def _path(self) -> int:
         return self.depth
