@@ -249,16 +249,18 @@ class OpenedHead:
                 f"sliding_window={shortest} must be at least block_size={size}: what a block sees "
                 "of itself is not defined below"
             )
+        judges = inner.flag("enable_confidence_head", False)
+        own_slot = self.kind == "DSpark" or rank > 0 or judges
         return BlockConfig(
             **common,
             block_size=size,
             mask_token=mask,
-            from_anchor=inner.flag("sample_from_anchor", self.kind == "DSpark"),
+            from_anchor=inner.flag("sample_from_anchor", own_slot),
             causal_windows=not inner.flag("sliding_window_non_causal", False),
             windows_move=moves,
             markov=(inner.values.get("markov_head_type") or MARKOV[0]) if rank else None,
             markov_rank=rank,
-            confidence=inner.flag("enable_confidence_head", False),
+            confidence=judges,
             confidence_reads_markov=inner.flag("confidence_head_with_markov", False) and rank > 0,
         )
 
