@@ -1,8 +1,9 @@
 """Reads draft heads: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
 
 Each format numbers the verifier's states in its own way. EAGLE fixes them (2, L // 2, L - 3);
-speculators names boundaries (see `specjax.types.LanguageModel.reading`); DFlash and DeepSpec name
-the layers whose outputs they are, one less.
+speculators names boundaries (see `specjax.types.LanguageModel.reading`); `target_layer_ids` of
+DFlash and DeepSpec, and the ids in the `eagle_config` of SpecForge and SGLang, name the layers
+whose outputs they are, one less.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.hf import SINGLE, SafetensorsReader
 from specjax.errors import UserError
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, family_of
-from specjax.models.decoder_only import SLIDING
+from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP
 from specjax.models.heads import (
     MARKOV,
@@ -103,6 +104,8 @@ class OpenedHead:
       width: of the verifier for which it was made, as far as the files tell.
       num_layers: of this verifier; None if the files do not tell.
       verifier: this verifier's name; None if the files have none.
+      networks: the names of its network in Hugging Face's files, as far as the files tell.
+      windows: see `HeadConfig`.
     """
 
     path: Path
@@ -114,6 +117,8 @@ class OpenedHead:
     width: int
     num_layers: int | None
     verifier: str | None
+    networks: tuple[str, ...]
+    windows: tuple[int | None, ...]
 
     @property
     def layer(self) -> str:
@@ -142,11 +147,14 @@ class OpenedHead:
         ]
         named = "" if self.verifier is None else f" ({self.verifier})"
         family = family_of(theirs).architectures
-        inner = (self.values.get("speculators_config") or {}).get("verifier") or {}
-        if (stated := inner.get("architectures")) and not set(stated) & set(family):
-            differing.append(f"the network {stated[0]}, not {family[0]}")
+        if self.networks and not set(self.networks) & set(family):
+            differing.append(f"the network {self.networks[0]}, not {family[0]}")
+        fields = HFFields(self.values, self.path / "config.json")
         if not differing:
-            boundaries = self._boundaries(depth)
+            boundaries = fields.read(lambda x: self._boundaries(x, depth))
+            if self.kind not in ("MTP", "EAGLE-1"):
+                # speculators' launcher may name one more, for its training.
+                boundaries = boundaries[: self._shape("fc.weight", 2)[1] // self.width]
             most = depth + (1 if self.kind in ("MTP", "EAGLE-1") else 0)
             if not all(0 <= boundary <= most for boundary in boundaries):
                 differing = [f"states {list(boundaries)} of its layers, of which it has {depth}"]
@@ -155,86 +163,121 @@ class OpenedHead:
                 f"{self.path} is a head for another verifier{named}, which has "
                 f"{', '.join(differing)}: give its own verifier"
             )
-        return self._config(boundaries)
+        count = None
+        if _TO_TEXT in self.reader.specs:
+            (count,) = self._shape(_TO_TEXT, 1)
+            self._shape("lm_head.weight", 2)  # its rows are those tokens
+        return fields.read(lambda x: self._config(x, boundaries, count))
 
-    def _boundaries(self, depth: int) -> tuple[int, ...]:
+    def _boundaries(self, fields: HFFields, depth: int) -> tuple[int, ...]:
         if self.kind in ("MTP", "EAGLE-1"):
             return (depth + 1,)
-        inner = self.values.get("dflash_config") or self.values.get("eagle_config") or {}
-        layers = inner.get("target_layer_ids", self.values.get("target_layer_ids"))
-        ids = None
-        for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
-            ids = ids or self.values.get(name) or inner.get(name)
-        if layers is not None:
-            ids = [layer + 1 for layer in layers]
-            if depth in ids:
+        blocks, eagle = fields.objects("dflash_config"), fields.objects("eagle_config")
+        outputs = {
+            "target_layer_ids": {**self.values, **blocks},
+            "eagle_aux_hidden_state_layer_ids": eagle,
+        }
+        for name, values in outputs.items():
+            if (layers := _whole_numbers(values, name)) is None:
+                continue
+            if depth - 1 in layers:
                 raise UserError(
-                    f"{self.path}: target_layer_ids={layers} names the last layer, whose output "
-                    "some projects normalise and some do not: it is not supported"
+                    f"{name}={layers} names the last layer, whose output some projects normalise "
+                    "and some do not: it is not supported"
                 )
-        if ids is None and self.kind == "EAGLE-3":
-            ids = sorted({2, depth // 2, depth - 3})
-        elif ids is None:
-            count = self.layers.num_layers
-            steps = [i * (depth - 4) / max(count - 1, 1) for i in range(count)]
-            ids = [round(1 + step) + 1 for step in steps] if count > 1 else [depth // 2 + 1]
-        # speculators' launcher may name one more, for its training.
-        count = self._shape("fc.weight")[1] // self.width
-        return tuple(ids[:count])
+            return tuple(layer + 1 for layer in layers)
+        for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
+            if (ids := _whole_numbers(self.values, name)) is not None:
+                return tuple(ids)
+        if self.kind == "EAGLE-3":
+            return tuple(sorted({2, depth // 2, depth - 3}))
+        count = self.layers.num_layers
+        if count == 1:
+            return (depth // 2 + 1,)
+        return tuple(round(1 + i * (depth - 4) / (count - 1)) + 1 for i in range(count))
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def _shape(self, name: str, axes: int) -> tuple[int, ...]:
         if name not in self.reader.specs:
             raise UserError(f"{self.path}: 1 array missing: {name}. Copy the whole checkpoint")
-        return self.reader.specs[name].shape
+        shape = self.reader.specs[name].shape
+        if len(shape) != axes:
+            raise UserError(f"{self.path}: {name} must have {axes} axes, but its shape is {shape}")
+        return shape
 
-    def _config(self, boundaries: tuple[int, ...]) -> HeadConfig:
-        fields, specs = HFFields(self.values, self.path / "config.json"), self.reader.specs
-        mapped = _TO_TEXT in specs
+    def _config(
+        self, fields: HFFields, boundaries: tuple[int, ...], draft_vocab: int | None
+    ) -> HeadConfig:
+        specs, vocab, width = self.reader.specs, self.layers.vocab_size, self.layers.embed_dim
         common: dict[str, Any] = {
             "layers": self.layers,
             "boundaries": boundaries,
-            "windows": self._windows(),
-            "draft_vocab": self._shape(_TO_TEXT)[0] if mapped else None,
+            "windows": self.windows,
+            "draft_vocab": draft_vocab,
             "own_embedding": "embed_tokens.weight" in specs,
             "own_output": "lm_head.weight" in specs,
         }
-        wanted = fields.whole("draft_vocab_size", self.layers.vocab_size)
-        if wanted != (common["draft_vocab"] or self.layers.vocab_size):
+        wanted = fields.whole("draft_vocab_size", vocab)
+        if wanted != (draft_vocab or vocab):
             raise UserError(
-                f"{self.path}: draft_vocab_size={wanted} needs the array {_TO_TEXT} of as many "
-                "tokens: copy the whole checkpoint"
+                f"draft_vocab_size={wanted} needs the array {_TO_TEXT} of as many tokens: copy the "
+                "whole checkpoint"
             )
-        if self.kind in ("MTP", "EAGLE-1"):
+        projects = self.kind in ("MTP", "EAGLE-1")
+        alone = common["own_embedding"] and common["own_output"] and not projects
+        if width != self.width and not alone:
+            raise UserError(
+                f"hidden_size={width} must be that of the verifier, {self.width}, whose embedding "
+                "or output this head uses"
+            )
+        if projects:
             plain = self.kind == "EAGLE-1"
             common |= {"norms": not plain, "norm_output": not plain, "projects": True}
             return EagleConfig(**common, fc_bias="fc.bias" in specs)
         if self.kind == "EAGLE-3":
             names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
             return EagleConfig(**common | {name: fields.flag(name, False) for name in names})
-        inner = HFFields({**self.values, **(self.values.get("dflash_config") or {})}, fields.name)
-        markov = None
-        if (rank := inner.whole("markov_rank", 0, least=0)) > 0:
-            markov = self.values.get("markov_head_type", MARKOV[0])
+        inner = _of_blocks(fields)
+        rank, size = inner.whole("markov_rank", 0, least=0), inner.whole("block_size", least=2)
+        if rank:
             inner.refuse("markov_head_type", MARKOV, MARKOV[0])
-        deep = self.format == "DeepSpec"
+        mask = inner.whole("mask_token_id", least=0)
+        if mask >= vocab:
+            raise UserError(f"mask_token_id={mask} must be below {vocab}, the number of tokens")
+        moves, shortest = self.format == "DFlash", min(filter(None, self.windows), default=size)
+        if moves and shortest < size:
+            raise UserError(
+                f"sliding_window={shortest} must be at least block_size={size}: what a block sees "
+                "of itself is not defined below"
+            )
+        judges = inner.flag("enable_confidence_head", False)
+        own_slot = self.kind == "DSpark" or rank > 0 or judges
         return BlockConfig(
             **common,
-            block_size=inner.whole("block_size", least=2),
-            mask_token=inner.whole("mask_token_id", least=0),
-            from_anchor=fields.flag("sample_from_anchor", deep or self.kind == "DSpark"),
-            causal_windows=not fields.flag("sliding_window_non_causal", False),
-            markov=markov,
+            block_size=size,
+            mask_token=mask,
+            from_anchor=inner.flag("sample_from_anchor", own_slot),
+            causal_windows=not inner.flag("sliding_window_non_causal", False),
+            windows_move=moves,
+            markov=(inner.values.get("markov_head_type") or MARKOV[0]) if rank else None,
             markov_rank=rank,
-            confidence=fields.flag("enable_confidence_head", False),
-            confidence_reads_markov=fields.flag("confidence_head_with_markov", False) and rank > 0,
+            confidence=judges,
+            confidence_reads_markov=inner.flag("confidence_head_with_markov", False) and rank > 0,
         )
 
-    def _windows(self) -> tuple[int | None, ...]:
-        values = self.values.get("transformer_layer_config") or self.values
-        kinds = values.get("layer_types") or []
-        count = self.layers.num_layers
-        windows = [values.get("sliding_window") if x == SLIDING else None for x in kinds[:count]]
-        return tuple(windows) or (None,) * count
+
+def _of_blocks(fields: HFFields) -> HFFields:
+    """The fields of a block head, which SpecForge and z-lab keep in an inner object."""
+    return dataclasses.replace(fields, values={**fields.values, **fields.objects("dflash_config")})
+
+
+def _whole_numbers(values: Mapping[str, Any], name: str) -> list[int] | None:
+    """A list of whole numbers, or None if the field is absent or null."""
+    found = values.get(name)
+    if found is None:
+        return None
+    if not isinstance(found, list) or not found or any(type(x) is not int for x in found):
+        raise UserError(f"{name}={found!r} must be a list of whole numbers")
+    return found
 
 
 def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
@@ -248,36 +291,51 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
     file = place / "config.json"
     values = read_json(file)
     reader = SafetensorsReader(place)
+    return HFFields(values, file).read(lambda fields: _opened(place, reader, fields))
+
+
+def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedHead:
+    values, blocks = fields.values, _of_blocks(fields)
     theirs = values.get("speculators_model_type")
     if theirs is not None:
         kinds = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
-        if theirs not in kinds:
-            raise UserError(
-                f"{file}: speculators_model_type={theirs!r} must be one of {', '.join(kinds)}"
-            )
+        fields.refuse("speculators_model_type", tuple(kinds), None)
         format_, kind = "speculators", kinds[theirs]
     elif values.get("dflash_config") is not None:
         format_, kind = "DFlash", "DFlash"
+        if blocks.whole("markov_rank", 0, least=0) or blocks.flag("enable_confidence_head"):
+            kind = "DSpark"
     elif values.get("target_layer_ids") is not None:
         format_, kind = "DeepSpec", "DSpark"
     else:
         eagle3 = "midlayer.input_layernorm.weight" in reader.specs or "norm.weight" in reader.specs
         format_, kind = "EAGLE", "EAGLE-3" if eagle3 else "EAGLE-1"
-    inner = values.get("transformer_layer_config") if theirs is not None else values
-    if not isinstance(inner, dict) or inner.get("model_type") not in _LAYERS:
-        found = inner.get("model_type") if isinstance(inner, dict) else inner
+    inner = fields if theirs is None else HFFields(fields.objects("transformer_layer_config"))
+    if (family := inner.values.get("model_type")) not in _LAYERS:
         raise UserError(
-            f"{file}: layers of model_type {found!r} are not supported in a head, only "
+            f"layers of model_type {family!r} are not supported in a head, only "
             f"{' and '.join(_LAYERS)}"
         )
+    # Windows are the head's own, see `HeadConfig`.
+    changes: dict[str, Any] = {"layer_types": None, "use_sliding_window": False}
     if kind == "MTP":  # the fields are the verifier's
-        inner = {**inner, "num_hidden_layers": 1, "layer_types": None}
-    else:
-        # Windows are read in `OpenedHead`.
-        inner = {**inner, "layer_types": None, "use_sliding_window": False}
-    config = HFFields(inner, file).read(FAMILIES[inner["model_type"]].from_hf)
+        changes["num_hidden_layers"] = 1
+    config = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
     assert isinstance(config, DecoderOnlyConfig)
-    verifier = ((values.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
+    windows: tuple[int | None, ...] = (None,) * config.num_layers
+    if kind != "MTP":
+        count = len(windows)
+        windowed = inner.flag("use_sliding_window", False)
+        start = inner.whole("max_window_layers", 28, least=0) if windowed else count
+        types = [SLIDING if i >= start else FULL for i in range(count)]
+        found = windows_from_hf(inner, inner.window(None), types, count)
+        size, types = found["sliding_window"], found["layer_types"] or [SLIDING] * count
+        windows = tuple(size if x == SLIDING else None for x in types)
+    verifier = HFFields(fields.objects("speculators_config")).objects("verifier")
+    networks = verifier.get("architectures") or ()
+    if not isinstance(networks, list | tuple) or not all(isinstance(x, str) for x in networks):
+        raise UserError(f"architectures={networks!r} must be a list of names")
+    deep = values.get("num_target_layers") is not None
     return OpenedHead(
         path=place,
         reader=reader,
@@ -285,9 +343,11 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
         format=format_,
         kind=kind,
         layers=config,
-        width=HFFields(values, file).whole("target_hidden_size", config.embed_dim),
-        num_layers=values.get("num_target_layers"),
-        verifier=verifier,
+        width=fields.whole("target_hidden_size", config.embed_dim),
+        num_layers=fields.whole("num_target_layers") if deep else None,
+        verifier=verifier.get("name_or_path"),
+        networks=tuple(networks),
+        windows=windows,
     )
 
 

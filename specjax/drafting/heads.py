@@ -95,9 +95,15 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
     greedy: bool = False
 
     _lags: ClassVar[bool] = False
+    _head: ClassVar[type] = EagleHead
 
     def __post_init__(self) -> None:
         check_flag("greedy", self.greedy)
+        if not isinstance(self.model, self._head):
+            raise UserError(
+                f"model must be {self._head.__name__}, got {type(self.model).__name__}: an "
+                "EagleDrafter is for EAGLE and MTP, a BlockDrafter for DFlash and DSpark"
+            )
         super().__post_init__()
 
     @property
@@ -159,6 +165,8 @@ class BlockDrafter(EagleDrafter):
 
     model: BlockHead
 
+    _head = BlockHead
+
     def __post_init__(self) -> None:
         super().__post_init__()
         config, most = self.model.config, self.model.config.most_drafts
@@ -183,7 +191,7 @@ class BlockDrafter(EagleDrafter):
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         block, state = super().propose(params, state, inputs)
-        passes = jnp.minimum(block.calls[self.name], 1)
+        passes = jnp.any(inputs.active).astype(jnp.int32)
         return block._replace(calls={self.name: passes}), state
 
     def bonus(
@@ -219,6 +227,8 @@ class OwnEstimate(Estimate):
     Source: `confidence_head` of `vllm-project/speculators`.
     """
 
+    reads_odds: ClassVar[bool] = True
+
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
         return drawn.hidden[:, -1].astype(jnp.float32), carry
 
@@ -228,6 +238,8 @@ class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
     """Drafts trees from a recurrent head; attributes and parameters as those of `TreeDrafter`."""
 
     model: EagleHead
+
+    _lags: ClassVar[bool] = False
 
     @property
     def _path(self) -> int:

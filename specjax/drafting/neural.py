@@ -179,6 +179,12 @@ class NeuralDrafter(ModelDrafter):
                 "give a smaller min_draft or a larger max_draft"
             )
         check_policy(self.stopping)
+        estimate = getattr(self.stopping, "estimate", None)
+        if getattr(estimate, "reads_odds", False) and not self.model.gives_odds:
+            raise UserError(
+                f"stopping={self.stopping!r} needs a drafter with a confidence head, such as a "
+                "DSpark"
+            )
         check_eos_ids(self.eos_ids, self.vocab_size)
 
     @property
@@ -194,7 +200,7 @@ class NeuralDrafter(ModelDrafter):
             fixed_length=fixed,
             independent_rows=fixed,
             catches_up=self.catches_up,
-            processes=True,
+            processes=self.model.predicts_all,
         )
 
     def describe(self) -> Any:

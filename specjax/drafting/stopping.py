@@ -134,9 +134,11 @@ class Estimate(abc.ABC):
         if the token before.
       reads_confidence: whether it reads the confidence distribution.
       reads_past: whether it learns from earlier rounds.
+      reads_odds: whether it needs a model that `gives_odds`.
     """
 
     lag: ClassVar[int] = 0
+    reads_odds: ClassVar[bool] = False
     reads_confidence: ClassVar[bool] = False
     reads_past: ClassVar[bool] = False
 

@@ -255,6 +255,9 @@ class TreeDrafter(ModelDrafter):
     children: str = "top+1"
     name: str = "drafter"
 
+    # Whether a row may lack committed tokens when a draft begins.
+    _lags: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_model("model", self.model)
         check_part("tree", self.tree, ("levels", "size", "widest"), "drafting.k_ary(3, 2)")
@@ -300,7 +303,7 @@ class TreeDrafter(ModelDrafter):
             fixed_length=True,
             independent_rows=True,
             drafts_trees=True,
-            processes=True,
+            processes=self.model.predicts_all,
         )
 
     def describe(self) -> Any:
@@ -359,7 +362,7 @@ class TreeDrafter(ModelDrafter):
         with jax.named_scope("drafter_pass"):
             last = history_lib.read_last(
                 self.model, params.model, state.cache, state.positions, state.history, active,
-                self.depth + 1,
+                self.depth + 1 if self._lags else 1,
             )  # fmt: skip
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)

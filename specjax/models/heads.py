@@ -135,6 +135,8 @@ class BlockConfig(HeadConfig):
         learnt.
       from_anchor: whether the first slot predicts, too: M = N, else M = N - 1.
       causal_windows: whether the tokens of a block see only earlier ones in layers with a window.
+      windows_move: whether a window is counted from the slot itself, as in SpecForge: slot k sees
+        W - 1 - k states of the verifier.
       markov: one of `MARKOV`: a correction of the logits by the token before; None for none.
       markov_rank: r.
       confidence: whether it predicts that its tokens are accepted.
@@ -145,6 +147,7 @@ class BlockConfig(HeadConfig):
     mask_token: int | None
     from_anchor: bool = False
     causal_windows: bool = True
+    windows_move: bool = False
     markov: str | None = None
     markov_rank: int = 0
     confidence: bool = False
@@ -188,13 +191,13 @@ class BlockOutputs(NamedTuple):
       starts: the position of the last committed token.
       states: of the slots that predict.
       logits: before the Markov correction.
-      memory: of the recurrent correction.
+      memory: of the recurrent correction, before each slot and after the last.
     """
 
     starts: Int32[Array, " B"]
     states: Float[Array, "B M E"]
     logits: Float32[Array, "B M W"]
-    memory: Float[Array, "B r"]
+    memory: Float[Array, "B M+1 r"]
 
 
 class Encoded(NamedTuple):
@@ -532,6 +535,10 @@ class DraftHead(LanguageModel):
         return self.verifier.vocab_size
 
     @property
+    def predicts_all(self) -> bool:  # type: ignore[override]  # it may have a map
+        return self.config.draft_vocab is None
+
+    @property
     @abc.abstractmethod
     def network(self) -> Any: ...
 
@@ -790,6 +797,10 @@ class BlockHead(DraftHead):
     config: BlockConfig
 
     @property
+    def gives_odds(self) -> bool:  # type: ignore[override]  # it may have a confidence head
+        return self.config.confidence
+
+    @property
     def network(self) -> BlockNetwork:
         return BlockNetwork(self.config, self.layout, self._encoding_verifier)
 
@@ -817,7 +828,9 @@ class BlockHead(DraftHead):
         biases, pasts = [], []
         for i, window in enumerate(config.windows):
             seen = slots <= last
-            if window is not None:
+            if window is not None and config.windows_move:
+                seen = seen & (slots > memory.places(size)[:, :, None] - window)
+            elif window is not None:
                 seen &= slots > last - window
             pasts.append(memory.layer(i, _bias(seen)))
             causal = window is not None and config.causal_windows
@@ -827,8 +840,8 @@ class BlockHead(DraftHead):
         given = embedded, memory.places(size), biases, pasts, encoded
         states = self._apply(params, *given, method="block")[:, first : first + count]
         logits = self._logits(params, states)
-        memory_of = jnp.zeros((rows, config.markov_rank), states.dtype)
-        return BlockOutputs(positions, states, logits, memory_of)
+        none = jnp.zeros((rows, count + 1, config.markov_rank), states.dtype)
+        return BlockOutputs(positions, states, logits, none)
 
     def score(
         self, params: Params, cache: HeadCache, tokens: Array, positions: Array
@@ -845,7 +858,7 @@ class BlockHead(DraftHead):
         states, logits, memory = (
             pick(outputs.states, slots),
             pick(outputs.logits, slots),
-            outputs.memory,
+            pick(outputs.memory, slots)[:, 0],
         )
         odds = None
         if self.config.markov is not None:
@@ -860,7 +873,11 @@ class BlockHead(DraftHead):
 
     def write(self, cache: HeadCache, updates: Any, positions: Int32[Array, " B"]) -> HeadCache:
         assert cache.outputs is not None
-        return cache._replace(outputs=cache.outputs._replace(memory=updates))
+        outputs = cache.outputs
+        # A row whose draft has ended keeps the memory at its end, while others draft on.
+        put = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))
+        memory = put(outputs.memory, positions - outputs.starts + 1, updates)
+        return cache._replace(outputs=outputs._replace(memory=memory))
 
 
 def draft_head(config: HeadConfig, verifier: Model) -> DraftHead:

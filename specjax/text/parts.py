@@ -44,7 +44,6 @@ from specjax.drafting import (
     FixedLength,
     NeuralDrafter,
     NeuralDrafterParams,
-    OwnEstimate,
 )
 from specjax.drafting.neural import catches_up_on
 from specjax.drafting.stopping import check_own_params, check_policy
@@ -580,6 +579,7 @@ class _AnyModel(LanguageModel):
 
     vocab_size = 2**30
     reads_trees = True
+    gives_odds = True
     prompt_positions: Any = None
     prefill: Any = None
     score: Any = None
@@ -672,13 +672,6 @@ def _neural(
     longest = parts.longest if longest is None else longest
     head = small.model
     options: Any = {"min_draft": min_draft, "eos_ids": eos_ids}
-    judges = isinstance(head, BlockHead) and head.config.confidence
-    own = isinstance(getattr(stopping, "estimate", None), OwnEstimate)
-    if own and not judges and small is not _ANY:
-        raise UserError(
-            f"stopping={stopping!r} needs a drafter with a confidence head, such as a DSpark, got "
-            f"{small.name}"
-        )
     if not isinstance(head, DraftHead):
         catches_up = catches_up_on(small.platform)
         drafter = NeuralDrafter(head, longest, stopping, catches_up=catches_up, **options)
@@ -715,6 +708,11 @@ def _with_costs(
     if not isinstance(policy, CostAware):
         return parts, None
     main = pair.verifier
+    if isinstance(pair.drafter.model, DraftHead):
+        raise UserError(
+            "stopping=CostAware cannot weigh a draft head, whose passes need its verifier's "
+            "states: choose another policy"
+        )
     multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
     rows += -rows % multiple
     without = dataclasses.replace(parts, stopping=None)
@@ -818,11 +816,11 @@ def check_forbidding(
     if method.process_drafts:
         if drafter.traits.processes:
             return
-        why = f"{type(drafter).__name__} ignores processors"
+        why = f"{type(drafter).__name__} may draft it"
     raise UserError(
         f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
         f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "
-        "or a drafter that is a model"
+        "or a drafter that is a model of all tokens"
     )
 
 

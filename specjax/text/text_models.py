@@ -312,6 +312,8 @@ class TranslatedModel(LanguageModel):
     model: LanguageModel
     vocab_size: int
 
+    predicts_all = False
+
     @property
     def reads_trees(self) -> bool:  # type: ignore[override]  # as its model does
         return self.model.reads_trees

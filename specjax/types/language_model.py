@@ -113,9 +113,14 @@ class LanguageModel(Protocol):
     Attributes:
       vocab_size: V, the size of the last axis of the logits.
       reads_trees: whether it has `score_tree` and `keep`; False by default.
+      predicts_all: False if the logits of some tokens are always -inf.
+      gives_odds: whether the last of a token's hidden states is the log-odds that the next token is
+        accepted; False by default.
     """
 
     reads_trees: ClassVar[bool] = False
+    predicts_all: ClassVar[bool] = True
+    gives_odds: ClassVar[bool] = False
 
     # Only for the type checker: a field of a dataclass may replace it.
     if TYPE_CHECKING:

@@ -103,7 +103,8 @@ class DraftTraits(NamedTuple):
       draws_bonus: whether `bonus` has a distribution after a block of G tokens. False refuses rules
         that read it.
       processes: whether its distributions are processed (see `specjax.types.Processor`), so that it
-        drafts no token that a processor forbids. False is always safe.
+        drafts no token that a processor forbids. False is always safe; it must be False if its
+        model does not predict all tokens: a processor may leave only the others.
       has_distributions: whether row i of `DraftBlock.probs` is one drafter's distribution after
         node i. False refuses rules that read the drafter.
     """

@@ -10,6 +10,7 @@ import safetensors.numpy
 import specjax
 from specjax import drafting, rules
 from specjax.checkpoints import save_model
+from specjax.checkpoints.heads import open_draft_head
 from specjax.cli.main import main
 from specjax.models import LlamaConfig
 from specjax.partitioning import make_mesh
@@ -133,8 +134,46 @@ REFUSED = {
     "map": ("eagle3", {"arrays": {"d2t": np.full(5, 300)}}, "d2t names token 300"),
     "twice": ("eagle3", {"arrays": {"d2t": -np.arange(5)}}, "d2t names a token twice"),
     "no map": ("eagle3", {"arrays": {"d2t": None, "t2d": None}}, "needs the array d2t"),
-    "kind": ("mtp", {"speculators_model_type": "medusa"}, "must be one of eagle3, mtp, dflash"),
+    "kind": ("mtp", {"speculators_model_type": "medusa"}, "it must be 'eagle3' or 'mtp'"),
     "Markov": ("dspark", {"markov_head_type": "lstm"}, "markov_head_type='lstm' is not supp"),
+    "no output": ("eagle3", {"arrays": {"lm_head.weight": None}}, "1 array missing: lm_head.weig"),
+    "scalar map": ("eagle3", {"arrays": {"d2t": np.array(3)}}, "d2t must have 1 axes, but its sha"),
+    "object": ("zlab", {"dflash_config": 3}, "config.json: dflash_config=3 must be an object"),
+    "project": ("mtp", {"speculators_config": []}, "config.json: speculators_config=[] must be an"),
+    "layer object": ("mtp", {"transformer_layer_config": "x"}, "transformer_layer_config='x' must"),
+    "no layers": ("mtp", {"transformer_layer_config": None}, "layers of model_type None are not s"),
+    "eagle object": ("eagle3", {"eagle_config": 1}, "config.json: eagle_config=1 must be an obje"),
+    "ids": ("zlab", {"dflash_config": {"target_layer_ids": [0, "1"]}}, "=[0, '1'] must be a list"),
+    "id": ("speculators", {"eagle_aux_hidden_state_layer_ids": 2}, "json: eagle_aux_hidden_state_"),
+    "depth": ("zlab", {"num_target_layers": "x"}, "config.json: num_target_layers='x' must be a"),
+    "mask": (
+        "zlab",
+        {"dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 259}},
+        "config.json: mask_token_id=259 must be below 259",
+    ),
+    "width": (
+        "zlab",
+        {"hidden_size": 16, "target_hidden_size": 8},
+        "config.json: hidden_size=16 must be that of the verifier, 8",
+    ),
+    "networks": (
+        "mtp",
+        {"speculators_config": {"verifier": {"architectures": [1]}}},
+        "config.json: architectures=[1] must be a list of names",
+    ),
+    "no window": ("zlab", {"layer_types": ["sliding_attention"]}, "but no sliding_window"),
+    "types": ("zlab", {"layer_types": ["chunked"]}, "json: layer_types=['chunked'] may only name"),
+    "type count": ("zlab", {"layer_types": 2 * ["full_attention"]}, "layer_types has 2 names, but"),
+    "window": (
+        "zlab",
+        {"layer_types": ["sliding_attention"], "sliding_window": 4},
+        "sliding_window=4 must be at least block_size=5",
+    ),
+    "inner Markov": (
+        "zlab",
+        {"dflash_config": {"markov_rank": 4, "markov_head_type": "lstm", "mask_token_id": 3}},
+        "markov_head_type='lstm' is not supp",
+    ),
     "family": ("eagle1", {"model_type": "qwen3", "x": 1}, "2 arrays missing"),
     "network": (
         "mtp",
@@ -152,6 +191,71 @@ def test_heads_that_are_refused(place, name, tmp_path):
         specjax.load_pair(verifier=place / "verifier", drafter=tmp_path / "head", tokenizer="bytes")
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert "head" in str(caught.value)
+
+
+READ = {
+    "boundaries": ("speculators", {}, {"boundaries": (1, 2)}),
+    "outputs": (
+        "eagle3",
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}},
+        {"boundaries": (1, 3)},
+    ),
+    "MTP of a verifier with windows": (
+        "mtp",
+        {"sliding_window": 4, "layer_types": 4 * ["sliding_attention"]},
+        {"windows": (None,)},
+    ),
+    "moving windows": (
+        "zlab",
+        {"sliding_window": 7, "layer_types": ["sliding_attention"]},
+        {"windows": (7,), "windows_move": True, "from_anchor": False},
+    ),
+    "inner Markov": (
+        "zlab",
+        {
+            "dflash_config": {
+                "target_layer_ids": [0, 1],
+                "mask_token_id": 3,
+                "markov_rank": 4,
+                "markov_head_type": "rnn",
+                "enable_confidence_head": True,
+                "confidence_head_with_markov": True,
+            }
+        },
+        {
+            "kind": "DSpark",
+            "markov": "rnn",
+            "confidence": True,
+            "confidence_reads_markov": True,
+            "from_anchor": True,
+        },
+    ),
+    "inner slots": (
+        "zlab",
+        {
+            "dflash_config": {
+                "target_layer_ids": [0, 1],
+                "mask_token_id": 3,
+                "enable_confidence_head": True,
+                "sample_from_anchor": False,
+            }
+        },
+        {"kind": "DSpark", "markov": None, "confidence": True, "from_anchor": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_of_a_config(place, name, tmp_path):
+    kind, changes, wanted = READ[name]
+    if kind == "mtp":
+        file = place / kind / "config.json"
+        layer = json.loads(file.read_text())["transformer_layer_config"]
+        changes = {"transformer_layer_config": {**layer, **changes}}
+    arrays = {"fc.weight": np.zeros((8, 16), np.float32)}  # of two states
+    changed(place, kind, tmp_path / "head", None if kind == "mtp" else arrays, **changes)
+    config = open_draft_head(tmp_path / "head").config_for(llama(VOCAB, layers=4)[0])
+    assert {name: getattr(config, name) for name in wanted} == wanted
 
 
 def test_another_verifier_is_refused(place, tmp_path):
@@ -178,8 +282,20 @@ def test_what_a_head_cannot_do(place):
     with pytest.raises(ValueError, match="is a draft head: give the model it is for"):
         specjax.load_pair(verifier=place / "mtp", drafter=place / "mtp", tokenizer="bytes")
     own = drafting.Survival(drafting.OwnEstimate(), 0.5)
-    with pytest.raises(ValueError, match="needs a drafter with a confidence head"):
-        specjax.Decoder(load(place, "zlab"), stopping=own, **SHAPE)
+    for kind in ("zlab", "eagle3"):
+        with pytest.raises(ValueError, match="needs a drafter with a confidence head"):
+            specjax.Decoder(load(place, kind), stopping=own, **SHAPE)
+    with pytest.raises(ValueError, match="CostAware cannot weigh a draft head"):
+        specjax.Decoder(pair, stopping=drafting.CostAware(), **SHAPE)
+    with pytest.raises(ValueError, match="model must be EagleHead, got BlockHead"):
+        drafting.EagleDrafter(pair.drafter.model, 2)
+    with pytest.raises(ValueError, match="model must be BlockHead, got EagleHead"):
+        drafting.BlockDrafter(load(place, "eagle3").drafter.model, 2)
+    # What is left may have no token that the head drafts.
+    forbid = {"processors": (specjax.processors.SuppressTokens((5,)),), "rule": rules.OPT(0.2)}
+    with pytest.raises(ValueError, match="BlockDrafter may draft it"):
+        specjax.Decoder(pair, **forbid, **SHAPE)
+    specjax.Decoder(load(place, "mtp"), **forbid, **SHAPE)
 
 
 def test_inspect_tells_what_a_head_is(place, tmp_path, capsys):

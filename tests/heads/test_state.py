@@ -165,6 +165,50 @@ def test_the_next_turn_goes_on_from_a_finished_row(name):
     np.testing.assert_array_equal(*outputs)
 
 
+def test_a_block_that_drafts_nothing_counts_the_pass_of_its_bonus():
+    _, method, params = method_of("dspark")
+    state, drafter = begun(method, params, [0, 2]).inner.drafter, method.drafter
+    noise = jnp.zeros((2, drafter.num_uniforms))
+
+    def calls(active):
+        inputs = DraftInputs(
+            jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), noise, Sampling(jnp.full(2, WARM)),
+            jnp.full(2, active), False,
+        )  # fmt: skip
+        return drafter.propose(params.drafter, state, inputs)[0].calls[drafter.name]
+
+    assert (calls(True), calls(False)) == (1, 0)
+
+
+def test_a_window_that_moves_with_the_slot():
+    """Slot k sees the states from anchor + k - (W - 1) on; one that does not, W states."""
+    tiny = tiny_head("dflash", vocab=V)
+    anchor, window, size = 8, 5, 4
+
+    def first_seen(moves):
+        config = dataclasses.replace(tiny.head.config, windows=(window,) * 2, windows_move=moves)
+        head = dataclasses.replace(tiny.head, config=config)
+        empty = head.empty(1, 16, G, G)
+        token, at = jnp.zeros(1, jnp.int32), jnp.array([anchor])
+
+        def states(scale):
+            """With other keys in the last layer, where `scale [S]` is not 1."""
+            entries = jax.tree.map(jnp.ones_like, empty.entries)
+            values = entries.values[-1] * scale[None, None, None]
+            entries = entries._replace(values=(*entries.values[:-1], values))
+            cache = empty._replace(entries=entries)
+            return head.block(tiny.params, cache, token, at, size - 1).states[0]
+
+        changes = jnp.ones((anchor + 1, 16)) + jnp.eye(anchor + 1, 16)
+        found = quick_jit(jax.vmap(states))(changes)
+        seen = np.abs(np.asarray(found - found[anchor:])).max(axis=-1) > 1e-6
+        return np.argmax(seen, axis=0)
+
+    # Of the slots that predict: the first predicts nothing.
+    np.testing.assert_array_equal(first_seen(False), [anchor - window] * 3)
+    np.testing.assert_array_equal(first_seen(True), anchor + np.arange(1, 4) - window + 1)
+
+
 def test_a_mesh_gives_the_same_tokens():
     if len(jax.devices()) < 4:
         pytest.skip("needs four devices")
@@ -175,3 +219,20 @@ def test_a_mesh_gives_the_same_tokens():
     params = where.replicate(params)
     spread = method.run(params, begun(method, params, range(4), 12), 100)
     np.testing.assert_array_equal(alone.tokens[:, :12], spread.tokens[:, :12])
+
+
+def test_a_draft_that_ends_early_has_the_same_bonus_beside_longer_ones():
+    _, method, params = method_of("dspark")
+    state = begun(method, params, [0, 2]).inner
+    drafter, rows = method.drafter, 2
+    noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
+
+    def bonus(limits):
+        inputs = DraftInputs(
+            jnp.zeros(rows, jnp.int32), jnp.array(limits), jnp.asarray(noise, jnp.float32),
+            Sampling(jnp.full(rows, WARM)), jnp.ones(rows, bool), False,
+        )  # fmt: skip
+        block, after = drafter.propose(params.drafter, state.drafter, inputs)
+        return drafter.bonus(params.drafter, after, inputs, block)[0].probs[0]
+
+    np.testing.assert_allclose(bonus([1, G]), bonus([1, 1]), atol=1e-6)

@@ -79,7 +79,7 @@ def test_the_distribution_is_renormalised_over_the_shared_tokens():
 def test_trees_are_read_if_the_model_reads_them():
     drafter = tabular(1, OURS)
     other = translate(drafter, tabular(2, THEIRS))
-    assert other.model.reads_trees
+    assert other.model.reads_trees and drafter.model.predicts_all and not other.model.predicts_all
     filled = other.model.prefill(other.params, Prompts(PROMPT[None], np.array([2], np.int32)), 5)
     given = other.params, filled.cache, np.array([[3, 2, 4]], np.int32), filled.positions
     logits, _, updates = other.model.score_tree(*given, shape_of(jnp.array([[0, 0]])))

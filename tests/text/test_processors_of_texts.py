@@ -170,7 +170,7 @@ WRONG = [
     (
         {"processors": (processors.SuppressTokens((5,)),), **LOOKUP},
         ValueError,
-        "SuppressTokens cannot be used with rule Lossy here, .*LookupDrafter ignores processors",
+        "SuppressTokens cannot be used with rule Lossy here, .*LookupDrafter may draft it",
     ),
     (
         {"processors": STACK, "process_drafts": False, "rule": rules.OPT(0.2)},
