@@ -58,7 +58,7 @@ def test_what_is_not_the_runs_own_is_refused_and_kept(data, tmp_path, capsys, na
     before = content(tmp_path)
     assert run(data, tmp_path) == 2
     error = capsys.readouterr().err
-    assert f"{mine} exists, but train_config.json does not list it as a file of a run" in error
+    assert f"{mine} is not a file of this run: choose another OUTPUT_DIR, or move it" in error
     assert error.count("\n") == 1
     assert content(tmp_path) == before
 
@@ -83,7 +83,7 @@ def test_a_file_in_the_place_of_a_directory_or_the_reverse_is_refused(
     before = content(place)
     assert run(data, place) == 2
     error = capsys.readouterr().err
-    assert f"{place / name} is not the {kind} that the run has made" in error
+    assert f"{place / name} is not a file of this run: choose another OUTPUT_DIR, or move" in error
     assert error.count("\n") == 1
     assert content(place) == before
 
@@ -122,7 +122,7 @@ def test_checkpoints_without_a_configuration_are_not_continued(data, trained, tm
     (place / "train_config.json").unlink()
     before = content(place)
     assert run(data, place, "SEED=9") == 2
-    assert "train_config.json does not list it as a file of a run" in capsys.readouterr().err
+    assert "is not a file of this run" in capsys.readouterr().err
     assert content(place) == before
 
 

@@ -342,7 +342,7 @@ def test_refilled_slots_decode_as_fresh_rows():
     want = outputs(loop.run(params._replace(rule=rule), init(list(range(8))), 100))
     state = loop.run(params._replace(rule=rule), init([0, 1, 2, 3]), 100)
     assert outputs(state) == want[:4]
-    state = decoding.state.insert_rows(state, jnp.array([2, 0]), init([6, 5]))
+    state = decoding.method.insert_rows(state, jnp.array([2, 0]), init([6, 5]))
     got = outputs(loop.run(params._replace(rule=rule), state, 100))
     assert got == [want[5], want[1], want[6], want[3]]
 

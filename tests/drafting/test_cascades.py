@@ -341,7 +341,7 @@ class SharesOne(drafting.HorizontalCascade):
         # What the first drafter would have drawn from after the first token.
         told = first.commit(new.drafters[0], block.tokens, jnp.minimum(block.num_drafted, 1))
         rows = inputs.tokens.size
-        empty = drafting.several.empty_block(rows, first.max_draft, first.vocab_size, False)
+        empty = decoding.blocks.empty_block(rows, first.max_draft, first.vocab_size, False)
         after = inputs._replace(tokens=block.tokens[:, 0])
         extra = first.bonus(params[0], told, after, empty)[0]
         return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
