@@ -11,7 +11,7 @@ from tests import tiny_pair
 
 CONFIG = Path(__file__).parents[2] / "gin_configs/runs/infer.gin"
 TEXTS = tiny_pair.sentences(5, seed=4, longest=3)
-SETTINGS = {"MAX_NEW_TOKENS": 4, "BATCH_SIZE": 4, "MAX_DRAFT": 2, "Decoder.buckets": "(8,)"}
+SETTINGS = {"MAX_NEW_TOKENS": 4, "BATCH_SIZE": 4, "MAX_DRAFT": 2, "BUCKETS": "(8,)"}
 
 
 def write_input(directory: Path) -> Path:

@@ -127,5 +127,5 @@ def test_checkpoints_without_their_configuration_are_nobodys(whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole[0], run)
     (run / "train_config.json").unlink()
-    with pytest.raises(FileExistsError, match="checkpoints exists, but train_config.json does not"):
+    with pytest.raises(FileExistsError, match="checkpoints is not a file of this run"):
         train_copies(run, seed=8)
