@@ -226,7 +226,7 @@ def test_a_second_process_is_kept_out(finished):
 
 def test_an_output_directory_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"output_dir=.*file/run cannot be written"):
+    with pytest.raises(OSError, match="file/run cannot be written"):
         train_copies(tmp_path / "file" / "run")
 
 
