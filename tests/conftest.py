@@ -16,6 +16,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["SPECJAX_TESTS_SHARED"] = _shared.name
     _caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     _programs = os.environ.get("SPECJAX_TESTS_CACHE") or os.path.join(_caches, "specjax-tests")
+    try:
+        os.makedirs(_programs, exist_ok=True)
+    except OSError:  # no home, as on some CI machines
+        _programs = os.path.join(_shared.name, "programs")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
