@@ -151,7 +151,7 @@ WRONG = {
     ),
     "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
     "texts": ({"LIMIT": 1, **NO_MODELS}, "1 texts are too few for an interval of the latency"),
-    "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "TARGETS_FIELD=2, but the line has 2 columns"),
+    "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2': the record has '0', '1'"),
     "prompts": (
         {"CHAT": 1},
         "CHAT must be True or False, or options of the chat template",
