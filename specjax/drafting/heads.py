@@ -76,7 +76,10 @@ class _ReadsVerifier(ModelDrafter):
             history=after.history._replace(read=read),
         )
 
-    def _caught_up(self, params: Params, state: NeuralDrafterState) -> NeuralDrafterState:
+    def _caught_up(
+        self, params: Params, state: NeuralDrafterState, inputs: DraftInputs
+    ) -> NeuralDrafterState:
+        """The state before a draft."""
         cache = self.model.catch_up(params.model, state.cache, state.positions)
         return state._replace(cache=cache, history=state.history._replace(read=state.positions))
 
@@ -127,9 +130,8 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
         state: NeuralDrafterState,
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
-        state = self._begun(params, self._caught_up(params, state), inputs)
-        inputs = self._chosen(inputs)
-        return super().propose(params, state, inputs)
+        state = self._caught_up(params, state, inputs)
+        return super().propose(params, state, self._chosen(inputs))
 
     def bonus(
         self,
@@ -138,13 +140,7 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
         inputs: DraftInputs,
         block: DraftBlock,
     ) -> tuple[Bonus, NeuralDrafterState]:
-        inputs = self._chosen(inputs)
-        return super().bonus(params, state, inputs, block)
-
-    def _begun(
-        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
-    ) -> NeuralDrafterState:
-        return state
+        return super().bonus(params, state, self._chosen(inputs), block)
 
     def _chosen(self, inputs: DraftInputs) -> DraftInputs:
         if not self.greedy:
@@ -204,9 +200,11 @@ class BlockDrafter(EagleDrafter):
         extra, state = super().bonus(params, state, inputs, block)
         return extra._replace(calls={self.name: jnp.int32(0)}), state
 
-    def _begun(
+    def _caught_up(
         self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
     ) -> NeuralDrafterState:
+        """The state with the block that the head has read."""
+        state = super()._caught_up(params, state, inputs)
         given = params.model, state.cache, inputs.tokens, state.positions, self._slots
 
         def read() -> BlockOutputs:
@@ -255,8 +253,7 @@ class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
         state: NeuralDrafterState,
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
-        state = self._caught_up(params, state)
-        return super().propose(params, state, inputs)
+        return super().propose(params, self._caught_up(params, state, inputs), inputs)
 
     def bonus(
         self,
