@@ -80,14 +80,14 @@ def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platf
     begin = quick_jit(functools.partial(drafter.prefill, max_length=40))
     state = begin(params, prompts, verifier=filled)
     cache, rounds = filled.cache, []
-    caught_up, extend, verify = map(quick_jit, (drafter._caught_up, head.extend, reader.extend))
+    catch_up, extend, verify = map(quick_jit, (head.catch_up, head.extend, reader.extend))
     read = quick_jit(head.block, static_argnums=4) if kind is drafting.BlockDrafter else None
     for anchor, drafts, accepted in zip(
         *(golden[x] for x in ("anchor_pos", "drafts", "accepted")), strict=True
     ):
         at = state.positions
         assert int(at[0]) == anchor
-        state = caught_up(params, state)
+        state = state._replace(cache=catch_up(params.model, state.cache, at))
         block = np.concatenate([tokens[anchor : anchor + 1], drafts])[None]
         if read is not None:
             outputs = read(params.model, state.cache, jnp.asarray(block[:, 0]), at, G)
