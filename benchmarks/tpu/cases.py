@@ -18,10 +18,12 @@ from specjax.models import (
     model_from_config,
     preset,
 )
+from specjax.models.heads import BlockConfig, EagleConfig, HeadConfig, draft_head
 from specjax.partitioning import Partitioner
 
 PAIRS = {
     "t5": ("t5_v1_1_base", "t5_v1_1_small"),
+    "t5_xl": ("t5_v1_1_xl", "t5_v1_1_small"),
     "gemma2": ("gemma2_9b", "gemma2_2b"),
     "llama3": ("llama3_8b", "llama3.2_1b"),
 }
@@ -37,12 +39,15 @@ class Variant:
       verification: the algorithm.
       stopping: the policy that ends drafts before G tokens.
       filtered: whether top-p filters both distributions.
+      head: the layers of a block head (DFlash), or 0 for a recurrent head (EAGLE-3), which has one;
+        None for the pair's drafter. A layer has the sizes of the verifier's.
     """
 
     rule: Any = rules.Lossless()  # noqa: RUF009  immutable
     verification: Any = verification.Block()  # noqa: RUF009  immutable
     stopping: Any = drafting.FixedLength()  # noqa: RUF009  immutable
     filtered: bool = False
+    head: int | None = None
 
 
 METHODS = {
@@ -52,6 +57,10 @@ METHODS = {
     "tokenv3": Variant(rules.TokenV3(0.2)),
     "confidence": Variant(stopping=drafting.Confidence(0.4)),
     "top_p": Variant(filtered=True),
+    "eagle": Variant(head=0),
+    "dflash_2": Variant(head=2),
+    "dflash_3": Variant(head=3),
+    "dflash_5": Variant(head=5),
     ALONE: Variant(),
 }
 
@@ -68,6 +77,8 @@ class Case:
       sizes: the shapes.
       depth: the layers of each network; None for all.
       weights: the form of the matrices; see `specjax.checkpoints.load_model`.
+      draft_vocab: the tokens that a head drafts, with an output matrix of its own; None: all, with
+        the verifier's.
     """
 
     pair: str
@@ -77,6 +88,12 @@ class Case:
     sizes: Sizes
     depth: int | None = None
     weights: str | None = None
+    draft_vocab: int | None = None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a draft head drafts."""
+        return METHODS[self.method].head is not None
 
     @property
     def configs(self) -> tuple[ModelConfig, ModelConfig]:
@@ -92,6 +109,19 @@ class Case:
         large, small = self.configs
         return _depth_of(large), _depth_of(small)
 
+    def networks(self, layers: tuple[int, int]) -> tuple[Any, Any]:
+        """The verifier and the drafter, or a head, with these layers; a head keeps its own."""
+        ways = Partitioner(self.mesh).ways("kv_heads")
+        large, small = (
+            model_from_config(_of_depth(config, depth)).for_devices("tpu", ways)
+            for config, depth in zip(self.configs, layers, strict=True)
+        )
+        count = METHODS[self.method].head
+        if count is not None:
+            config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
+            small = draft_head(config, large).for_devices("tpu")
+        return large, small
+
     def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
         """The compiled programs by name.
 
@@ -103,10 +133,7 @@ class Case:
           ValueError: the compiler fails, for example if a program does not fit into memory.
         """
         part = Partitioner(self.mesh)
-        large, small = (
-            model_from_config(_of_depth(config, depth)).for_devices("tpu", part.ways("kv_heads"))
-            for config, depth in zip(self.configs, layers, strict=True)
-        )
+        large, small = self.networks(layers)
         variant = METHODS[self.method]
         method, params = (_alone if self.method == ALONE else _pair)(
             large, small, variant, self.sizes.draft, part, self.weights
@@ -158,11 +185,47 @@ def _pair(
     large: Any, small: Any, variant: Variant, draft: int, part: Partitioner, weights: str | None
 ) -> tuple[Any, Any]:
     policy, numbers = variant.stopping.bind()
-    drafter = drafting.NeuralDrafter(small, draft, policy, catches_up=True)
+    verifier, drafter = of_params(large, part, weights), None
+    if variant.head is None:
+        drafter = drafting.NeuralDrafter(small, draft, policy, catches_up=True)
+        network = of_params(small, part, weights)
+    else:
+        kind = drafting.BlockDrafter if variant.head else drafting.EagleDrafter
+        drafter = kind(small, draft, policy)
+        network = small.joined(of_params(small, part), verifier)
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
-    own = drafting.NeuralDrafterParams(of_params(small, part, weights), of_numbers(numbers, part))
-    rule = of_numbers(variant.rule, part)
-    return method, decoding.MethodParams(of_params(large, part, weights), own, rule)
+    own = drafting.NeuralDrafterParams(network, of_numbers(numbers, part))
+    return method, decoding.MethodParams(verifier, own, of_numbers(variant.rule, part))
+
+
+def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> HeadConfig:
+    """The head of a verifier; of its states it reads as many as the published ones."""
+    assert isinstance(verifier, T5Config | LlamaConfig | Gemma2Config)
+    is_t5, depth = isinstance(verifier, T5Config), _depth_of(verifier)
+    sizes = LlamaConfig(
+        vocab_size=verifier.vocab_size,
+        embed_dim=verifier.embed_dim,
+        num_heads=verifier.num_heads,
+        num_kv_heads=verifier.num_heads if is_t5 else verifier.num_kv_heads,
+        head_dim=verifier.head_dim,
+        mlp_dim=verifier.mlp_dim,
+        num_layers=layers or 1,
+        dtype=verifier.dtype,
+        param_dtype=verifier.param_dtype,
+    )
+    states = 5 if layers > 2 else 3
+    common: dict[str, Any] = {
+        "layers": sizes,
+        # Where they lie costs nothing.
+        "boundaries": tuple(1 + i * (depth - 2) // (states - 1) for i in range(states)),
+        "windows": (None,) * (layers or 1),
+        "draft_vocab": vocab,
+        "own_output": vocab is not None,
+        "cross_layer": depth - 1 if is_t5 else None,
+    }
+    if not layers:
+        return EagleConfig(**common)
+    return BlockConfig(**common, block_size=draft + 1, mask_token=None)
 
 
 def at_depth(
@@ -178,7 +241,7 @@ def at_depth(
       few: two depths: the difference is the cost of a layer, for each network separately; it is
         multiplied by the number of missing layers. None measures all layers.
       full: all layers of the verifier and of the drafter.
-      both: whether the program has a drafter.
+      both: whether the program has a drafter whose layers are few, too.
 
     Returns:
       The numbers.

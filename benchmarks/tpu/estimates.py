@@ -5,10 +5,9 @@ each multiplied by its runs in a usual round:
 
 - A loop whose counter is compared with a constant runs that often. The drafting loop, which may end
 early, runs to its limit, G times. Any other loop that the program ends counts once.
-- Of the branches of the bonus pass the most expensive counts, under `bonus`: a round without it
-costs that much less. Of the branches with the verifier's passes the most expensive counts (the
-widest). Of the branches with the drafter's passes the cheapest counts (usually there is nothing to
-catch up on). Of other branches the most expensive counts.
+- Of branches the most expensive counts: the widest of the verifier's passes, and the drafter's
+catching up, which a round makes after any row's whole draft was accepted. The bonus pass counts
+under `bonus`: a round without it costs that much less.
 - An instruction belongs to the outermost part in its `op_name`, or to its caller's; instructions
 that the compiler adds without a name are "unnamed", all others "bookkeeping". A fusion has a single
 name: everything fused into a pass counts as the pass.
@@ -145,9 +144,7 @@ class _Reader:
 
     def _branches(self, one: Instruction, part: str, region: str, times: int) -> Iterator[Executed]:
         costs = [self.cycles(name) for name in one.called]
-        held = set().union(*map(self.parts, one.called))
-        late = not part and "drafter_pass" in held and "verifier_pass" not in held
-        taken = costs.index(min(costs) if late else max(costs))
+        taken = costs.index(max(costs))
         where = BONUS if part == "bonus" else region
         for i, name in enumerate(one.called):
             if i == taken:

@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 from benchmarks.compiled import parse
 from benchmarks.predicted import CHIPS, LOGIT_TRIPS, Network, logit_bytes, pass_seconds
 from benchmarks.tpu import estimates, waste
-from benchmarks.tpu.cases import ALONE, Case
+from benchmarks.tpu.cases import ALONE, METHODS, Case
 from benchmarks.traffic import KINDS, collectives
-from specjax.models import model_from_config
 from specjax.partitioning import Partitioner
 
 MB = 1e6
@@ -63,15 +63,14 @@ def large_arrays(case: Case) -> waste.Large:
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     rows = case.sizes.rows // data
     layers, weights = [], set()
-    for config in case.configs:
-        model = model_from_config(config)
+    for model in case.networks(case.layers):
         shapes = model.abstract_params()
         places = part.param_shardings(model, shapes)
         for leaf, where in zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True):
             weights.add(tuple(sorted(n for n in where.shard_shape(leaf.shape) if n > 1)))
-        network = Network.of(config)
-        split = ways if network.kv_heads % ways == 0 else 1
-        layers.append(rows * case.sizes.cache * network.kv_heads * network.head_dim // split)
+        config = getattr(model.config, "layers", model.config)
+        split = ways if config.kv_heads % ways == 0 else 1
+        layers.append(rows * case.sizes.cache * config.kv_heads * config.head_dim // split)
     vocab = Network.of(case.configs[0]).vocab
     vocab = vocab // ways if vocab % ways == 0 else vocab
     return waste.Large(rows, vocab, case.sizes.cache, min(layers), frozenset(weights))
@@ -83,13 +82,13 @@ def rooflines(case: Case) -> dict[str, float]:
     Collectives are excluded, for which the compiler gives no estimate either. Of the trips of the
     logits through memory, one (the write) belongs to the pass, one to the distribution, one to the
     draw and one to the verification. The draw after the verifier's pass is part of the
-    verification; without verification, its trip is the draw's.
+    verification; without verification, its trip is the draw's. "late" is the pass in which the
+    drafter catches up after a whole accepted draft, or what a head reads of the verifier's states.
     """
     chip, sizes = CHIPS[case.chip], case.sizes
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     rows = math.ceil(sizes.rows / data)
-    large, small = (Network.of(config, case.weights) for config in case.configs)
-    own = 1 if small.heads % ways else ways
+    large = Network.of(case.configs[0], case.weights)
     common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
 
     def pass_of(network: Network, tokens: int, split: int) -> tuple[float, float]:
@@ -100,7 +99,15 @@ def rooflines(case: Case) -> dict[str, float]:
 
     alone = case.method == ALONE
     block, trip = pass_of(large, 1 if alone else sizes.draft + 1, ways)
-    draft, small_trip = (0.0, 0.0) if alone else pass_of(small, 1, own)
+    draft = small_trip = late = 0.0
+    if case.has_head:
+        small_trip = logit_bytes(large, rows, 1, 1) / chip.bandwidth
+        read, late = (nbytes / chip.bandwidth for nbytes in _head_bytes(case, rows))
+        draft = read / sizes.draft + LOGIT_TRIPS * small_trip
+    elif not alone:
+        small = Network.of(case.configs[1], case.weights)
+        draft, small_trip = pass_of(small, 1, 1 if small.heads % ways else ways)
+        late = draft
     drafts, trips = sizes.draft * draft, sizes.draft * small_trip
     return {
         "verifier_pass": block - (LOGIT_TRIPS - 1) * trip,
@@ -108,7 +115,21 @@ def rooflines(case: Case) -> dict[str, float]:
         "distribution": trip + trips,
         "draw": trips + 2 * trip * alone,
         "verification": 0.0 if alone else 2 * trip + trips,
-        "bonus": draft,
         "draft step": draft,
-        "step": block + drafts,
+        "late": late,
+        "step": block + drafts + late,
     }
+
+
+def _head_bytes(case: Case, rows: int) -> tuple[float, float]:
+    """The bytes that a head reads for all tokens of a draft, and to catch up."""
+    verifier, head = case.networks(case.layers)
+    leaves = flatten_dict(head.abstract_params()["network"], sep="/")
+    sizes, passes = head.config.layers, 1 if METHODS[case.method].head else case.sizes.draft
+    late = sum(leaf.size for name, leaf in leaves.items() if name.startswith("fc"))
+    read = sum(leaf.size for leaf in leaves.values()) - late
+    if not head.config.own_output:
+        read += verifier.config.vocab_size * verifier.config.embed_dim
+    places = case.sizes.cache + case.sizes.prompt * (head.config.cross_layer is not None)
+    read += 2 * rows * places * sizes.num_layers * sizes.kv_heads * sizes.head_dim
+    return 2.0 * passes * read, 2.0 * late

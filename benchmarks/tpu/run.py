@@ -17,7 +17,7 @@ from benchmarks import command
 from benchmarks.shapes import PROGRAMS, Sizes
 from benchmarks.tpu.cases import ALONE, METHODS, PAIRS, Case, at_depth, configs_of
 from benchmarks.tpu.measures import numbers_of, rooflines
-from benchmarks.tpu.tables import COLUMNS, notes_of, row_of
+from benchmarks.tpu.tables import COLUMNS, notes_of, row_of, step_of
 from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax.cli.bench import check_positive
 from specjax.cli.report import Report
@@ -42,13 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layers",
         nargs="+",
-        default=["2", "4"],
+        default=["8", "16"],
         help="two depths, for extrapolation; one depth, unchanged; or all",
     )
     parser.add_argument(
         "--weights", nargs="+", default=["None"], choices=["None", *FORMS], help="of both networks"
     )
-    parser.add_argument("--tokens-per-round", type=float, default=3.3, help="for the speed-up")
+    parser.add_argument("--draft-vocab", type=int, help="tokens that a head drafts; by default all")
+    parser.add_argument(
+        "--tokens-per-round", type=float, nargs="+", default=[3.3], help="for the speed-ups"
+    )
     parser.add_argument("--top", type=int, default=0, help="list the costliest instructions")
 
 
@@ -96,7 +99,8 @@ def _cases(args: argparse.Namespace, depth: int | None) -> Iterator[Case]:
                     )
                     for form, method in itertools.product(args.weights, args.methods):
                         weights = None if form == "None" else form
-                        yield Case(pair, chip, where, method, sizes, depth, weights)
+                        vocab = args.draft_vocab
+                        yield Case(pair, chip, where, method, sizes, depth, weights, vocab)
 
 
 def _sizes_of(mesh: str) -> tuple[int, int]:
@@ -116,12 +120,14 @@ def _measured(
     case: Case, name: str, few: tuple[int, int] | None, args: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     numbers, facts = _numbers(case, name, few)
-    alone = None
-    if name == "step" and case.method != ALONE:
-        reference = dataclasses.replace(case, method=ALONE)
-        alone = _numbers(reference, name, few)[0]
-    least = rooflines(case) if name == "step" else {}
-    return row_of(case, name, numbers, facts, least, alone, args.tokens_per_round), facts
+    if name != "step":
+        return row_of(case, name, numbers, facts), facts
+    least, alone = rooflines(case), None
+    if case.method != ALONE:
+        reference = dataclasses.replace(case, method=ALONE, draft_vocab=None)
+        alone = _numbers(reference, name, few)[0], rooflines(reference)
+    row = row_of(case, name, numbers, facts)
+    return row | step_of(case, numbers, least, alone, args.tokens_per_round), facts
 
 
 @functools.cache
@@ -142,7 +148,8 @@ def _numbers(
         facts = max(facts, found, key=lambda one: one["padding"])
         return numbers
 
-    return at_depth(measure, few, case.layers, case.method != ALONE), facts
+    both = case.method != ALONE and not case.has_head
+    return at_depth(measure, few, case.layers, both), facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """The rows and the tables of `benchmarks.tpu`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.predicted import CHIPS
@@ -34,35 +34,20 @@ COLUMNS = (
     "roofline_us",
     "ratio",
     "speedup",
+    "speedup_copies_waited_for",
+    "limit",
 )
 _BYTES = ("arguments", "temporaries")
 _PASSES = ("verifier_pass", "drafter_pass", "bonus")
 
 
 def row_of(
-    case: Case,
-    name: str,
-    numbers: Mapping[str, float],
-    facts: Mapping[str, Any],
-    least: Mapping[str, float],
-    alone: Mapping[str, float] | None,
-    tokens: float,
+    case: Case, name: str, numbers: Mapping[str, float], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of a program.
-
-    Args:
-      case: its case.
-      name: the program.
-      numbers: its numbers, with all layers.
-      facts: other facts.
-      least: the rooflines of a step, in seconds; empty for other programs.
-      alone: the numbers of a step of the verifier alone, or None.
-      tokens: tokens emitted in a round.
-    """
-    scale = 1e6 / TPUS[case.chip].hertz
+    """The row of a program: `numbers` with all layers, and other facts."""
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     filled = numbers["arguments"] + numbers["temporaries"]
-    row: dict[str, Any] = {
+    return {
         "pair": case.pair,
         "chip": case.chip,
         "mesh": f"{data}x{ways}",
@@ -78,32 +63,60 @@ def row_of(
         "padded": facts["padded"],
         "no_estimate": facts["no_estimate"],
         **{name: round(n) for name, n in numbers.items() if "/" not in name and name not in _BYTES},
-        **_times(numbers, scale),
+        **_times(case, numbers, {}),
     }
-    if name == "step":
-        bandwidth = CHIPS[case.chip].bandwidth
-        row["parts"] = _parts(numbers, least, scale, case.sizes.draft, bandwidth)
-        row["roofline_us"] = 1e6 * (least["step"] + least["bonus"])
-        row["ratio"] = row["us"] / row["roofline_us"]
-        row["copied_us"] = _copied(numbers, bandwidth)
+
+
+def step_of(
+    case: Case,
+    numbers: Mapping[str, float],
+    least: Mapping[str, float],
+    alone: tuple[Mapping[str, float], Mapping[str, float]] | None,
+    tokens: Sequence[float],
+) -> dict[str, Any]:
+    """What the row of a step has besides.
+
+    Args:
+      case: its case.
+      numbers: its numbers, with all layers.
+      least: its rooflines, in seconds.
+      alone: both of a step of the verifier alone, or None.
+      tokens: tokens emitted in a round; a speed-up for each.
+    """
+    bandwidth = CHIPS[case.chip].bandwidth
+    row: dict[str, Any] = _times(case, numbers, least)
+    row["parts"] = _parts(case, numbers, least)
+    row["roofline_us"] = 1e6 * least["step"]
+    row["ratio"] = row["us"] / row["roofline_us"]
+    row["copied_us"] = _copied(numbers, bandwidth)
     if alone is not None:
-        reference = _times(alone, scale)
-        row["alone_us"] = reference["us"]
-        row["speedup"] = tokens * reference["us"] / row["us"]
-        slow = tokens * (reference["us"] + _copied(alone, bandwidth))
-        row["alone_collectives"] = round(alone["collectives"])
-        row["speedup_copies_waited_for"] = slow / (row["us"] + _copied(numbers, bandwidth))
+        theirs, bound = alone
+        reference = _times(case, theirs, bound)["us"]
+        slow = reference + _copied(theirs, bandwidth)
+        row["alone_us"] = reference
+        row["alone_collectives"] = round(theirs["collectives"])
+        row["speedup"] = [count * reference / row["us"] for count in tokens]
+        row["limit"] = [count * bound["step"] / least["step"] for count in tokens]
+        row["speedup_copies_waited_for"] = [
+            count * slow / (row["us"] + row["copied_us"]) for count in tokens
+        ]
     return row
 
 
-def _times(numbers: Mapping[str, float], scale: float) -> dict[str, float]:
+def _times(
+    case: Case, numbers: Mapping[str, float], least: Mapping[str, float]
+) -> dict[str, float]:
+    """Times by the estimates; a pass takes no less than its roofline."""
+    hertz = TPUS[case.chip].hertz
     cycles = {part: numbers[f"part/{part}"] for part in _all_parts()}
+    for part in ("verifier_pass", "drafter_pass"):
+        cycles[part] = max(cycles[part], hertz * least.get(part, 0.0))
     whole = sum(cycles.values())
     other = sum(value for part, value in cycles.items() if part not in _PASSES)
     return {
         "cycles": whole,
-        "us": _rounded(whole * scale),
-        "us_without_bonus": _rounded((whole - cycles["bonus"]) * scale),
+        "us": _rounded(1e6 * whole / hertz),
+        "us_without_bonus": _rounded(1e6 * (whole - cycles["bonus"]) / hertz),
         "share_of_no_pass": other / whole if whole else 0.0,
     }
 
@@ -123,13 +136,11 @@ def _copied(numbers: Mapping[str, float], bandwidth: float) -> float:
 
 
 def _parts(
-    numbers: Mapping[str, float],
-    least: Mapping[str, float],
-    scale: float,
-    draft: int,
-    bandwidth: float,
+    case: Case, numbers: Mapping[str, float], least: Mapping[str, float]
 ) -> list[dict[str, Any]]:
     """A line for each part, for each region, and for the whole step."""
+    scale, bandwidth = 1e6 / TPUS[case.chip].hertz, CHIPS[case.chip].bandwidth
+    draft = case.sizes.draft
     whole = sum(numbers[f"part/{part}"] for part in _all_parts())
 
     def line(name: str, cycles: float, moved: float | None, seconds: float | None) -> Any:
@@ -153,9 +164,9 @@ def _parts(
     if least["draft step"]:
         cycles, moved = inside[estimates.DRAFTING]
         lines.append(line("= a draft step", cycles / draft, moved / draft, least["draft step"]))
-        lines.append(line("= the bonus branch", *inside[estimates.BONUS], least["bonus"]))
+        lines.append(line("= the bonus branch", *inside[estimates.BONUS], None))
     moved = sum(moved for _, moved in inside.values())
-    return [*lines, line("= the step", whole, moved, least["step"] + least["bonus"])]
+    return [*lines, line("= the step", whole, moved, least["step"])]
 
 
 _SHOWN = (estimates.OUTSIDE, estimates.DRAFTING, estimates.BONUS)
@@ -176,8 +187,7 @@ def notes_of(row: Mapping[str, Any], facts: Mapping[str, Any], top: int) -> list
         )
     if "speedup" in row:
         notes.append(
-            f"The verifier alone: {row['alone_us']:.4g} us a token. Speed-up {row['speedup']:.3g}; "
-            f"{row['speedup_copies_waited_for']:.3g} if copies are not parallel. Collectives "
+            f"The verifier alone: {row['alone_us']:.4g} us a token. Collectives "
             f"({row['collectives']}; {row['alone_collectives']} for the verifier alone) count as 0."
         )
     if top:

@@ -61,4 +61,6 @@ class Report:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return " / ".join(map(_cell, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
