@@ -7,11 +7,16 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from benchmarks.compiled import parse
+from benchmarks.predicted import CHIPS
+from benchmarks.shapes import Sizes
 from benchmarks.tpu import estimates, run, topologies, waste
-from benchmarks.tpu.cases import at_depth
+from benchmarks.tpu.cases import Case, at_depth
+from benchmarks.tpu.measures import rooflines
+from specjax.partitioning import make_mesh
 
 # Of the loop of T5 base + small with two layers each and 8 rows, on a v5e.
 MOST_PADDING = 1.35  # 6 positions in a tile of 8 make 1.33
@@ -32,7 +37,7 @@ def test_cycles_are_counted_by_part_as_often_as_they_run(small):
     _, found = small
     assert estimates.cycles_by_part(found) == {
         "verifier_pass": 1000,
-        "drafter_pass": 5 * 100,
+        "drafter_pass": 5 * 100 + 9000,  # the branch that catches up
         "distribution": 0,
         "draw": 5 * 10,
         "rule": 32 * 3,
@@ -42,7 +47,7 @@ def test_cycles_are_counted_by_part_as_often_as_they_run(small):
         "unnamed": 4,
     }
     assert {name: cycles for name, (cycles, _) in estimates.by_region(found).items()} == {
-        "outside": 1000 + 32 * 3 + 20 + 4,
+        "outside": 1000 + 9000 + 32 * 3 + 20 + 4,
         "draft steps": 5 * 110,
         "bonus": 57,
         "skipped": 0,
@@ -60,7 +65,7 @@ def test_a_loop_starts_where_its_counter_does():
     later = PROGRAM.replace("%zero = s32[]{:T(128)} constant(0)", "%zero = s32[] constant(1)")
     found = estimates.executed(parse(later), 5, loop=True)
     cycles = estimates.cycles_by_part(found)
-    assert (cycles["drafter_pass"], cycles["rule"]) == (4 * 100, 31 * 3)
+    assert (cycles["drafter_pass"], cycles["rule"]) == (4 * 100 + 9000, 31 * 3)
 
 
 def test_copies_are_told_from_fetches(small):
@@ -110,9 +115,32 @@ def test_the_layers_that_are_missing_are_extrapolated():
 
 
 @pytest.mark.parametrize(
+    ("pair", "method", "millions"),
+    [
+        ("t5", "eagle", 11.8),
+        ("t5", "dflash_2", 18.3),
+        ("t5_xl", "eagle", 81.8),
+        ("t5_xl", "dflash_3", 190.9),
+        ("t5_xl", "dflash_5", 304.1),
+    ],
+)
+def test_a_head_has_the_matrices_of_its_kind(pair, method, millions):
+    """EAGLE-3: 3 D² + 7 D I + 2 D I and the feed-forward block; a layer of DFlash: 6 D I and it."""
+    sizes = Sizes(rows=8, cache=256, prompt=64, draft=5)
+    case = Case(pair, "v5e", make_mesh(1, 1), method, sizes)
+    network = case.networks(case.layers)[1].abstract_params()["network"]
+    count = sum(leaf.size for leaf in jax.tree.leaves(network))
+    assert count / 1e6 == pytest.approx(millions, abs=0.06)
+    # A draft reads them, but for the projection of the verifier's states, as often as it passes.
+    passes = sizes.draft if method == "eagle" else 1
+    bound = rooflines(case)["drafter_pass"]
+    assert bound > 0.8 * passes * 2 * count / CHIPS["v5e"].bandwidth
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pairs", "t5_huge"], "--pairs must be one of t5, gemma2, llama3, or VERIFIER"),
+        (["--pairs", "t5_huge"], "--pairs must be one of t5, t5_xl, gemma2, llama3, or VERIFIER"),
         (["--layers", "2", "two"], "--layers must be all, one depth or two depths, got 2 two"),
         (["--meshes", "2"], "--meshes must be DATAxMODEL, such as 2x2, got '2'"),
         (["--rows", "0"], "--rows must be at least 1"),
