@@ -29,6 +29,8 @@ FILES = tuple(f"{name}.{kind}" for name in (*PLOTS, ACCEPTANCE) for kind in KIND
 # Coprime numbers of marks and lines: 52 different curves.
 MARKS, _LINES = "os^vDP*X<>phd", ("-", "--", "-.", ":")
 _DPI = 130
+# What is more than so many times the median is an outlier.
+_FAR = 5.0
 
 
 def check() -> None:
@@ -146,6 +148,8 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
         _panel(axis, here, cost, quality, labels)
         _rings(axis, here, cost, quality, bootstrap)
         axis.margins(0.08)
+        found = (_values(here[x], cost, quality) for x in itertools.chain(*curves(here)))
+        _leave_outliers(axis, np.asarray([values[0] for values in found if values]))
     _legend(drawn, labels.styles)
     return drawn
 
@@ -199,6 +203,18 @@ def _panel(
             alpha=0.9,
             **labels.styles[labels.of(points[0])],
         )
+
+
+def _leave_outliers(axis: Any, places: np.ndarray) -> None:
+    """Leaves out of sight what is so far right that all others would share a few pixels."""
+    positive = places[places > 0]
+    outside = places > _FAR * (np.median(positive) if positive.size else 1.0)
+    if outside.any():
+        seen = places[~outside]
+        pad = 0.08 * max(np.ptp(seen), 0.1 * seen.max())
+        axis.set_xlim(seen.min() - pad, seen.max() + pad)
+        words = f"{outside.sum()} further right, up to {places.max():.3g}"
+        axis.annotate(words, (0.98, 0.02), xycoords="axes fraction", ha="right", size="x-small")
 
 
 def _rings(

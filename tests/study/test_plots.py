@@ -100,6 +100,14 @@ def test_a_point_without_a_figure_is_left_out():
     }
 
 
+def test_an_outlier_is_named_and_does_not_squeeze_the_others():
+    far = {setting("TokenV3", 0.9): scores(30.0, relative_latency=17.0)}
+    axis, plain = drawn(scored={**SCORED, **far})[0], drawn()[0]
+    assert axis.get_xlim()[1] < 2.0 and plain.get_xlim()[1] < 2.0
+    assert [text.get_text() for text in axis.texts] == ["1 further right, up to 17"]
+    assert not plain.texts
+
+
 def test_there_is_a_panel_for_each_temperature():
     greedy = {
         setting("OPT", 0.1, temperature=0.0): scores(28.0, relative_latency=0.7),
