@@ -153,6 +153,12 @@ class OpenedHead:
         return "midlayer" if own else "layers.{i}"
 
     @property
+    def dtype(self) -> np.dtype:
+        """The dtype of its parameters in the files."""
+        maps = (_TO_TEXT, _TO_DRAFT)
+        return common_dtype(x.dtype for n, x in self.reader.specs.items() if n not in maps)
+
+    @property
     def named(self) -> str:
         """The verifier's name in messages."""
         return "" if self.verifier is None else f" ({self.verifier})"
@@ -432,8 +438,8 @@ def load_draft_head(
     """
     opened = open_draft_head(path)
     config = opened.config_for(verifier)
-    compared = opened.fingerprint is not None and verifier_params is not None
-    if compared and fingerprint_of(verifier_params) != opened.fingerprint:
+    named = verifier_params is not None and opened.fingerprint is not None
+    if named and fingerprint_of(verifier_params) != opened.fingerprint:
         raise UserError(
             f"{opened.path} is a head for another verifier{opened.named}, whose parameters differ "
             "from these: give its own verifier"
@@ -503,6 +509,7 @@ def save_draft_head(
     verifier_params: Params | None = None,
     verifier_name: str | None = None,
     dtype: Any = None,
+    portable: bool = False,
     replace: bool = False,
 ) -> Path:
     """Writes a draft head in speculators' format; `load_draft_head` reads it.
@@ -514,6 +521,8 @@ def save_draft_head(
       verifier_params: the verifier's, whose fingerprint is written: others are refused later.
       verifier_name: the verifier's name or directory.
       dtype: of the arrays on disk; by default their own.
+      portable: whether speculators and vLLM are to read it; they need copies of matrices that the
+        head shares with its verifier, and `verifier_params`.
       replace: whether to remove an existing directory once the new one is complete.
 
     Raises:
@@ -536,6 +545,12 @@ def save_draft_head(
         arrays[_TO_DRAFT] = places < head.config.rows
         tokens = np.argsort(places, kind="stable")[: head.config.rows]
         arrays[_TO_TEXT] = (tokens - np.arange(tokens.size)).astype(np.int64)
+    if portable:
+        assert verifier_params is not None
+        _check_portable(head)
+        rows = tokens if "places" in params else slice(None)
+        shared = _shared_matrices(head, verifier_params, rows)
+        arrays |= {name: copy_as(x, disk) for name, x in shared.items() if name not in arrays}
     with new_directory(Path(path), replace=replace) as directory:
         write_json(directory / "config.json", values)
         file = directory / SINGLE
@@ -543,6 +558,30 @@ def save_draft_head(
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", file)
     return Path(path)
+
+
+def _check_portable(head: DraftHead) -> None:
+    config, style, kind = head.config, head.verifier.config.style, head.config.kind
+    wrong = None
+    if config.cross_layer is not None or getattr(config, "mask_token", 0) is None:
+        wrong = "reads an encoder's output, or has a mask that is learnt"
+    elif kind != "EAGLE-3" and family_of(config.layers).name != "qwen3":
+        wrong = "has other layers than Qwen 3's"
+    elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):
+        wrong = "is for a verifier that scales its embedding or its logits"
+    if wrong is not None:
+        raise UserError(f"this {kind} head {wrong}: speculators cannot read it")
+
+
+def _shared_matrices(head: DraftHead, verifier_params: Params, rows: Any) -> dict[str, np.ndarray]:
+    """What other servers do not take from the verifier, by its name in the file."""
+    if head.config.kind == "MTP":
+        return {}
+    embedding = np.asarray(verifier_params["token_embedder"]["embedding"])
+    tied = head.verifier.config.tie_embeddings
+    kernel = None if tied else verifier_params["decoder"]["logits_dense"]["kernel"]
+    output = {_OUTPUT: embedding[rows] if tied else np.asarray(kernel).T[rows]}
+    return output if head.config.kind != "EAGLE-3" else {_EMBEDDING: embedding, **output}
 
 
 def _speculators_config(

@@ -319,6 +319,7 @@ def _loaded(
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
     from specjax.checkpoints import load_draft_head
 
+    assert isinstance(verifier.model, Model)
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
     head, params = load_draft_head(
         path,
