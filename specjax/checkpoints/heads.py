@@ -163,6 +163,12 @@ class OpenedHead:
         """The verifier's name in messages."""
         return "" if self.verifier is None else f" ({self.verifier})"
 
+    @property
+    def boundaries(self) -> tuple[int, ...] | None:
+        """See `HeadConfig`; None if they follow from the verifier's layers, which are not told."""
+        fields = HFFields(self.values, self.path / "config.json")
+        return fields.read(lambda x: self._boundaries(x, self.num_layers))
+
     def config_for(self, verifier: Model) -> HeadConfig:
         """The head's configuration.
 
@@ -185,12 +191,12 @@ class OpenedHead:
             differing.append(f"the network {self.networks[0]}, not {family[0]}")
         if self.cross_layer is not None and not isinstance(verifier, Seq2SeqLM):
             differing.append("an encoder, not a decoder alone")
+        if (self.cross_layer or 0) >= depth:
+            differing.append(f"a layer {self.cross_layer}, not {depth} layers")
         fields = HFFields(self.values, self.path / "config.json")
         if not differing:
             boundaries = fields.read(lambda x: self._boundaries(x, depth))
-            if self.kind not in ("MTP", "EAGLE-1"):
-                # speculators' launcher may name one more, for its training.
-                boundaries = boundaries[: self._shape("fc.weight", 2)[1] // self.width]
+            assert boundaries is not None
             most = depth + (1 if self.kind in ("MTP", "EAGLE-1") else 0)
             if not all(0 <= boundary <= most for boundary in boundaries):
                 differing = [f"states {list(boundaries)} of its layers, of which it has {depth}"]
@@ -205,9 +211,9 @@ class OpenedHead:
             self._shape(_OUTPUT, 2)  # its rows are those tokens
         return fields.read(lambda x: self._config(x, boundaries, count))
 
-    def _boundaries(self, fields: HFFields, depth: int) -> tuple[int, ...]:
+    def _boundaries(self, fields: HFFields, depth: int | None) -> tuple[int, ...] | None:
         if self.kind in ("MTP", "EAGLE-1"):
-            return (depth + 1,)
+            return None if depth is None else (depth + 1,)
         blocks, eagle = fields.objects("dflash_config"), fields.objects("eagle_config")
         outputs = {
             "target_layer_ids": {**self.values, **blocks},
@@ -216,7 +222,7 @@ class OpenedHead:
         for name, values in outputs.items():
             if (layers := _whole_numbers(values, name)) is None:
                 continue
-            if depth - 1 in layers:
+            if depth is not None and depth - 1 in layers:
                 raise UserError(
                     f"{name}={layers} names the last layer, whose output some projects normalise "
                     "and some do not: it is not supported"
@@ -224,7 +230,10 @@ class OpenedHead:
             return tuple(layer + 1 for layer in layers)
         for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
             if (ids := _whole_numbers(self.values, name)) is not None:
-                return tuple(ids)
+                # speculators' launcher may name one more, for its training.
+                return tuple(ids[: self._shape("fc.weight", 2)[1] // self.width])
+        if depth is None:
+            return None
         if self.kind == "EAGLE-3":
             return tuple(sorted({2, depth // 2, depth - 3}))
         count = self.layers.num_layers
@@ -509,6 +518,7 @@ def save_draft_head(
     verifier_params: Params | None = None,
     verifier_name: str | None = None,
     dtype: Any = None,
+    max_position_embeddings: int | None = None,
     portable: bool = False,
     replace: bool = False,
 ) -> Path:
@@ -521,6 +531,7 @@ def save_draft_head(
       verifier_params: the verifier's, whose fingerprint is written: others are refused later.
       verifier_name: the verifier's name or directory.
       dtype: of the arrays on disk; by default their own.
+      max_position_embeddings: the longest context, for other readers.
       portable: whether speculators and vLLM are to read it; they need copies of matrices that the
         head shares with its verifier, and `verifier_params`.
       replace: whether to remove an existing directory once the new one is complete.
@@ -532,6 +543,8 @@ def save_draft_head(
     flat = flatten(params["network"])
     disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else np.dtype(dtype)
     values = _speculators_config(head, verifier_name, disk)
+    if max_position_embeddings is not None:
+        values["transformer_layer_config"]["max_position_embeddings"] = max_position_embeddings
     if verifier_params is not None:
         values["specjax"]["verifier_fingerprint"] = fingerprint_of(verifier_params)
     layer = "mtp_layers.{i}" if head.config.kind == "MTP" else "layers.{i}"

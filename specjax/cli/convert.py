@@ -135,6 +135,8 @@ def _convert_head(args: argparse.Namespace) -> int:
         open_draft_head,
         save_draft_head,
     )
+    from specjax.checkpoints.hf import longest_context
+    from specjax.text.directories import real_path
 
     if not is_draft_head(args.source):
         raise UserError(f"{args.source} is no draft head: leave out --to speculators, --verifier")
@@ -145,6 +147,7 @@ def _convert_head(args: argparse.Namespace) -> int:
     if args.drafter is not None or args.config is not None:
         raise UserError("a draft head has its own configuration: leave out --drafter and --config")
     opened, host = open_draft_head(args.source), _host()
+    args.verifier = Path(real_path(str(args.verifier)))
     verifier = load_model(args.verifier, shardings=host, check_weights=args.check_weights)
     options = {"dtype": opened.dtype, "sharding": host, "check_weights": args.check_weights}
     head, params = load_draft_head(
@@ -157,6 +160,7 @@ def _convert_head(args: argparse.Namespace) -> int:
         verifier_params=verifier.params,
         verifier_name=opened.verifier or str(args.verifier),
         dtype=args.dtype,
+        max_position_embeddings=longest_context(args.verifier),
         portable=True,
     )
     _tell(args, opened.format, sum(x.size for x in jax.tree.leaves(params["network"])))

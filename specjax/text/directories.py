@@ -569,6 +569,8 @@ class InspectedHead:
                 "name": opened.verifier,
                 "width": opened.width,
                 "layers": opened.num_layers,
+                "boundaries": opened.boundaries and list(opened.boundaries),
+                "cross_layer": opened.cross_layer,
             },
             "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
         }
