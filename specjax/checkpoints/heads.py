@@ -31,9 +31,11 @@ from specjax.checkpoints.arrays import (
     materialise,
 )
 from specjax.checkpoints.hf import SINGLE, SafetensorsReader, config_to_hf
+from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
+from specjax.models.config import float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP
 from specjax.models.heads import (
@@ -47,7 +49,7 @@ from specjax.models.heads import (
 )
 from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_there, write_json
 from specjax.types import Params
-from specjax.writing import new_directory
+from specjax.writing import new_directory, write_checksums
 
 # The families of which a head's layers may be.
 _LAYERS = ("llama", "qwen3")
@@ -195,8 +197,8 @@ class OpenedHead:
             differing.append(f"a layer {self.cross_layer}, not {depth} layers")
         fields = HFFields(self.values, self.path / "config.json")
         if not differing:
-            boundaries = fields.read(lambda x: self._boundaries(x, depth))
-            assert boundaries is not None
+            # Of a known depth they are never None.
+            boundaries = fields.read(lambda x: self._boundaries(x, depth)) or ()
             most = depth + (1 if self.kind in ("MTP", "EAGLE-1") else 0)
             if not all(0 <= boundary <= most for boundary in boundaries):
                 differing = [f"states {list(boundaries)} of its layers, of which it has {depth}"]
@@ -439,7 +441,8 @@ def load_draft_head(
       verifier_params: the verifier's parameters, if they are to be compared with the fingerprint.
       dtype: of parameters and activations; by default that of the verifier's activations.
       sharding: of all its arrays; by default the first device's.
-      check_weights: whether to search the arrays for NaN and infinity.
+      check_weights: whether to compare the file with its checksum, and to search the arrays for NaN
+        and infinity.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -453,6 +456,8 @@ def load_draft_head(
             f"{opened.path} is a head for another verifier{opened.named}, whose parameters differ "
             "from these: give its own verifier"
         )
+    if check_weights:
+        check_checksums(opened.path)
     kind = np.dtype(verifier.config.dtype if dtype is None else dtype)
     layers = dataclasses.replace(config.layers, dtype=kind, param_dtype=kind)
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
@@ -541,7 +546,7 @@ def save_draft_head(
       FileExistsError: `path` is a file, or a directory that is not empty.
     """
     flat = flatten(params["network"])
-    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else np.dtype(dtype)
+    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
     values = _speculators_config(head, verifier_name, disk)
     if max_position_embeddings is not None:
         values["transformer_layer_config"]["max_position_embeddings"] = max_position_embeddings
@@ -570,6 +575,7 @@ def save_draft_head(
         safetensors.numpy.save_file(arrays, file, metadata={"format": "pt"})
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", file)
+        write_checksums(directory, lambda name: name == SINGLE)
     return Path(path)
 
 

@@ -535,9 +535,12 @@ class InspectedHead:
 
     @property
     def read_params(self) -> int:
-        """The parameters that a pass reads: no embedding, of which it reads a few rows."""
+        """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
         rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
-        return sum(size for name, size in self._sizes.items() if name not in rows)
+        own = sum(size for name, size in self._sizes.items() if name not in rows)
+        if "lm_head.weight" in self._sizes:
+            return own
+        return own + self.opened.layers.vocab_size * self.opened.width
 
     @property
     def cache_bytes(self) -> int:

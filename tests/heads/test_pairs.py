@@ -1,6 +1,8 @@
 """Draft heads from disk in pairs: decoding, what is refused, and what `inspect` tells."""
 
 import json
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +15,10 @@ from specjax.checkpoints import load_draft_head, save_draft_head, save_model
 from specjax.checkpoints.heads import open_draft_head
 from specjax.cli.main import main
 from specjax.models import LlamaConfig
+from specjax.models.heads import BlockConfig, EagleConfig, draft_head
+from specjax.models.qwen import Qwen3Config
 from specjax.partitioning import make_mesh
+from specjax.text.directories import inspect
 from specjax.text.drafts import ModelDrafts
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, llama
@@ -383,3 +388,41 @@ def test_inspect_tells_what_a_head_is(place, tmp_path, capsys):
     pair = load(place, "eagle3")
     own = pair.drafter.params["network"]
     assert values["parameters"] == sum(x.size for x in jax.tree.leaves(own))
+
+
+ROW = re.compile(
+    r"\| `(\w+)` \| (EAGLE|block)(?:, ([\d,]+) tokens| of (\d) layers|) "
+    r"\| ([\d.]+) M \| (\d+) MB \| ([\d.]+) \|"
+)
+
+
+def test_the_sizes_of_heads_in_the_docs():
+    page = (Path(__file__).parents[2] / "docs/pairs.md").read_text(encoding="utf-8")
+    rows = ROW.findall(page)
+    assert len(rows) == 10
+    for name, kind, drafted, layers, *figures in rows:
+        verifier = inspect(name, dtype="float32")
+        config, depth = verifier.model.config, len(verifier.model.config.style.windows)
+        count, vocab = int(layers or 1), int(drafted.replace(",", "")) if drafted else None
+        sizes = (LlamaConfig if kind == "EAGLE" else Qwen3Config)(
+            vocab_size=config.vocab_size, embed_dim=config.embed_dim, num_heads=config.num_heads,
+            num_kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_dim=config.mlp_dim,
+            num_layers=count,
+        )  # fmt: skip
+        common = {
+            "layers": sizes,
+            "boundaries": (2, depth // 2, depth - 3),
+            "windows": (None,) * count,
+            "draft_vocab": vocab,
+            "own_output": drafted != "",
+            "cross_layer": None if config.encoder_style is None else depth - 1,
+        }
+        if kind == "EAGLE":
+            head = EagleConfig(**common, fc_norm=True)
+        else:
+            head = BlockConfig(**common, block_size=8, mask_token=0)
+        shapes = draft_head(head, verifier.model).abstract_params()
+        own = sum(x.size for x in jax.tree.leaves(shapes))
+        read = own + (0 if drafted else config.vocab_size * config.embed_dim)
+        found = f"{own / 1e6:.1f}", f"{2 * read / 1e6:.0f}", f"{read / verifier.read_params:.3f}"
+        assert list(found) == figures
