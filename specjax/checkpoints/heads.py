@@ -54,10 +54,13 @@ from specjax.writing import new_directory, write_checksums
 # The families of which a head's layers may be.
 _LAYERS = ("llama", "qwen3")
 _LAYER = {
-    **{f"self_attention/{ours}": f"self_attn.{theirs}_proj" for theirs, ours in HEADS.items()},
-    **{f"self_attention/{ours}_norm": f"self_attn.{x}_norm" for x, ours in HEADS.items()},
+    **{
+        f"{kind}_attention/{ours}{end}": f"{kind}_attn.{theirs}{other}"
+        for kind in ("self", "cross")
+        for theirs, ours in HEADS.items()
+        for end, other in (("", "_proj"), ("_norm", "_norm"))
+    },
     **{f"mlp/{ours}": f"mlp.{theirs}_proj" for theirs, ours in MLP.items()},
-    **{f"cross_attention/{ours}": f"cross_attn.{theirs}_proj" for theirs, ours in HEADS.items()},
     "pre_mlp_layer_norm": "post_attention_layernorm",
     "pre_cross_layer_norm": "pre_cross_attn_layernorm",
 }

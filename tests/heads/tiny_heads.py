@@ -12,9 +12,10 @@ import numpy as np
 from specjax import drafting
 from specjax.checkpoints import load_draft_head, save_draft_head
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.models.gemma import Gemma3Config
 from specjax.models.heads import BlockConfig, EagleConfig, draft_head, places_of
 from specjax.models.t5 import MT5Config, UMT5Config
-from specjax.models.t5gemma import T5GemmaConfig
+from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from tests.models.tiny import random_params
 
 V = 3
@@ -62,6 +63,9 @@ ENCODERS = {
     "umt5": UMT5Config(**_T5),
     "t5gemma": T5GemmaConfig(
         **_GEMMA, sliding_window=3, encoder=Gemma2Config(**_GEMMA, sliding_window=3)
+    ),
+    "t5gemma2": T5Gemma2Config(
+        **_GEMMA, sliding_window=3, eoi_token=2, encoder=Gemma3Config(**_GEMMA, sliding_window=3)
     ),
 }
 
