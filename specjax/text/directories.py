@@ -25,7 +25,7 @@ from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.models import PRESETS, CausalLM, Model, ModelConfig, model_from_config
+from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.text_models import (
@@ -319,14 +319,12 @@ def _loaded(
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
     from specjax.checkpoints import load_draft_head
 
-    if not isinstance(verifier.model, CausalLM):
-        raise UserError(
-            f"{path} is a draft head, for a decoder-only verifier: give another drafter"
-        )
+    assert isinstance(verifier.model, Model)
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
     head, params = load_draft_head(
         path,
         verifier.model,
+        verifier_params=verifier.params if options["check_weights"] else None,
         dtype=options["dtype"],
         sharding=where,
         check_weights=options["check_weights"],
@@ -537,9 +535,12 @@ class InspectedHead:
 
     @property
     def read_params(self) -> int:
-        """The parameters that a pass reads: no embedding, of which it reads a few rows."""
+        """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
         rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
-        return sum(size for name, size in self._sizes.items() if name not in rows)
+        own = sum(size for name, size in self._sizes.items() if name not in rows)
+        if "lm_head.weight" in self._sizes:
+            return own
+        return own + self.opened.layers.vocab_size * self.opened.width
 
     @property
     def cache_bytes(self) -> int:
@@ -571,6 +572,8 @@ class InspectedHead:
                 "name": opened.verifier,
                 "width": opened.width,
                 "layers": opened.num_layers,
+                "boundaries": opened.boundaries and list(opened.boundaries),
+                "cross_layer": opened.cross_layer,
             },
             "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
         }
