@@ -23,6 +23,7 @@ from specjax.checkpoints.arrays import (
     flatten,
     materialise,
 )
+from specjax.checkpoints.gguf import open_gguf
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
 from specjax.checkpoints.ignored import check_adapter, warn_of_adapter
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
@@ -34,6 +35,7 @@ from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.config import float_dtype
 from specjax.models.int8 import check_form, int8_form
+from specjax.tokenizers.gguf_files import is_gguf, unpacked
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
     SPECJAX_FILE,
@@ -246,6 +248,12 @@ def _check_files(path: Path) -> None:
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
+    if is_gguf(path):
+        if config is not (config if isinstance(config, ModelConfig) else None):
+            raise UserError(f"`config` is a gin file, but {path} is not a T5X checkpoint")
+        reader, read, ids = open_gguf(path, config)
+        pieces = functools.partial(hf_pieces, reader, read)
+        return Opened(reader, read, unpacked(path), "gguf", ids, pieces)
     if not path.is_dir():
         parent = path.absolute().parent
         raise UserError(f"{path} is a file; give a checkpoint's directory, such as {parent}")

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from specjax.errors import UserError
+from specjax.tokenizers.gguf_files import is_gguf, unpacked
 from specjax.tokenizers.model_files import read_json_if_there, write_json
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -35,6 +36,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path == "bytes":
         return ByteTokenizer()
     path = Path(path)
+    if is_gguf(path):
+        path = unpacked(path)
     if path.is_file():
         kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
         single = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files
