@@ -73,7 +73,8 @@ class GGUFReader:
         if not tensor.shape or tensor.shape[-1] % block:
             raise UserError(f"{self.directory}: {stored} of {kind.name} has shape {tensor.shape}")
         rows = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
-        if (end := tensor.start + math.prod(rows)) > (there := self.directory.stat().st_size):
+        stored_bytes = math.prod(rows)
+        if (end := tensor.start + stored_bytes) > (there := self.directory.stat().st_size):
             raise UserError(
                 f"{self.directory} is cut short: {stored} needs {end:,} bytes, and there are "
                 f"{there:,}; download or copy it again"
@@ -81,7 +82,7 @@ class GGUFReader:
         dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
         name = self._name(stored)
         self._places[name] = (kind, tensor.start, rows)
-        self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name)
+        self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, stored_bytes)
 
     def _name(self, stored: str) -> str:
         match = _NAME.fullmatch(stored)
@@ -118,9 +119,7 @@ class GGUFReader:
         return array
 
 
-def open_gguf(
-    file: Path, config: ModelConfig | None
-) -> tuple[GGUFReader, ModelConfig, SpecialIds]:
+def open_gguf(file: Path, config: ModelConfig | None) -> tuple[GGUFReader, ModelConfig, SpecialIds]:
     """A file's reader, its configuration (or `config` instead), and the ids that it may lack."""
     header = read_header(file)
     directory = unpacked(file)

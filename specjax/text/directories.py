@@ -495,7 +495,7 @@ class Inspected:
         eos: tuple[int, ...] = ()
         if self.opened is not None:
             for spec in self.opened.reader.specs.values():
-                on_disk[spec.label or spec.dtype.name] += spec.nbytes
+                on_disk[spec.label or spec.dtype.name] += spec.stored_bytes or spec.nbytes
             context = longest_context(self.opened.path)
             eos = self.opened.ids.eos
         return {

@@ -654,18 +654,7 @@ class Shown:
 
     def text(self, colours: bool) -> str:
         """Returns the texts and a legend, with ANSI codes if `colours`."""
-
-        def marked(text: str, style: _Style) -> str:
-            word = text.strip() or text
-            before, _, after = text.partition(word)
-            if style.marks and word.isspace() and "\n" in word:
-                # Marks around the end of a line would be on two lines.
-                word, after = word.replace("\n", "\\n"), "\n"
-            word = f"{style.marks[:1]}{word}{style.marks[1:]}"
-            if colours and style.ansi:
-                word = f"\x1b[{style.ansi}m{word}\x1b[0m"
-            return before + word + after
-
+        marked = functools.partial(_marked, colours=colours)
         return "\n".join([f"{name}: {line}" for name, line in self._lines(marked)])
 
     def _repr_html_(self) -> str:
@@ -690,6 +679,23 @@ class Shown:
         total = sum(counts.values())
         shares = [f"{marked(of, styles[of])} {count}" for of, count in counts.items()]
         yield f"source of {total} tokens", ", ".join(shares) or "none"
+
+
+def painted(text: str, source: str, colours: bool) -> str:
+    """A token's text with the marks of its source in `Shown`, if there is one drafter."""
+    return _marked(_visible(text), _OWN.get(source, _DRAFTERS[0]), colours)
+
+
+def _marked(text: str, style: _Style, colours: bool) -> str:
+    word = text.strip() or text
+    before, _, after = text.partition(word)
+    if style.marks and word.isspace() and "\n" in word:
+        # Marks around the end of a line would be on two lines.
+        word, after = word.replace("\n", "\\n"), "\n"
+    word = f"{style.marks[:1]}{word}{style.marks[1:]}"
+    if colours and style.ansi:
+        word = f"\x1b[{style.ansi}m{word}\x1b[0m"
+    return before + word + after
 
 
 def _runs(row: Sourced) -> Sourced:

@@ -8,7 +8,6 @@ Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab
 """
 
 import functools
-import json
 import mmap
 import struct
 import tempfile
@@ -135,49 +134,58 @@ def unpacked(file: Path) -> Path:
 @functools.cache
 def _unpacked(file: Path, _time: int, _size: int) -> tempfile.TemporaryDirectory[str]:
     header = read_header(file)
+    files = {"config.json": _config(file, header), **_tokenizer_files(file, header.metadata)}
     kept = tempfile.TemporaryDirectory(prefix="specjax-")
     directory = Path(kept.name, file.name)
     directory.mkdir()
-    metadata = header.metadata
-    write_json(directory / "config.json", _config(file, header))
-    if (template := metadata.get("tokenizer.chat_template")) is not None:
-        (directory / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (directory / name).write_bytes(content)
+        else:
+            write_json(directory / name, content)
+    return kept
+
+
+def _tokenizer_files(file: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The names and contents of the tokenizer's files: bytes, or JSON values."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
-        return kept
+        return {}
     ids = {
-        name: metadata.get(f"tokenizer.ggml.{name}_token_id")
-        for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
+        name: metadata.get(f"tokenizer.ggml.{stored}_token_id")
+        for name, stored in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
+    settings = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
     kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    turns = [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
-    ends = [i for i in (ids["eos"], ids["eot"], ids["eom"], *turns) if i is not None]
-    named = {"bos": ids["bos"], "eos": ids["eos"], "unk": ids["unknown"], "pad": ids["padding"]}
-    generation = {f"{name}_token_id": named[name] for name in ("bos", "pad")}
-    write_json(
-        directory / GENERATION_FILE, {**generation, "eos_token_id": list(dict.fromkeys(ends))}
-    )
-    texts = {f"{name}_token": tokens[i] for name, i in named.items() if i is not None}
-    if metadata.get("tokenizer.ggml.model") == "gpt2":
-        content = _tokenizer_json(file, metadata, kinds)
-        (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-        texts["tokenizer_class"] = "PreTrainedTokenizerFast"
-    elif metadata.get("tokenizer.ggml.model") == "llama":
-        (directory / "tokenizer.model").write_bytes(_sentencepiece(metadata, kinds))
+    model = metadata.get("tokenizer.ggml.model")
+    files: dict[str, Any] = {}
+    if model == "gpt2":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        files["tokenizer.json"] = _tokenizer_json(file, metadata, kinds)
+    elif model == "llama":
         gemma = metadata["general.architecture"].startswith("gemma")
-        texts |= {
+        settings |= {
             "tokenizer_class": "GemmaTokenizer" if gemma else "LlamaTokenizer",
             "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", True),
             "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
             "legacy": False,
         }
+        files["tokenizer.model"] = _sentencepiece(metadata, kinds)
     else:
-        kind = metadata.get("tokenizer.ggml.model")
         raise UserError(
-            f"{file}: tokenizer.ggml.model={kind!r} must be 'gpt2' or 'llama'; give tokenizer="
+            f"{file}: tokenizer.ggml.model={model!r} must be 'gpt2' or 'llama'; give tokenizer="
         )
-    write_json(directory / "tokenizer_config.json", texts)
-    return kept
+    files["tokenizer_config.json"] = settings
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
+    files[GENERATION_FILE] = {
+        "bos_token_id": ids["bos"],
+        "pad_token_id": ids["pad"],
+        "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
+    }
+    if (template := metadata.get("tokenizer.chat_template")) is not None:
+        files[CHAT_TEMPLATE] = template.encode()
+    return files
 
 
 def _config(file: Path, header: Header) -> dict[str, Any]:
@@ -298,7 +306,9 @@ def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> d
         for name, default in (("bos", llama3), ("eos", False))
         if metadata.get(f"tokenizer.ggml.add_{name}_token", default)
     }
-    special = {name: {"SpecialToken": {"id": tokens[i], "type_id": 0}} for name, i in around.items()}
+    special = {
+        name: {"SpecialToken": {"id": tokens[i], "type_id": 0}} for name, i in around.items()
+    }
     text = {"Sequence": {"id": "A", "type_id": 0}}
     single = [*filter(None, [special.get("bos"), text, special.get("eos")])]
     ids = {tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]} for i in around.values()}
