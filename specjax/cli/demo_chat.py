@@ -10,9 +10,9 @@ import numpy as np
 
 from specjax.checks import check_count, one_number
 from specjax.errors import MissingLibraryError
-from specjax.text import Decoder, Lookup, Models, Result, Row, load_models
+from specjax.text import Decoder, Lookup, Models, Result, load_models
 from specjax.text.directories import PAIRS
-from specjax.text.results import has_colours, painted
+from specjax.text.results import Row, has_colours, painted
 from specjax.types import Sampling
 
 # A head for SmolLM2, if the package has it.
@@ -104,11 +104,10 @@ def streamed(decoder: Decoder, question: str) -> Row:
         for source in sources[count:]:
             count += 1
             so_far = text_of(tokens[:count].tolist())
-            if so_far.endswith("\N{REPLACEMENT CHARACTER}"):
-                continue  # inside a character
-            piece, text = so_far[len(text) :], so_far
-            alone = len(names) == 1
-            print(piece if alone else painted(piece, source, colours), end="", flush=True)
+            if not so_far.endswith("\N{REPLACEMENT CHARACTER}"):  # inside a character
+                shown = painted(so_far[len(text) :], source if len(names) > 1 else "", colours)
+                print(shown, end="", flush=True)
+                text = so_far
     assert row is not None
     return row
 

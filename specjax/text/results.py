@@ -682,8 +682,9 @@ class Shown:
 
 
 def painted(text: str, source: str, colours: bool) -> str:
-    """A token's text with the marks of its source in `Shown`, if there is one drafter."""
-    return _marked(_visible(text), _OWN.get(source, _DRAFTERS[0]), colours)
+    """A token's text with the marks of its source in `Shown`; "" has none, others are a drafter."""
+    style = _OWN.get(source, _DRAFTERS[0]) if source else _PLAIN
+    return _marked(_visible(text), style, colours) if text else ""
 
 
 def _marked(text: str, style: _Style, colours: bool) -> str:
