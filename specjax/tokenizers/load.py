@@ -27,7 +27,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     Args:
       path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
         `sentencepiece.model`) has priority over a `tokenizer.json`, unless it is in tiktoken's
-        format; one of these files; or "bytes".
+        format; one of these files; a GGUF file; or "bytes".
 
     Raises:
       FileNotFoundError: for a path that does not exist, or a directory without tokenizer.

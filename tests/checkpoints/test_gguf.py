@@ -23,8 +23,10 @@ from specjax.models import (
 )
 from specjax.models.gemma import Gemma3Config, GemmaConfig
 from specjax.models.qwen import Qwen2Config, Qwen3Config
-from specjax.text.directories import inspect
+from specjax.partitioning import make_mesh
+from specjax.text.directories import inspect, load_pair
 from specjax.tokenizers.model_files import SpecialIds, write_json
+from specjax.types import Prompts
 
 gguf = pytest.importorskip("gguf")
 Kind = gguf.GGMLQuantizationType
@@ -107,10 +109,14 @@ def architecture_of(config):
     return family_of(config).name.removesuffix("_text")
 
 
-def write_gguf(file, config, arrays, kind=Kind.F32, without=(), **changes):
+def write_gguf(
+    file, config, arrays, kind=Kind.F32, *, without=(), architecture=None, vocabulary=lambda _: None
+):
     """Writes what llama.cpp's converter writes; `arrays` become those that a reader gets."""
-    architecture = changes.pop("architecture", architecture_of(config))
+    architecture = architecture or architecture_of(config)
     writer = gguf.GGUFWriter(file, architecture)
+    vocabulary(writer)
+    writer.add_vocab_size(config.vocab_size)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(77)
     writer.add_embedding_length(config.embed_dim)
@@ -214,8 +220,6 @@ def test_logits_are_those_of_transformers_own_reader(tmp_path, name):
 
 def logits(loaded, tokens):
     prompts = jnp.asarray(tokens[:, :1], jnp.int32)
-    from specjax.types import Prompts
-
     lengths = jnp.ones(len(tokens), jnp.int32)
     filled = loaded.model.prefill(loaded.params, Prompts(prompts, lengths), 9)
     block = jnp.concatenate([filled.tokens[:, None], jnp.asarray(tokens[:, 1:], jnp.int32)], 1)
@@ -223,8 +227,6 @@ def logits(loaded, tokens):
 
 
 def test_a_mesh_and_another_dtype(tmp_path):
-    from specjax.partitioning import make_mesh
-
     config, arrays = CONFIGS["qwen2"], hf_arrays(CONFIGS["qwen2"])
     file = write_gguf(tmp_path / "m.gguf", config, arrays)
     loaded = load_model(file, dtype="bfloat16", mesh=make_mesh(model=1, devices=jax.devices()[:1]))
@@ -237,6 +239,40 @@ def test_a_file_is_converted(tmp_path, capsys):
     assert main(["convert", str(file), str(tmp_path / "out"), "--to=hf"]) == 0
     assert "(gguf)" in capsys.readouterr().out
     assert_same(file, tmp_path / "out")
+
+
+def write_vocabulary(writer):
+    """The 48 tokens of a byte-level vocabulary, without merges."""
+    tokens = ["<|end|>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS", "Ġ", "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, *[1] * 47])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+
+
+def test_two_files_are_a_pair_that_infer_decodes(tmp_path, capsys):
+    files = {}
+    for seed, name in enumerate(("verifier", "drafter")):
+        config = CONFIGS["llama"]
+        file, arrays = tmp_path / f"{name}.gguf", hf_arrays(config, seed)
+        files[name] = write_gguf(file, config, arrays, vocabulary=write_vocabulary)
+    assert load_pair(**files).verifier.context == 77
+    (tmp_path / "in.txt").write_text("abc\nde f\n")
+    bindings = {
+        "VERIFIER": files["verifier"],
+        "DRAFTER": files["drafter"],
+        "INPUT": tmp_path / "in.txt",
+        "OUTPUT_DIR": tmp_path / "run",
+        "MAX_NEW_TOKENS": 4,
+    }
+    given = [f"--gin.{name}={str(value)!r}" for name, value in bindings.items()]
+    given[-1] = "--gin.MAX_NEW_TOKENS=4"
+    assert main(["infer", *given]) == 0
+    assert len((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()) == 2
+    assert main(["inspect", str(files["verifier"]), str(files["drafter"])]) == 0
+    assert "gguf" in capsys.readouterr().out
 
 
 def test_another_architecture_is_refused(tmp_path):
