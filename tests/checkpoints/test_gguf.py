@@ -201,9 +201,10 @@ def test_each_quantisation_is_the_dequantised_directory(tmp_path, kind):
     assert sum(on_disk.values()) < file.stat().st_size
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_logits_are_those_of_transformers_own_reader(tmp_path, name):
     torch = pytest.importorskip("torch")
+    pytest.importorskip("accelerate")  # by which transformers reads them
     transformers = pytest.importorskip("transformers")
     config = CONFIGS[name]
     write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
