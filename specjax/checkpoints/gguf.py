@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.arrays import ArraySpec
-from specjax.checkpoints.hf import open_hf
+from specjax.checkpoints.hf import HFReader, open_hf
 from specjax.checks import require
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, ModelConfig
@@ -50,7 +50,7 @@ class GGUFReader:
         self.directory = file
         self._gguf = require("gguf", "gguf")
         self._architecture = header.metadata["general.architecture"]
-        self._heads = {
+        self._heads: dict[str, Any] = {
             name: header.metadata.get(f"{self._architecture}.attention.{field}")
             for name, field in (("q_proj", "head_count"), ("k_proj", "head_count_kv"))
         }
@@ -119,7 +119,7 @@ class GGUFReader:
         return array
 
 
-def open_gguf(file: Path, config: ModelConfig | None) -> tuple[GGUFReader, ModelConfig, SpecialIds]:
+def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelConfig, SpecialIds]:
     """A file's reader, its configuration (or `config` instead), and the ids that it may lack."""
     header = read_header(file)
     directory = unpacked(file)

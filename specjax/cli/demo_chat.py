@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -82,7 +82,7 @@ def smollm2() -> Path:
 
 def _models(args: argparse.Namespace) -> Models:
     drafter = args.drafter or (HEAD if args.verifier is None and HEAD.is_dir() else None)
-    named = {} if drafter is None else {"drafter": drafter}
+    named: dict[str, Any] = {} if drafter is None else {"drafter": drafter}
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
@@ -94,19 +94,15 @@ def streamed(decoder: Decoder, question: str) -> Row:
     colours = has_colours(sys.stdout)
     text, count = "", 0
     for added in engine.added(1):
-        row = added.row
-        if row is not None:
-            tokens, sources = row.tokens, row.sources
-        else:
-            state = engine.state
-            tokens = np.asarray(state.tokens[0])[: int(state.lengths[0])]
-            sources = [names[code] for code in np.asarray(state.info.sources[0])[: len(tokens)]]
-        for source in sources[count:]:
+        row, state = added.row, cast(Any, engine.state)
+        length = int(state.lengths[0]) if row is None else len(row.tokens)
+        tokens = np.asarray(state.tokens[0])[:length].tolist()
+        for code in np.asarray(state.info.sources[0])[count:length]:
             count += 1
-            so_far = text_of(tokens[:count].tolist())
+            so_far = text_of(tokens[:count])
             if not so_far.endswith("\N{REPLACEMENT CHARACTER}"):  # inside a character
-                shown = painted(so_far[len(text) :], source if len(names) > 1 else "", colours)
-                print(shown, end="", flush=True)
+                source = names[code] if len(names) > 1 else ""
+                print(painted(so_far[len(text) :], source, colours), end="", flush=True)
                 text = so_far
     assert row is not None
     return row
