@@ -12,7 +12,7 @@ from specjax.checks import check_count, one_number
 from specjax.errors import MissingLibraryError
 from specjax.text import Decoder, Lookup, Models, Result, load_models
 from specjax.text.directories import PAIRS
-from specjax.text.results import Row, has_colours, painted
+from specjax.text.results import Row, coloured, has_colours
 from specjax.types import Sampling
 
 # A head for SmolLM2, if the package has it.
@@ -59,9 +59,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n> {question}", flush=True)
         for name, decoder in decoders.items():
             decoder.chat()(question, max_new_tokens=2, sources=True)  # compiles
-            print(f"\n{name}: ", end="", flush=True)
-            rows[name].append(streamed(decoder, question))
-            print()
+            print(f"\n{name}:", flush=True)
+            rows[name].append(answered(decoder, question))
     print()
     for line in summary(Result((*rows["alone"],)), Result((*rows["with drafts"],)), temperature):
         print(line)
@@ -86,25 +85,26 @@ def _models(args: argparse.Namespace) -> Models:
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
-def streamed(decoder: Decoder, question: str) -> Row:
-    """Prints an answer as it grows, marked by the sources of its tokens."""
+def answered(decoder: Decoder, question: str) -> Row:
+    """Prints an answer, marked by the sources of its tokens; on a terminal while it grows."""
     prompt = decoder.encode([{"role": "user", "content": question}])
     engine = decoder.turn(prompt, None, sources=True)
     text_of, names = decoder.text_after(prompt), engine.method.source_names
-    colours = has_colours(sys.stdout)
+    streams = has_colours(sys.stdout)
     text, count = "", 0
     for added in engine.added(1):
         row, state = added.row, cast(Any, engine.state)
         length = int(state.lengths[0]) if row is None else len(row.tokens)
         tokens = np.asarray(state.tokens[0])[:length].tolist()
-        for code in np.asarray(state.info.sources[0])[count:length]:
+        for code in np.asarray(state.info.sources[0])[count:length] if streams else ():
             count += 1
             so_far = text_of(tokens[:count])
             if not so_far.endswith("\N{REPLACEMENT CHARACTER}"):  # inside a character
-                source = names[code] if len(names) > 1 else ""
-                print(painted(so_far[len(text) :], source, colours), end="", flush=True)
+                print(coloured(so_far[len(text) :], names[code]), end="", flush=True)
                 text = so_far
     assert row is not None
+    shown = row.show().text(streams)
+    print("\n" + shown.splitlines()[-1] if streams else shown)
     return row
 
 

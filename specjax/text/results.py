@@ -654,7 +654,18 @@ class Shown:
 
     def text(self, colours: bool) -> str:
         """Returns the texts and a legend, with ANSI codes if `colours`."""
-        marked = functools.partial(_marked, colours=colours)
+
+        def marked(text: str, style: _Style) -> str:
+            word = text.strip() or text
+            before, _, after = text.partition(word)
+            if style.marks and word.isspace() and "\n" in word:
+                # Marks around the end of a line would be on two lines.
+                word, after = word.replace("\n", "\\n"), "\n"
+            word = f"{style.marks[:1]}{word}{style.marks[1:]}"
+            if colours and style.ansi:
+                word = f"\x1b[{style.ansi}m{word}\x1b[0m"
+            return before + word + after
+
         return "\n".join([f"{name}: {line}" for name, line in self._lines(marked)])
 
     def _repr_html_(self) -> str:
@@ -681,22 +692,9 @@ class Shown:
         yield f"source of {total} tokens", ", ".join(shares) or "none"
 
 
-def painted(text: str, source: str, colours: bool) -> str:
-    """A token's text with the marks of its source in `Shown`; "" has none, others are a drafter."""
-    style = _OWN.get(source, _DRAFTERS[0]) if source else _PLAIN
-    return _marked(_visible(text), style, colours) if text else ""
-
-
-def _marked(text: str, style: _Style, colours: bool) -> str:
-    word = text.strip() or text
-    before, _, after = text.partition(word)
-    if style.marks and word.isspace() and "\n" in word:
-        # Marks around the end of a line would be on two lines.
-        word, after = word.replace("\n", "\\n"), "\n"
-    word = f"{style.marks[:1]}{word}{style.marks[1:]}"
-    if colours and style.ansi:
-        word = f"\x1b[{style.ansi}m{word}\x1b[0m"
-    return before + word + after
+def coloured(text: str, source: str) -> str:
+    """A token's text with the colour of its source in `Shown`, where there is one drafter."""
+    return f"\x1b[{_OWN.get(source, _DRAFTERS[0]).ansi}m{_visible(text)}\x1b[0m"
 
 
 def _runs(row: Sourced) -> Sourced:

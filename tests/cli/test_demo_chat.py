@@ -56,15 +56,25 @@ def test_the_answers_stream_and_a_verdict_ends_them(loading, verifier, capsys, d
     decoder = specjax.Decoder(verifier, max_new_tokens=12, sampling=greedy)
     for question in ("two hats", "and coats"):
         (text,) = decoder([[{"role": "user", "content": question}]]).texts
+        text = specjax.text.results._visible(text)
         _, _, rest = shown.partition(f"> {question}\n")
-        alone, _, drafted = rest.partition("\nwith drafts: ")
-        assert alone.removeprefix("\nalone: ").rstrip("\n") == specjax.text.results._visible(text)
-        # The marks of sources, and of no drafts.
-        assert re.search(r"[\[<{]", drafted)
+        alone, _, drafted = rest.partition("\nwith drafts:\n")
+        assert alone == f"\nalone:\n0: {text}\nsource of 12 tokens: verifier 12\n"
+        assert re.match(r"0: .*[\[<{]", drafted, re.DOTALL) and "[residual] " in drafted
     assert re.search(r"\nalone +24 +\d+\.\d\d +\d+\.\d\n", shown)
     assert re.search(r"\nwith drafts +24 ", shown)
     assert re.search(r"Accepted by position: (\d+%|nan%), (\d+%|nan%); \d\.\d\d tokens a", shown)
     assert re.search(r"\nDrafting is (not faster \()?\d+\.\d\d times", shown)
+
+
+def test_a_terminal_shows_the_text_while_it_grows(loading, capsys, monkeypatch):
+    monkeypatch.setattr(demo_chat, "has_colours", lambda _: True)
+    assert main(["demo", "chat", "two hats", *QUICK]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[1;31m" in shown
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    texts = re.findall(r":\n(.*)\nsource of 12 tokens: ", plain)
+    assert len(texts) == 2 and len(set(texts)) == 1
 
 
 def test_drawn_texts_are_two_draws(loading, capsys):
