@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         "max_new_tokens": args.max_new_tokens,
         "batch_size": 1,
     }
-    drafting = None if "drafter" in models.named else Lookup()
+    drafting = None if "drafter" in models.named else Lookup(min_ngram=2)
     drafts = Decoder(models, drafting=drafting, max_draft=args.max_draft, **options)
     decoders = {"alone": Decoder(models.verifier, **options), "with drafts": drafts}
     rows: dict[str, list[Row]] = {name: [] for name in decoders}
