@@ -261,7 +261,9 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
         return Opened(reader, read, unpacked(path), "gguf", ids, pieces)
     if not path.is_dir():
         parent = path.absolute().parent
-        raise UserError(f"{path} is a file; give a checkpoint's directory, such as {parent}")
+        raise UserError(
+            f"{path} is a file; give a checkpoint's directory, such as {parent}, or a .gguf file"
+        )
     check_adapter(path)
     ours = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None

