@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "sampling": Sampling(temperature=temperature),
         "max_new_tokens": args.max_new_tokens,
         "batch_size": 1,
+        "buckets": (96, 1024),  # few programs to compile
     }
     drafting = None if "drafter" in models.named else Lookup(min_ngram=2)
     drafts = Decoder(models, drafting=drafting, max_draft=args.max_draft, **options)
