@@ -127,21 +127,36 @@ def _header(cursor: _Cursor) -> Header:
     return Header(metadata, tensors)
 
 
-def unpacked(file: Path) -> Path:
+class _Unpacked(NamedTuple):
+    """A directory until the process ends, and why it has no tokenizer."""
+
+    kept: tempfile.TemporaryDirectory[str]
+    fault: UserError | None
+
+
+def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
     """A directory with what a GGUF file has besides its weights, as files of Hugging Face.
 
-    It is temporary, and has the file's name, for messages.
+    It is temporary, and has the file's name, for messages. `tokenizer`: a tokenizer that cannot be
+    read is a `UserError`.
     """
     status = file.stat()
-    return Path(_unpacked(file.absolute(), status.st_mtime_ns, status.st_size).name, file.name)
+    found = _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
+    if tokenizer and found.fault is not None:
+        raise found.fault
+    return Path(found.kept.name, file.name)
 
 
-# The object keeps the directory until the process ends.
 @functools.cache
-def _unpacked(file: Path, _time: int, _size: int) -> tempfile.TemporaryDirectory[str]:
-    header = read_header(file)
+def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
+    header, fault = read_header(file), None
+    metadata = header.metadata
     try:
-        files = {"config.json": _config(file, header), **_tokenizer_files(file, header.metadata)}
+        files = {"config.json": _config(file, header), **_settings(metadata)}
+        try:
+            files |= _vocabulary(file, metadata)
+        except UserError as error:
+            fault = error
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{file}: its metadata is damaged ({error}); copy it again") from None
     kept = tempfile.TemporaryDirectory(prefix="specjax-")
@@ -152,49 +167,59 @@ def _unpacked(file: Path, _time: int, _size: int) -> tempfile.TemporaryDirectory
             (directory / name).write_bytes(content)
         else:
             write_json(directory / name, content)
-    return kept
+    return _Unpacked(kept, fault)
 
 
-def _tokenizer_files(file: Path, metadata: dict[str, Any]) -> dict[str, Any]:
-    """The names and contents of the tokenizer's files: bytes, or JSON values."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None:
-        return {}
+def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The names and contents of the files beside a vocabulary."""
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    kinds = _kinds(metadata)
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
     ids = {
         name: metadata.get(f"tokenizer.ggml.{stored}_token_id")
         for name, stored in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    settings = {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
-    kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    model = metadata.get("tokenizer.ggml.model")
-    files: dict[str, Any] = {}
-    if model == "gpt2":
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        files["tokenizer.json"] = _tokenizer_json(file, metadata, kinds)
-    elif model == "llama":
-        gemma = metadata["general.architecture"].startswith("gemma")
-        settings |= {
-            "tokenizer_class": "GemmaTokenizer" if gemma else "LlamaTokenizer",
-            "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", True),
-            "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
-            "legacy": False,
-        }
-        files["tokenizer.model"] = _sentencepiece(metadata, kinds)
-    else:
-        raise UserError(
-            f"{file}: tokenizer.ggml.model={model!r} must be 'gpt2' or 'llama'; give tokenizer="
-        )
-    files["tokenizer_config.json"] = settings
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
-    files[GENERATION_FILE] = {
+    generation = {
         "bos_token_id": ids["bos"],
         "pad_token_id": ids["pad"],
         "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
     }
-    if (template := metadata.get("tokenizer.chat_template")) is not None:
-        files[CHAT_TEMPLATE] = template.encode()
-    return files
+    byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
+    gemma = metadata["general.architecture"].startswith("gemma")
+    marked = "GemmaTokenizer" if gemma else "LlamaTokenizer"
+    config = {
+        **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
+        "tokenizer_class": "PreTrainedTokenizerFast" if byte_level else marked,
+        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", True),
+        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "legacy": False,
+    }
+    template = metadata.get("tokenizer.chat_template")
+    return {
+        GENERATION_FILE: generation,
+        "tokenizer_config.json": config,
+        **({} if template is None else {CHAT_TEMPLATE: template.encode()}),
+    }
+
+
+def _kinds(metadata: dict[str, Any]) -> list[int]:
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    return metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+
+
+def _vocabulary(file: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The name and content of the file of a vocabulary; none if there is none."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None:
+        return {}
+    if kind == "gpt2":
+        return {"tokenizer.json": _tokenizer_json(file, metadata, _kinds(metadata))}
+    if kind == "llama":
+        return {"tokenizer.model": _sentencepiece(metadata, _kinds(metadata))}
+    raise UserError(
+        f"{file}: tokenizer.ggml.model={kind!r} must be 'gpt2' or 'llama'; give tokenizer="
+    )
 
 
 def _config(file: Path, header: Header) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return ByteTokenizer()
     path = Path(path)
     if is_gguf(path):
-        path = unpacked(path)
+        path = unpacked(path, tokenizer=True)
     if path.is_file():
         kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
         single = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files

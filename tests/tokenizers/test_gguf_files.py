@@ -220,3 +220,4 @@ def test_an_unknown_tokenizer_is_refused(tmp_path, values, message):
         write_bytes(file, made, values["tokenizer_pre"])
     with pytest.raises(UserError, match=message):
         load_tokenizer(file)
+    assert unpacked(file).is_dir()  # for a model with another tokenizer
