@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 EXTRAS = [
     "sacrebleu",
     "qwix",
+    "gguf",
     "rouge_score",
     "matplotlib",
     "seqio",

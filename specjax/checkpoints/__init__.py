@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face safetensors, T5X, and our own Orbax directories."""
+"""Checkpoints: Hugging Face safetensors, T5X, GGUF, and our own Orbax directories."""
 
 from specjax.checkpoints.attachments import has_head, load_head, save_head
 from specjax.checkpoints.heads import (

@@ -31,11 +31,13 @@ class ArraySpec(NamedTuple):
     Attributes:
       dtype: uint8 if NumPy lacks the file's.
       label: the file's name of the dtype, if it differs.
+      stored_bytes: in the file, if it is quantised there.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     label: str = ""
+    stored_bytes: int | None = None
 
     @property
     def nbytes(self) -> int:

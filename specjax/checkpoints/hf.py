@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from specjax.checkpoints.arrays import (
+    ArrayReader,
     ArraySpec,
     Piece,
     check_floating,
@@ -110,17 +111,24 @@ def _shards(directory: Path) -> list[str]:
     return shards
 
 
+class HFReader(ArrayReader, Protocol):
+    """Arrays under Hugging Face's names."""
+
+    def read(self, name: str) -> np.ndarray: ...
+
+
 def open_hf(
-    directory: Path, config: ModelConfig | None
-) -> tuple[SafetensorsReader, ModelConfig, SpecialIds]:
+    directory: Path, config: ModelConfig | None, reader: HFReader | None = None
+) -> tuple[HFReader, ModelConfig, SpecialIds]:
     """A directory's reader, its configuration (`config` instead of config.json's), and its ids.
 
-    The ids are those that transformers assumes if files have none.
+    The ids are those that transformers assumes if files have none. `reader` has the arrays of a
+    directory without them.
     """
     path = directory / "config.json"
     if config is not None:
         family = family_of(config)
-        reader = SafetensorsReader(directory, _nested(family, family.name))
+        reader = reader or SafetensorsReader(directory, _nested(family, family.name))
         return reader, config, default_ids(family)
     if not path.is_file():
         raise FileNotFoundError(
@@ -130,7 +138,7 @@ def open_hf(
     family, nested = _family(values, path)
     if nested is not None:
         values = _inner_fields(values, nested, path)
-    reader = SafetensorsReader(directory, nested)
+    reader = reader or SafetensorsReader(directory, nested)
     embedding, output = _embedding(reader, family), family.hf_name(_LOGITS).hf
     denied = values.get("tie_word_embeddings") is False
 
@@ -198,13 +206,13 @@ def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict
     return {**outer, **inner}
 
 
-def _embedding(reader: SafetensorsReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
+def _embedding(reader: HFReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
     names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
 
 
 def hf_pieces(
-    reader: SafetensorsReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+    reader: HFReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Piece]:
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)

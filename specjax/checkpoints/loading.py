@@ -1,4 +1,4 @@
-"""Loads checkpoints: Hugging Face, T5X or our own."""
+"""Loads checkpoints: Hugging Face, T5X, GGUF or our own."""
 
 import dataclasses
 import functools
@@ -23,6 +23,7 @@ from specjax.checkpoints.arrays import (
     flatten,
     materialise,
 )
+from specjax.checkpoints.gguf import open_gguf
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
 from specjax.checkpoints.ignored import check_adapter, warn_of_adapter
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
@@ -34,6 +35,7 @@ from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.config import float_dtype
 from specjax.models.int8 import check_form, int8_form
+from specjax.tokenizers.gguf_files import is_gguf, unpacked
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
     SPECJAX_FILE,
@@ -57,8 +59,9 @@ class LoadedModel:
     Attributes:
       params: a nested dict of arrays, `model.abstract_params()` in shape.
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
-      path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`).
-      format: "hf", "t5x" or "orbax".
+      path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`); of a GGUF
+        file a temporary directory with its configuration and tokenizer.
+      format: "hf", "t5x", "orbax" or "gguf".
       special_ids: the ids that files name, else those that transformers assumes.
       step: the training step, of T5X checkpoints.
       stored_dtype: the dtype of the arrays on disk, float32 if they differ; `load_model` converts
@@ -84,7 +87,7 @@ class Opened:
 
     Attributes:
       path: the directory that holds the arrays.
-      format: "hf", "t5x" or "orbax".
+      format: "hf", "t5x", "orbax" or "gguf".
       ids: its special ids.
       pieces: finds the source of each parameter; raises if an array is missing or unknown.
       step: the training step, of T5X checkpoints.
@@ -115,7 +118,8 @@ def load_model(
 
     Supported are: a Hugging Face directory (`config.json` and safetensors, in one file or in
     several with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (then
-    the latest), unscanned, scanned or Orbax; and a directory that `save_model` wrote.
+    the latest), unscanned, scanned or Orbax; a directory that `save_model` wrote; and a `.gguf`
+    file of llama.cpp, whose weights in 2 to 8 bits become float32.
 
     A T5X checkpoint has no configuration. Its arrays determine everything except the MLP's
     activations and the largest relative distance. T5X's `config.gin` in the model directory names
@@ -126,7 +130,7 @@ def load_model(
     The host's peak memory is the parameters in their dtype, plus about one array.
 
     Args:
-      path: the directory.
+      path: the directory or file.
       dtype: of activations and cache and, unless `param_dtype` is given, of parameters;
         by default that of the parameters.
       param_dtype: of the parameters; by default the checkpoint's own, bfloat16 or float32
@@ -145,7 +149,7 @@ def load_model(
 
     Raises:
       FileNotFoundError: for a missing directory or file.
-      MissingLibraryError: for `weights` without Qwix.
+      MissingLibraryError: for `weights` without Qwix, or a GGUF file without the package gguf.
       UserError: for files that are unreadable, unknown or inconsistent; the message names the
         path, the arrays and the remedy in one line.
     """
@@ -247,9 +251,20 @@ def check_checksums(path: Path) -> None:
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
+    if is_gguf(path):
+        if not isinstance(config, ModelConfig | None):
+            raise UserError(
+                f"`config` is the gin file {config}, which is only for T5X checkpoints, but {path} "
+                "is a GGUF file; leave it out"
+            )
+        reader, read, ids = open_gguf(path, config)
+        pieces = functools.partial(hf_pieces, reader, read)
+        return Opened(reader, read, unpacked(path), "gguf", ids, pieces)
     if not path.is_dir():
         parent = path.absolute().parent
-        raise UserError(f"{path} is a file; give a checkpoint's directory, such as {parent}")
+        raise UserError(
+            f"{path} is a file; give a checkpoint's directory, such as {parent}, or a .gguf file"
+        )
     check_adapter(path)
     ours = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None

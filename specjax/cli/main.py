@@ -36,6 +36,10 @@ COMMANDS = {
         "specjax.cli.demo",
         "try specjax: compare settings on sample texts with a built-in pair",
     ),
+    "demo chat": (
+        "specjax.cli.demo_chat",
+        "a real chat model answers alone and with drafts (extra: chat)",
+    ),
     "infer": (
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",

@@ -123,8 +123,9 @@ def load_text_model(
     """Loads a model with its tokenizer.
 
     Args:
-      path: a Hugging Face, T5X or specjax directory (see `specjax.checkpoints.load_model`), or a
-        model of a built-in pair, such as "built-in:gsm8k/drafter".
+      path: a Hugging Face, T5X or specjax directory, or a GGUF file (see
+        `specjax.checkpoints.load_model`), or a model of a built-in pair, such as
+        "built-in:gsm8k/drafter".
       dtype: the dtype of parameters, activations and cache; by default that of the checkpoint.
       mesh: splits the parameters; from `specjax.partitioning.make_mesh`.
       tokenizer: a tokenizer or its path; by default that of the directory.
@@ -493,7 +494,7 @@ class Inspected:
         eos: tuple[int, ...] = ()
         if self.opened is not None:
             for spec in self.opened.reader.specs.values():
-                on_disk[spec.label or spec.dtype.name] += spec.nbytes
+                on_disk[spec.label or spec.dtype.name] += spec.stored_bytes or spec.nbytes
             context = longest_context(self.opened.path)
             eos = self.opened.ids.eos
         return {

@@ -692,6 +692,11 @@ class Shown:
         yield f"source of {total} tokens", ", ".join(shares) or "none"
 
 
+def coloured(text: str, source: str) -> str:
+    """A token's text with the colour of its source in `Shown`, where there is one drafter."""
+    return f"\x1b[{_OWN.get(source, _DRAFTERS[0]).ansi}m{_visible(text)}\x1b[0m"
+
+
 def _runs(row: Sourced) -> Sourced:
     """The row with the successive tokens of a drafter joined, and without empty texts."""
     runs: Sourced = []

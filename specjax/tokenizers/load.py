@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from specjax.errors import UserError
+from specjax.tokenizers.gguf_files import is_gguf, unpacked
 from specjax.tokenizers.model_files import read_json_if_there, write_json
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -26,7 +27,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     Args:
       path: a model's directory, in which a SentencePiece model (`spiece.model`, `tokenizer.model`,
         `sentencepiece.model`) has priority over a `tokenizer.json`, unless it is in tiktoken's
-        format; one of these files; or "bytes".
+        format; one of these files; a GGUF file; or "bytes".
 
     Raises:
       FileNotFoundError: for a path that does not exist, or a directory without tokenizer.
@@ -35,6 +36,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path == "bytes":
         return ByteTokenizer()
     path = Path(path)
+    if is_gguf(path):
+        path = unpacked(path, tokenizer=True)
     if path.is_file():
         kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
         single = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files

@@ -24,7 +24,7 @@ _OF_TYPES = {
 }
 # Model types whose published files name a wrong class.
 _WRONG_CLASS = ("qwen2", "phi3")
-_QWEN2 = (
+QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -53,7 +53,7 @@ _STEPS: dict[str, tuple[Any, Any]] = {
         {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": _QWEN2}, "behavior": "Isolated"},
+                {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated"},
                 {**_BYTES, "use_regex": False},
             ],
         },

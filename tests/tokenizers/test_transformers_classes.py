@@ -10,7 +10,7 @@ import pytest
 import tokenizers as tk
 
 from specjax.tokenizers import load_tokenizer
-from specjax.tokenizers.transformers_classes import _QWEN2
+from specjax.tokenizers.transformers_classes import QWEN2
 
 pre, post, norm = tk.pre_tokenizers, tk.processors, tk.normalizers
 SPECIAL = [
@@ -73,7 +73,7 @@ def _split_by(regex):
 FORMS = {
     "bytes": _bytes,
     "bytes, digits": lambda: _bytes(pre.Sequence([pre.Digits(True), pre.ByteLevel(False)])),
-    "qwen2": lambda: _bytes(_split_by(_QWEN2), norm.NFC()),
+    "qwen2": lambda: _bytes(_split_by(QWEN2), norm.NFC()),
     "llama 2": lambda: _marked(norm.Sequence([norm.Prepend("▁"), norm.Replace(" ", "▁")]), None),
     "llama": lambda: _marked(None, pre.Metaspace(prepend_scheme="first", split=False)),
     "gemma": lambda: _marked(norm.Replace(" ", "▁"), pre.Split(" ", "merged_with_previous")),

@@ -1,0 +1,135 @@
+"""The weights of GGUF files by Hugging Face's names, those in 4 to 8 bits as float32.
+
+llama.cpp's converter changes some weights, which is undone here: the two halves of each rotation in
+a Llama's queries and keys are interleaved, and a Gemma's norms include the 1 that the network adds.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints.arrays import ArraySpec
+from specjax.checkpoints.hf import HFReader, open_hf
+from specjax.checks import require
+from specjax.errors import UserError
+from specjax.models import LlamaConfig, ModelConfig
+from specjax.models.position_encoding import rope_frequencies
+from specjax.tokenizers.gguf_files import Header, Tensor, read_header, unpacked
+from specjax.tokenizers.model_files import SpecialIds
+
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DIVISORS = "rope_freqs.weight"
+_WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_OF_LAYERS = {
+    "attn_norm": "input_layernorm",
+    **{f"attn_{a}": f"self_attn.{a}_proj" for a in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"ffn_{a}": f"mlp.{a}_proj" for a in ("gate", "up", "down")},
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)(\.weight|\.bias)")
+
+
+class GGUFReader:
+    """The tensors of a GGUF file; `directory` is the file."""
+
+    def __init__(self, file: Path, header: Header) -> None:
+        self.directory = file
+        self._gguf = require("gguf", "gguf")
+        self._architecture = header.metadata["general.architecture"]
+        self._heads: dict[str, Any] = {
+            name: header.metadata.get(f"{self._architecture}.attention.{field}")
+            for name, field in (("q_proj", "head_count"), ("k_proj", "head_count_kv"))
+        }
+        self._places: dict[str, tuple[Any, int, tuple[int, ...]]] = {}
+        self.specs: dict[str, ArraySpec] = {}
+        for stored, tensor in header.tensors.items():
+            if stored != _DIVISORS:
+                self._add(stored, tensor)
+
+    def _add(self, stored: str, tensor: Tensor) -> None:
+        try:
+            kind = self._gguf.GGMLQuantizationType(tensor.kind)
+            block, size = self._gguf.GGML_QUANT_SIZES[kind]
+            self._gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
+        except (ValueError, NotImplementedError) as error:
+            raise UserError(
+                f"{self.directory}: the type of {stored} cannot be read ({error}); take a file of "
+                "another quantisation, such as Q8_0, Q4_K_M or F16"
+            ) from None
+        if not tensor.shape or tensor.shape[-1] % block:
+            raise UserError(f"{self.directory}: {stored} of {kind.name} has shape {tensor.shape}")
+        rows = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
+        stored_bytes = math.prod(rows)
+        if (end := tensor.start + stored_bytes) > (there := self.directory.stat().st_size):
+            raise UserError(
+                f"{self.directory} is cut short: {stored} needs {end:,} bytes, and there are "
+                f"{there:,}; download or copy it again"
+            )
+        dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
+        name = self._name(stored)
+        self._places[name] = (kind, tensor.start, rows)
+        self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, stored_bytes)
+
+    def _name(self, stored: str) -> str:
+        match = _NAME.fullmatch(stored)
+        if match is None:
+            return stored
+        layer, name, ending = match.groups()
+        if layer is None:
+            return f"{_WHOLE.get(name, name)}{ending}"
+        inner = _OF_LAYERS.get(name, name)
+        if name == "ffn_norm" and self._architecture in ("gemma2", "gemma3"):
+            inner = "pre_feedforward_layernorm"
+        return f"model.layers.{layer}.{inner}{ending}"
+
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            yield name, self.read(name)
+
+    def read(self, name: str) -> np.ndarray:
+        """Maps an array of floats, and dequantises any other."""
+        kind, start, rows = self._places[name]
+        spec = self.specs[name]
+        array = np.asarray(np.memmap(self.directory, np.uint8, "r", start, rows))
+        if kind.name in _FLOATS:
+            array = array.view(spec.dtype)
+        else:
+            array = self._gguf.quants.dequantize(array, kind)
+        if self._architecture == "llama" and (found := re.search("[qk]_proj", name)):
+            # Each head's entries are in pairs: the first of either half, then the second, ...
+            heads = self._heads[found[0]] or self._heads["q_proj"]
+            pairs = array.reshape(heads, -1, 2, *spec.shape[1:])
+            return pairs.swapaxes(1, 2).reshape(spec.shape)
+        if self._architecture.startswith("gemma") and name.endswith("norm.weight"):
+            return array - 1
+        return array
+
+
+def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelConfig, SpecialIds]:
+    """A file's reader, its configuration (or `config` instead), and the ids that it may lack."""
+    header = read_header(file)
+    directory = unpacked(file)
+    reader = GGUFReader(file, header)
+    _, read, ids = open_hf(directory, config, reader)
+    divisors = header.tensors.get(_DIVISORS)
+    if divisors is not None and isinstance(read, LlamaConfig) and read.rope_scaling is not None:
+        # Of a stretching only its divisors are stored; those of Llama 3.1 and later are known.
+        plain = rope_frequencies(read.head_dim, read.rope_theta)
+        stored = np.fromfile(file, "<f4", divisors.shape[0], offset=divisors.start)
+        if not np.allclose(plain / read.rope_scaling.stretched(plain), stored, rtol=1e-4):
+            raise UserError(f"{file}: {_DIVISORS} is not the stretching of Llama 3.1 and later")
+    return reader, read, ids

