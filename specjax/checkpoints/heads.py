@@ -1,31 +1,39 @@
-"""Reads draft heads: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
+"""Draft heads on disk: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
 
 Each format numbers the verifier's states in its own way. EAGLE fixes them (2, L // 2, L - 3);
 speculators names boundaries (see `specjax.types.LanguageModel.reading`); `target_layer_ids` of
 DFlash and DeepSpec, and the ids in the `eagle_config` of SpecForge and SGLang, name the layers
 whose outputs they are, one less.
+
+Heads are written in speculators' format. What it has no field for is in an object `specjax` of the
+`config.json`: the fingerprint of the verifier, and the layer whose encoder's output is read.
 """
 
 import dataclasses
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import safetensors.numpy
 
 from specjax.checkpoints.arrays import (
     Piece,
     check_floating,
     check_same,
+    common_dtype,
+    copy_as,
     flatten,
     materialise,
 )
-from specjax.checkpoints.hf import SINGLE, SafetensorsReader
+from specjax.checkpoints.hf import SINGLE, SafetensorsReader, config_to_hf
 from specjax.errors import UserError
-from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, family_of
+from specjax.fingerprints import digest
+from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP
 from specjax.models.heads import (
@@ -37,8 +45,9 @@ from specjax.models.heads import (
     draft_head,
     places_of,
 )
-from specjax.tokenizers.model_files import read_json, read_json_if_there
+from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_there, write_json
 from specjax.types import Params
+from specjax.writing import new_directory
 
 # The families of which a head's layers may be.
 _LAYERS = ("llama", "qwen3")
@@ -46,7 +55,9 @@ _LAYER = {
     **{f"self_attention/{ours}": f"self_attn.{theirs}_proj" for theirs, ours in HEADS.items()},
     **{f"self_attention/{ours}_norm": f"self_attn.{x}_norm" for x, ours in HEADS.items()},
     **{f"mlp/{ours}": f"mlp.{theirs}_proj" for theirs, ours in MLP.items()},
+    **{f"cross_attention/{ours}": f"cross_attn.{theirs}_proj" for theirs, ours in HEADS.items()},
     "pre_mlp_layer_norm": "post_attention_layernorm",
+    "pre_cross_layer_norm": "pre_cross_attn_layernorm",
 }
 # From our modules to the names in files; `{layer}` is the name of a layer.
 _SHARED = {
@@ -81,6 +92,15 @@ _NAMES = {
     },
 }
 _TO_DRAFT, _TO_TEXT = "t2d", "d2t"
+_EMBEDDING, _OUTPUT, _MASK = "embed_tokens.weight", "lm_head.weight", "mask_embedding"
+# `speculators_model_type`: the kind, and the class that reads it there.
+_SPECULATORS = {
+    "eagle3": ("EAGLE-3", "Eagle3DraftModel"),
+    "mtp": ("MTP", "MTPDraftModel"),
+    "dflash": ("DFlash", "DFlashDraftModel"),
+    "dspark": ("DSpark", "DSparkDraftModel"),
+}
+_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
 
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
@@ -106,6 +126,8 @@ class OpenedHead:
       verifier: this verifier's name; None if the files have none.
       networks: the names of its network in Hugging Face's files, as far as the files tell.
       windows: see `HeadConfig`.
+      cross_layer: see `HeadConfig`.
+      fingerprint: of the verifier, see `fingerprint_of`; None if the files have none.
     """
 
     path: Path
@@ -119,6 +141,8 @@ class OpenedHead:
     verifier: str | None
     networks: tuple[str, ...]
     windows: tuple[int | None, ...]
+    cross_layer: int | None
+    fingerprint: str | None
 
     @property
     def layer(self) -> str:
@@ -127,6 +151,11 @@ class OpenedHead:
             return "mtp_layers.{i}"
         own = any(name.startswith("midlayer.") for name in self.reader.specs)
         return "midlayer" if own else "layers.{i}"
+
+    @property
+    def named(self) -> str:
+        """The verifier's name in messages."""
+        return "" if self.verifier is None else f" ({self.verifier})"
 
     def config_for(self, verifier: Model) -> HeadConfig:
         """The head's configuration.
@@ -145,10 +174,11 @@ class OpenedHead:
             for name, (needed, given) in wanted.items()
             if needed != given
         ]
-        named = "" if self.verifier is None else f" ({self.verifier})"
         family = family_of(theirs).architectures
         if self.networks and not set(self.networks) & set(family):
             differing.append(f"the network {self.networks[0]}, not {family[0]}")
+        if self.cross_layer is not None and not isinstance(verifier, Seq2SeqLM):
+            differing.append("an encoder, not a decoder alone")
         fields = HFFields(self.values, self.path / "config.json")
         if not differing:
             boundaries = fields.read(lambda x: self._boundaries(x, depth))
@@ -160,13 +190,13 @@ class OpenedHead:
                 differing = [f"states {list(boundaries)} of its layers, of which it has {depth}"]
         if differing:
             raise UserError(
-                f"{self.path} is a head for another verifier{named}, which has "
+                f"{self.path} is a head for another verifier{self.named}, which has "
                 f"{', '.join(differing)}: give its own verifier"
             )
         count = None
         if _TO_TEXT in self.reader.specs:
             (count,) = self._shape(_TO_TEXT, 1)
-            self._shape("lm_head.weight", 2)  # its rows are those tokens
+            self._shape(_OUTPUT, 2)  # its rows are those tokens
         return fields.read(lambda x: self._config(x, boundaries, count))
 
     def _boundaries(self, fields: HFFields, depth: int) -> tuple[int, ...]:
@@ -213,8 +243,9 @@ class OpenedHead:
             "boundaries": boundaries,
             "windows": self.windows,
             "draft_vocab": draft_vocab,
-            "own_embedding": "embed_tokens.weight" in specs,
-            "own_output": "lm_head.weight" in specs,
+            "own_embedding": _EMBEDDING in specs,
+            "own_output": _OUTPUT in specs,
+            "cross_layer": self.cross_layer,
         }
         wanted = fields.whole("draft_vocab_size", vocab)
         if wanted != (draft_vocab or vocab):
@@ -223,7 +254,8 @@ class OpenedHead:
                 "whole checkpoint"
             )
         projects = self.kind in ("MTP", "EAGLE-1")
-        alone = common["own_embedding"] and common["own_output"] and not projects
+        shares = not (common["own_embedding"] and common["own_output"])
+        alone = not (shares or projects or self.cross_layer is not None)
         if width != self.width and not alone:
             raise UserError(
                 f"hidden_size={width} must be that of the verifier, {self.width}, whose embedding "
@@ -234,16 +266,16 @@ class OpenedHead:
             common |= {"norms": not plain, "norm_output": not plain, "projects": True}
             return EagleConfig(**common, fc_bias="fc.bias" in specs)
         if self.kind == "EAGLE-3":
-            names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-            return EagleConfig(**common | {name: fields.flag(name, False) for name in names})
+            return EagleConfig(**common | {name: fields.flag(name, False) for name in _FLAGS})
         inner = _of_blocks(fields)
         rank, size = inner.whole("markov_rank", 0, least=0), inner.whole("block_size", least=2)
         if rank:
             inner.refuse("markov_head_type", MARKOV, MARKOV[0])
-        mask = inner.whole("mask_token_id", least=0)
-        if mask >= vocab:
+        mask = None if _MASK in specs else inner.whole("mask_token_id", least=0)
+        if mask is not None and mask >= vocab:
             raise UserError(f"mask_token_id={mask} must be below {vocab}, the number of tokens")
-        moves, shortest = self.format == "DFlash", min(filter(None, self.windows), default=size)
+        moves = self.format == "DFlash" and any(self.windows)
+        shortest = min(filter(None, self.windows), default=size)
         if moves and shortest < size:
             raise UserError(
                 f"sliding_window={shortest} must be at least block_size={size}: what a block sees "
@@ -298,9 +330,8 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     values, blocks = fields.values, _of_blocks(fields)
     theirs = values.get("speculators_model_type")
     if theirs is not None:
-        kinds = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
-        fields.refuse("speculators_model_type", tuple(kinds), None)
-        format_, kind = "speculators", kinds[theirs]
+        fields.refuse("speculators_model_type", tuple(_SPECULATORS), None)
+        format_, kind = "speculators", _SPECULATORS[theirs][0]
     elif values.get("dflash_config") is not None:
         format_, kind = "DFlash", "DFlash"
         if blocks.whole("markov_rank", 0, least=0) or blocks.flag("enable_confidence_head"):
@@ -336,6 +367,8 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     if not isinstance(networks, list | tuple) or not all(isinstance(x, str) for x in networks):
         raise UserError(f"architectures={networks!r} must be a list of names")
     deep = values.get("num_target_layers") is not None
+    ours = HFFields(fields.objects("specjax"))
+    crossing = ours.values.get("cross_layer") is not None
     return OpenedHead(
         path=place,
         reader=reader,
@@ -348,12 +381,16 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
         verifier=verifier.get("name_or_path"),
         networks=tuple(networks),
         windows=windows,
+        cross_layer=ours.whole("cross_layer", least=0) if crossing else None,
+        fingerprint=ours.values.get("verifier_fingerprint"),
     )
 
 
 def array_name(config: HeadConfig, layer: str, path: str) -> str:
     """The name of a parameter's array in a file, whose layers are named such as `layers.{i}`."""
     module, _, leaf = path.rpartition("/")
+    if leaf == "mask":
+        return _MASK
     parts = re.match(r"(layers|input_norm|fc_norm)_(\d+)/?(.*)", module)
     if parts is None:
         table = _NAMES[config.kind]
@@ -374,6 +411,7 @@ def load_draft_head(
     path: str | os.PathLike[str],
     verifier: Model,
     *,
+    verifier_params: Params | None = None,
     dtype: Any = None,
     sharding: jax.sharding.Sharding | None = None,
     check_weights: bool = True,
@@ -383,6 +421,7 @@ def load_draft_head(
     Args:
       path: a directory in one of the module's formats.
       verifier: its verifier's network.
+      verifier_params: the verifier's parameters, if they are to be compared with the fingerprint.
       dtype: of parameters and activations; by default that of the verifier's activations.
       sharding: of all its arrays; by default the first device's.
       check_weights: whether to search the arrays for NaN and infinity.
@@ -393,6 +432,12 @@ def load_draft_head(
     """
     opened = open_draft_head(path)
     config = opened.config_for(verifier)
+    compared = opened.fingerprint is not None and verifier_params is not None
+    if compared and fingerprint_of(verifier_params) != opened.fingerprint:
+        raise UserError(
+            f"{opened.path} is a head for another verifier{opened.named}, whose parameters differ "
+            "from these: give its own verifier"
+        )
     kind = np.dtype(verifier.config.dtype if dtype is None else dtype)
     layers = dataclasses.replace(config.layers, dtype=kind, param_dtype=kind)
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
@@ -442,3 +487,137 @@ def _places(opened: OpenedHead, maps: Mapping[str, Any]) -> np.ndarray:
             "checkpoint again"
         )
     return places_of(tokens, size)
+
+
+def fingerprint_of(verifier_params: Params) -> str:
+    """Identifies a verifier by its norms and biases, which are small and never quantised."""
+    vectors = {name: x for name, x in flatten(verifier_params).items() if len(x.shape) == 1}
+    return digest(vectors, as_bfloat16=True)
+
+
+def save_draft_head(
+    path: str | os.PathLike[str],
+    head: DraftHead,
+    params: Params,
+    *,
+    verifier_params: Params | None = None,
+    verifier_name: str | None = None,
+    dtype: Any = None,
+    replace: bool = False,
+) -> Path:
+    """Writes a draft head in speculators' format; `load_draft_head` reads it.
+
+    Args:
+      path: a directory that does not exist, or is empty (but see `replace`).
+      head: the head.
+      params: its parameters, with or without what it uses of the verifier's.
+      verifier_params: the verifier's, whose fingerprint is written: others are refused later.
+      verifier_name: the verifier's name or directory.
+      dtype: of the arrays on disk; by default their own.
+      replace: whether to remove an existing directory once the new one is complete.
+
+    Raises:
+      UserError: speculators has no such head.
+      FileExistsError: `path` is a file, or a directory that is not empty.
+    """
+    flat = flatten(params["network"])
+    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else np.dtype(dtype)
+    values = _speculators_config(head, verifier_name, disk)
+    if verifier_params is not None:
+        values["specjax"]["verifier_fingerprint"] = fingerprint_of(verifier_params)
+    layer = "mtp_layers.{i}" if head.config.kind == "MTP" else "layers.{i}"
+    arrays = {}
+    for place, value in flat.items():
+        array = np.asarray(value)
+        array = array.T if place.endswith("kernel") else array
+        arrays[array_name(head.config, layer, place)] = copy_as(array, disk)
+    if "places" in params:
+        places = np.asarray(params["places"])
+        arrays[_TO_DRAFT] = places < head.config.rows
+        tokens = np.argsort(places, kind="stable")[: head.config.rows]
+        arrays[_TO_TEXT] = (tokens - np.arange(tokens.size)).astype(np.int64)
+    with new_directory(Path(path), replace=replace) as directory:
+        write_json(directory / "config.json", values)
+        file = directory / SINGLE
+        safetensors.numpy.save_file(arrays, file, metadata={"format": "pt"})
+        # The library makes its files readable only by their owner.
+        shutil.copymode(directory / "config.json", file)
+    return Path(path)
+
+
+def _speculators_config(
+    head: DraftHead, verifier_name: str | None, dtype: np.dtype
+) -> dict[str, Any]:
+    config, theirs = head.config, head.verifier.config
+    depth, kind = len(theirs.style.windows), config.kind
+    names = {known: (name, network) for name, (known, network) in _SPECULATORS.items()}
+    if kind not in names:
+        raise UserError(f"an {kind} head cannot be written: speculators has no such format")
+    name, network = names[kind]
+    sizes = set(filter(None, config.windows))
+    if len(sizes) > 1 or (sizes and getattr(config, "windows_move", False)):
+        raise UserError(
+            f"a {kind} head with windows that move with the slot, or of several sizes, cannot be "
+            "written: speculators has no such format"
+        )
+    inner = config_to_hf(config.layers, SpecialIds(), dtype) | {
+        "sliding_window": max(sizes, default=None),
+        "use_sliding_window": bool(sizes),
+        "layer_types": [FULL if x is None else SLIDING for x in config.windows],
+    }
+    values: dict[str, Any] = {}
+    drafts = 3  # speculators' default for recurrent heads; a server's user may ask for others
+    if kind == "MTP":
+        # These fields are the verifier's.
+        inner |= {"num_hidden_layers": depth, "layer_types": [FULL] * depth}
+        values = {"num_nextn_predict_layers": 1}
+    elif kind == "EAGLE-3":
+        values = {flag: getattr(config, flag) for flag in _FLAGS}
+        values |= {"eagle_aux_hidden_state_layer_ids": list(config.boundaries)}
+    else:
+        drafts = config.most_drafts
+        values = {
+            "aux_hidden_state_layer_ids": list(config.boundaries),
+            "block_size": config.block_size,
+            "mask_token_id": config.mask_token,
+            "sample_from_anchor": config.from_anchor,
+            "sliding_window_non_causal": not config.causal_windows,
+        }
+    if kind == "DSpark":
+        values |= {
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov or MARKOV[0],
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence_reads_markov,
+        }
+    if kind != "MTP":
+        narrow = config.layers.embed_dim != theirs.embed_dim
+        values["draft_vocab_size"] = config.rows
+        values["target_hidden_size"] = theirs.embed_dim if narrow else None
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafts,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {
+        "name_or_path": verifier_name,
+        "architectures": [family_of(theirs).architectures[0]],
+    }
+    ours = {} if config.cross_layer is None else {"cross_layer": config.cross_layer}
+    return {
+        "architectures": [network],
+        "speculators_model_type": name,
+        "speculators_config": {
+            "algorithm": name,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": verifier,
+        },
+        "transformer_layer_config": inner,
+        "num_target_layers": depth,
+        "dtype": dtype.name,
+        "tie_word_embeddings": False,
+        **values,
+        "specjax": ours,
+    }

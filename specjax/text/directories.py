@@ -25,7 +25,7 @@ from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
-from specjax.models import PRESETS, CausalLM, Model, ModelConfig, model_from_config
+from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.int8 import form_of
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.text_models import (
@@ -319,14 +319,11 @@ def _loaded(
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
     from specjax.checkpoints import load_draft_head
 
-    if not isinstance(verifier.model, CausalLM):
-        raise UserError(
-            f"{path} is a draft head, for a decoder-only verifier: give another drafter"
-        )
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
     head, params = load_draft_head(
         path,
         verifier.model,
+        verifier_params=verifier.params if options["check_weights"] else None,
         dtype=options["dtype"],
         sharding=where,
         check_weights=options["check_weights"],

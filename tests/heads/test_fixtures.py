@@ -3,12 +3,13 @@
 import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import drafting
-from specjax.checkpoints import load_draft_head, load_model
+from specjax.checkpoints import load_draft_head, load_model, save_draft_head
 from specjax.models.heads import EagleHead
 from specjax.types import Prompts
 from tests.checkpoints.checkpoint_helpers import shared
@@ -174,3 +175,13 @@ def test_control_states_of_the_next_boundary(name):
 def test_control_states_of_rejected_tokens(name):
     golden, followed = follow(name, kept=1)
     assert farthest(golden, followed) > 0.1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_that_is_written_again_is_the_same(name, tmp_path):
+    of = verifier(CASES[name])
+    head, params = load_draft_head(fixture(name, "head"), of.model)
+    save_draft_head(tmp_path / "head", head, params, verifier_params=of.params)
+    again, read = load_draft_head(tmp_path / "head", of.model, verifier_params=of.params)
+    assert again == head
+    jax.tree.map(np.testing.assert_array_equal, read, params)
