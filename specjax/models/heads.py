@@ -19,7 +19,7 @@ Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), DeepSeek-V3 (2412.19437
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -28,6 +28,7 @@ import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen.partitioning import param_with_axes
+from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.errors import UserError
@@ -653,16 +654,47 @@ class DraftHead(LanguageModel):
         logits = _applied(theirs, verifier, states[..., -width:], method="logits")
         return ReadText(tokens, states[..., :-width], encoded), logits
 
-    @abc.abstractmethod
     def drafts_along(
-        self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
-    ) -> list[Drafted]:
-        """What it says of each of `count` drafts after the tokens at `anchors`.
+        self,
+        params: Params,
+        text: ReadText,
+        anchors: Int32[Array, "B A"],
+        count: int,
+        judge: Callable[[Array, Drafted], Any],
+    ) -> Any:
+        """What `judge(i, drafted)` returns of draft i after the tokens at `anchors`, stacked.
 
-        The drafts before are those that the verifier accepts: the text's own tokens. All of it
-        follows from one pass of the verifier, and its gradient reaches every step: the
+        The drafts before are those that the verifier accepts: the text's own tokens. All `count` of
+        them follow from one pass of the verifier, and the gradient reaches every step: the
         training-time test of EAGLE-3, and DFlash's blocks at random places.
         """
+
+        # The logits of one draft are in memory at a time, also for the gradient.
+        @jax.checkpoint
+        def step(memory: Array, given: tuple[Array, Array]) -> tuple[Array, Any]:
+            i, states = given
+            tokens = jnp.take_along_axis(text.tokens, anchors + i, axis=1, mode="clip")
+            said, memory = self._said(params, states, tokens, memory)
+            return memory, judge(i, said)
+
+        states, memory = self._states_along(params, text, anchors, count)
+        return lax.scan(step, memory, (jnp.arange(count, dtype=jnp.int32), states))[1]
+
+    @abc.abstractmethod
+    def _states_along(
+        self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
+    ) -> tuple[Float[Array, "_ B A E"], Array]:
+        """The last states of each draft, and the memory of a correction before the first."""
+
+    def _said(
+        self,
+        params: Params,
+        states: Float[Array, "B A E"],
+        tokens: Int32[Array, "B A"],
+        memory: Array,
+    ) -> tuple[Drafted, Array]:
+        """What it says after the tokens before the draft, and the memory after that."""
+        return Drafted(self._logits(params, states), None), memory
 
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         return self.network.apply({"params": params["network"]}, *args, method=method)
@@ -797,37 +829,46 @@ class EagleHead(DraftHead):
         slots, layers = 2 * (path + 2) + nodes, self.config.layers
         return cache._replace(ring=jnp.zeros((rows, slots, layers.embed_dim), layers.dtype))
 
-    def drafts_along(
+    def _states_along(
         self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
-    ) -> list[Drafted]:
-        tokens, window = text.tokens, self.config.windows[0]
+    ) -> tuple[Float[Array, "_ B A E"], Array]:
+        tokens, window, layers = text.tokens, self.config.windows[0], self.config.layers
         embedded = self._embed(params, tokens)
         states = self._apply(params, text.states, method="project")
         # The state before each token, of which the first has none.
         before = jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0)))
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         keys, values = self._apply(params, embedded, before, places - 1, method="entries")
+        none = jnp.zeros((tokens.shape[0], count, layers.kv_heads, layers.head_dim), layers.dtype)
+        steps = jnp.arange(count, dtype=jnp.int32)
 
-        def chain(anchors: Int32[Array, " B"]) -> Float[Array, "B _ E"]:
+        def chain(anchors: Int32[Array, " B"]) -> Float[Array, "_ B E"]:
             ends = anchors[:, None]
             known = (places > 0) & (places < ends)
             if window is not None:
                 known &= places > ends - window
-            seen = [Segment(keys, values, _bias(known[:, None]))]
-            state, outputs = _picked(before, anchors), []
-            for i in range(count):
-                given = _picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
-                output, state, *own = self._apply(
-                    params, *given, None, text.segment, seen, method="step"
-                )
-                # An entry without a state is seen by its own token only.
-                has_state = (ends > 0)[:, None] if i == 0 else jnp.ones((1, 1, 1), bool)
-                seen.append(Segment(*own, _bias(has_state)))
-                outputs.append(output)
-            return jnp.concatenate(outputs, axis=1)
+            past = Segment(keys, values, _bias(known[:, None]))
 
-        outputs = jax.vmap(chain, in_axes=1, out_axes=1)(anchors)
-        return [Drafted(self._logits(params, outputs[:, :, i]), None) for i in range(count)]
+            def step(carry: Any, i: Array) -> Any:
+                state, *own = carry
+                # An entry without a state is seen by its own token only.
+                seen = (steps[None] < i) & ((steps[None] > 0) | (ends > 0))
+                more = past, Segment(*own, _bias(seen[:, None]))
+                given = _picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
+                output, state, *new = self._apply(
+                    params, *given, None, text.segment, more, method="step"
+                )
+                axes = 1 + self.layout.key_axis, 1 + self.layout.value_axis
+                own = [
+                    lax.dynamic_update_slice_in_dim(x, y, i, axis)
+                    for x, y, axis in zip(own, new, axes, strict=True)
+                ]
+                return (state, *own), output[:, 0]
+
+            start = _picked(before, anchors), *self.layout.arrange(none, none)
+            return lax.scan(step, start, steps)[1]
+
+        return jax.vmap(chain, in_axes=1, out_axes=2)(anchors), jnp.zeros(())
 
     def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
         states, places = self._apply(params, known.states, method="project"), known.places
@@ -945,9 +986,9 @@ class BlockHead(DraftHead):
         none = jnp.zeros((rows, count + 1, self.config.markov_rank), states.dtype)
         return BlockOutputs(positions, states, logits, none)
 
-    def drafts_along(
+    def _states_along(
         self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
-    ) -> list[Drafted]:
+    ) -> tuple[Float[Array, "_ B A E"], Array]:
         rows, length = text.tokens.shape
         places = _places(jnp.zeros(rows, jnp.int32), length)
         pairs = self._apply(params, text.states, places, method="entries")
@@ -959,17 +1000,22 @@ class BlockHead(DraftHead):
             return self._block(params, tokens, anchors, count, masks, pasts, text.segment)
 
         states = jax.vmap(block, in_axes=1, out_axes=1)(anchors)
-        drafts, memory = [], jnp.zeros((anchors.size, self.config.markov_rank), states.dtype)
-        for i in range(count):
-            # Tokens of all places in one axis.
-            each = states[:, :, i].reshape(anchors.size, 1, -1)
-            tokens = jnp.take_along_axis(text.tokens, anchors + i, axis=1, mode="clip")
-            logits = self._logits(params, each)
-            given = params, each, logits, tokens.reshape(-1, 1), memory
-            logits, odds, memory = self._corrected(*given)
-            odds = None if odds is None else odds.reshape(anchors.shape)
-            drafts.append(Drafted(logits.reshape(*anchors.shape, -1), odds))
-        return drafts
+        memory = jnp.zeros((anchors.size, self.config.markov_rank), states.dtype)
+        return jnp.moveaxis(states, 2, 0), memory
+
+    def _said(
+        self,
+        params: Params,
+        states: Float[Array, "B A E"],
+        tokens: Int32[Array, "B A"],
+        memory: Array,
+    ) -> tuple[Drafted, Array]:
+        # All places in one axis, each with its memory.
+        each = states.reshape(tokens.size, 1, -1)
+        given = each, self._logits(params, each), tokens.reshape(-1, 1), memory
+        logits, odds, memory = self._corrected(params, *given)
+        odds = None if odds is None else odds.reshape(tokens.shape)
+        return Drafted(logits.reshape(*tokens.shape, -1), odds), memory
 
     def _masks(self, starts: Int32[Array, " B"], length: int) -> list[tuple[Array, Array]]:
         """For each layer, what blocks see of `length` states, and of themselves."""

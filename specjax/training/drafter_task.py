@@ -11,7 +11,7 @@ anchors; the code of DeepSpec for the contiguous supervision and the loss of the
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from specjax.models import ModelConfig, model_from_config
 from specjax.models.heads import Drafted, DraftHead, HeadConfig, ReadText, draft_head
 from specjax.sampling import distribution
 from specjax.theory import expected_calls
-from specjax.training.losses import Objective, Total, total_variation
+from specjax.training.losses import Objective, Total, masked_total, total_variation
 from specjax.training.step import root_key
 from specjax.training.trainer import Batches
 from specjax.types import Params, Sampling
@@ -122,22 +122,23 @@ class DraftTask:
         own = self.whole(params, frozen)
         text = self.read(own, frozen, batch)
         anchors = self._anchors(text, key)
-        loss, acceptance, items = jnp.float32(0.0), jnp.float32(0.0), jnp.int32(0)
-        drafts = self.model.drafts_along(
-            self.model.joined(own, frozen.verifier), text.read, anchors, self.max_draft
-        )
-        for i, (said, counts) in enumerate(zip(drafts, reachable(text, anchors), strict=False)):
-            at = functools.partial(_at, anchors + i)
+        counts = reachable(text, anchors, self.max_draft)
+
+        def judge(i: Array, said: Drafted) -> tuple[Array, Array]:
             tokens = _at(anchors + i + 1, text.read.tokens)
-            reference = at(text.logits)
+            reference = _at(anchors + i, text.logits)
             if frozen.drafted is not None:
                 reference = jnp.take(reference, frozen.drafted, axis=-1)
                 tokens = jnp.take(own["places"], tokens)
             each, accepted = per_draft(self.objective, said, tokens, reference)
-            loss += self.decay**i * jnp.sum(jnp.where(counts, each, 0.0))
-            acceptance += jnp.sum(jnp.where(counts, accepted, 0.0))
-            items += jnp.sum(counts.astype(jnp.int32))
-        return {"loss": Total(loss, items), "acceptance": Total(acceptance, items)}
+            each = self.decay ** i.astype(jnp.float32) * each
+            return masked_total(each, counts[i]).sum, masked_total(accepted, counts[i]).sum
+
+        joined = self.model.joined(own, frozen.verifier)
+        judged = self.model.drafts_along(joined, text.read, anchors, self.max_draft, judge)
+        items = jnp.sum(counts.astype(jnp.int32))
+        names = "loss", "acceptance"
+        return {name: Total(jnp.sum(x), items) for name, x in zip(names, judged, strict=True)}
 
     def read(self, own: Params, frozen: Frozen, batch: Any) -> KnownText:
         """The verifier's pass over a batch."""
@@ -167,12 +168,10 @@ class DraftTask:
         return jnp.argsort(order, axis=1)[:, : self.anchors].astype(jnp.int32)
 
 
-def reachable(text: KnownText, anchors: Int32[Array, "B A"]) -> Iterator[Bool[Array, "B A"]]:
-    """For draft 0, 1, .. after each anchor, whether it may be accepted."""
-    counts = jnp.ones(anchors.shape, bool)
-    for i in range(1, text.learnt.shape[1] + 1):
-        counts &= _at(anchors + i, text.learnt)
-        yield counts
+def reachable(text: KnownText, anchors: Int32[Array, "B A"], count: int) -> Bool[Array, "_ B A"]:
+    """For each draft, from the first, whether it may be accepted after each anchor."""
+    each = jnp.stack([_at(anchors + i, text.learnt) for i in range(1, count + 1)])
+    return jnp.cumprod(each.astype(jnp.int32), axis=0) > 0
 
 
 def per_draft(
@@ -253,23 +252,23 @@ def _acceptances(
     p = _chance(text.logits, following, sampling)
     rows, length = tokens.shape
 
-    def of(anchors: Int32[Array, " A"]) -> Float32[Array, "B A G"]:
+    def of(anchors: Int32[Array, " A"]) -> Float32[Array, "_ B A"]:
         anchors = jnp.broadcast_to(anchors[None], (rows, anchors.size))
-        found = []
-        for i, said in enumerate(
-            task.model.drafts_along(joined, text.read, anchors, task.max_draft)
-        ):
+
+        def judge(i: Array, said: Drafted) -> Float32[Array, "B A"]:
             drafted = _at(anchors + i, following)
             if frozen.drafted is not None:
                 drafted = jnp.take(own["places"], drafted)
             q = _chance(said.logits, drafted, sampling)
-            found.append(jnp.minimum(q / jnp.maximum(_at(anchors + i, p), _TINY), 1.0))
-        return jnp.stack(found, axis=-1)
+            return jnp.minimum(q / jnp.maximum(_at(anchors + i, p), _TINY), 1.0)
+
+        return task.model.drafts_along(joined, text.read, anchors, task.max_draft, judge)
 
     groups = -(-length // _AT_ONCE)
     every = jnp.arange(groups * _AT_ONCE, dtype=jnp.int32).reshape(groups, _AT_ONCE)
-    chances = jnp.moveaxis(jax.lax.map(of, jnp.minimum(every, length - 1)), 0, 1)
-    return chances.reshape(rows, -1, task.max_draft)[:, :length], text.written
+    chances = jax.lax.map(of, jnp.minimum(every, length - 1))  # [groups, G, B, A]
+    chances = chances.transpose(2, 0, 3, 1).reshape(rows, -1, task.max_draft)
+    return chances[:, :length], text.written
 
 
 def _chance(
