@@ -837,7 +837,7 @@ class EagleHead(DraftHead):
         states = self._apply(params, text.states, method="project")
         # The state before each token, of which the first has none.
         before = jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0)))
-        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        places = _places(jnp.zeros(tokens.shape[0], jnp.int32), tokens.shape[1])
         keys, values = self._apply(params, embedded, before, places - 1, method="entries")
         none = jnp.zeros((tokens.shape[0], count, layers.kv_heads, layers.head_dim), layers.dtype)
         steps = jnp.arange(count, dtype=jnp.int32)

@@ -1,6 +1,7 @@
 """Losses and gradients against the projects' trainers; what counts; expected tokens per call."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -18,6 +19,7 @@ from specjax.training.drafter_task import (
     Frozen,
     KnownText,
     TokensPerCall,
+    _acceptances,
     per_draft,
     reachable,
 )
@@ -213,12 +215,12 @@ def test_padding_changes_nothing(name):
 
     def mean(params, batch):
         total = task.loss(params, frozen, batch, key)
-        return total.sum / total.items.astype(jnp.float32)
+        return total.sum / total.items.astype(jnp.float32), total.items
 
-    step = quick_jit(jax.value_and_grad(mean))
+    step = quick_jit(jax.value_and_grad(mean, has_aux=True))
     plain, padded = step(params, joined()), step(params, joined(length=17, rows=3))
     # Six anchors, of which the last two reach the end early.
-    assert int(task.loss(params, frozen, joined(), key).items) == 6 + 5 + 4
+    assert int(plain[0][1]) == 6 + 5 + 4
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, padded)
 
 
@@ -257,6 +259,7 @@ class Rounds:
         self.temperature, self.draft = temperature, 2
         self.vocab = tiny.verifier.vocab_size
         self.read = quick_jit(self._read)
+        self.laws, self._after = map(functools.cache, (self._laws, self._calls_after))
 
     def _read(self, tokens, anchor):
         tiny = self.tiny
@@ -270,7 +273,7 @@ class Rounds:
         q = tiny.head.drafts_along(*given)[:, 0, 0]
         return q, logits[0]
 
-    def laws(self, text, begun):
+    def _laws(self, text, begun):
         """q of each draft of a round after `begun` tokens, and p before each token of the text."""
         start = [0] if self.prompt is None else self.prompt
         tokens = np.zeros((1, len(start) + self.longest + self.draft), np.int32)
@@ -285,9 +288,9 @@ class Rounds:
 
     def calls(self):
         """The expected number of rounds for texts of `longest` tokens, by what is emitted."""
-        return self._after((), 0)
+        return self._after(())
 
-    def _after(self, text, begun):
+    def _calls_after(self, text):
         if len(text) >= self.longest:
             return 0.0
         expected = 1.0
@@ -313,8 +316,7 @@ class Rounds:
                     if accepted:
                         following[new] = following.get(new, 0.0) + chance * part
                     else:
-                        rest = self._after((*text, *new), 0)
-                        expected += chance * part * rest
+                        expected += chance * part * self._after((*text, *new))
             live = following
         return expected
 
@@ -342,9 +344,6 @@ def test_tokens_per_call_is_the_mean_over_all_that_rounds_may_emit(name):
         tokens = np.array([[*prompt, *text] for text in texts])
         written = np.tile([False] * len(prompt) + [True] * longest, (len(texts), 1))
         batch = JoinedBatch(jnp.asarray(tokens), jnp.asarray(written))
-
-    from specjax.training.drafter_task import _acceptances
-
     chances, written = _acceptances(task, network, frozen, batch, jnp.float32(temperature))
     expected = 0.0
     for text, row, real in zip(texts, np.asarray(chances), np.asarray(written), strict=True):
@@ -369,7 +368,7 @@ def test_tokens_per_call_at_temperature_0_counts_rounds():
     rounds = Rounds(tiny, prompt, 8, 1.0)
     place = calls = 0
     while place < len(text):
-        q, _ = rounds.laws(text, place)
+        q, _ = rounds.laws(tuple(text), place)
         drafts = q.argmax(axis=-1)
         wanted = text[place : place + 2]
         accepted = int(np.cumprod([a == b for a, b in zip(drafts, wanted, strict=False)]).sum())
