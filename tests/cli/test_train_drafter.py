@@ -212,4 +212,4 @@ def test_another_configuration_in_the_same_directory_is_refused(data, trained, c
     ):
         assert run(data, trained, **bindings) == 2
         error = capsys.readouterr().err
-        assert message in error.lower() and error.count("\n") == 1
+        assert message.lower() in error.lower() and error.count("\n") == 1
