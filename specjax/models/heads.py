@@ -850,20 +850,18 @@ class EagleHead(DraftHead):
             past = Segment(keys, values, _bias(known[:, None]))
 
             def step(carry: Any, i: Array) -> Any:
-                state, *own = carry
+                state, own_keys, own_values = carry
                 # An entry without a state is seen by its own token only.
                 seen = (steps[None] < i) & ((steps[None] > 0) | (ends > 0))
-                more = past, Segment(*own, _bias(seen[:, None]))
+                more = past, Segment(own_keys, own_values, _bias(seen[:, None]))
                 given = _picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
-                output, state, *new = self._apply(
+                output, state, key, value = self._apply(
                     params, *given, None, text.segment, more, method="step"
                 )
-                axes = 1 + self.layout.key_axis, 1 + self.layout.value_axis
-                own = [
-                    lax.dynamic_update_slice_in_dim(x, y, i, axis)
-                    for x, y, axis in zip(own, new, axes, strict=True)
-                ]
-                return (state, *own), output[:, 0]
+                put = lax.dynamic_update_slice_in_dim
+                own_keys = put(own_keys, key, i, 1 + self.layout.key_axis)
+                own_values = put(own_values, value, i, 1 + self.layout.value_axis)
+                return (state, own_keys, own_values), output[:, 0]
 
             start = _picked(before, anchors), *self.layout.arrange(none, none)
             return lax.scan(step, start, steps)[1]
@@ -995,7 +993,10 @@ class BlockHead(DraftHead):
 
         def block(anchors: Int32[Array, " B"]) -> Float[Array, "B _ E"]:
             masks = self._masks(anchors, length)
-            pasts = [LayerMemory(*p, past) for p, (past, _) in zip(pairs, masks, strict=True)]
+            pasts = [
+                LayerMemory(keys, values, past)
+                for (keys, values), (past, _) in zip(pairs, masks, strict=True)
+            ]
             tokens = _picked(text.tokens, anchors)[:, 0]
             return self._block(params, tokens, anchors, count, masks, pasts, text.segment)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -177,7 +177,7 @@ class DrafterRecipe:
             return EagleConfig(**common, projects=True, norm_output=True)
         if self.kind == "eagle3":
             flags = ("norm_before_residual", "fc_norm", "norm_output")
-            return EagleConfig(**common, **dict.fromkeys(flags, True))
+            return EagleConfig(**common | dict.fromkeys(flags, True))
         own_slot = bool(self.markov or self.confidence)
         return BlockConfig(
             **common,
@@ -426,31 +426,35 @@ def _batches(
     trainer: TrainerConfig,
     run: RunDirectory,
     verifier: TextModel,
-    examples: dict[str, Sequence[Example]],
+    examples: Mapping[str, Sequence[Example]],
 ) -> dict[str, VerifierBatches]:
     """The training texts, and the validation texts at each temperature of `TEXTS`."""
     reading = functools.partial(ReadPrompts, verifier, recipe.texts, progress=trainer.progress)
     prompts = {name: reading(each, name) for name, each in examples.items()}
     place = verifier.partitioner
     multiple = len(trainer.devices()) if place is None else place.row_multiple
-    common: dict[str, Any] = {
-        "tokens_per_batch": recipe.tokens_per_batch,
-        "row_multiple": multiple,
-        "progress": trainer.progress,
-    }
-
-    def batches(name: str, texts: VerifierTexts, data: str, seed: int | None) -> VerifierBatches:
-        # Different draws: a prompt may be in both.
-        seeds = {"draw_seed": trainer.seed + (data == "validation"), "seed": seed}
-        return VerifierBatches(run, verifier, texts, prompts[data], name, **seeds, **common)
-
-    held_out = {
-        name: dataclasses.replace(recipe.texts, temperature=temperature)
-        for name, temperature in TEXTS.items()
+    seed, texts = trainer.seed, recipe.texts
+    # Validation texts are other draws, because a prompt may be in both.
+    sets: dict[str, tuple[str, float, int, int | None]] = {
+        "training": ("training", texts.temperature, seed, seed),
+        **{
+            name: ("validation", temperature, seed + 1, None) for name, temperature in TEXTS.items()
+        },
     }
     return {
-        "training": batches("training", recipe.texts, "training", trainer.seed),
-        **{name: batches(name, texts, "validation", None) for name, texts in held_out.items()},
+        name: VerifierBatches(
+            run,
+            verifier,
+            dataclasses.replace(texts, temperature=temperature),
+            prompts[data],
+            name,
+            tokens_per_batch=recipe.tokens_per_batch,
+            draw_seed=draw_seed,
+            seed=order,
+            row_multiple=multiple,
+            progress=trainer.progress,
+        )
+        for name, (data, temperature, draw_seed, order) in sets.items()
     }
 
 
