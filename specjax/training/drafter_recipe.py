@@ -209,7 +209,7 @@ class DrafterRecipe:
 class VerifierBatches:
     """Batches of the texts that a verifier writes for prompts; see `Batches`.
 
-    The texts are drawn by `make`, shard by shard, and kept in the run's directory.
+    The texts are drawn for `pairs`, shard by shard, and kept in the run's directory.
     """
 
     def __init__(
@@ -244,26 +244,9 @@ class VerifierBatches:
     @functools.cached_property
     def pairs(self) -> TokenPairs:
         """Prompts and texts; the directory must be claimed."""
-        prompts, size, parts = self._prompts, self._texts.shard_rows, []
-        for start in range(0, len(prompts.tokens), size):
-            part = slice(start, start + size)
-
-            def draw(part: slice = part) -> TokenPairs:
-                if self._progress:
-                    count = f"{part.start:,} of {len(prompts.tokens):,}"
-                    say(f"the verifier writes {self._name} texts: {count}")
-                inputs = prompts.tokens[part]
-                return draw_pairs(
-                    self._verifier,
-                    inputs,
-                    [self._texts.max_new_tokens] * len(inputs),
-                    prompts.ids[part],
-                    temperature=self._texts.temperature,
-                    seed=self._draw_seed,
-                    batch_size=self._texts.batch_size,
-                    progress=self._progress,
-                )
-
+        size, parts = self._texts.shard_rows, []
+        for start in range(0, len(self._prompts.tokens), size):
+            draw = functools.partial(self._draw, slice(start, start + size))
             drawn = stored_pairs(self._run, (self._name, start // size), draw)
             parts += [each for i in range(len(drawn)) for each in drawn[i]]
         ends = set(self._verifier.tokenizer.eos_ids)
@@ -273,6 +256,23 @@ class VerifierBatches:
                 "prompts that it answers (CHAT=True for a chat model)"
             )
         return TokenPairs.of(parts)
+
+    def _draw(self, shard: slice) -> TokenPairs:
+        prompts, texts = self._prompts, self._texts
+        if self._progress:
+            count = f"{shard.start:,} of {len(prompts.tokens):,}"
+            say(f"the verifier writes {self._name} texts: {count}")
+        inputs = prompts.tokens[shard]
+        return draw_pairs(
+            self._verifier,
+            inputs,
+            [texts.max_new_tokens] * len(inputs),
+            prompts.ids[shard],
+            temperature=texts.temperature,
+            seed=self._draw_seed,
+            batch_size=texts.batch_size,
+            progress=self._progress,
+        )
 
     @functools.cached_property
     def _batches(self) -> BucketedBatches:
