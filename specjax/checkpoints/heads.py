@@ -31,9 +31,11 @@ from specjax.checkpoints.arrays import (
     materialise,
 )
 from specjax.checkpoints.hf import SINGLE, SafetensorsReader, config_to_hf
+from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
+from specjax.models.config import float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP
 from specjax.models.heads import (
@@ -47,7 +49,7 @@ from specjax.models.heads import (
 )
 from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_there, write_json
 from specjax.types import Params
-from specjax.writing import new_directory
+from specjax.writing import new_directory, write_checksums
 
 # The families of which a head's layers may be.
 _LAYERS = ("llama", "qwen3")
@@ -153,9 +155,21 @@ class OpenedHead:
         return "midlayer" if own else "layers.{i}"
 
     @property
+    def dtype(self) -> np.dtype:
+        """The dtype of its parameters in the files."""
+        maps = (_TO_TEXT, _TO_DRAFT)
+        return common_dtype(x.dtype for n, x in self.reader.specs.items() if n not in maps)
+
+    @property
     def named(self) -> str:
         """The verifier's name in messages."""
         return "" if self.verifier is None else f" ({self.verifier})"
+
+    @property
+    def boundaries(self) -> tuple[int, ...] | None:
+        """See `HeadConfig`; None if they follow from the verifier's layers, which are not told."""
+        fields = HFFields(self.values, self.path / "config.json")
+        return fields.read(lambda x: self._boundaries(x, self.num_layers))
 
     def config_for(self, verifier: Model) -> HeadConfig:
         """The head's configuration.
@@ -179,12 +193,12 @@ class OpenedHead:
             differing.append(f"the network {self.networks[0]}, not {family[0]}")
         if self.cross_layer is not None and not isinstance(verifier, Seq2SeqLM):
             differing.append("an encoder, not a decoder alone")
+        if (self.cross_layer or 0) >= depth:
+            differing.append(f"a layer {self.cross_layer}, not {depth} layers")
         fields = HFFields(self.values, self.path / "config.json")
         if not differing:
-            boundaries = fields.read(lambda x: self._boundaries(x, depth))
-            if self.kind not in ("MTP", "EAGLE-1"):
-                # speculators' launcher may name one more, for its training.
-                boundaries = boundaries[: self._shape("fc.weight", 2)[1] // self.width]
+            # Of a known depth they are never None.
+            boundaries = fields.read(lambda x: self._boundaries(x, depth)) or ()
             most = depth + (1 if self.kind in ("MTP", "EAGLE-1") else 0)
             if not all(0 <= boundary <= most for boundary in boundaries):
                 differing = [f"states {list(boundaries)} of its layers, of which it has {depth}"]
@@ -199,9 +213,9 @@ class OpenedHead:
             self._shape(_OUTPUT, 2)  # its rows are those tokens
         return fields.read(lambda x: self._config(x, boundaries, count))
 
-    def _boundaries(self, fields: HFFields, depth: int) -> tuple[int, ...]:
+    def _boundaries(self, fields: HFFields, depth: int | None) -> tuple[int, ...] | None:
         if self.kind in ("MTP", "EAGLE-1"):
-            return (depth + 1,)
+            return None if depth is None else (depth + 1,)
         blocks, eagle = fields.objects("dflash_config"), fields.objects("eagle_config")
         outputs = {
             "target_layer_ids": {**self.values, **blocks},
@@ -210,7 +224,7 @@ class OpenedHead:
         for name, values in outputs.items():
             if (layers := _whole_numbers(values, name)) is None:
                 continue
-            if depth - 1 in layers:
+            if depth is not None and depth - 1 in layers:
                 raise UserError(
                     f"{name}={layers} names the last layer, whose output some projects normalise "
                     "and some do not: it is not supported"
@@ -218,7 +232,10 @@ class OpenedHead:
             return tuple(layer + 1 for layer in layers)
         for name in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
             if (ids := _whole_numbers(self.values, name)) is not None:
-                return tuple(ids)
+                # speculators' launcher may name one more, for its training.
+                return tuple(ids[: self._shape("fc.weight", 2)[1] // self.width])
+        if depth is None:
+            return None
         if self.kind == "EAGLE-3":
             return tuple(sorted({2, depth // 2, depth - 3}))
         count = self.layers.num_layers
@@ -424,7 +441,8 @@ def load_draft_head(
       verifier_params: the verifier's parameters, if they are to be compared with the fingerprint.
       dtype: of parameters and activations; by default that of the verifier's activations.
       sharding: of all its arrays; by default the first device's.
-      check_weights: whether to search the arrays for NaN and infinity.
+      check_weights: whether to compare the file with its checksum, and to search the arrays for NaN
+        and infinity.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -432,12 +450,14 @@ def load_draft_head(
     """
     opened = open_draft_head(path)
     config = opened.config_for(verifier)
-    compared = opened.fingerprint is not None and verifier_params is not None
-    if compared and fingerprint_of(verifier_params) != opened.fingerprint:
+    named = verifier_params is not None and opened.fingerprint is not None
+    if named and fingerprint_of(verifier_params) != opened.fingerprint:
         raise UserError(
             f"{opened.path} is a head for another verifier{opened.named}, whose parameters differ "
             "from these: give its own verifier"
         )
+    if check_weights:
+        check_checksums(opened.path)
     kind = np.dtype(verifier.config.dtype if dtype is None else dtype)
     layers = dataclasses.replace(config.layers, dtype=kind, param_dtype=kind)
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
@@ -503,6 +523,8 @@ def save_draft_head(
     verifier_params: Params | None = None,
     verifier_name: str | None = None,
     dtype: Any = None,
+    max_position_embeddings: int | None = None,
+    portable: bool = False,
     replace: bool = False,
 ) -> Path:
     """Writes a draft head in speculators' format; `load_draft_head` reads it.
@@ -514,6 +536,9 @@ def save_draft_head(
       verifier_params: the verifier's, whose fingerprint is written: others are refused later.
       verifier_name: the verifier's name or directory.
       dtype: of the arrays on disk; by default their own.
+      max_position_embeddings: the longest context, for other readers.
+      portable: whether speculators and vLLM are to read it; they need copies of matrices that the
+        head shares with its verifier, and `verifier_params`.
       replace: whether to remove an existing directory once the new one is complete.
 
     Raises:
@@ -521,8 +546,10 @@ def save_draft_head(
       FileExistsError: `path` is a file, or a directory that is not empty.
     """
     flat = flatten(params["network"])
-    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else np.dtype(dtype)
+    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
     values = _speculators_config(head, verifier_name, disk)
+    if max_position_embeddings is not None:
+        values["transformer_layer_config"]["max_position_embeddings"] = max_position_embeddings
     if verifier_params is not None:
         values["specjax"]["verifier_fingerprint"] = fingerprint_of(verifier_params)
     layer = "mtp_layers.{i}" if head.config.kind == "MTP" else "layers.{i}"
@@ -536,13 +563,44 @@ def save_draft_head(
         arrays[_TO_DRAFT] = places < head.config.rows
         tokens = np.argsort(places, kind="stable")[: head.config.rows]
         arrays[_TO_TEXT] = (tokens - np.arange(tokens.size)).astype(np.int64)
+    if portable:
+        assert verifier_params is not None
+        _check_portable(head)
+        rows = tokens if "places" in params else slice(None)
+        shared = _shared_matrices(head, verifier_params, rows)
+        arrays |= {name: copy_as(x, disk) for name, x in shared.items() if name not in arrays}
     with new_directory(Path(path), replace=replace) as directory:
         write_json(directory / "config.json", values)
         file = directory / SINGLE
         safetensors.numpy.save_file(arrays, file, metadata={"format": "pt"})
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", file)
+        write_checksums(directory, lambda name: name == SINGLE)
     return Path(path)
+
+
+def _check_portable(head: DraftHead) -> None:
+    config, style, kind = head.config, head.verifier.config.style, head.config.kind
+    wrong = None
+    if config.cross_layer is not None or getattr(config, "mask_token", 0) is None:
+        wrong = "reads an encoder's output, or has a mask that is learnt"
+    elif kind != "EAGLE-3" and family_of(config.layers).name != "qwen3":
+        wrong = "has other layers than Qwen 3's"
+    elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):
+        wrong = "is for a verifier that scales its embedding or its logits"
+    if wrong is not None:
+        raise UserError(f"this {kind} head {wrong}: speculators cannot read it")
+
+
+def _shared_matrices(head: DraftHead, verifier_params: Params, rows: Any) -> dict[str, np.ndarray]:
+    """What other servers do not take from the verifier, by its name in the file."""
+    if head.config.kind == "MTP":
+        return {}
+    embedding = np.asarray(verifier_params["token_embedder"]["embedding"])
+    tied = head.verifier.config.tie_embeddings
+    kernel = None if tied else verifier_params["decoder"]["logits_dense"]["kernel"]
+    output = {_OUTPUT: embedding[rows] if tied else np.asarray(kernel).T[rows]}
+    return output if head.config.kind != "EAGLE-3" else {_EMBEDDING: embedding, **output}
 
 
 def _speculators_config(

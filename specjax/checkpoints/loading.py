@@ -216,10 +216,10 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
     if not isinstance(config, ModelConfig | None) and Path(config).suffix == ".json":
         config = _config_of_file(read_json(Path(config)), Path(config))
     if check_files:  # first: its messages are clearer
-        _check_files(Path(path))
+        check_checksums(Path(path))
     opened = _recognise(Path(path), config)
     if check_files and opened.path != Path(path):
-        _check_files(opened.path)
+        check_checksums(opened.path)
     ids = special_ids(opened.path)
     if opened.format == "t5x":
         ids = ids.or_else(special_ids(opened.path.parent))
@@ -235,7 +235,8 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
     return dataclasses.replace(opened, config=actual, ids=ids.or_else(opened.ids))
 
 
-def _check_files(path: Path) -> None:
+def check_checksums(path: Path) -> None:
+    """Compares a checkpoint's files with its checksums, if it has any."""
     if has_checksums(path) and (why := find_damage(path)):
         raise UserError(
             f"{path}: {why}: copy the checkpoint again; if you changed it on purpose, "

@@ -1,4 +1,4 @@
-"""`specjax convert SRC DST --to FORMAT`: checkpoints from one format to another."""
+"""`specjax convert SRC DST --to FORMAT`: checkpoints and draft heads to another format."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TO_HELP = (
     "its format (t5x: only T5; an embedding tied without scaling is written as an untied copy, "
-    "which hf ties again)"
+    "which hf ties again; speculators: only draft heads)"
 )
 
 
@@ -22,7 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("source", metavar="SRC", type=Path, help="the checkpoint to read")
     parser.add_argument("destination", metavar="DST", type=Path, help="a new or empty directory")
-    parser.add_argument("--to", required=True, choices=("hf", "t5x", "orbax"), help=TO_HELP)
+    formats = ("hf", "t5x", "orbax", "speculators")
+    parser.add_argument("--to", required=True, choices=formats, help=TO_HELP)
+    parser.add_argument(
+        "--verifier",
+        metavar="DIR",
+        type=Path,
+        help="the verifier of SRC, a draft head, whose matrices are copied where servers need them",
+    )
     parser.add_argument(
         "--drafter",
         metavar="SRC2",
@@ -52,7 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax.checkpoints import has_head, load_head, load_model, read_config, save_model
+    from specjax.checkpoints import (
+        has_head,
+        is_draft_head,
+        load_head,
+        load_model,
+        read_config,
+        save_model,
+    )
     from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.saving import check_format
     from specjax.text.directories import real_path
@@ -60,15 +74,14 @@ def run(args: argparse.Namespace) -> int:
 
     check_free(args.destination)
     args.source = Path(real_path(str(args.source)))
+    if args.to == "speculators" or args.verifier is not None or is_draft_head(args.source):
+        return _convert_head(args)
     if args.drafter is not None:
         return _merge(args)
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
     # No model computes in float16, so `save_model` casts to it.
     dtype = None if args.dtype == "float16" else args.dtype
-    try:
-        host = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS has no CPU
-        host = None
+    host = _host()
     head = None
     if has_head(args.source):
         head = load_head(args.source, check_weights=args.check_weights)
@@ -93,12 +106,64 @@ def run(args: argparse.Namespace) -> int:
     )
     if head is not None:
         _copy_head(head, args.destination, host)
+    _tell(args, loaded.format, loaded.model.num_params())
+    return 0
+
+
+def _tell(args: argparse.Namespace, source_format: str, parameters: int) -> None:
     written = [f for f in args.destination.rglob("*") if f.is_file()]
     size = sum(f.stat().st_size for f in written) / 2**20
     print(
-        f"{args.source} ({loaded.format}) -> {args.destination} ({args.to}): "
-        f"{loaded.model.num_params():,} parameters, {len(written)} files, {size:.1f} MiB"
+        f"{args.source} ({source_format}) -> {args.destination} ({args.to}): "
+        f"{parameters:,} parameters, {len(written)} files, {size:.1f} MiB"
     )
+
+
+def _host() -> Any:
+    try:
+        return jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS has no CPU
+        return None
+
+
+def _convert_head(args: argparse.Namespace) -> int:
+    """Writes a draft head for speculators and vLLM."""
+    from specjax.checkpoints import (
+        is_draft_head,
+        load_draft_head,
+        load_model,
+        open_draft_head,
+        save_draft_head,
+    )
+    from specjax.checkpoints.hf import longest_context
+    from specjax.text.directories import real_path
+
+    if not is_draft_head(args.source):
+        raise UserError(f"{args.source} is no draft head: leave out --to speculators, --verifier")
+    if args.to != "speculators" or args.verifier is None:
+        raise UserError(
+            f"{args.source} is a draft head: give --to speculators and --verifier, its verifier"
+        )
+    if args.drafter is not None or args.config is not None:
+        raise UserError("a draft head has its own configuration: leave out --drafter and --config")
+    opened, host = open_draft_head(args.source), _host()
+    args.verifier = Path(real_path(str(args.verifier)))
+    verifier = load_model(args.verifier, shardings=host, check_weights=args.check_weights)
+    options = {"dtype": opened.dtype, "sharding": host, "check_weights": args.check_weights}
+    head, params = load_draft_head(
+        args.source, verifier.model, verifier_params=verifier.params, **options
+    )
+    save_draft_head(
+        args.destination,
+        head,
+        params,
+        verifier_params=verifier.params,
+        verifier_name=opened.verifier or str(args.verifier),
+        dtype=args.dtype,
+        max_position_embeddings=longest_context(args.verifier),
+        portable=True,
+    )
+    _tell(args, opened.format, sum(x.size for x in jax.tree.leaves(params["network"])))
     return 0
 
 

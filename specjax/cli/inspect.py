@@ -86,9 +86,13 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     cache = f"{in_words(summary['cache_bytes_per_row_and_1000_tokens'])} for 1,000 tokens"
     if (verifier := summary.get("verifier")) is not None:
         layers = "" if verifier["layers"] is None else f" and {verifier['layers']} layers"
+        reads = ", ".join(map(str, verifier["boundaries"] or ("that follow from its layers",)))
+        if verifier["cross_layer"] is not None:
+            reads += f"; its encoder's output, as layer {verifier['cross_layer']} reads it"
         return [
             ("kind", f"{summary['family']} ({summary['format']})"),
             ("drafts for", f"{verifier['name'] or 'a model'} of width {verifier['width']}{layers}"),
+            ("reads", f"the verifier's states {reads}"),
             ("parameters", f"{summary['parameters']:,}"),
             ("on disk", disk),
             ("in memory", in_words(summary["bytes_in_memory"])),

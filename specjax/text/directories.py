@@ -319,6 +319,7 @@ def _loaded(
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
     from specjax.checkpoints import load_draft_head
 
+    assert isinstance(verifier.model, Model)
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
     head, params = load_draft_head(
         path,
@@ -534,9 +535,12 @@ class InspectedHead:
 
     @property
     def read_params(self) -> int:
-        """The parameters that a pass reads: no embedding, of which it reads a few rows."""
+        """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
         rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
-        return sum(size for name, size in self._sizes.items() if name not in rows)
+        own = sum(size for name, size in self._sizes.items() if name not in rows)
+        if "lm_head.weight" in self._sizes:
+            return own
+        return own + self.opened.layers.vocab_size * self.opened.width
 
     @property
     def cache_bytes(self) -> int:
@@ -568,6 +572,8 @@ class InspectedHead:
                 "name": opened.verifier,
                 "width": opened.width,
                 "layers": opened.num_layers,
+                "boundaries": opened.boundaries and list(opened.boundaries),
+                "cross_layer": opened.cross_layer,
             },
             "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
         }

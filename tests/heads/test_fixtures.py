@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from specjax import drafting
 from specjax.checkpoints import load_draft_head, load_model, save_draft_head
 from specjax.models.heads import EagleHead
-from specjax.types import Prompts
+from specjax.sampling import Sampling
+from specjax.types import DraftInputs, Prompts
 from tests.checkpoints.checkpoint_helpers import shared
 from tests.models.tiny import quick_jit
 
@@ -179,9 +181,41 @@ def test_control_states_of_rejected_tokens(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_that_is_written_again_is_the_same(name, tmp_path):
-    of = verifier(CASES[name])
-    head, params = load_draft_head(fixture(name, "head"), of.model)
+    of, place = verifier(CASES[name]), fixture(name, "head")
+    head, params = load_draft_head(place, of.model)
     save_draft_head(tmp_path / "head", head, params, verifier_params=of.params)
     again, read = load_draft_head(tmp_path / "head", of.model, verifier_params=of.params)
     assert again == head
     jax.tree.map(np.testing.assert_array_equal, read, params)
+    if name.startswith("speculators"):  # what other servers need is what the project writes
+        save_draft_head(tmp_path / "x", head, params, verifier_params=of.params, portable=True)
+        found, wanted = (load_file(x / "model.safetensors") for x in (tmp_path / "x", place))
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_a_tree_grows_as_in_eagles_code():
+    golden, of = np.load(fixture("eagle3_official", "rounds.npz")), verifier(LLAMA)
+    head, own = load_draft_head(fixture("eagle3_official", "head"), of.model)
+    tree = drafting.Beam(depth=3, width=3, beam=3, keep=7)
+    drafter = drafting.EagleTreeDrafter(head, tree, "top")
+    params = drafting.NeuralDrafterParams(head.joined(own, of.params))
+
+    @quick_jit
+    def draft(params, verifier_params, prompts):
+        filled = of.model.reading(head.config.boundaries).prefill(verifier_params, prompts, 40)
+        state = drafter.prefill(params, prompts, 40, verifier=filled)
+        one = jnp.ones(1)
+        noise = jnp.zeros((1, drafter.num_uniforms))
+        limits = jnp.full(1, drafter.max_draft, jnp.int32)
+        inputs = DraftInputs(filled.tokens, limits, noise, Sampling(one), one > 0, False)
+        return drafter.propose(params, state, inputs)[0]
+
+    size = int(golden["prompt_len"]) + 1
+    prompts = Prompts(jnp.asarray(golden["tokens"][None, :size]), jnp.array([size]))
+    block = draft(params, of.params, prompts)
+    paths = [[]]
+    for token, parent in zip(block.tokens[0].tolist(), block.parents[0].tolist(), strict=True):
+        paths.append([*paths[parent], token])
+    tokens = golden["tree_draft_tokens"][0]
+    wanted = [tokens[row > 0].tolist()[1:] for row in golden["tree_mask"][0, 0]]
+    assert sorted(paths) == sorted(wanted)

@@ -13,7 +13,16 @@ from specjax import decoding, drafting, rules, sampling, testing, verification
 from tests.decoding.helpers import begin
 from tests.drafting.choices import Law
 from tests.heads.process import Process
-from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_head
+from tests.heads.tiny_heads import (
+    CONFIGS,
+    ENCODED,
+    ENCODERS,
+    V,
+    drafter_of,
+    encoded_head,
+    tiny_head,
+)
+from tests.models.tiny import quick_jit
 
 N, G = 4, 2
 PROMPT = (0, 1)
@@ -125,21 +134,43 @@ def test_a_text_of_one_token_has_no_states(name):
     assert lossless(drafter, own, name, (1,)) < EXACT
 
 
-@pytest.mark.parametrize("name", ["dspark", pytest.param("eagle3", marks=pytest.mark.exhaustive)])
-def test_the_law_of_an_encoder_decoder(name):
-    tiny = tiny_t5_head(name)
-    drafter, own = drafter_of(tiny, G)
+def verifiers_law_of_encoded(tiny, temperature):
+    """The law of the first tokens that an encoder-decoder writes."""
     texts = [x for n in range(N) for x in itertools.product(range(V), repeat=n)]
-    outputs = np.zeros((len(texts), N), np.int32)  # each after the start token, which is 0
+    outputs = np.zeros((len(texts), N), np.int32)
+    outputs[:, 0] = tiny.verifier.config.decoder_start_token
     for row, text in enumerate(texts):
         outputs[row, 1 : 1 + len(text)] = text
     inputs = np.tile(np.array([PROMPT], np.int32), (len(texts), 1))
-    logits = np.asarray(tiny.verifier.apply(tiny.verifier_params, inputs, outputs))
+    logits = quick_jit(tiny.verifier.apply)(tiny.verifier_params, inputs, outputs)
     after = np.stack([logits[row, len(text)] for row, text in enumerate(texts)])
-    wanted = testing.target_law(np.asarray(jax.nn.softmax(after)), N)
+    settings = sampling.Sampling(np.float32(temperature))
+    table = jax.vmap(lambda x: sampling.distribution(x, settings))(after)
+    return testing.target_law(np.asarray(table), N)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "name"),
+    [
+        ("t5gemma", "dspark"),
+        ("umt5", "eagle3"),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in itertools.product(ENCODERS, ENCODED)
+            if case not in (("t5gemma", "dspark"), ("umt5", "eagle3"))
+        ),
+    ],
+)
+def test_the_law_of_an_encoder_decoder(encoder, name):
+    mapped = (2, 0) if name == "dflash" else None
+    tiny = encoded_head(name, encoder, mapped=mapped)
+    drafter, own = drafter_of(tiny, G)
     law = Law(decoding.Round(tiny.verifier, drafter, verification.Block()))
-    found = law(decoding.MethodParams(tiny.verifier_params, own), PROMPT, N)
-    assert testing.total_variation(found, wanted) < EXACT
+    params = decoding.MethodParams(tiny.verifier_params, own)
+    for temperature in TEMPERATURES:
+        found = law(params, PROMPT, N, temperature=temperature)
+        wanted = verifiers_law_of_encoded(tiny, temperature)
+        assert testing.total_variation(found, wanted) < EXACT, temperature
 
 
 TREES = {"k_ary": drafting.k_ary(2, 2), "beam": drafting.Beam(2, 2, 1)}

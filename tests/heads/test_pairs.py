@@ -1,6 +1,8 @@
 """Draft heads from disk in pairs: decoding, what is refused, and what `inspect` tells."""
 
 import json
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,14 +11,17 @@ import safetensors.numpy
 
 import specjax
 from specjax import drafting, rules
-from specjax.checkpoints import save_model
+from specjax.checkpoints import load_draft_head, save_draft_head, save_model
 from specjax.checkpoints.heads import open_draft_head
 from specjax.cli.main import main
 from specjax.models import LlamaConfig
+from specjax.models.heads import BlockConfig, EagleConfig, draft_head
+from specjax.models.qwen import Qwen3Config
 from specjax.partitioning import make_mesh
+from specjax.text.directories import inspect
 from specjax.text.drafts import ModelDrafts
 from specjax.tokenizers import ByteTokenizer
-from tests.heads.tiny_heads import llama
+from tests.heads.tiny_heads import encoded_head, llama
 from tests.heads.written import FORMATS, write_head
 
 VOCAB = ByteTokenizer().vocab_size
@@ -36,6 +41,10 @@ def place(tmp_path_factory):
     for kind in FORMATS:
         mapped = kind in ("eagle3", "speculators", "dspark")
         write_head(directory / kind, model, kind, DRAFTED if mapped else None)
+    tiny = encoded_head("dspark", vocab=VOCAB)
+    save_model(directory / "t5", tiny.verifier, tiny.verifier_params, format="hf")
+    verifier = {"verifier_params": tiny.verifier_params, "verifier_name": "some/t5"}
+    save_draft_head(directory / "encoded", tiny.head, tiny.params, **verifier)
     return directory
 
 
@@ -60,6 +69,18 @@ def test_every_format_drafts_for_its_verifier(place, alone, kind):
     assert set(calls) == {"verifier", "drafter"}
     # A block takes one pass.
     assert (calls["drafter"] <= calls["verifier"]) == (kind in ("zlab", "dspark"))
+
+
+def test_a_head_of_an_encoder_decoder_drafts_for_it(place, capsys):
+    paths = {"verifier": place / "t5", "drafter": place / "encoded"}
+    pair = specjax.load_pair(**paths, tokenizer="bytes")
+    found = specjax.Decoder(pair, sampling=GREEDY, max_draft=3, **SHAPE)(PROMPTS)
+    alone = specjax.Decoder(pair.verifier, sampling=GREEDY, **SHAPE)(PROMPTS)
+    assert [x.tolist() for x in found.tokens] == [x.tolist() for x in alone.tokens]
+    assert main(["inspect", *map(str, paths.values())]) == 0
+    out = capsys.readouterr().out
+    assert "states 0, 2; its encoder's output, as layer 1 reads it" in out
+    assert "drafts for       some/t5 of width 8 and 3 layers" in out
 
 
 OPTIONS = {
@@ -111,6 +132,53 @@ def test_samples_and_mesh(place):
     spread = specjax.Decoder(load(place, "dspark", mesh=mesh), sampling=WARM, **SHAPE)
     found, wanted = (x(PROMPTS[:2], num_samples=2) for x in (spread, one))
     assert [x.tolist() for x in found.tokens] == [x.tolist() for x in wanted.tokens]
+
+
+def converted(place, kind, destination, *options):
+    paths = (place / kind, destination, "--to", "speculators")
+    return main(["convert", *map(str, paths), "--verifier", str(place / "verifier"), *options])
+
+
+def test_a_head_is_converted_for_servers(place, tmp_path, capsys):
+    assert converted(place, "eagle3", tmp_path / "head") == 0
+    assert "(EAGLE) -> " in capsys.readouterr().out
+    model, params = llama(VOCAB, layers=4)
+    head, read = load_draft_head(tmp_path / "head", model, verifier_params=params)
+    assert head.config.own_embedding and head.config.own_output
+    _, original = load_draft_head(place / "eagle3", model)
+    copied = read["network"].pop("token_embedder")["embedding"]
+    np.testing.assert_array_equal(copied, params["token_embedder"]["embedding"])
+    jax.tree.map(np.testing.assert_array_equal, read, original)
+    opened = open_draft_head(tmp_path / "head")
+    assert (opened.verifier, opened.num_layers) == (str(place / "verifier"), 4)
+    assert converted(place, "eagle3", tmp_path / "half", "--dtype", "bfloat16") == 0
+    assert open_draft_head(tmp_path / "half").dtype == "bfloat16"
+
+
+CONVERSIONS = {
+    "no format": ("eagle1", (), "an EAGLE-1 head cannot be written: speculators has no such"),
+    "layers": ("zlab", (), "this DFlash head has other layers than Qwen 3's: speculators cannot"),
+    "no head": ("verifier", (), "verifier is no draft head: leave out --to speculators"),
+    "model options": ("eagle3", ("--drafter", "x"), "leave out --drafter and --config"),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversions_that_are_refused(place, name, tmp_path, capsys):
+    kind, options, message = CONVERSIONS[name]
+    assert converted(place, kind, tmp_path / "head", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_head_is_converted_with_its_verifier(place, tmp_path, capsys):
+    source, destination = str(place / "eagle3"), str(tmp_path / "head")
+    assert main(["convert", source, destination, "--to", "hf"]) == 2
+    assert "give --to speculators and --verifier, its verifier" in capsys.readouterr().err
+    source = str(place / "encoded")
+    verifier = ["--verifier", str(place / "t5")]
+    assert main(["convert", source, destination, "--to", "speculators", *verifier]) == 2
+    assert "reads an encoder's output, or has a mask that is learnt" in capsys.readouterr().err
 
 
 def changed(place, kind, directory, arrays=None, **values):
@@ -175,6 +243,14 @@ REFUSED = {
         "markov_head_type='lstm' is not supp",
     ),
     "family": ("eagle1", {"model_type": "qwen3", "x": 1}, "2 arrays missing"),
+    "encoder": ("mtp", {"specjax": {"cross_layer": 1}}, "which has an encoder, not a decoder alo"),
+    "crossed layer": ("mtp", {"specjax": {"cross_layer": 4}}, "a layer 4, not 4 layers: give its"),
+    "own object": ("mtp", {"specjax": 1}, "config.json: specjax=1 must be an object"),
+    "parameters": (
+        "dspark",
+        {"specjax": {"verifier_fingerprint": "0" * 16}},
+        "(some/verifier), whose parameters differ from these: give its own verifier",
+    ),
     "network": (
         "mtp",
         {"speculators_config": {"verifier": {"architectures": ["GemmaForCausalLM"]}}},
@@ -312,3 +388,41 @@ def test_inspect_tells_what_a_head_is(place, tmp_path, capsys):
     pair = load(place, "eagle3")
     own = pair.drafter.params["network"]
     assert values["parameters"] == sum(x.size for x in jax.tree.leaves(own))
+
+
+ROW = re.compile(
+    r"\| `(\w+)` \| (EAGLE|block)(?:, ([\d,]+) tokens| of (\d) layers|) "
+    r"\| ([\d.]+) M \| (\d+) MB \| ([\d.]+) \|"
+)
+
+
+def test_the_sizes_of_heads_in_the_docs():
+    page = (Path(__file__).parents[2] / "docs/pairs.md").read_text(encoding="utf-8")
+    rows = ROW.findall(page)
+    assert len(rows) == 10
+    for name, kind, drafted, layers, *figures in rows:
+        verifier = inspect(name, dtype="float32")
+        config, depth = verifier.model.config, len(verifier.model.config.style.windows)
+        count, vocab = int(layers or 1), int(drafted.replace(",", "")) if drafted else None
+        sizes = (LlamaConfig if kind == "EAGLE" else Qwen3Config)(
+            vocab_size=config.vocab_size, embed_dim=config.embed_dim, num_heads=config.num_heads,
+            num_kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_dim=config.mlp_dim,
+            num_layers=count,
+        )  # fmt: skip
+        common = {
+            "layers": sizes,
+            "boundaries": (2, depth // 2, depth - 3),
+            "windows": (None,) * count,
+            "draft_vocab": vocab,
+            "own_output": drafted != "",
+            "cross_layer": None if config.encoder_style is None else depth - 1,
+        }
+        if kind == "EAGLE":
+            head = EagleConfig(**common, fc_norm=True)
+        else:
+            head = BlockConfig(**common, block_size=8, mask_token=0)
+        shapes = draft_head(head, verifier.model).abstract_params()
+        own = sum(x.size for x in jax.tree.leaves(shapes))
+        read = own + (0 if drafted else config.vocab_size * config.embed_dim)
+        found = f"{own / 1e6:.1f}", f"{2 * read / 1e6:.0f}", f"{read / verifier.read_params:.3f}"
+        assert list(found) == figures

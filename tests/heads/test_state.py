@@ -12,11 +12,18 @@ from specjax.decoding.method import beginning_of, insert_rows
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, PromptBatch, Prompts
-from tests.heads.tiny_heads import drafter_of, tiny_head
+from tests.heads.tiny_heads import drafter_of, encoded_head, tiny_head
 from tests.models.tiny import quick_jit
 
 V, G, ROUNDS, ROOM = 12, 3, 10, 80
-NAMES = ["eagle3_window", pytest.param("mtp", marks=pytest.mark.exhaustive), "dspark"]
+NAMES = [
+    "eagle3_window",
+    pytest.param("mtp", marks=pytest.mark.exhaustive),
+    "dspark",
+    ("eagle3", "t5gemma"),
+    pytest.param(("eagle3", "t5"), marks=pytest.mark.exhaustive),
+    ("dspark", "umt5"),
+]
 INPUTS = np.random.default_rng(0).integers(0, V, (4, 6)).astype(np.int32)
 LENGTHS = np.array([6, 1, 4, 2], np.int32)
 # Warm, so that some drafts are accepted and some are not.
@@ -24,7 +31,8 @@ WARM = 3.0
 
 
 def method_of(name, partitioner=None):
-    tiny = tiny_head(name, vocab=V)
+    """The method of a head: a name, or a pair of names with that of an encoder-decoder."""
+    tiny = tiny_head(name, vocab=V) if isinstance(name, str) else encoded_head(*name, vocab=V)
     drafter, own = drafter_of(tiny, G)
     method = decoding.Speculative(tiny.verifier, drafter, partitioner=partitioner)
     return tiny, method, decoding.MethodParams(tiny.verifier_params, own)
@@ -50,20 +58,23 @@ def drafts(method, params, drafter_state, tokens):
     return block
 
 
-def texts_of(state, rows):
-    """The prompts with what was emitted, padded, and their lengths."""
+def texts_of(verifier, state, rows):
+    """The prompts with what was emitted."""
+    rows = np.asarray(rows)
     emitted, counts = np.asarray(state.tokens), np.asarray(state.lengths)
+    if verifier.config.encoder_style is not None:
+        given = INPUTS[rows], LENGTHS[rows], emitted, counts
+        return Prompts(*map(jnp.asarray, given))
     texts = np.zeros((len(rows), ROOM), np.int32)
     for i, row in enumerate(rows):
         text = [*INPUTS[row, : LENGTHS[row]], *emitted[i, : counts[i]]]
         texts[i, : len(text)] = text
-    return texts, LENGTHS[np.asarray(rows)] + counts
+    return Prompts(jnp.asarray(texts), jnp.asarray(LENGTHS[rows] + counts))
 
 
 def check(tiny, method, params, state, rows):
     """The next drafts are those of a drafter that has just read the texts."""
-    texts, lengths = texts_of(state, rows)
-    prompts = Prompts(jnp.asarray(texts), jnp.asarray(lengths))
+    prompts = texts_of(tiny.verifier, state, rows)
 
     @quick_jit
     def both(params, prompts, kept):
@@ -88,8 +99,9 @@ def test_ten_rounds_with_rejections(name):
     assert accepted[0] > 0 and accepted[1:].sum() > 0  # some whole rejections, some acceptances
 
 
-def test_rows_that_do_not_draft_and_slots_that_are_refilled():
-    tiny, method, params = method_of("dspark")
+@pytest.mark.parametrize("name", ["dspark", ("dspark", "umt5")])
+def test_rows_that_do_not_draft_and_slots_that_are_refilled(name):
+    tiny, method, params = method_of(name)
     state = begun(method, params, [0, 1, 2])
     state = state._replace(draft_limits=jnp.array([G, 0, 1]))
     state = method.run(params, state, 4)
@@ -209,13 +221,14 @@ def test_a_window_that_moves_with_the_slot():
     np.testing.assert_array_equal(first_seen(True), anchor + np.arange(1, 4) - window + 1)
 
 
-def test_a_mesh_gives_the_same_tokens():
+@pytest.mark.parametrize("name", ["dspark", ("eagle3", "t5gemma")])
+def test_a_mesh_gives_the_same_tokens(name):
     if len(jax.devices()) < 4:
         pytest.skip("needs four devices")
-    _, method, params = method_of("dspark")
+    _, method, params = method_of(name)
     alone = method.run(params, begun(method, params, range(4), 12), 100)
     where = Partitioner(make_mesh(data=2, model=1))
-    _, method, params = method_of("dspark", where)
+    _, method, params = method_of(name, where)
     params = where.replicate(params)
     spread = method.run(params, begun(method, params, range(4), 12), 100)
     np.testing.assert_array_equal(alone.tokens[:, :12], spread.tokens[:, :12])

@@ -1,6 +1,8 @@
 """Tiny random verifiers with random heads of every kind, and drafters of them."""
 
 import functools
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -8,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafting
-from specjax.models import LlamaConfig, T5Config, model_from_config
+from specjax.checkpoints import load_draft_head, save_draft_head
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.models.heads import BlockConfig, EagleConfig, draft_head, places_of
+from specjax.models.t5 import MT5Config, UMT5Config
+from specjax.models.t5gemma import T5GemmaConfig
 from tests.models.tiny import random_params
 
 V = 3
@@ -34,20 +39,29 @@ CONFIGS = {
         },
     ),
 }
-# Heads of an encoder-decoder.
+# Heads of encoder-decoders; the masks of blocks are learnt.
+_LEARNT = {"boundaries": (0, 2), "windows": (None, None), "block_size": 3, "mask_token": None}
 ENCODED = {
     "eagle3": (EagleConfig, {"boundaries": (1, 3), "windows": (None,), "fc_norm": True}),
+    "dflash": (BlockConfig, {**_LEARNT, "own_output": True}),
     "dspark": (
         BlockConfig,
-        {
-            "boundaries": (0, 2),
-            "windows": (None, None),
-            "block_size": 3,
-            "mask_token": None,
-            "from_anchor": True,
-            "markov": "gated",
-            "markov_rank": 4,
-        },
+        {**_LEARNT, "from_anchor": True, "markov": "gated", "markov_rank": 4, "confidence": True},
+    ),
+}
+_T5 = {
+    "vocab_size": V, "embed_dim": 8, "num_heads": 2, "head_dim": 6, "mlp_dim": 8,
+    "num_encoder_layers": 1, "num_decoder_layers": 3, "relpos_buckets": 8,
+    "relpos_max_distance": 12,
+}  # fmt: skip
+_GEMMA = {**_SIZES, "vocab_size": V, "num_layers": 3, "query_pre_attn_scalar": 4.0}
+ENCODERS = {
+    "t5": T5Config(**_T5),
+    "t5_v1_0": T5Config(**_T5, mlp_activations=("relu",), tie_embeddings=True),
+    "mt5": MT5Config(**_T5),
+    "umt5": UMT5Config(**_T5),
+    "t5gemma": T5GemmaConfig(
+        **_GEMMA, sliding_window=3, encoder=Gemma2Config(**_GEMMA, sliding_window=3)
     ),
 }
 
@@ -109,15 +123,17 @@ def drafter_of(tiny, max_draft, stopping=None, **options):
 
 
 @functools.cache
-def tiny_t5_head(name, seed=5):
-    """A head of `ENCODED`, which reads the encoder's output, of a tiny T5."""
-    config = T5Config(
-        vocab_size=V, embed_dim=8, num_heads=2, head_dim=6, mlp_dim=8, num_encoder_layers=1,
-        num_decoder_layers=3, relpos_buckets=8, relpos_max_distance=12,
-    )  # fmt: skip
-    model = model_from_config(config)
+def encoded_head(name, encoder="t5", vocab=V, mapped=None, seed=5):
+    """A head of `ENCODED` that was in a file, which reads the output of one of `ENCODERS`."""
+    model = model_from_config(ENCODERS[encoder].replace(vocab_size=vocab))
     params = random_params(model, 3)
     kind, fields = ENCODED[name]
-    sizes = LlamaConfig(vocab_size=V, num_layers=len(fields["windows"]), **_SIZES)
-    head = draft_head(kind(layers=sizes, cross_layer=1, **fields), model)
-    return _with_params(model, params, head, None, seed)
+    sizes = LlamaConfig(vocab_size=vocab, num_layers=len(fields["windows"]), **_SIZES)
+    count = None if mapped is None else len(mapped)
+    head = draft_head(kind(layers=sizes, cross_layer=1, draft_vocab=count, **fields), model)
+    tiny = _with_params(model, params, head, mapped, seed)
+    with tempfile.TemporaryDirectory() as place:
+        save_draft_head(Path(place) / "head", head, tiny.params, verifier_params=params)
+        read, own = load_draft_head(Path(place) / "head", model, verifier_params=params)
+    assert read == head
+    return tiny._replace(params=read.joined(own, params))
