@@ -405,6 +405,7 @@ def train_drafter(
             verifier_params=verifier.params,
             verifier_name=shown_path(verifier.name),
             dtype=recipe.export_dtype,
+            max_position_embeddings=verifier.context,
             replace=True,
         )
         results = {
