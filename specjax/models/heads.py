@@ -976,10 +976,8 @@ class BlockHead(DraftHead):
         """Reads the block after the last committed tokens, for up to `count` drafts."""
         rows = tokens.size
         memory = Memory(cache.entries, positions, self.layout)
-        masks = self._masks(positions, memory.max_length)
-        pasts = [memory.layer(i, past) for i, (past, _) in enumerate(masks)]
-        encoded = None if cache.encoded is None else cache.encoded.segment
-        states = self._block(params, tokens, positions, count, masks, pasts, encoded)
+        given = tokens, positions, count, memory.max_length, memory.layer, cache.encoded
+        states = self._block(params, *given)
         logits = self._logits(params, states)
         none = jnp.zeros((rows, count + 1, self.config.markov_rank), states.dtype)
         return BlockOutputs(positions, states, logits, none)
@@ -992,13 +990,11 @@ class BlockHead(DraftHead):
         pairs = self._apply(params, text.states, places, method="entries")
 
         def block(anchors: Int32[Array, " B"]) -> Float[Array, "B _ E"]:
-            masks = self._masks(anchors, length)
-            pasts = [
-                LayerMemory(keys, values, past)
-                for (keys, values), (past, _) in zip(pairs, masks, strict=True)
-            ]
+            def layer(i: int, bias: Array) -> LayerMemory:
+                return LayerMemory(*pairs[i], bias=bias)
+
             tokens = _picked(text.tokens, anchors)[:, 0]
-            return self._block(params, tokens, anchors, count, masks, pasts, text.segment)
+            return self._block(params, tokens, anchors, count, length, layer, text.encoded)
 
         states = jax.vmap(block, in_axes=1, out_axes=1)(anchors)
         memory = jnp.zeros((anchors.size, self.config.markov_rank), states.dtype)
@@ -1018,40 +1014,39 @@ class BlockHead(DraftHead):
         odds = None if odds is None else odds.reshape(tokens.shape)
         return Drafted(logits.reshape(*tokens.shape, -1), odds), memory
 
-    def _masks(self, starts: Int32[Array, " B"], length: int) -> list[tuple[Array, Array]]:
-        """For each layer, what blocks see of `length` states, and of themselves."""
-        config, size = self.config, self.config.block_size
-        slots = jnp.arange(length, dtype=jnp.int32)[None, None]
-        last, places = starts[:, None, None] - 1, _places(starts, size)
-        masks = []
-        for window in config.windows:
-            seen = slots <= last
-            if window is not None and config.windows_move:
-                seen = seen & (slots > places[:, :, None] - window)
-            elif window is not None:
-                seen &= slots > last - window
-            causal = window is not None and config.causal_windows
-            whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
-            masks.append((_bias(seen), block_bias(size) if causal else whole))
-        return masks
-
     def _block(
         self,
         params: Params,
         tokens: Int32[Array, " B"],
         starts: Int32[Array, " B"],
         count: int,
-        masks: list[tuple[Array, Array]],
-        pasts: list[LayerMemory],
-        encoded: Segment | None,
+        length: int,
+        layer: Callable[[int, Array], LayerMemory],
+        encoded: Encoded | None,
     ) -> Float[Array, "B _ E"]:
-        """The states of the first `count` slots that predict."""
+        """The states of the first `count` slots that predict, of blocks that begin at `starts`.
+
+        `layer` gives a layer's entries of `length` states of the verifier, with the mask.
+        """
         config = self.config
         size, first = config.block_size, config.block_size - config.most_drafts
-        hidden = jnp.full((tokens.size, size - 1), config.mask_token or 0, jnp.int32)
-        embedded = self._embed(params, jnp.concatenate([tokens[:, None], hidden], axis=1))
-        biases = [inside for _, inside in masks]
-        given = embedded, _places(starts, size), biases, pasts, encoded
+        masks = jnp.full((tokens.size, size - 1), config.mask_token or 0, jnp.int32)
+        embedded = self._embed(params, jnp.concatenate([tokens[:, None], masks], axis=1))
+        slots = jnp.arange(length, dtype=jnp.int32)[None, None]
+        last = starts[:, None, None] - 1
+        biases, pasts = [], []
+        for i, window in enumerate(config.windows):
+            seen = slots <= last
+            if window is not None and config.windows_move:
+                seen = seen & (slots > _places(starts, size)[:, :, None] - window)
+            elif window is not None:
+                seen &= slots > last - window
+            pasts.append(layer(i, _bias(seen)))
+            causal = window is not None and config.causal_windows
+            whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
+            biases.append(block_bias(size) if causal else whole)
+        segment = None if encoded is None else encoded.segment
+        given = embedded, _places(starts, size), biases, pasts, segment
         return self._apply(params, *given, method="block")[:, first : first + count]
 
     def _corrected(
