@@ -134,8 +134,8 @@ main() {
   [[ $RUN_NAME =~ ^[A-Za-z0-9][A-Za-z0-9_.-]*$ ]] ||
     die "RUN_NAME must have only letters, digits, '_', '.' and '-', got '$RUN_NAME'"
   case $COMMAND in
-    infer | evaluate | compare | train | "train head") ;;
-    *) die "COMMAND must be infer, evaluate, compare, train or 'train head', got '$COMMAND'" ;;
+    infer | evaluate | compare | train | "train drafter" | "train head") ;;
+    *) die "COMMAND must be infer, evaluate, compare, train, 'train drafter' or 'train head', got '$COMMAND'" ;;
   esac
   [[ " ${words[*]:-}" != *" --gin.OUTPUT_DIR="* ]] ||
     die "leave out --gin.OUTPUT_DIR: RUN_NAME sets the directory (now runs/$RUN_NAME)"

@@ -296,8 +296,8 @@ for name in INDEX COUNT; do
   [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$name must be a whole number, got '${!name}'"
 done
 case $COMMAND in
-  infer | evaluate | compare | train | "train head") ;;
-  *) refuse "COMMAND must be infer, evaluate, compare, train or 'train head', got '$COMMAND'" ;;
+  infer | evaluate | compare | train | "train drafter" | "train head") ;;
+  *) refuse "COMMAND must be infer, evaluate, compare, train, 'train drafter' or 'train head', got '$COMMAND'" ;;
 esac
 ((INDEX < COUNT)) || die "PROCESS_INDEX must be below PROCESS_COUNT, got $INDEX of $COUNT: set both"
 case ${1:-} in

@@ -1,11 +1,11 @@
 """Expected lengths and walltime factors of drafting, from acceptance rates.
 
-All formulas except `tokens_of_models` suppose that each drafted token is accepted independently of
-the others, at one rate for each pair of drafter and reviewer; in a tree, at one rate for each rank
-among siblings. An EWIF (expected walltime
-improvement factor) is the expected number of tokens per pass of the verifier, over the time of
-these tokens in passes of the verifier: the speed-up over the verifier alone. Costs are times of a
-pass, in passes of the verifier.
+All formulas except `tokens_of_models` and `expected_calls` suppose that each drafted token is
+accepted independently of the others, at one rate for each pair of drafter and reviewer; in a tree,
+at one rate for each rank among siblings. An EWIF (expected walltime improvement factor) is the
+expected number of tokens per pass of the verifier, over the time of these tokens in passes of the
+verifier: the speed-up over the verifier alone. Costs are times of a pass, in passes of the
+verifier.
 
 Functions take Python floats, and work on the host.
 
@@ -26,6 +26,7 @@ from specjax.errors import UserError
 __all__ = [
     "BestTree",
     "best_tree",
+    "expected_calls",
     "expected_tokens",
     "expected_tree_tokens",
     "horizontal_ewif",
@@ -48,6 +49,26 @@ def expected_tokens(acceptance: float, draft: int) -> float:
     Source: arXiv 2211.17192, equation 1.
     """
     return _series([_rate("acceptance", acceptance)] * _count("draft", draft))
+
+
+def expected_calls(acceptance: ArrayLike) -> float:
+    """The expected number of rounds, each a call of the verifier, that write a text of n tokens.
+
+    c_a = 1 + Σ_{j=0..k} (Π_{i<j} α_{a,i}) (1 - α_{a,j}) c_{a+j+1}, where α_{a,k} = 0, and c is 0
+    from the text's end on; the result is c_0.
+
+    Args:
+      acceptance: α, `[n, k]`: the rate at which draft i (from 0) of a round that begins after a
+        tokens is accepted, if the drafts before it are.
+    """
+    alpha = np.asarray(acceptance, np.float64)
+    count, draft = alpha.shape
+    accepted = np.cumprod(np.pad(alpha, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+    stops = accepted * (1.0 - np.pad(alpha, ((0, 0), (0, 1))))
+    calls = np.zeros(count + draft + 1)
+    for a in reversed(range(count)):
+        calls[a] = 1.0 + stops[a] @ calls[a + 1 : a + draft + 2]
+    return float(calls[0])
 
 
 def tokens_generating_function(acceptance: float, draft: int, x: float) -> float:

@@ -56,6 +56,10 @@ COMMANDS = {
         "specjax.cli.train",
         "train, fine-tune or distil a model, such as a drafter for your verifier (resumable)",
     ),
+    "train drafter": (
+        "specjax.cli.train_drafter",
+        "train a draft head (EAGLE-3, DFlash, DSpark, MTP) for your verifier (resumable)",
+    ),
     "train head": (
         "specjax.cli.train_head",
         "train a drafter's acceptance head, which decides when a draft ends (resumable)",

@@ -9,7 +9,8 @@ state at t - 1; position 0 has none. The entry of a block head is made of the st
 both need no attention, entries of committed tokens are written without a pass (`catch_up`).
 
 Axes: B rows, T tokens, S cache length, R slots of the ring, F width of the verifier's states, E
-model width, V vocabulary, W draft vocabulary, N tokens of a block, M of them that predict, r rank.
+model width, V vocabulary, W draft vocabulary, N tokens of a block, M of them that predict, r rank,
+A places in a text.
 
 Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), DeepSeek-V3 (2412.19437) for MTP, DFlash
 (2602.06036); the code of `vllm-project/speculators` for the options of norms, and for DSpark.
@@ -18,6 +19,7 @@ Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), DeepSeek-V3 (2412.19437
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -26,6 +28,7 @@ import numpy as np
 from flax import linen as nn
 from flax.core import unfreeze
 from flax.linen.partitioning import param_with_axes
+from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.errors import UserError
@@ -212,6 +215,35 @@ class Encoded(NamedTuple):
         return Segment(self.keys, self.values, _bias(self.mask[:, None]))
 
 
+class ReadText(NamedTuple):
+    """What a verifier has read, for a head that is trained.
+
+    Attributes:
+      states: of its `boundaries`, at each token.
+      encoded: as in `HeadCache`.
+    """
+
+    tokens: Int32[Array, "B T"]
+    states: Float[Array, "B T F"]
+    encoded: Encoded | None = None
+
+    @property
+    def segment(self) -> Segment | None:
+        return None if self.encoded is None else self.encoded.segment
+
+
+class Drafted(NamedTuple):
+    """What a head says of one draft after each of A places in a text.
+
+    Attributes:
+      logits: of the tokens that are drafted.
+      odds: the log-odds that the draft is accepted; None without a confidence head.
+    """
+
+    logits: Float32[Array, "B A W"]
+    odds: Float32[Array, "B A"] | None
+
+
 class HeadCache(NamedTuple):
     """The memory of a draft head; the leading axis of every array is the batch.
 
@@ -271,10 +303,11 @@ class HeadLayer(nn.Module):
         past: LayerMemory | None,
         rope: Rope,
         encoded: Segment | None = None,
+        more: Sequence[Segment] = (),
     ) -> tuple[Array, Array, Array]:
         keys, values = self.keys_values(y, rope)
         segments, keys, values = attended(past, keys, values, bias)
-        x = residual + self.self_attention(y, segments, rope)
+        x = residual + self.self_attention(y, [*more, *segments], rope)
         if encoded is not None:
             x = x + self.cross_attention(self.pre_cross_layer_norm(x), [encoded])
         return x + self.mlp(self.pre_mlp_layer_norm(x)), keys, values
@@ -375,10 +408,12 @@ class EagleNetwork(_HeadNetwork):
         bias: Array,
         past: LayerMemory | None = None,
         encoded: Segment | None = None,
+        more: Sequence[Segment] = (),
     ) -> tuple[Array, Array, Array, Array]:
         """The output, the states that the next step reads, and the keys and values."""
         y, residual = self._read(embedded, states)
-        x, keys, values = self.layers_0(y, residual, bias, past, self.rope(places), encoded)
+        rope = self.rope(places)
+        x, keys, values = self.layers_0(y, residual, bias, past, rope, encoded, more)
         normed = self.norm(x) if self.config.norms else x
         return normed, normed if self.config.norm_output else x, keys, values
 
@@ -588,6 +623,79 @@ class DraftHead(LanguageModel):
             used["decoder"] = {"logits_dense": verifier["decoder"]["logits_dense"]}
         return {**params, "verifier": used}
 
+    def read_text(
+        self,
+        verifier: Params,
+        tokens: Int32[Array, "B T"],
+        inputs: Int32[Array, "B P"] | None = None,
+        mask: Bool[Array, "B _"] | None = None,
+    ) -> tuple[ReadText, Float32[Array, "B T V"]]:
+        """What the verifier's pass over a known text gives a head, and the verifier's logits.
+
+        Args:
+          verifier: the verifier's parameters.
+          tokens: the text; of an encoder-decoder the outputs, after the start token.
+          inputs: of an encoder-decoder.
+          mask: false at the padding of `inputs`; of a decoder-only verifier that reads prompts in
+            both directions, true at the tokens of the prompt.
+        """
+        theirs = self.verifier
+        last = len(theirs.config.style.windows) + 1
+        reader = theirs.reading((*self.config.boundaries, last))
+        cross = seen = encoded = None
+        if inputs is not None:
+            cross = _applied(theirs, verifier, inputs, mask, method="encode")
+            if (layer := self.config.cross_layer) is not None:
+                encoded = Encoded(cross.keys[layer], cross.values[layer], cross.mask)
+        elif theirs.config.style.bidirectional_inputs:
+            seen = mask
+        _, states = _applied(reader, verifier, tokens, cross, seen, method="read")
+        width = theirs.config.embed_dim
+        logits = _applied(theirs, verifier, states[..., -width:], method="logits")
+        return ReadText(tokens, states[..., :-width], encoded), logits
+
+    def drafts_along(
+        self,
+        params: Params,
+        text: ReadText,
+        anchors: Int32[Array, "B A"],
+        count: int,
+        judge: Callable[[Array, Drafted], Any],
+    ) -> Any:
+        """What `judge(i, drafted)` returns of draft i after the tokens at `anchors`, stacked.
+
+        The drafts before are those that the verifier accepts: the text's own tokens. All `count` of
+        them follow from one pass of the verifier, and the gradient reaches every step: the
+        training-time test of EAGLE-3, and DFlash's blocks at random places.
+        """
+
+        # The logits of one draft are in memory at a time, also for the gradient.
+        @jax.checkpoint
+        def step(memory: Array, given: tuple[Array, Array]) -> tuple[Array, Any]:
+            i, states = given
+            tokens = jnp.take_along_axis(text.tokens, anchors + i, axis=1, mode="clip")
+            said, memory = self._said(params, states, tokens, memory)
+            return memory, judge(i, said)
+
+        states, memory = self._states_along(params, text, anchors, count)
+        return lax.scan(step, memory, (jnp.arange(count, dtype=jnp.int32), states))[1]
+
+    @abc.abstractmethod
+    def _states_along(
+        self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
+    ) -> tuple[Float[Array, "_ B A E"], Array]:
+        """The last states of each draft, and the memory of a correction before the first."""
+
+    def _said(
+        self,
+        params: Params,
+        states: Float[Array, "B A E"],
+        tokens: Int32[Array, "B A"],
+        memory: Array,
+    ) -> tuple[Drafted, Array]:
+        """What it says after the tokens before the draft, and the memory after that."""
+        return Drafted(self._logits(params, states), None), memory
+
     def _apply(self, params: Params, *args: Any, method: str) -> Any:
         return self.network.apply({"params": params["network"]}, *args, method=method)
 
@@ -602,7 +710,7 @@ class DraftHead(LanguageModel):
         return self._of_verifier(params, hidden, method="logits")
 
     def _of_verifier(self, params: Params, *args: Any, method: str) -> Any:
-        return self.verifier.network.apply({"params": params["verifier"]}, *args, method=method)
+        return _applied(self.verifier, params["verifier"], *args, method=method)
 
     def _spread(self, params: Params, logits: Float32[Array, "B T W"]) -> Float32[Array, "B T V"]:
         """Logits of all tokens; -inf for those that are never drafted."""
@@ -686,6 +794,15 @@ class DraftHead(LanguageModel):
         return cache_lib.write(cache.entries, updates, starts, self.layout)
 
 
+def _applied(model: Model, params: Params, *args: Any, method: str) -> Any:
+    return model.network.apply({"params": params}, *args, method=method)
+
+
+def _picked(x: Array, places: Int32[Array, " B"]) -> Array:
+    """The entry of each row at its place, `[B, 1, ...]`."""
+    return jax.vmap(lambda row, at: row[at][None])(x, places)
+
+
 def _places(starts: Int32[Array, " B"], length: int) -> Int32[Array, "B T"]:
     return starts[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 
@@ -711,6 +828,45 @@ class EagleHead(DraftHead):
         # Those before the last committed token, of a draft, and of the padding of a pass.
         slots, layers = 2 * (path + 2) + nodes, self.config.layers
         return cache._replace(ring=jnp.zeros((rows, slots, layers.embed_dim), layers.dtype))
+
+    def _states_along(
+        self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
+    ) -> tuple[Float[Array, "_ B A E"], Array]:
+        tokens, window, layers = text.tokens, self.config.windows[0], self.config.layers
+        embedded = self._embed(params, tokens)
+        states = self._apply(params, text.states, method="project")
+        # The state before each token, of which the first has none.
+        before = jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        places = _places(jnp.zeros(tokens.shape[0], jnp.int32), tokens.shape[1])
+        keys, values = self._apply(params, embedded, before, places - 1, method="entries")
+        none = jnp.zeros((tokens.shape[0], count, layers.kv_heads, layers.head_dim), layers.dtype)
+        steps = jnp.arange(count, dtype=jnp.int32)
+
+        def chain(anchors: Int32[Array, " B"]) -> Float[Array, "_ B E"]:
+            ends = anchors[:, None]
+            known = (places > 0) & (places < ends)
+            if window is not None:
+                known &= places > ends - window
+            past = Segment(keys, values, _bias(known[:, None]))
+
+            def step(carry: Any, i: Array) -> Any:
+                state, own_keys, own_values = carry
+                # An entry without a state is seen by its own token only.
+                seen = (steps[None] < i) & ((steps[None] > 0) | (ends > 0))
+                more = past, Segment(own_keys, own_values, _bias(seen[:, None]))
+                given = _picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
+                output, state, key, value = self._apply(
+                    params, *given, None, text.segment, more, method="step"
+                )
+                put = lax.dynamic_update_slice_in_dim
+                own_keys = put(own_keys, key, i, 1 + self.layout.key_axis)
+                own_values = put(own_values, value, i, 1 + self.layout.value_axis)
+                return (state, own_keys, own_values), output[:, 0]
+
+            start = _picked(before, anchors), *self.layout.arrange(none, none)
+            return lax.scan(step, start, steps)[1]
+
+        return jax.vmap(chain, in_axes=1, out_axes=2)(anchors), jnp.zeros(())
 
     def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
         states, places = self._apply(params, known.states, method="project"), known.places
@@ -818,30 +974,91 @@ class BlockHead(DraftHead):
         count: int,
     ) -> BlockOutputs:
         """Reads the block after the last committed tokens, for up to `count` drafts."""
-        config, rows = self.config, tokens.size
-        size, first = config.block_size, config.block_size - config.most_drafts
-        masks = jnp.full((rows, size - 1), config.mask_token or 0, jnp.int32)
-        embedded = self._embed(params, jnp.concatenate([tokens[:, None], masks], axis=1))
+        rows = tokens.size
         memory = Memory(cache.entries, positions, self.layout)
-        slots = jnp.arange(memory.max_length, dtype=jnp.int32)[None, None]
-        last = positions[:, None, None] - 1
+        given = tokens, positions, count, memory.max_length, memory.layer, cache.encoded
+        states = self._block(params, *given)
+        logits = self._logits(params, states)
+        none = jnp.zeros((rows, count + 1, self.config.markov_rank), states.dtype)
+        return BlockOutputs(positions, states, logits, none)
+
+    def _states_along(
+        self, params: Params, text: ReadText, anchors: Int32[Array, "B A"], count: int
+    ) -> tuple[Float[Array, "_ B A E"], Array]:
+        rows, length = text.tokens.shape
+        places = _places(jnp.zeros(rows, jnp.int32), length)
+        pairs = self._apply(params, text.states, places, method="entries")
+
+        def block(anchors: Int32[Array, " B"]) -> Float[Array, "B _ E"]:
+            def layer(i: int, bias: Array) -> LayerMemory:
+                return LayerMemory(*pairs[i], bias=bias)
+
+            tokens = _picked(text.tokens, anchors)[:, 0]
+            return self._block(params, tokens, anchors, count, length, layer, text.encoded)
+
+        states = jax.vmap(block, in_axes=1, out_axes=1)(anchors)
+        memory = jnp.zeros((anchors.size, self.config.markov_rank), states.dtype)
+        return jnp.moveaxis(states, 2, 0), memory
+
+    def _said(
+        self,
+        params: Params,
+        states: Float[Array, "B A E"],
+        tokens: Int32[Array, "B A"],
+        memory: Array,
+    ) -> tuple[Drafted, Array]:
+        # All places in one axis, each with its memory.
+        each = states.reshape(tokens.size, 1, -1)
+        given = each, self._logits(params, each), tokens.reshape(-1, 1), memory
+        logits, odds, memory = self._corrected(params, *given)
+        odds = None if odds is None else odds.reshape(tokens.shape)
+        return Drafted(logits.reshape(*tokens.shape, -1), odds), memory
+
+    def _block(
+        self,
+        params: Params,
+        tokens: Int32[Array, " B"],
+        starts: Int32[Array, " B"],
+        count: int,
+        length: int,
+        layer: Callable[[int, Array], LayerMemory],
+        encoded: Encoded | None,
+    ) -> Float[Array, "B _ E"]:
+        """The states of the first `count` slots that predict, of blocks that begin at `starts`.
+
+        `layer` gives a layer's entries of `length` states of the verifier, with the mask.
+        """
+        config = self.config
+        size, first = config.block_size, config.block_size - config.most_drafts
+        masks = jnp.full((tokens.size, size - 1), config.mask_token or 0, jnp.int32)
+        embedded = self._embed(params, jnp.concatenate([tokens[:, None], masks], axis=1))
+        slots = jnp.arange(length, dtype=jnp.int32)[None, None]
+        last = starts[:, None, None] - 1
         biases, pasts = [], []
         for i, window in enumerate(config.windows):
             seen = slots <= last
             if window is not None and config.windows_move:
-                seen = seen & (slots > memory.places(size)[:, :, None] - window)
+                seen = seen & (slots > _places(starts, size)[:, :, None] - window)
             elif window is not None:
                 seen &= slots > last - window
-            pasts.append(memory.layer(i, _bias(seen)))
+            pasts.append(layer(i, _bias(seen)))
             causal = window is not None and config.causal_windows
             whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
             biases.append(block_bias(size) if causal else whole)
-        encoded = None if cache.encoded is None else cache.encoded.segment
-        given = embedded, memory.places(size), biases, pasts, encoded
-        states = self._apply(params, *given, method="block")[:, first : first + count]
-        logits = self._logits(params, states)
-        none = jnp.zeros((rows, count + 1, config.markov_rank), states.dtype)
-        return BlockOutputs(positions, states, logits, none)
+        segment = None if encoded is None else encoded.segment
+        given = embedded, _places(starts, size), biases, pasts, segment
+        return self._apply(params, *given, method="block")[:, first : first + count]
+
+    def _corrected(
+        self, params: Params, states: Array, logits: Array, tokens: Array, memory: Array
+    ) -> tuple[Array, Array | None, Array]:
+        """Logits after the Markov correction by the tokens before, log-odds, and the memory."""
+        if self.config.markov is not None:
+            more, odds, memory = self._apply(params, states, tokens, memory, method="corrected")
+            return logits + more[..., : logits.shape[-1]], odds, memory
+        if not self.config.confidence:
+            return logits, None, memory
+        return logits, self._apply(params, states, None, method="log_odds"), memory
 
     def score(
         self, params: Params, cache: HeadCache, tokens: Array, positions: Array
@@ -853,19 +1070,13 @@ class BlockHead(DraftHead):
         """
         assert tokens.shape[1] == 1 and cache.outputs is not None
         outputs = cache.outputs
-        pick = jax.vmap(lambda x, at: x[at][None])
         slots = positions - outputs.starts
         states, logits, memory = (
-            pick(outputs.states, slots),
-            pick(outputs.logits, slots),
-            pick(outputs.memory, slots)[:, 0],
+            _picked(outputs.states, slots),
+            _picked(outputs.logits, slots),
+            _picked(outputs.memory, slots)[:, 0],
         )
-        odds = None
-        if self.config.markov is not None:
-            more, odds, memory = self._apply(params, states, tokens, memory, method="corrected")
-            logits = logits + more[..., : logits.shape[-1]]
-        elif self.config.confidence:
-            odds = self._apply(params, states, None, method="log_odds")
+        logits, odds, memory = self._corrected(params, states, logits, tokens, memory)
         hidden = states
         if odds is not None:
             hidden = jnp.concatenate([states, odds[..., None].astype(states.dtype)], axis=-1)

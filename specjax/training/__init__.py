@@ -1,9 +1,10 @@
 """Training: a trainer of any loss over a model, and the recipes that use it.
 
 Other parts of a recipe have their own modules: `tasks` (a loss, `TextTask`), `teacher`
-(distillation), `recipe` (`Evaluation`), `head_data` (`Labelling`), `vocabulary`.
+(distillation, `VerifierTexts`), `recipe` (`Evaluation`), `head_data` (`Labelling`), `vocabulary`.
 """
 
+from specjax.training.drafter_recipe import DrafterRecipe, train_drafter
 from specjax.training.head_recipe import HeadRecipe, train_head
 from specjax.training.losses import Objective
 from specjax.training.recipe import Recipe, train_model
@@ -13,6 +14,7 @@ from specjax.training.trainer import TrainerConfig, TrainingData, train
 
 __all__ = [
     "AdamW",
+    "DrafterRecipe",
     "HeadRecipe",
     "Objective",
     "Recipe",
@@ -20,6 +22,7 @@ __all__ = [
     "TrainerConfig",
     "TrainingData",
     "train",
+    "train_drafter",
     "train_head",
     "train_model",
 ]

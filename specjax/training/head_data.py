@@ -6,7 +6,6 @@ chunk, V vocabulary, D the drafter's width, n positions of all rows, E = rows + 
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,15 +22,13 @@ from specjax.acceptance_head import (
     drawn_confidences,
     init_head,
 )
-from specjax.checks import one_number, whole_number
+from specjax.checks import one_number
 from specjax.compilation import jit
 from specjax.data.examples import Example
 from specjax.errors import UserError
-from specjax.runs.inference import tokens_of
 from specjax.runs.run_directory import RunDirectory, Store
 from specjax.sampling import draw, num_uniforms
 from specjax.text import Decoder, Pair
-from specjax.text.requests import checked_chat
 from specjax.text.teacher_forcing import (
     Begun,
     KnownRows,
@@ -44,7 +41,7 @@ from specjax.text.teacher_forcing import (
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say
 from specjax.training.step import root_key
-from specjax.training.teacher import covering
+from specjax.training.teacher import ReadPrompts, VerifierTexts, covering
 from specjax.types import Cache, LanguageModel, Params, Sampling
 
 DATA_NAME = "head_data"
@@ -59,40 +56,22 @@ _TINY = 1e-30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Labelling:
-    """How prompts are turned into labelled drafted tokens.
+class Labelling(VerifierTexts):
+    """How prompts are turned into labelled drafted tokens; p and q are at the texts' temperature.
 
     Attributes:
-      temperature: of the verifier's texts, and of p and q.
-      max_new_tokens: the longest text.
       mixing: r, the share of the verifier's tokens among the tokens that the drafter has read, in
         [0, 1); None: it reads only the verifier's own text. See `label`.
-      max_input_tokens: longer prompts are skipped.
-      chat: whether each prompt is a user's message for the model's chat template; or options of the
-        template.
-      batch_size: rows decoded and read together.
-      shard_rows: prompts of a shard, which an interrupted run repeats at most.
     """
 
-    temperature: float = 1.0
-    max_new_tokens: int = 128
     mixing: float | None = 0.15
-    max_input_tokens: int = 1024
-    chat: bool | Mapping[str, Any] = False
-    batch_size: int = 64
-    shard_rows: int = 1024
 
     def __post_init__(self) -> None:
-        spans: dict[str, dict[str, Any]] = {"temperature": {"low": 0.0, "open_high": True}}
+        super().__post_init__()
         if self.mixing is not None:
-            spans["mixing"] = {"low": 0.0, "high": 1.0, "open_high": True}
-        for name, span in spans.items():
-            one_number(f"Labelling: {name}", getattr(self, name), **span)
-            object.__setattr__(self, name, float(getattr(self, name)))
-        for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
-            value = whole_number(f"Labelling: {name}", getattr(self, name), low=1)
-            object.__setattr__(self, name, value)
-        checked_chat("Labelling: chat", self.chat)
+            share: dict[str, Any] = {"low": 0.0, "high": 1.0, "open_high": True}
+            one_number("Labelling: mixing", self.mixing, **share)
+            object.__setattr__(self, "mixing", float(self.mixing))
 
 
 class DraftedTokens(NamedTuple):
@@ -292,8 +271,7 @@ def _uniforms(keys: Array, at: Array, width: int, count: int) -> Array:
 class HeadData:
     """The drafted tokens of a data set, written shard by shard; resumable.
 
-    Prompts that are empty or too long are skipped, with a message on stderr. `prompts` has the
-    tokens of the others. The name is "training" or "validation".
+    The name is "training" or "validation".
     """
 
     def __init__(
@@ -309,39 +287,19 @@ class HeadData:
     ):
         self._run, self._pair, self._labelling = run, pair, labelling
         self._name, self._seed, self._progress = name, seed, progress
-        self.prompts: list[np.ndarray] = []
-        self._ids: list[int] = []
         self._shards: list[DraftedTokens] = []
-        if not examples:
-            raise UserError(f"{name} data: the source has no examples; give another source")
-        # The last bucket is long and costs nothing here; prompts beyond it are too long.
-        decoder = Decoder(pair.verifier, buckets=(labelling.max_input_tokens,), max_new_tokens=1)
-        skipped = []
-        for example in examples:
-            where = f"{name} example {example.id}"
-            try:
-                text, chat = example.inputs, labelling.chat
-                self.prompts.append(tokens_of(decoder, text, where, chat=chat, truncate=None))
-            except ValueError as error:
-                skipped.append(str(error))
-            else:
-                self._ids.append(example.id)
-        if not self.prompts:
-            raise UserError(f"{name} data: no prompt can be decoded; the first error: {skipped[0]}")
-        if skipped and progress:
-            more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-            count = f"{len(skipped)} of {len(examples)}"
-            say(f"{count} {name} prompts were skipped: {skipped[0]}{more}")
+        self._read = ReadPrompts(pair.verifier, labelling, examples, name, progress=progress)
+
+    @property
+    def prompts(self) -> list[np.ndarray]:
+        return self._read.tokens
 
     def describe(self) -> dict[str, Any]:
-        sha = hashlib.sha256()
-        for place, tokens in zip(self._ids, self.prompts, strict=True):
-            sha.update(f"{place} {len(tokens)} ".encode() + tokens.astype(np.int32).tobytes())
         return {
             "drafter": self._pair.drafter.fingerprint,
             "verifier": self._pair.verifier.fingerprint,
             "prompts": len(self.prompts),
-            "tokens": sha.hexdigest()[:16],
+            "tokens": self._read.fingerprint,
             **dataclasses.asdict(self._labelling),
             "seed": self._seed,
         }
@@ -363,7 +321,7 @@ class HeadData:
 
     def _label(self, start: int, end: int) -> DraftedTokens:
         """The verifier's texts for some prompts, and drafted tokens along them."""
-        settings, ids = self._labelling, self._ids[start:end]
+        settings, ids = self._labelling, self._read.ids[start:end]
         decoder = Decoder(
             self._pair.verifier,
             sampling=Sampling(settings.temperature),

@@ -9,6 +9,7 @@ Source: Kim and Rush 2016; Agarwal et al. 2024 (GKD); Zhou et al. 2024 (DistillS
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,14 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
-from specjax.checks import check_path, checked, tuple_text, whole_number
+from specjax.checks import check_path, checked, one_number, tuple_text, whole_number
 from specjax.compilation import jit
 from specjax.data.batching import BucketedBatches, TokenPairs
+from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import ModelConfig, model_from_config
+from specjax.runs.inference import tokens_of
 from specjax.runs.run_directory import Key, RunDirectory, Store
 from specjax.text import Decoder, TextModel
+from specjax.text.requests import checked_chat
 from specjax.text.teacher_forcing import KnownRows, KnownTexts, batches, read, rows_at_once
 from specjax.tokenizers import Tokenizer
 from specjax.training.losses import Total, total_variation
@@ -90,6 +94,86 @@ class Teacher:
         text = choose_by.removeprefix(PREFIX)
         needed = choose_by == PREFIX + text and text in TEXTS and text not in self.accepted
         return (*self.accepted, *(text,) * needed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifierTexts:
+    """How a verifier writes texts for prompts.
+
+    Attributes:
+      temperature: of the texts.
+      max_new_tokens: the longest text.
+      max_input_tokens: longer prompts are skipped.
+      chat: whether each prompt is a user's message for the model's chat template; or options of the
+        template.
+      batch_size: rows decoded together.
+      shard_rows: prompts of a shard, which an interrupted run repeats at most.
+    """
+
+    temperature: float = 1.0
+    max_new_tokens: int = 128
+    max_input_tokens: int = 1024
+    chat: bool | Mapping[str, Any] = False
+    batch_size: int = 64
+    shard_rows: int = 1024
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        one_number(f"{kind}: temperature", self.temperature, low=0.0, open_high=True)
+        object.__setattr__(self, "temperature", float(self.temperature))
+        for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
+            value = whole_number(f"{kind}: {name}", getattr(self, name), low=1)
+            object.__setattr__(self, name, value)
+        checked_chat(f"{kind}: chat", self.chat)
+
+
+class ReadPrompts:
+    """The prompts of a data set that can be decoded, as tokens, and the ids of their examples.
+
+    Others, which are empty or too long, are skipped, with a message on stderr.
+
+    Raises:
+      UserError: there is none.
+    """
+
+    def __init__(
+        self,
+        verifier: TextModel,
+        settings: VerifierTexts,
+        examples: Sequence[Example],
+        name: str,
+        *,
+        progress: bool,
+    ):
+        self.tokens: list[np.ndarray] = []
+        self.ids: list[int] = []
+        if not examples:
+            raise UserError(f"{name} data: the source has no examples; give another source")
+        # The last bucket is long and costs nothing here; prompts beyond it are too long.
+        decoder = Decoder(verifier, buckets=(settings.max_input_tokens,), max_new_tokens=1)
+        skipped = []
+        for example in examples:
+            where, text = f"{name} example {example.id}", example.inputs
+            try:
+                read = tokens_of(decoder, text, where, chat=settings.chat, truncate=None)
+            except ValueError as error:
+                skipped.append(str(error))
+            else:
+                self.tokens.append(read)
+                self.ids.append(example.id)
+        if not self.tokens:
+            raise UserError(f"{name} data: no prompt can be decoded; the first error: {skipped[0]}")
+        if skipped and progress:
+            more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+            count = f"{len(skipped)} of {len(examples)}"
+            say(f"{count} {name} prompts were skipped: {skipped[0]}{more}")
+
+    @property
+    def fingerprint(self) -> str:
+        sha = hashlib.sha256()
+        for place, tokens in zip(self.ids, self.tokens, strict=True):
+            sha.update(f"{place} {len(tokens)} ".encode() + tokens.astype(np.int32).tobytes())
+        return sha.hexdigest()[:16]
 
 
 def covering(inputs: Iterable[Any]) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ class TrainingData:
       validation: batches; the checkpoint that is best on them is the result.
       grow: makes the training batches, instead of `training`. It is called after the run is known
         to belong to its directory, so it may take its time. The notes must contain the settings
-        that determine it.
+        that determine it, or `training.describe()`.
       phases: changes the batches, by the parameters of each phase's start.
     """
 
@@ -180,6 +180,7 @@ def train(
     evaluate: Callable[[Params], Mapping[str, float]] | None = None,
     notes: Mapping[str, Any] | None = None,
     on_start: Callable[[RunDirectory], None] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> TrainResult:
     """Trains a task's parameters, or continues the run in `output_dir`.
 
@@ -195,12 +196,15 @@ def train(
       output_dir: gets the checkpoints (the two latest and the best), the configuration and
         `metrics.jsonl`; a path, or an open `RunDirectory` (see `run_directory`).
       constants: a pytree of arrays that the task reads and does not change, such as a teacher's
-        parameters.
+        parameters; or a function that makes it, called after `data.grow`, for which the notes must
+        contain what determines it.
       init_params: initial parameters; by default drawn by the task's initialisers.
       evaluate: called at each checkpoint with the parameters on one device; its figures are
         logged. `config.choose_by` may name one of them without its `validation_`.
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
       on_start: called with the `RunDirectory` after all checks, before the long work.
+      mesh: the mesh that the constants lie on, whose axis `data` shares each batch's rows; by
+        default one of `config.num_devices`, each of which gets all constants.
 
     Raises:
       OSError: `output_dir` cannot be written, has files that no run made, or another process
@@ -212,7 +216,8 @@ def train(
     config.devices()
     expected = _float32_params(task)
     init_params = None if init_params is None else _fitting(init_params, expected)
-    arrays = {"init_params": init_params, "constants": constants}
+    later = callable(constants)
+    arrays = {"init_params": init_params, "constants": None if later else constants}
     record = {
         "task": describe(task),
         "optimizer": describe(config.optimizer),
@@ -247,7 +252,8 @@ def train(
                 on_start(run)
             if data.grow is not None:
                 data = dataclasses.replace(data, training=data.grow(), grow=None)
-            return _Run(config, task, data, run, store, constants, evaluate).train(init_params)
+            held = constants() if later else constants
+            return _Run(config, task, data, run, store, held, evaluate, mesh).train(init_params)
         finally:
             store.close()
 
@@ -314,9 +320,12 @@ class _Run:
         store: CheckpointStore,
         constants: Any,
         evaluate: Callable[[Params], Mapping[str, float]] | None,
+        mesh: jax.sharding.Mesh | None,
     ):
         devices = config.devices()
-        mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
+        placed = mesh is not None
+        if mesh is None:
+            mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
         self._replicated = jax.sharding.NamedSharding(mesh, jax.P())
         self._by_row = jax.sharding.NamedSharding(mesh, jax.P("data"))
         self._config, self._task, self._data = config, task, data
@@ -324,8 +333,13 @@ class _Run:
         options = {"seed": config.seed, "ema_decay": config.ema_decay}
         self._step = make_train_step(task, config.optimizer, **options)
         self._eval_step = make_eval_step(task)
-        self._constants = jax.device_put(constants, self._replicated)
-        self._evaluate, self._first_device = evaluate, devices[0]
+        self._constants = constants
+        # Where parameters are evaluated.
+        self._place: Any = self._replicated
+        if not placed:
+            self._constants = jax.device_put(constants, self._replicated)
+            self._place = devices[0]
+        self._evaluate = evaluate
 
     def train(self, init_params: Params | None) -> TrainResult:
         """Trains up to `num_steps` and returns the best checkpoint."""
@@ -361,7 +375,7 @@ class _Run:
         start = step - step % phases.every
         params = None
         if step == start:
-            params = jax.device_put(state.best_params, self._first_device)
+            params = jax.device_put(state.best_params, self._place)
         return phases.begin(self._data.training, start, params)
 
     def _start(self, init_params: Params | None) -> tuple[TrainState, int]:
@@ -411,7 +425,7 @@ class _Run:
         self._check_finite("validation loss", figures["loss"], step)
         row = {f"validation_{name}": value for name, value in figures.items()}
         if self._evaluate is not None:
-            row |= self._evaluate(jax.device_put(state.best_params, self._first_device))
+            row |= self._evaluate(jax.device_put(state.best_params, self._place))
         self._check_finite(*chosen(row, self._config.choose_by), step)
         self._log({"step": step, **row})
         if self._config.progress:

@@ -180,32 +180,50 @@ class Evaluate:
 class TrainHead:
     """Labels 240 prompts of a tiny pair, and trains a head on them."""
 
+    words = ("train", "head")
+    settings: ClassVar[dict[str, Any]] = {"Labelling.shard_rows": 16, "EPOCHS": 6, "BLOCKS": 1}
+    models = ("drafter", "verifier")
+    kept = ("head_data", "acceptance_head", "results.json")
+
     def __init__(self, directory: Path) -> None:
         from tests import tiny_pair
 
-        self._paths = tiny_pair.write_pair(directory / "models")
+        paths = tiny_pair.write_pair(directory / "models")
+        self._models = {name.upper(): paths[name] for name in self.models}
         self._texts = directory / "texts.txt"
         self._texts.write_text("\n".join(tiny_pair.sentences(240, 0)) + "\n", encoding="utf-8")
 
     def start(self, output: Path) -> subprocess.Popen:
         settings = {
-            **{name.upper(): path for name, path in self._paths.items()},
+            **self._models,
             "TRAIN": self._texts,
             "VALIDATION": self._texts,
             "OUTPUT_DIR": output,
             "MAX_NEW_TOKENS": 24,
-            "Labelling.shard_rows": 16,
-            "EPOCHS": 6,
-            "BLOCKS": 1,
+            **self.settings,
         }
-        command = ["train", "head", *(f"--gin.{name}={value}" for name, value in settings.items())]
-        return _start(command)
+        return _start([*self.words, *(f"--gin.{name}={x}" for name, x in settings.items())])
 
     def outcome(self, output: Path) -> Any:
-        kept = ("head_data", "acceptance_head", "results.json")
+        kept = self.kept
         files = [file for name in kept for file in (output / name, *(output / name).glob("*"))]
         names = sorted(path.name for path in output.iterdir())
         return names, {str(f.relative_to(output)): f.read_bytes() for f in files if f.is_file()}
+
+
+class TrainDrafter(TrainHead):
+    """A tiny verifier writes texts for 240 prompts, and a draft head learns from them."""
+
+    words = ("train", "drafter")
+    settings: ClassVar[dict[str, Any]] = {
+        "VerifierTexts.shard_rows": 16,
+        "NUM_STEPS": 40,
+        "WARMUP_STEPS": 4,
+        "MAX_DRAFT": 2,
+        "TrainerConfig.checkpoint_every": 5,
+    }
+    models = ("verifier",)
+    kept = ("samples", "drafter", "results.json")
 
 
 def _start(command: list[str], programs: Path | None = None) -> subprocess.Popen:
@@ -240,6 +258,7 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
     "infer": Infer,
     "train": Train,
     "train_head": TrainHead,
+    "train_drafter": TrainDrafter,
     "convert": Convert,
     "compare": Compare,
     "limits": Limits,

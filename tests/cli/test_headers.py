@@ -31,6 +31,7 @@ READERS = {
         [*NETWORK, "--gin.TRAIN=plain.tsv", "--gin.VALIDATION={}", "--gin.OUTPUT_DIR=out"],
         "INPUTS_FIELD",
     ),
+    "train drafter": (["train", "drafter", *TRAIN, "--gin.VERIFIER=large"], "INPUTS_FIELD"),
     "train head": (["train", "head", *TRAIN], "INPUTS_FIELD"),
     "train bigram": (["train", "bigram", "{}", "--tokenizer=bytes", "--output=out"], "--field"),
 }

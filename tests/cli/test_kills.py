@@ -7,6 +7,8 @@ from tests.cli import kill_together
 
 # `infer` and `train` have tests of their own, in test_infer.py and tests/training/test_kill.py.
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("command", ["compare", "limits", "evaluate", "train_head", "convert"])
+@pytest.mark.parametrize(
+    "command", ["compare", "limits", "evaluate", "train_head", "train_drafter", "convert"]
+)
 def test_a_killed_command_ends_like_one_that_nobody_kills(command):
     assert kill_together.run(command, kills=3, seed=1)["kills"] >= 3

@@ -42,6 +42,19 @@ REFUSED = {
         ),
         (["--gin.OUTPUT_DIR=out"], "not given: train.training_data, train.validation_data; add"),
     ],
+    "train drafter": [
+        (
+            [
+                "--gin.TRAIN=in.txt",
+                "--gin.VALIDATION=in.txt",
+                "--gin.VERIFIER=large",
+                "--gin.OUTPUT_DIR=out",
+                "--gin.MAX_DRAFT=0",
+            ],
+            "MAX_DRAFT must be",
+        ),
+        (["--gin.TRAIN=in.txt"], "not given: VALIDATION, VERIFIER, OUTPUT_DIR; add a gin file"),
+    ],
     "train head": [
         (
             [

@@ -177,7 +177,7 @@ def test_what_cannot_be_deleted_is_told_as_a_cost(cloud):
         ({"BUCKET": "mine"}, "BUCKET must begin with gs://, got mine"),
         ({"COMMAND": "inferr"}, "COMMAND must be infer, evaluate"),
         ({"COMMAND": "infer evaluate"}, "or 'train head', got 'infer evaluate'"),
-        ({"COMMAND": "sweep"}, "compare, train or 'train head', got 'sweep'"),
+        ({"COMMAND": "sweep"}, "train, 'train drafter' or 'train head', got 'sweep'"),
         ({"WORKER": "0; x"}, "WORKER must be all or a whole number, got '0; x'"),
         ({"CREATE_ATTEMPTS": ""}, None),
         *[

@@ -1,0 +1,476 @@
+"""Trains a draft head for a verifier from prompts: for `specjax train drafter`."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.checkpoints.heads import save_draft_head
+from specjax.checks import checked, one_number, whole_number
+from specjax.data.batching import (
+    Batching,
+    BucketedBatches,
+    JoinedLayout,
+    PairLayout,
+    TokenPairs,
+)
+from specjax.data.examples import Example
+from specjax.errors import UserError
+from specjax.models import LlamaConfig, Model, family_of
+from specjax.models.heads import MARKOV, BlockConfig, EagleConfig, HeadConfig
+from specjax.models.qwen import Qwen3Config
+from specjax.models.weights import has_stored
+from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
+from specjax.text import TextModel
+from specjax.text.directories import shown_path
+from specjax.training.drafter_task import DraftTask, Frozen, TokensPerCall
+from specjax.training.losses import Objective
+from specjax.training.progress import say
+from specjax.training.teacher import (
+    SAMPLES_NAME,
+    TEXTS,
+    ReadPrompts,
+    VerifierTexts,
+    covering,
+    draw_pairs,
+    stored_pairs,
+)
+from specjax.training.trainer import TrainerConfig, TrainingData, run_directory, train
+
+DRAFTER_NAME, RESULTS_NAME = "drafter", "results.json"
+KINDS = ("eagle3", "block", "mtp")
+_FIGURE = "tokens_per_call_"
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrafterRecipe:
+    """What head is trained, on which texts, with which loss.
+
+    Attributes:
+      kind: one of `KINDS`: EAGLE-3, a block head (DFlash; with `markov` or `confidence` DSpark), or
+        MTP.
+      max_draft: G, the drafts that it learns to make at a time.
+      boundaries: of the verifier's states that it reads (see `types.LanguageModel.reading`); None:
+        an early, a middle and a late one. An MTP reads the last.
+      layers: of a block head; the others have one.
+      draft_vocab: W, the number of tokens that may be drafted, the most frequent ones of the
+        verifier's texts; None: all.
+      cross_layer: the layer of an encoder-decoder whose keys and values of the encoder's output it
+        reads, from 0; None: the last.
+      markov: of a block head, one of `models.heads.MARKOV`; None for none.
+      markov_rank: the width of that.
+      confidence: whether a block head also learns how likely its drafts are accepted.
+      objective: the loss of a draft; `distillation_weight` is the share of the divergence from the
+        verifier, the rest is the cross entropy of its text.
+      decay: draft i (from 0) has the weight `decay ** i` in the loss.
+      anchors: the places of a text that are learnt at a time.
+      texts: how the verifier writes.
+      tokens_per_batch: padded tokens per batch.
+      export_dtype: of the head's arrays on disk.
+    """
+
+    kind: str = "eagle3"
+    max_draft: int = 7
+    boundaries: tuple[int, ...] | None = None
+    layers: int = 2
+    draft_vocab: int | None = None
+    cross_layer: int | None = None
+    markov: str | None = None
+    markov_rank: int = 128
+    confidence: bool = False
+    objective: Objective = dataclasses.field(
+        default_factory=lambda: Objective(label_smoothing=0.0, distillation_weight=1.0)
+    )
+    decay: float = 0.8
+    anchors: int = 128
+    texts: VerifierTexts = dataclasses.field(default_factory=VerifierTexts)
+    tokens_per_batch: int = 2048
+    export_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "kind": KINDS,
+            "markov": (*MARKOV, None),
+            "export_dtype": ("float32", "bfloat16", "float16"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"`{name}` must be one of {', '.join(filter(None, known))}, got "
+                    f"{getattr(self, name)!r}"
+                )
+        for name in ("max_draft", "layers", "markov_rank", "anchors", "tokens_per_batch"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), low=1))
+        for name, low in (("draft_vocab", 1), ("cross_layer", 0)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), low=low))
+        if self.boundaries is not None:
+            places: Any = checked("boundaries", self.boundaries, low=0, dtype=np.int32)
+            if places.ndim != 1 or not places.size:
+                raise UserError(
+                    f"`boundaries` must be whole numbers such as (2, 4), got {self.boundaries!r}"
+                )
+            object.__setattr__(self, "boundaries", tuple(places.tolist()))
+        one_number("decay", self.decay, low=0.0, high=1.0, open_low=True)
+        if self.kind != "block" and (self.markov or self.confidence):
+            raise UserError(
+                f"`markov` and `confidence` are options of kind='block', got kind={self.kind!r}"
+            )
+
+    def head_for(self, verifier: TextModel) -> HeadConfig:
+        """The head's configuration.
+
+        Raises:
+          UserError: the verifier cannot have such a head.
+        """
+        model = verifier.model
+        if not isinstance(model, Model):
+            raise UserError(f"the verifier must be a network, got {type(model).__name__}")
+        theirs, depth = model.config, len(model.config.style.windows)
+        family = family_of(theirs).name
+        if self.kind == "mtp" and family not in ("llama", "qwen3"):
+            raise UserError(
+                f"kind='mtp' is one more layer of a llama or qwen3, but {verifier.name} is a "
+                f"{family}: choose 'eagle3' or 'block'"
+            )
+        boundaries = self._boundaries(depth)
+        encodes = theirs.encoder_style is not None
+        cross = depth - 1 if self.cross_layer is None else self.cross_layer
+        if self.cross_layer is not None and not (encodes and cross < depth):
+            raise UserError(
+                f"`cross_layer` must be a layer of an encoder-decoder, 0 .. {depth - 1}, got "
+                f"{cross} for {verifier.name}"
+            )
+        if self.draft_vocab is not None and self.draft_vocab > model.vocab_size:
+            raise UserError(
+                f"`draft_vocab` must be at most {model.vocab_size}, the tokens of "
+                f"{verifier.name}, got {self.draft_vocab}"
+            )
+        normed = self.kind == "block" or family == "qwen3"
+        layers = self.layers if self.kind == "block" else 1
+        sizes = (Qwen3Config if normed else LlamaConfig)(
+            vocab_size=theirs.vocab_size,
+            embed_dim=theirs.embed_dim,
+            num_heads=theirs.num_heads,
+            num_kv_heads=theirs.kv_heads,
+            head_dim=theirs.head_dim,
+            mlp_dim=theirs.mlp_dim,
+            num_layers=layers,
+            rope_theta=getattr(theirs, "rope_theta", 10_000.0),
+            dtype=theirs.dtype,
+        )
+        common: dict[str, Any] = {
+            "layers": sizes,
+            "boundaries": boundaries,
+            "windows": (None,) * layers,
+            "draft_vocab": self.draft_vocab,
+            "own_output": self.draft_vocab is not None,
+            "cross_layer": cross if encodes else None,
+        }
+        if self.kind == "mtp":
+            return EagleConfig(**common, projects=True, norm_output=True)
+        if self.kind == "eagle3":
+            flags = ("norm_before_residual", "fc_norm", "norm_output")
+            return EagleConfig(**common | dict.fromkeys(flags, True))
+        own_slot = bool(self.markov or self.confidence)
+        return BlockConfig(
+            **common,
+            block_size=self.max_draft + (0 if own_slot else 1),
+            # The files of decoder-only heads have a token for it.
+            mask_token=None if encodes else theirs.vocab_size - 1,
+            from_anchor=own_slot,
+            markov=self.markov,
+            markov_rank=self.markov_rank if self.markov else 0,
+            confidence=self.confidence,
+            confidence_reads_markov=self.confidence and self.markov is not None,
+        )
+
+    def _boundaries(self, depth: int) -> tuple[int, ...]:
+        if self.kind == "mtp":
+            if self.boundaries not in (None, (depth + 1,)):
+                raise UserError("`boundaries` must be None for kind='mtp', which reads the last")
+            return (depth + 1,)
+        if self.boundaries is None:
+            return tuple(sorted({min(2, depth), (depth + 2) // 2, max(1, depth - 1)}))
+        if max(self.boundaries) > depth:
+            raise UserError(
+                f"`boundaries` must be in 0 .. {depth}, the states of the verifier's {depth} "
+                f"layers, got {self.boundaries}"
+            )
+        return self.boundaries
+
+
+class VerifierBatches:
+    """Batches of the texts that a verifier writes for prompts; see `Batches`.
+
+    The texts are drawn for `pairs`, shard by shard, and kept in the run's directory.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        verifier: TextModel,
+        texts: VerifierTexts,
+        prompts: ReadPrompts,
+        name: str,
+        *,
+        tokens_per_batch: int,
+        draw_seed: int,
+        seed: int | None,
+        row_multiple: int,
+        progress: bool,
+    ):
+        self._run, self._verifier, self._texts, self._prompts = run, verifier, texts, prompts
+        self._name, self._tokens, self._draw_seed = name, tokens_per_batch, draw_seed
+        self._seed, self._multiple, self._progress = seed, row_multiple, progress
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "verifier": self._verifier.fingerprint,
+            "prompts": self._prompts.fingerprint,
+            **dataclasses.asdict(self._texts),
+            "draw_seed": self._draw_seed,
+            "tokens_per_batch": self._tokens,
+            "order": self._seed,
+            "row_multiple": self._multiple,
+        }
+
+    @functools.cached_property
+    def pairs(self) -> TokenPairs:
+        """Prompts and texts; the directory must be claimed."""
+        size, parts = self._texts.shard_rows, []
+        for start in range(0, len(self._prompts.tokens), size):
+            draw = functools.partial(self._draw, slice(start, start + size))
+            drawn = stored_pairs(self._run, (self._name, start // size), draw)
+            parts += [each for i in range(len(drawn)) for each in drawn[i]]
+        ends = set(self._verifier.tokenizer.eos_ids)
+        if all(set(target.tolist()) <= ends for target in parts[1::2]):
+            raise UserError(
+                f"{self._verifier.name} writes only empty texts for the {self._name} prompts: give "
+                "prompts that it answers (CHAT=True for a chat model)"
+            )
+        return TokenPairs.of(parts)
+
+    def _draw(self, shard: slice) -> TokenPairs:
+        prompts, texts = self._prompts, self._texts
+        if self._progress:
+            count = f"{shard.start:,} of {len(prompts.tokens):,}"
+            say(f"the verifier writes {self._name} texts: {count}")
+        inputs = prompts.tokens[shard]
+        return draw_pairs(
+            self._verifier,
+            inputs,
+            [texts.max_new_tokens] * len(inputs),
+            prompts.ids[shard],
+            temperature=texts.temperature,
+            seed=self._draw_seed,
+            batch_size=texts.batch_size,
+            progress=self._progress,
+        )
+
+    @functools.cached_property
+    def _batches(self) -> BucketedBatches:
+        pairs, words = self.pairs, self._verifier.tokenizer
+        joined = self._verifier.continues_prompts
+        layout: Any = JoinedLayout(pad_id=words.pad_id)
+        if not joined:
+            layout = PairLayout(pad_id=words.pad_id, eos_id=words.eos_ids[0])
+        lengths = covering(range(x) for x in layout.lengths(pairs))
+        batching = Batching(tokens_per_batch=self._tokens, bucket_lengths=lengths)
+        options: dict[str, Any] = {"seed": self._seed, "row_multiple": self._multiple}
+        return BucketedBatches(pairs, batching, layout, **options)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self._batches.batches_per_epoch
+
+    def batch(self, step: int) -> Any:
+        return self._batches.batch(step)
+
+    def epoch(self) -> Iterator[Any]:
+        return self._batches.epoch()
+
+
+def train_drafter(
+    recipe: DrafterRecipe,
+    trainer: TrainerConfig,
+    make_verifier: Callable[[], TextModel],
+    *,
+    output_dir: PathLike,
+    training_data: Iterable[Example],
+    validation_data: Iterable[Example],
+    on_start: Callable[[RunDirectory], None] | None = None,
+) -> dict[str, Any]:
+    """Trains a draft head on texts that its verifier writes, and writes it for `load_pair`.
+
+    After an interruption at any moment, the same call continues: the texts at their shard, training
+    at the checkpoint (see `train`), with the same bits. The verifier, its embedding and its output
+    projection do not change.
+
+    Args:
+      recipe: the head, the texts and the loss.
+      trainer: the trainer's settings. `choose_by` may be "tokens_per_call_greedy" or
+        "tokens_per_call_sampled": see `TokensPerCall`, along the verifier's texts for the
+        validation prompts at temperature 0 and 1.
+      make_verifier: called after the arguments are checked. On a mesh, the mesh's axis `data`
+        shares the rows of each batch, and each device has the whole head.
+      output_dir: the run's directory: `drafter/` (the result), `results.json`, `samples/` (the
+        texts), `metrics.jsonl`, `checkpoints/` and the records.
+      training_data: prompts; their references are not used.
+      validation_data: prompts; the best checkpoint on them is the result.
+      on_start: called with the `RunDirectory` after all checks, before the long work.
+
+    Returns:
+      The contents of `results.json`: step, number of parameters of the head and bytes that a draft
+      reads of it, validation loss, acceptance, and tokens per call.
+
+    Raises:
+      OSError: `output_dir` cannot be written, or another process trains there.
+      UserError: unusable prompts, a verifier that cannot have such a head or writes only empty
+        texts, or the `output_dir` of another run.
+    """
+    known = ("loss", "acceptance", *(_FIGURE + text for text in TEXTS))
+    if trainer.choose_by not in known:
+        raise UserError(f"`choose_by` must be one of {', '.join(known)}, got {trainer.choose_by!r}")
+    examples = {"training": list(training_data), "validation": list(validation_data)}
+    with run_directory(output_dir, (DRAFTER_NAME, RESULTS_NAME, SAMPLES_NAME)) as run:
+        verifier = make_verifier()
+        config = recipe.head_for(verifier)
+        if has_stored(verifier.params):
+            raise UserError(
+                "the verifier is quantised, so the head would learn other states: load it without "
+                "weights='int8'"
+            )
+        if run.makes(verifier.name):
+            raise UserError(
+                f"verifier={verifier.name} is an output of the run in output_dir={run.path}: "
+                "choose another output_dir"
+            )
+        model: Any = verifier.model
+        task = DraftTask(
+            head=config,
+            verifier=model.config,
+            tokens=model.vocab_size,
+            objective=recipe.objective,
+            max_draft=recipe.max_draft,
+            decay=float(recipe.decay),
+            anchors=recipe.anchors,
+            pad_id=verifier.tokenizer.pad_id,
+        )
+        batches = _batches(recipe, trainer, run, verifier, examples)
+        training, validation = batches["training"], batches["sampled"]
+
+        @functools.cache
+        def frozen() -> Frozen:
+            if recipe.draft_vocab is None:
+                return Frozen(verifier.params)
+            tokens = most_frequent(training.pairs, recipe.draft_vocab, model.vocab_size)
+            return Frozen(verifier.params, *_output(model, verifier.params, tokens))
+
+        def grow() -> VerifierBatches:
+            for each in batches.values():
+                _ = each.pairs
+            return training
+
+        figures = TokensPerCall(
+            task, frozen, {name: (TEXTS[name], batches[name]) for name in TEXTS}
+        )
+        result = train(
+            trainer,
+            task,
+            TrainingData(training=training, validation=validation, grow=grow),
+            output_dir=run,
+            constants=frozen,
+            evaluate=figures,
+            notes={
+                "greedy": batches["greedy"].describe(),
+                "draft_vocab": recipe.draft_vocab,
+                MODEL_NAMES: {"verifier": shown_path(verifier.name)},
+            },
+            on_start=on_start,
+            mesh=verifier.mesh,
+        )
+        params = jax.device_get(task.whole(result.params, frozen()))
+        size = sum(leaf.size for leaf in jax.tree.leaves(params["network"]))
+        place = save_draft_head(
+            run.own(DRAFTER_NAME),
+            task.model,
+            params,
+            verifier_params=verifier.params,
+            verifier_name=shown_path(verifier.name),
+            dtype=recipe.export_dtype,
+            max_position_embeddings=verifier.context,
+            replace=True,
+        )
+        results = {
+            "step": result.step,
+            "kind": config.kind,
+            "num_params": size,
+            "bytes": size * np.dtype(recipe.export_dtype).itemsize,
+            "max_draft": recipe.max_draft,
+            **result.figures,
+        }
+        run.write_json(RESULTS_NAME, results)
+        if trainer.progress:
+            say(f"wrote the head to {place} and its figures to {run.path / RESULTS_NAME}")
+        return results
+
+
+def _batches(
+    recipe: DrafterRecipe,
+    trainer: TrainerConfig,
+    run: RunDirectory,
+    verifier: TextModel,
+    examples: Mapping[str, Sequence[Example]],
+) -> dict[str, VerifierBatches]:
+    """The training texts, and the validation texts at each temperature of `TEXTS`."""
+    reading = functools.partial(ReadPrompts, verifier, recipe.texts, progress=trainer.progress)
+    prompts = {name: reading(each, name) for name, each in examples.items()}
+    place = verifier.partitioner
+    multiple = len(trainer.devices()) if place is None else place.row_multiple
+    seed, texts = trainer.seed, recipe.texts
+    # Validation texts are other draws, because a prompt may be in both.
+    sets: dict[str, tuple[str, float, int, int | None]] = {
+        "training": ("training", texts.temperature, seed, seed),
+        **{
+            name: ("validation", temperature, seed + 1, None) for name, temperature in TEXTS.items()
+        },
+    }
+    return {
+        name: VerifierBatches(
+            run,
+            verifier,
+            dataclasses.replace(texts, temperature=temperature),
+            prompts[data],
+            name,
+            tokens_per_batch=recipe.tokens_per_batch,
+            draw_seed=draw_seed,
+            seed=order,
+            row_multiple=multiple,
+            progress=trainer.progress,
+        )
+        for name, (data, temperature, draw_seed, order) in sets.items()
+    }
+
+
+def most_frequent(pairs: TokenPairs, count: int, vocab_size: int) -> np.ndarray:
+    """The most frequent tokens of the targets, of equal ones the first, in increasing order."""
+    targets = [pairs[i][1] for i in range(len(pairs))]
+    found = np.bincount(np.concatenate(targets), minlength=vocab_size)
+    return np.sort(np.argsort(-found, kind="stable")[:count]).astype(np.int32)
+
+
+def _output(model: Any, params: Any, tokens: np.ndarray) -> tuple[jax.Array, Any]:
+    """These tokens, and the verifier's output projection for them."""
+    if model.config.tie_embeddings:
+        kernel = params["token_embedder"]["embedding"][tokens].T
+    else:
+        kernel = params["decoder"]["logits_dense"]["kernel"][:, tokens]
+    scale = np.asarray(model.config.style.hidden_scale, kernel.dtype)
+    return jax.numpy.asarray(tokens), {"kernel": kernel * scale}

@@ -1,0 +1,280 @@
+"""The task of a draft head: what it learns from a verifier's pass over the verifier's own texts.
+
+Places count from 0. After the token at a place a (the anchor) a head drafts the tokens at a + 1,
+a + 2, .. a + G; draft i is the one at a + i + 1. p is the verifier's distribution, q the head's.
+
+Axes: B rows, L tokens of a text, A anchors, G drafts, V vocabulary, W draft vocabulary.
+
+Sources: EAGLE-3 (arXiv 2503.01840), training-time test; DFlash (2602.06036), blocks at random
+anchors; the code of DeepSpec for the contiguous supervision and the loss of the confidence.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32, Key
+
+from specjax.compilation import jit
+from specjax.models import ModelConfig, model_from_config
+from specjax.models.heads import Drafted, DraftHead, HeadConfig, ReadText, draft_head
+from specjax.sampling import distribution
+from specjax.theory import expected_calls
+from specjax.training.losses import Objective, Total, masked_total, total_variation
+from specjax.training.step import root_key
+from specjax.training.trainer import Batches
+from specjax.types import Params, Sampling
+
+# Anchors whose distributions are in memory at a time, where all are measured.
+_AT_ONCE = 16
+_TINY = 1e-30
+
+
+class Frozen(NamedTuple):
+    """What a head reads and does not learn.
+
+    Attributes:
+      verifier: the verifier's parameters.
+      drafted: the tokens that are drafted, in increasing order; None: all.
+      output: the verifier's output projection for these tokens; None: the whole.
+    """
+
+    verifier: Params
+    drafted: Int32[Array, " W"] | None = None
+    output: Params | None = None
+
+
+class KnownText(NamedTuple):
+    """A batch of texts that the verifier has read.
+
+    Attributes:
+      learnt: whether a token may be drafted: the verifier has written it, and the head has it.
+      logits: of the verifier; entry t predicts token t + 1.
+    """
+
+    read: ReadText
+    written: Bool[Array, "B L"]
+    learnt: Bool[Array, "B L"]
+    logits: Float32[Array, "B L V"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftTask:
+    """Trains a draft head on texts of its verifier; a `Task` whose `constants` are `Frozen`.
+
+    An encoder-decoder reads `PairBatch`es, a decoder-only verifier `JoinedBatch`es. A draft counts
+    if the verifier has written it and all drafts before it, and the head can draft them: a later
+    one cannot be accepted.
+
+    Attributes:
+      head: the head's configuration.
+      verifier: the verifier's.
+      tokens: V, see `Model.tokens`.
+      objective: the loss of a draft; the teacher is the verifier, over the draft vocabulary.
+      max_draft: G.
+      decay: draft i has the weight `decay ** i`.
+      anchors: A, the places of a text that are learnt at a time, drawn anew for each batch.
+      pad_id: see `TextTask`.
+    """
+
+    head: HeadConfig
+    verifier: ModelConfig
+    tokens: int
+    objective: Objective
+    max_draft: int
+    decay: float
+    anchors: int
+    pad_id: int = 0
+
+    item_name: ClassVar[str] = "drafted tokens"
+
+    @property
+    def model(self) -> DraftHead:
+        verifier = dataclasses.replace(model_from_config(self.verifier), tokens=self.tokens)
+        return draft_head(self.head, verifier)
+
+    def init(self, key: Key[Array, ""]) -> Params:
+        network = self.model.init(key)["network"]
+        return {name: x for name, x in network.items() if name != "logits_dense"}
+
+    def whole(self, params: Params, frozen: Frozen) -> Params:
+        """All parameters of the head of its own."""
+        if frozen.drafted is None:
+            return {"network": params}
+        count = frozen.drafted.size
+        places = jnp.full(self.verifier.vocab_size, count, jnp.int32)
+        places = places.at[frozen.drafted].set(jnp.arange(count, dtype=jnp.int32))
+        return {"network": {**params, "logits_dense": frozen.output}, "places": places}
+
+    def loss(self, params: Params, constants: Frozen, batch: Any, key: Key[Array, ""]) -> Total:
+        return self._totals(params, constants, batch, key)["loss"]
+
+    def evaluate(self, params: Params, constants: Frozen, batch: Any) -> dict[str, Total]:
+        return self._totals(params, constants, batch, root_key(0))
+
+    def _totals(
+        self, params: Params, frozen: Frozen, batch: Any, key: Key[Array, ""]
+    ) -> dict[str, Total]:
+        own = self.whole(params, frozen)
+        text = self.read(own, frozen, batch)
+        anchors = self._anchors(text, key)
+        counts = reachable(text, anchors, self.max_draft)
+
+        def judge(i: Array, said: Drafted) -> tuple[Array, Array]:
+            tokens = _at(anchors + i + 1, text.read.tokens)
+            reference = _at(anchors + i, text.logits)
+            if frozen.drafted is not None:
+                reference = jnp.take(reference, frozen.drafted, axis=-1)
+                tokens = jnp.take(own["places"], tokens)
+            each, accepted = per_draft(self.objective, said, tokens, reference)
+            each = self.decay ** i.astype(jnp.float32) * each
+            return masked_total(each, counts[i]).sum, masked_total(accepted, counts[i]).sum
+
+        joined = self.model.joined(own, frozen.verifier)
+        judged = self.model.drafts_along(joined, text.read, anchors, self.max_draft, judge)
+        items = jnp.sum(counts.astype(jnp.int32))
+        names = "loss", "acceptance"
+        return {name: Total(jnp.sum(x), items) for name, x in zip(names, judged, strict=True)}
+
+    def read(self, own: Params, frozen: Frozen, batch: Any) -> KnownText:
+        """The verifier's pass over a batch."""
+        if self.verifier.encoder_style is None:
+            tokens, written = batch
+            prompt = jnp.cumsum(written, axis=1) == 0
+            read, logits = self.model.read_text(frozen.verifier, tokens, mask=prompt)
+        else:
+            inputs, targets = batch
+            first = self.verifier.decoder_start_token  # type: ignore[attr-defined]
+            tokens = jnp.pad(targets, ((0, 0), (1, 0)), constant_values=first)
+            written = jnp.pad(targets != self.pad_id, ((0, 0), (1, 0)))
+            mask = inputs != self.pad_id
+            read, logits = self.model.read_text(frozen.verifier, tokens, inputs, mask)
+        learnt = written
+        if frozen.drafted is not None:
+            learnt = written & (jnp.take(own["places"], tokens) < frozen.drafted.size)
+        return KnownText(read, written, learnt, logits)
+
+    def _anchors(self, text: KnownText, key: Key[Array, ""]) -> Int32[Array, "B A"]:
+        rows, length = text.learnt.shape
+        every = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (rows, length))
+        if self.anchors >= length:
+            return every
+        first = _at(every + 1, text.learnt)
+        order = jnp.where(first, jax.random.uniform(key, first.shape), 2.0)
+        return jnp.argsort(order, axis=1)[:, : self.anchors].astype(jnp.int32)
+
+
+def reachable(text: KnownText, anchors: Int32[Array, "B A"], count: int) -> Bool[Array, "_ B A"]:
+    """For each draft, from the first, whether it may be accepted after each anchor."""
+    each = jnp.stack([_at(anchors + i, text.learnt) for i in range(1, count + 1)])
+    return jnp.cumprod(each.astype(jnp.int32), axis=0) > 0
+
+
+def per_draft(
+    objective: Objective,
+    said: Drafted,
+    tokens: Int32[Array, "B A"],
+    reference: Float32[Array, "B A W"],
+) -> tuple[Float32[Array, "B A"], Float32[Array, "B A"]]:
+    """The loss of drafts, and the chance that each is accepted: Σ min(p, q).
+
+    A confidence head also learns this chance, by its cross entropy.
+    """
+    # A token that is not drafted has no place; its draft does not count.
+    places = jnp.minimum(tokens, said.logits.shape[-1] - 1)
+    loss = objective.per_token(said.logits, places, reference)
+    accepted = 1.0 - jax.lax.stop_gradient(total_variation(said.logits, reference))
+    if said.odds is not None:
+        loss += jax.nn.softplus(said.odds) - accepted * said.odds
+    return loss, accepted
+
+
+def _at(places: Int32[Array, "B A"], x: Array) -> Array:
+    """The entries of each row at these places; zero or false past its end."""
+    places = places.reshape(*places.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, places, axis=1, mode="fill", fill_value=0)
+
+
+class TokensPerCall:
+    """The expected tokens per call of the verifier, exactly, along texts that it has written.
+
+    A text x is given that the verifier wrote at a temperature. If all drafts of a round before it
+    are accepted, draft i after anchor a is accepted with the chance min(1, q(x) / p(x)) of its
+    token x = x_{a+i+1}: the verification accepts x with min(p(x), q(x)), and emits it with p(x). So
+    the places where rounds begin are a Markov chain, and `theory.expected_calls` sums over all of
+    its ways. The figure is the number of tokens over the expected number of calls, of all texts: at
+    temperature 0 what greedy decoding does, above it the mean of lossless decoding with `Token`
+    verification over its draws.
+
+    Args:
+      task: the head.
+      frozen: see `Frozen`.
+      texts: the name of each temperature's texts, the temperature, and the batches.
+    """
+
+    def __init__(
+        self,
+        task: DraftTask,
+        frozen: Callable[[], Frozen],
+        texts: Mapping[str, tuple[float, Batches]],
+    ):
+        self._task, self._frozen, self._texts = task, frozen, texts
+
+    def __call__(self, params: Params) -> dict[str, float]:
+        found = {}
+        for name, (temperature, batches) in self._texts.items():
+            tokens, calls = 0, 0.0
+            for batch in batches.epoch():
+                given = params, self._frozen(), batch, jnp.float32(temperature)
+                chances, written = jax.device_get(_acceptances(self._task, *given))
+                for row, real in zip(chances, written, strict=True):
+                    count, first = int(real.sum()), int(np.argmax(real)) - 1
+                    tokens += count
+                    calls += expected_calls(row[first : first + count]) if count else 0.0
+            found[f"validation_tokens_per_call_{name}"] = tokens / calls
+        return found
+
+
+@functools.partial(jit, static_argnums=0)
+def _acceptances(
+    task: DraftTask, params: Params, frozen: Frozen, batch: Any, temperature: Float32[Array, ""]
+) -> tuple[Float32[Array, "B L G"], Bool[Array, "B L"]]:
+    """The chances of acceptance after every token, and which tokens the verifier has written."""
+    own = task.whole(params, frozen)
+    text = task.read(own, frozen, batch)
+    joined = task.model.joined(own, frozen.verifier)
+    tokens, sampling = text.read.tokens, Sampling(temperature)
+    following = _at(jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None], tokens)
+    p = _chance(text.logits, following, sampling)
+    rows, length = tokens.shape
+
+    def of(anchors: Int32[Array, " A"]) -> Float32[Array, "_ B A"]:
+        anchors = jnp.broadcast_to(anchors[None], (rows, anchors.size))
+
+        def judge(i: Array, said: Drafted) -> Float32[Array, "B A"]:
+            drafted = _at(anchors + i, following)
+            if frozen.drafted is not None:
+                drafted = jnp.take(own["places"], drafted)
+            q = _chance(said.logits, drafted, sampling)
+            return jnp.minimum(q / jnp.maximum(_at(anchors + i, p), _TINY), 1.0)
+
+        return task.model.drafts_along(joined, text.read, anchors, task.max_draft, judge)
+
+    groups = -(-length // _AT_ONCE)
+    every = jnp.arange(groups * _AT_ONCE, dtype=jnp.int32).reshape(groups, _AT_ONCE)
+    chances = jax.lax.map(of, jnp.minimum(every, length - 1))  # [groups, G, B, A]
+    chances = chances.transpose(2, 0, 3, 1).reshape(rows, -1, task.max_draft)
+    return chances[:, :length], text.written
+
+
+def _chance(
+    logits: Float32[Array, "B A _"], tokens: Int32[Array, "B A"], sampling: Sampling
+) -> Float32[Array, "B A"]:
+    """The probabilities of tokens; 0 of one that has no logit."""
+    probs = jax.vmap(jax.vmap(lambda x: distribution(x, sampling)))(logits)
+    picked = jnp.take_along_axis(probs, tokens[..., None], axis=-1, mode="fill", fill_value=0.0)
+    return picked[..., 0]
