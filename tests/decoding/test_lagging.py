@@ -1,6 +1,4 @@
-"""Drafters that lag, and draft limits by row and by round: exact, and caught up."""
-
-import collections
+"""Drafters that lag are caught up."""
 
 import jax
 import jax.numpy as jnp
@@ -12,75 +10,8 @@ from specjax.types import DraftInputs, PromptBatch, Prompts
 from tests.decoding import test_exact_law as whole
 from tests.decoding.helpers import pair
 from tests.models.tiny import tiny
-from tests.tables import RULES, VERIFICATIONS, p_value
+from tests.tables import RULES, VERIFICATIONS
 from tests.variants import variants
-
-
-def _start(method, params, copies, **options):
-    rows = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (whole.PROMPTS, whole.LENGTHS)]
-    prompts = PromptBatch(
-        *rows,
-        ids=np.arange(3 * copies),
-        limits=np.tile(whole.LIMITS, copies),
-        sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, copies)),
-        **options,
-    )
-    return method.init(params, prompts, max_new=4)
-
-
-def _check(state, rule, copies):
-    texts = whole.outputs(state)
-    for row in range(3):
-        law = whole.exact_law(rule, row)
-        assert p_value(collections.Counter(texts[row::3]), law, copies) > 1e-5, row
-
-
-@pytest.mark.parametrize(
-    ("rule_name", "name"),
-    [
-        ("TokenV2", "Token"),
-        pytest.param("Lossless", "Block", marks=pytest.mark.exhaustive),
-        pytest.param("Lossless", "Token", marks=pytest.mark.exhaustive),
-        pytest.param("TokenV2", "Block", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_the_law_with_limits_that_differ_by_row_and_by_round(name, rule_name):
-    copies, rule = 4000, RULES[rule_name]
-    drafter = drafting.NeuralDrafter(whole.MODEL, 3)
-    method = decoding.Speculative(
-        whole.MODEL, drafter, VERIFICATIONS[name], eos_ids=(whole.EOS,), widths=(1, 2, 4)
-    )
-    params = pair(*whole.PARAMS, rule)
-    state = _start(method, params, copies, draft_limits=np.tile([0, 2, 3], copies))
-    while not bool(state.finished.all()):
-        state = method.run(params, state, 1)
-        # What is committed may decide: after token 1 nothing is drafted, else by length.
-        last = jnp.take_along_axis(state.tokens, jnp.maximum(state.lengths - 1, 0)[:, None], axis=1)
-        limits = jnp.where(last[:, 0] == 1, 0, (3 * state.lengths + 2) % 4)
-        state = state._replace(draft_limits=limits)
-    drafted = np.asarray(state.info.drafted_lengths).sum(axis=0)
-    assert np.all(drafted > 0), "every length from 0 to 3 is drafted"
-    _check(state, rule, copies)
-
-
-def test_a_wrong_choice_of_limits_is_seen():
-    """The control: a limit that looks at the token that is drafted next is biased."""
-    copies, rule = 4000, RULES["Lossless"]
-
-    class Peeking(drafting.NeuralDrafter):
-        def propose(self, params, state, inputs, **options):
-            block, state = super().propose(params, state, inputs, **options)
-            # Drops a drafted token because of its value.
-            kept = jnp.where(block.tokens[:, 0] == 1, 0, block.num_drafted)
-            return block._replace(num_drafted=kept), state
-
-    method = decoding.Speculative(
-        whole.MODEL, Peeking(whole.MODEL, 3), VERIFICATIONS["Token"], eos_ids=(whole.EOS,)
-    )
-    params = pair(*whole.PARAMS, rule)
-    state = method.run(params, _start(method, params, copies), 100)
-    with pytest.raises(AssertionError):
-        _check(state, rule, copies)
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("t5_v1_1", marks=pytest.mark.exhaustive)])
@@ -236,15 +167,6 @@ def test_rounds_that_cannot_nest_are_refused():
     same = drafting.NeuralDrafter(whole.MODEL, 2, name="verifier")
     with pytest.raises(ValueError, match="models of a round must have different names"):
         decoding.Round(whole.MODEL, same, VERIFICATIONS["Token"])
-
-
-@pytest.mark.parametrize(("name", "rule_name"), [("Block", "Lossless"), ("Token", "TokenV2")])
-def test_the_law_of_a_drafter_that_catches_up(name, rule_name):
-    """A block that stands leaves its last token to the first step of the next draft."""
-    copies, rule = 7000, RULES[rule_name]
-    drafter = drafting.NeuralDrafter(whole.MODEL, 2, catches_up=True)
-    method = decoding.Speculative(whole.MODEL, drafter, VERIFICATIONS[name], eos_ids=(whole.EOS,))
-    _check(whole.sample(method, rule, copies), rule, copies)
 
 
 @pytest.mark.parametrize("rule_name", variants(["Lossless", "OPT"], "OPT"))

@@ -21,7 +21,7 @@ from specjax import (
 )
 from specjax.decoding.method import insert_rows
 from tests.decoding.helpers import begin, bound_to
-from tests.drafting.choices import Law
+from tests.laws import Law
 from tests.tables import targets
 from tests.variants import variants
 
@@ -185,9 +185,10 @@ def begun_round(names, drafter, verify):
     """A round with processors, its parameters for a rule, and the changes in plain numbers."""
     proposer, params = DRAFTERS[drafter]
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
-    one_round = decoding.Round(MODEL, proposer, judge, process_drafts=drafter != "unprocessed")
+    processed = drafter != "unprocessed"
+    method = decoding.Speculative(MODEL, proposer, judge, process_drafts=processed)
     given, shared = bound_to(V, *(PROCESSORS[x][0] for x in names))
-    law = Law(one_round, given)
+    law = Law(method, processors=given)
     ordered = [name for name in (ORDERED if len(names) > 1 else names) if name in names]
     return (
         law,
@@ -249,12 +250,10 @@ def test_a_state_that_does_not_follow_gives_another_law(what, following, least, 
 
 
 def test_a_state_that_is_not_rolled_back_gives_another_law(monkeypatch):
-    from tests.drafting import choices
-
     def forwards(drawn, tokens, counts):
         return processing.advance(drawn, tokens, jnp.full_like(counts, tokens.shape[1]))
 
-    monkeypatch.setattr(choices, "advance", forwards)
+    monkeypatch.setattr(decoding.method, "advance", forwards)
     law, params, changes = begun_round(("FrequencyPenalty",), "fixed", "Block")
     target = wanted(RULES[0], changes, "fixed")
     assert testing.total_variation(law(params(RULES[0]), (0, 1), N), target) > 0.02

@@ -13,7 +13,7 @@ from specjax.decoding.blocks import part_of, shape_of
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.decoding.trees import Likeliest, Walk
-from tests.drafting.choices import Law
+from tests.laws import Law
 from tests.tables import targets
 from tests.variants import variants
 
@@ -39,7 +39,9 @@ TREES = [(BUSH, True), *itertools.product([BUSH, (0, 0), (0, 1)], [False])]
 @pytest.mark.parametrize("tree", variants(TREES, TREES[0]), ids=str)
 def test_a_walk_over_trees_follows_the_target_exactly(tree):
     parents, early = tree
-    one_round = decoding.Round(MODEL, Likeliest(V, parents, early), Walk(), (1 + len(parents),))
+    one_round = decoding.Speculative(
+        MODEL, Likeliest(V, parents, early), Walk(), (1 + len(parents),)
+    )
     law = Law(one_round)
     for rule in (rules.Lossless(), rules.TokenV3(0.5)):
         found = law(decoding.MethodParams(P, Q, rule), (0, 1), N)
@@ -58,7 +60,7 @@ class Reordered(Walk):
 
 
 def test_control_of_a_wrong_parent():
-    law = Law(decoding.Round(MODEL, Likeliest(V, BUSH), Reordered(), (6,)))
+    law = Law(decoding.Speculative(MODEL, Likeliest(V, BUSH), Reordered(), (6,)))
     found = law(decoding.MethodParams(P, Q), (0, 1), N)
     assert testing.total_variation(found, law_of(rules.Lossless())) > 0.05
 

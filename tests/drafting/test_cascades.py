@@ -15,7 +15,7 @@ import pytest
 import specjax
 from specjax import decoding, drafting, rules, sampling, testing, types, verification
 from tests import tiny_pair
-from tests.drafting.choices import Law
+from tests.laws import Law
 
 PROMPT = (0, 1)
 TOKENS = 3
@@ -108,7 +108,7 @@ def vertical(tree, vocab, counts, inner, **settings):
 
 @functools.cache
 def enumerated(drafter, verify):
-    return Law(decoding.Round(model(drafter.vocab_size), drafter, VERIFICATIONS[verify]))
+    return Law(decoding.Speculative(model(drafter.vocab_size), drafter, VERIFICATIONS[verify]))
 
 
 def distance(tree, drafter, verify, *, temperature=1.0, outer=None, **given):

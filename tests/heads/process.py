@@ -16,8 +16,8 @@ import numpy as np
 from specjax import sampling, testing
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
-from tests.drafting.choices import Choices
 from tests.drafting.rounds import numbers, outcomes_of
+from tests.laws import Choices
 from tests.models.tiny import quick_jit
 
 

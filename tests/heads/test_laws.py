@@ -11,9 +11,9 @@ import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, verification
 from tests.decoding.helpers import begin
-from tests.drafting.choices import Law
 from tests.heads.process import Process
 from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_head
+from tests.laws import Law
 
 N, G = 4, 2
 PROMPT = (0, 1)
@@ -51,7 +51,7 @@ def distances(name, verify, stop, rule_names, mapped=None, **options):
     """Rounds in the loop from what they must be; how far drafts and targets differ."""
     tiny = tiny_head(name, mapped=mapped)
     drafter, own = drafter_of(tiny, G, STOPS[stop], **options)
-    law = Law(decoding.Round(tiny.verifier, drafter, VERIFICATIONS[verify]))
+    law = Law(decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify]))
     process = Process(tiny, drafter, VERIFICATIONS[verify])
     found, lengths = {}, set()
     for rule, temperature in itertools.product(rule_names, TEMPERATURES):
@@ -114,7 +114,7 @@ def test_the_law_of_greedy_drafts(name):
 def lossless(drafter, own, name, prompt=PROMPT, num_tokens=N, verify=None):
     """The total variation distance of what is emitted from the verifier's law."""
     tiny = tiny_head(name)
-    one = decoding.Round(tiny.verifier, drafter, verify or verification.Block())
+    one = decoding.Speculative(tiny.verifier, drafter, verify or verification.Block())
     found = Law(one)(decoding.MethodParams(tiny.verifier_params, own), prompt, num_tokens)
     return testing.total_variation(found, verifiers_law(1.0, prompt, num_tokens))
 
@@ -137,7 +137,7 @@ def test_the_law_of_an_encoder_decoder(name):
     logits = np.asarray(tiny.verifier.apply(tiny.verifier_params, inputs, outputs))
     after = np.stack([logits[row, len(text)] for row, text in enumerate(texts)])
     wanted = testing.target_law(np.asarray(jax.nn.softmax(after)), N)
-    law = Law(decoding.Round(tiny.verifier, drafter, verification.Block()))
+    law = Law(decoding.Speculative(tiny.verifier, drafter, verification.Block()))
     found = law(decoding.MethodParams(tiny.verifier_params, own), PROMPT, N)
     assert testing.total_variation(found, wanted) < EXACT
 
