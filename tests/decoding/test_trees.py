@@ -14,6 +14,7 @@ from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.decoding.trees import Likeliest, Walk
 from tests.laws import Law
+from tests.models.tiny import quick_jit
 from tests.tables import targets
 from tests.variants import variants
 
@@ -68,12 +69,15 @@ def test_control_of_a_wrong_parent():
 def test_levels_read_after_each_other_are_the_tree_read_at_once():
     tree = shape_of(jnp.array([BUSH] * 2, jnp.int32))
     prompts, lengths = jnp.array([[2, 1, 0, 0], [1, 0, 1, 1]], jnp.int32), jnp.array([2, 4])
-    cache, last, at = MODEL.prefill(P, types.Prompts(prompts, lengths), 12)
+    cache, last, at = quick_jit(MODEL.prefill, static_argnums=2)(
+        P, types.Prompts(prompts, lengths), 12
+    )
+    read = quick_jit(MODEL.score_tree)
     block = jnp.concatenate([last[:, None], jnp.array([[1, 0, 2, 1, 2]] * 2)], axis=1)
-    whole = MODEL.score_tree(P, cache, block, at, tree)[0]
+    whole = read(P, cache, block, at, tree)[0]
     for start, end in ((0, 1), (1, 3), (3, 5), (5, 6)):
         given = block[:, start:end], at, part_of(tree, start, end)
-        logits, _, updates = MODEL.score_tree(P, cache, *given)
+        logits, _, updates = read(P, cache, *given)
         np.testing.assert_array_equal(logits, whole[:, start:end])
         cache = MODEL.write(cache, updates, at + start)
 
@@ -95,13 +99,12 @@ def test_nodes_see_their_path_alone_in_any_width():
     )
 
 
-@pytest.mark.parametrize("widths", [(6,), None])
-def test_greedy_trees_are_the_verifiers_own_text(widths):
+def test_greedy_trees_are_the_verifiers_own_text():
     """In the loop, rows of several lengths, with draft limits that cut trees anywhere."""
     inputs, lengths = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32), np.array([3, 1, 2])
     given = {"ids": np.arange(3), "limits": np.array([9, 7, 9]), "max_new": 9}
     given["sampling"] = Sampling(0.0)
-    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk(), widths)
+    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk())
     params = decoding.MethodParams(P, Q)
     alone = decoding.Autoregressive(MODEL)
     want = alone.run(params, begin(alone, params, inputs, lengths, **given), 100)

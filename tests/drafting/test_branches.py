@@ -12,6 +12,7 @@ from specjax.types import ChildLaw, DraftBlock
 from tests.decoding.helpers import begin
 from tests.drafting.test_laws import BRANCHES, COPIES, chain, side_by_side, wide
 from tests.laws import MODEL, B, P, V
+from tests.models.tiny import quick_jit
 
 ONE, TWO = chain(1), chain(1, "b")
 
@@ -35,7 +36,7 @@ def block_of(tokens, parents=None, laws=None, certain=True):
 
 
 def test_equal_certain_tokens_are_joined():
-    union = united([block_of([1, 2, 3]), block_of([1, 2, 0, 1]), block_of([2])])
+    union = quick_jit(united)([block_of([1, 2, 3]), block_of([1, 2, 0, 1]), block_of([2])])
     assert union.num_drafted == 6 and union.tokens.shape == (1, 8)
     np.testing.assert_array_equal(union.tokens[0, :6], [1, 2, 3, 0, 1, 2])
     np.testing.assert_array_equal(union.parents[0, :6], [0, 1, 2, 2, 4, 0])
@@ -46,11 +47,11 @@ def test_equal_certain_tokens_are_joined():
 
 
 def test_drawn_tokens_are_not_joined():
-    union = united([block_of([1, 2], certain=False), block_of([1, 2], certain=False)])
+    union = quick_jit(united)([block_of([1, 2], certain=False), block_of([1, 2], certain=False)])
     np.testing.assert_array_equal(union.parents[0], [0, 1, 0, 3])
     # A fixed token beside one that was drawn without it: it stays, for the law of the other.
     pair = block_of([3, 1, 4], [0, 0, 2], [ChildLaw.OFF, ChildLaw.TOP, ChildLaw.OFF], False)
-    union = united([block_of([1], certain=False), pair])
+    union = quick_jit(united)([block_of([1], certain=False), pair])
     np.testing.assert_array_equal(union.tokens[0], [1, 3, 1, 4])
     np.testing.assert_array_equal(union.parents[0], [0, 0, 0, 1])
     np.testing.assert_array_equal(union.drawn_from[0], [0, 1, 1, 3])
@@ -58,12 +59,13 @@ def test_drawn_tokens_are_not_joined():
 
 @pytest.mark.parametrize("latest", [False, True])
 def test_the_longest_matches(latest):
-    rng = np.random.default_rng(0)
+    rng, ahead = np.random.default_rng(0), 2
+    find = quick_jit(lambda *given: longest_matches(*given, 3, ahead, latest=latest))
     for _ in range(20):
-        length, ahead = int(rng.integers(2, 14)), 2
+        length = int(rng.integers(2, 14))
         text = rng.integers(0, 3, 16)
         context, lengths = jnp.asarray(text[None], jnp.int32), jnp.array([length], jnp.int32)
-        found = longest_matches(context, lengths, 3, ahead, latest=latest)
+        found = find(context, lengths)
         own, left = list(text[:length]), list(range(1, length))
         for number in range(3):
             agree = {at: agreement(own, at) for at in left}

@@ -58,10 +58,9 @@ GREEDY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "matrix", "rule"),
-    [GREEDY[0], *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in GREEDY[1:])],
-)
+# The laws at temperature 0 in tests/drafting/test_laws.py are the quick sibling.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("family", "matrix", "rule"), GREEDY)
 def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, rule):
     model, params = target(family)
     sizes = dict(zip(("middle", "small", "least"), (0.05, 0.2, 0.4), strict=True))

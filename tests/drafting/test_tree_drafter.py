@@ -16,6 +16,7 @@ from tests import laws
 from tests.decoding.helpers import begin
 from tests.drafting.test_laws import SHAPES
 from tests.laws import MODEL, A, P, V
+from tests.models.tiny import quick_jit
 from tests.tables import targets
 
 N = 3
@@ -99,6 +100,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
         )
         return drafter.propose(params, state, inputs)[0]
 
+    blocks = quick_jit(blocks, static_argnums=0)
     drawn, greedy = blocks("top", 1.0), blocks(children, 0.0)
     np.testing.assert_array_equal(greedy.tokens, drawn.tokens)
     np.testing.assert_array_equal(greedy.parents, drawn.parents)

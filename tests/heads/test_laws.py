@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, sampling, testing, verification
-from tests.decoding.helpers import begin
 from tests.heads.process import Process
 from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_head
 from tests.laws import Law
@@ -189,32 +188,11 @@ class SharedNoise(drafting.BlockDrafter):
 
 
 def test_control_noise_that_a_block_shares():
-    """Tokens of a DFlash are independent: with one uniform for all the law is another."""
+    """The chances of what the other uniforms would draw then add up to more, or less, than 1."""
     tiny = tiny_head("dflash")
-    assert _sampled(drafting.BlockDrafter(tiny.head, G), tiny) < 0.05
-    assert _sampled(SharedNoise(tiny.head, G), tiny) > 0.1
-
-
-def _sampled(drafter, tiny, copies=5_000, temperature=4.0):
-    """How far outputs of rounds with real noise are from the verifier's law."""
-    method = decoding.Speculative(tiny.verifier, drafter, verification.Token())
-    params = decoding.MethodParams(tiny.verifier_params, drafter_of(tiny, G)[1])
-    inputs = np.tile(np.array([PROMPT], np.int32), (copies, 1))
-    lengths = np.full(copies, len(PROMPT), np.int32)
-    settings = sampling.Sampling(temperature)
-    state = begin(
-        method,
-        params,
-        inputs,
-        lengths,
-        ids=np.arange(copies),
-        limits=np.full(copies, 3),
-        sampling=settings,
-        max_new=3,
-    )
-    tokens = np.asarray(method.run(params, state, 100).tokens)[:, :3]
-    counts = np.bincount(tokens @ V ** np.arange(2, -1, -1), minlength=V**3)
-    return testing.total_variation(counts / copies, verifiers_law(temperature, num_tokens=3))
+    own = drafter_of(tiny, G)[1]
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        lossless(SharedNoise(tiny.head, G), own, "dflash", verify=verification.Token())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -170,6 +170,7 @@ def test_a_block_that_drafts_nothing_counts_the_pass_of_its_bonus():
     state, drafter = begun(method, params, [0, 2]).inner.drafter, method.drafter
     noise = jnp.zeros((2, drafter.num_uniforms))
 
+    @quick_jit
     def calls(active):
         inputs = DraftInputs(
             jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), noise, Sampling(jnp.full(2, WARM)),
@@ -227,12 +228,14 @@ def test_a_draft_that_ends_early_has_the_same_bonus_beside_longer_ones():
     drafter, rows = method.drafter, 2
     noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
 
+    @quick_jit
     def bonus(limits):
         inputs = DraftInputs(
-            jnp.zeros(rows, jnp.int32), jnp.array(limits), jnp.asarray(noise, jnp.float32),
+            jnp.zeros(rows, jnp.int32), limits, jnp.asarray(noise, jnp.float32),
             Sampling(jnp.full(rows, WARM)), jnp.ones(rows, bool), False,
         )  # fmt: skip
         block, after = drafter.propose(params.drafter, state.drafter, inputs)
         return drafter.bonus(params.drafter, after, inputs, block)[0].probs[0]
 
-    np.testing.assert_allclose(bonus([1, G]), bonus([1, 1]), atol=1e-6)
+    both = (bonus(np.array(limits, np.int32)) for limits in ([1, G], [1, 1]))
+    np.testing.assert_allclose(*both, atol=1e-6)
