@@ -315,14 +315,19 @@ def _contexts(prompt, count):
     return pairs @ [V + 1, 1]
 
 
+def probabilities(logits, temperature):
+    """The distributions at a temperature, in float64 up to the result."""
+    logits = np.asarray(logits, np.float64)
+    if temperature == 0.0:
+        return np.eye(logits.shape[-1], dtype=np.float32)[logits.argmax(axis=-1)]
+    weights = np.exp((logits - logits.max(axis=-1, keepdims=True)) / np.float64(temperature))
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
 def after(table, row, temperature=None):
     """The distributions `[P, V]` after all prefixes of a row's texts, from the table alone."""
-    logits = np.asarray(table, np.float64)[_contexts(row.prompt, row.limit)]
-    temperature = row.temperature if temperature is None else temperature
-    if temperature == 0.0:
-        return np.eye(V, dtype=np.float32)[logits.argmax(axis=1)]
-    weights = np.exp((logits - logits.max(axis=1, keepdims=True)) / np.float64(temperature))
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    logits = np.asarray(table)[_contexts(row.prompt, row.limit)]
+    return probabilities(logits, row.temperature if temperature is None else temperature)
 
 
 def target(rule, row, q=None, *, verifier=P, drafter=A):
@@ -350,6 +355,14 @@ def distance(found, wanted):
     return 0.5 * sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted})
 
 
+def array_of(law, vocab, num_tokens):
+    """A law of texts of N tokens as an array `[V ** N]` float64."""
+    found = np.zeros((vocab,) * num_tokens)
+    for text, chance in law.items():
+        found[text] = chance
+    return found.reshape(-1)
+
+
 class Law:
     """The law of the first tokens after a prompt, whatever they are.
 
@@ -365,7 +378,4 @@ class Law:
     def __call__(self, params, prompt, num_tokens, temperature=1.0):
         """`[V ** N]` float64."""
         row = Row(tuple(prompt), num_tokens, self.draft_limit, temperature)
-        law = np.zeros((self.texts.method.vocab_size,) * num_tokens)
-        for text, chance in self.texts(params, [row])[0].items():
-            law[text] = chance
-        return law.reshape(-1)
+        return array_of(self.texts(params, [row])[0], self.texts.method.vocab_size, num_tokens)

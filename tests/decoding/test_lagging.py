@@ -141,15 +141,6 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
     assert np.abs(np.asarray(wrong[2, 0]) - np.asarray(outcome.probs[2, 0])).max() > 1e-3
 
 
-def test_rounds_that_cannot_nest_are_refused():
-    drafter = drafting.NeuralDrafter(whole.MODEL, 2)
-    with pytest.raises(ValueError, match="GreedyBlock is not exact in an inner round"):
-        decoding.Round(whole.MODEL, drafter, VERIFICATIONS["GreedyBlock"], nested=True)
-    same = drafting.NeuralDrafter(whole.MODEL, 2, name="verifier")
-    with pytest.raises(ValueError, match="models of a round must have different names"):
-        decoding.Round(whole.MODEL, same, VERIFICATIONS["Token"])
-
-
 @pytest.mark.parametrize("rule_name", variants(["Lossless", "OPT"], "OPT"))
 def test_who_catches_up_writes_the_same_in_fewer_passes(rule_name):
     rounds = {}

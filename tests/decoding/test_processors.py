@@ -22,6 +22,7 @@ from specjax import (
 from specjax.decoding.method import insert_rows
 from tests.decoding.helpers import begin, bound_to
 from tests.laws import Law
+from tests.models.tiny import quick_jit
 from tests.tables import targets
 from tests.variants import variants
 
@@ -397,10 +398,15 @@ def test_no_processor_hides_a_nan():
     for name, (processor, _) in PROCESSORS.items():
         given, shared = bound_to(V, processor)
         drawn = types.Sampling(processors=given)
-        state = processing.initial_processing(batch._replace(sampling=drawn), V, 4, shared)
-        drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, 2), drawn)
-        drawn = processing.bound(processing.with_processing(drawn, state), shared)
-        found = np.asarray(jnp.isnan(processing.distributions(logits, drawn)).any(axis=1))
+
+        @quick_jit
+        def hidden(drawn, shared, logits):
+            state = processing.initial_processing(batch._replace(sampling=drawn), V, 4, shared)
+            drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, 2), drawn)
+            drawn = processing.bound(processing.with_processing(drawn, state), shared)
+            return jnp.isnan(processing.distributions(logits, drawn)).any(axis=1)
+
+        found = hidden(drawn, shared, logits)
         np.testing.assert_array_equal(found, [True, False], err_msg=name)
 
 

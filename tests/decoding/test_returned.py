@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, testing, types, verification
+from specjax import testing, types
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import LogProbs
 from tests import tiny_pair
@@ -62,17 +62,6 @@ def _table(seed):
     logits = np.full((VOCAB + 1, VOCAB), -np.inf, np.float32)
     logits[:, 10:13] = np.random.default_rng(seed).normal(size=(VOCAB + 1, 3)) * 1.5
     return logits
-
-
-def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_fixed_length(pair):
-    with pytest.raises(ValueError, match="Short has fixed_length=False: use Block or"):
-        specjax.Decoder(
-            pair.verifier,
-            drafting=specjax.WithParams(Short()),
-            verification=verification.GreedyBlock(),
-            **SHAPE,
-        )
-    assert drafting.NeuralDrafter(pair.drafter.model, 2).traits.fixed_length
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_control_of_a_wrong_parent():
 
 
 def test_levels_read_after_each_other_are_the_tree_read_at_once():
-    tree = shape_of(jnp.array([BUSH] * 2, jnp.int32))
+    tree = quick_jit(shape_of)(jnp.array([BUSH] * 2, jnp.int32))
     prompts, lengths = jnp.array([[2, 1, 0, 0], [1, 0, 1, 1]], jnp.int32), jnp.array([2, 4])
     cache, last, at = quick_jit(MODEL.prefill, static_argnums=2)(
         P, types.Prompts(prompts, lengths), 12
@@ -83,19 +83,20 @@ def test_levels_read_after_each_other_are_the_tree_read_at_once():
 
 
 def test_nodes_see_their_path_alone_in_any_width():
-    tree = shape_of(jnp.array([BUSH], jnp.int32))
+    tree = quick_jit(shape_of)(jnp.array([BUSH], jnp.int32))
     np.testing.assert_array_equal(tree.depths[0], [0, 1, 1, 2, 2, 3])
     np.testing.assert_array_equal(tree.seen[0, 5], [True, True, False, False, True, True])
     assert part_of(tree, 0, 3).seen.shape == (1, 3, 3)
     # A chain is its simplest tree: what is read of it is what is read of a chain.
     prompt = jnp.array([[2, 1, 0, 0]], jnp.int32)
-    cache, _, at = MODEL.prefill(P, types.Prompts(prompt, jnp.array([2])), 9)
+    prefill = quick_jit(MODEL.prefill, static_argnums=2)
+    cache, _, at = prefill(P, types.Prompts(prompt, jnp.array([2])), 9)
     block = jnp.array([[1, 0, 2, 1]], jnp.int32)
-    chain = shape_of(jnp.arange(3, dtype=jnp.int32)[None])
+    chain = quick_jit(shape_of)(jnp.arange(3, dtype=jnp.int32)[None])
     jax.tree.map(
         np.testing.assert_array_equal,
-        MODEL.score(P, cache, block, at),
-        MODEL.score_tree(P, cache, block, at, chain),
+        quick_jit(MODEL.score)(P, cache, block, at),
+        quick_jit(MODEL.score_tree)(P, cache, block, at, chain),
     )
 
 

@@ -379,7 +379,7 @@ FIRST, SECOND = (
 )
 
 
-@pytest.mark.parametrize("judge", ["Traversal", "TopDown"])
+@pytest.mark.parametrize("judge", variants(["Traversal", "TopDown"], "Traversal"))
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_child_is_judged_by_its_law_without_the_siblings_that_a_limit_cuts(
     judge, kept, monkeypatch

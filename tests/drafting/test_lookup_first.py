@@ -22,22 +22,6 @@ def method(drafter, verify=None):
     )
 
 
-def params(rule=None, own=PARAMS):
-    return decoding.MethodParams(whole.PARAMS[0], own, rule or rules.Lossless())
-
-
-def start(loop, copies, given=None, prompts=whole.PROMPTS, lengths=whole.LENGTHS, **options):
-    rows = [np.tile(x, (copies,) + (1,) * (x.ndim - 1)) for x in (prompts, lengths)]
-    batch = PromptBatch(
-        *rows,
-        ids=np.arange(len(rows[0])),
-        limits=np.tile(whole.LIMITS, copies),
-        sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, copies)),
-        **options,
-    )
-    return loop.init(given or params(), batch, max_new=4)
-
-
 def test_a_row_that_copies_makes_no_pass():
     """Its neighbour's passes are counted, its own alone are none; the model then catches up."""
     table = np.full((V + 1, V), -20.0, np.float32)
@@ -85,8 +69,15 @@ class Kept:
 @pytest.mark.parametrize(("drafter", "own"), [(FIRST, PARAMS), (FIRST.lookup, ())])
 def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
     """With the rule that keeps all of q, all that is copied stands."""
-    loop, given = method(drafter), params(Kept(), own)
-    state = loop.run(given, start(loop, 1, given), 100)
+    loop, given = method(drafter), decoding.MethodParams(whole.PARAMS[0], own, Kept())
+    batch = PromptBatch(
+        whole.PROMPTS,
+        whole.LENGTHS,
+        ids=np.arange(3),
+        limits=whole.LIMITS,
+        sampling=sampling.Sampling(whole.TEMPERATURES),
+    )
+    state = loop.run(given, loop.init(given, batch, max_new=4), 100)
     drafted, accepted = (
         np.asarray(x).sum(axis=0) for x in (state.info.drafted_lengths, state.info.accepted_lengths)
     )

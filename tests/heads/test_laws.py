@@ -9,22 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing, verification
+from specjax import decoding, drafting, rules, testing, verification
+from tests import laws
 from tests.heads.process import Process
 from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_head
 from tests.laws import Law
+from tests.tables import RULES
 
 N, G = 4, 2
 PROMPT = (0, 1)
 EXACT = 1e-6
 TEMPERATURES = (1.0, 0.6, 0.0)
-RULES = {
-    "Lossless": rules.Lossless(),
-    "OPT": rules.OPT(0.2),
-    "TokenV3": rules.TokenV3(0.5),
-    "KLBall": rules.KLBall(0.05),
-}
 VERIFICATIONS = {"token": verification.Token(), "block": verification.Block()}
+ALL_RULES = ("Lossless", "OPT", "TokenV3", "KLBall")
 STOPS = {
     "fixed": None,
     "confidence": drafting.Confidence(0.7),
@@ -35,27 +32,25 @@ STOPS = {
 @functools.cache
 def verifiers_law(temperature, prompt=PROMPT, num_tokens=N):
     tiny = tiny_head("eagle3")  # all heads have one verifier
-    settings = sampling.Sampling(np.float32(temperature))
-    table = testing.prefix_distributions(
-        tiny.verifier,
-        tiny.verifier_params,
-        prompt,
-        num_tokens,
-        lambda x: sampling.distribution(x, settings),
-    )
-    return testing.target_law(table, num_tokens)
+    given = tiny.verifier, tiny.verifier_params, prompt, num_tokens
+    logits = testing.prefix_distributions(*given, lambda logits: logits)
+    return testing.target_law(laws.probabilities(logits, temperature), num_tokens)
 
 
 def distances(name, verify, stop, rule_names, mapped=None, **options):
     """Rounds in the loop from what they must be; how far drafts and targets differ."""
     tiny = tiny_head(name, mapped=mapped)
     drafter, own = drafter_of(tiny, G, STOPS[stop], **options)
-    law = Law(decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify]))
+    method = decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify])
     process = Process(tiny, drafter, VERIFICATIONS[verify])
+    both = list(itertools.product(rule_names, TEMPERATURES))
+    names = [rule for rule, _ in both]
+    rule = RULES[names[0]] if len(rule_names) == 1 else laws.OneOf.by_row(names)
+    params = decoding.MethodParams(tiny.verifier_params, own, rule)
+    rows = [laws.Row(PROMPT, N, temperature=temperature) for _, temperature in both]
     found, lengths = {}, set()
-    for rule, temperature in itertools.product(rule_names, TEMPERATURES):
-        params = decoding.MethodParams(tiny.verifier_params, own, RULES[rule])
-        emitted = law(params, PROMPT, N, temperature=temperature)
+    for (rule, temperature), law in zip(both, laws.Texts(method)(params, rows), strict=True):
+        emitted = laws.array_of(law, V, N)
         wanted, of_rounds, drafted = process(own, RULES[rule], PROMPT, N, temperature)
         lengths |= drafted
         apart = [testing.total_variation(emitted, wanted), of_rounds]
@@ -72,7 +67,7 @@ QUICK = {
     ("dspark", "block", "own"): ("Lossless",),
 }
 ALL = [
-    pytest.param(*case, tuple(RULES), marks=pytest.mark.exhaustive)
+    pytest.param(*case, ALL_RULES, marks=pytest.mark.exhaustive)
     for case in itertools.product(CONFIGS, VERIFICATIONS, STOPS)
     if case[2] != "own" or case[0] == "dspark"
 ]
