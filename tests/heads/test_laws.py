@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from tests import laws
 from tests.heads.process import Process
 from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_head
 from tests.laws import Law
+from tests.models.tiny import quick_jit
 from tests.tables import RULES
 
 N, G = 4, 2
@@ -44,12 +44,16 @@ def distances(name, verify, stop, rule_names, mapped=None, **options):
     method = decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify])
     process = Process(tiny, drafter, VERIFICATIONS[verify])
     both = list(itertools.product(rule_names, TEMPERATURES))
-    names = [rule for rule, _ in both]
-    rule = RULES[names[0]] if len(rule_names) == 1 else laws.OneOf.by_row(names)
+    # And a text of one token, which has no states.
+    names = [*(rule for rule, _ in both), "Lossless"]
+    rule = RULES["Lossless"] if len(rule_names) == 1 else laws.OneOf.by_row(names)
     params = decoding.MethodParams(tiny.verifier_params, own, rule)
     rows = [laws.Row(PROMPT, N, temperature=temperature) for _, temperature in both]
-    found, lengths = {}, set()
-    for (rule, temperature), law in zip(both, laws.Texts(method)(params, rows), strict=True):
+    *texts, short = laws.Texts(method)(params, [*rows, laws.Row((1,), N)])
+    alone = verifiers_law(1.0, (1,))
+    found = {"one token": testing.total_variation(laws.array_of(short, V, N), alone)}
+    lengths = set()
+    for (rule, temperature), law in zip(both, texts, strict=True):
         emitted = laws.array_of(law, V, N)
         wanted, of_rounds, drafted = process(own, RULES[rule], PROMPT, N, temperature)
         lengths |= drafted
@@ -113,12 +117,6 @@ def lossless(drafter, own, name, prompt=PROMPT, num_tokens=N, verify=None):
     return testing.total_variation(found, verifiers_law(1.0, prompt, num_tokens))
 
 
-@pytest.mark.parametrize("name", ["eagle3", pytest.param("dflash", marks=pytest.mark.exhaustive)])
-def test_a_text_of_one_token_has_no_states(name):
-    drafter, own = drafter_of(tiny_head(name), G)
-    assert lossless(drafter, own, name, (1,)) < EXACT
-
-
 @pytest.mark.parametrize("name", ["dspark", pytest.param("eagle3", marks=pytest.mark.exhaustive)])
 def test_the_law_of_an_encoder_decoder(name):
     tiny = tiny_t5_head(name)
@@ -128,9 +126,9 @@ def test_the_law_of_an_encoder_decoder(name):
     for row, text in enumerate(texts):
         outputs[row, 1 : 1 + len(text)] = text
     inputs = np.tile(np.array([PROMPT], np.int32), (len(texts), 1))
-    logits = np.asarray(tiny.verifier.apply(tiny.verifier_params, inputs, outputs))
+    logits = np.asarray(quick_jit(tiny.verifier.apply)(tiny.verifier_params, inputs, outputs))
     after = np.stack([logits[row, len(text)] for row, text in enumerate(texts)])
-    wanted = testing.target_law(np.asarray(jax.nn.softmax(after)), N)
+    wanted = testing.target_law(laws.probabilities(after, 1.0), N)
     law = Law(decoding.Speculative(tiny.verifier, drafter, verification.Block()))
     found = law(decoding.MethodParams(tiny.verifier_params, own), PROMPT, N)
     assert testing.total_variation(found, wanted) < EXACT
