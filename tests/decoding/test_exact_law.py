@@ -96,7 +96,7 @@ QUICK = [
     ("stops", "Token", SHARED),
     ("stops", "Block", ("Lossless",)),
     ("catches up", "Block", SHARED),
-    ("limits", "Token", ("TokenV2",)),
+    ("limits", "Token", SHARED),
 ]
 CASES = [
     *QUICK,

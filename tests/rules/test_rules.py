@@ -9,6 +9,7 @@ from specjax import rules, sampling
 from specjax.rules.lossy import inverse_beta
 from tests.rules.exact import apply, exact_tuned, pairs
 from tests.tables import RULES, random_distributions
+from tests.variants import variants
 
 INF = float("inf")
 # Their pi has no token that p cannot draw.
@@ -20,7 +21,7 @@ NEVER_IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-@pytest.mark.parametrize("vocab", [1, 2, 3, 40])
+@pytest.mark.parametrize("vocab", variants([1, 2, 3, 40], 1, 40))
 def test_target_is_a_distribution_on_the_support(rule, vocab):
     q, p = pairs(vocab)
     pi = apply(rule, q, p)
