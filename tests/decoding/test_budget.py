@@ -12,7 +12,7 @@ from jax import lax
 from specjax import decoding, drafting, rules
 from specjax.decoding import speculative as rounds
 from tests import laws
-from tests.decoding.policies import AfterTokenOne
+from tests.decoding.helpers import AfterTokenOne
 from tests.laws import EOS, MODEL, V
 from tests.tables import VERIFICATIONS
 from tests.variants import variants

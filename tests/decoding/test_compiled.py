@@ -15,8 +15,7 @@ from specjax.decoding.method import jitted_run
 from specjax.models import model_from_config
 from specjax.testing import TabularModel
 from specjax.types import PromptBatch, Sampling
-from tests.decoding.helpers import alone, begin, pair
-from tests.decoding.policies import AfterTokenOne
+from tests.decoding.helpers import AfterTokenOne, alone, begin, pair
 from tests.decoding.trees import Likeliest, Walk
 from tests.models.tiny import CONFIGS, random_params
 from tests.variants import variants

@@ -13,8 +13,7 @@ import pytest
 from specjax import decoding, drafting, platforms, rules, sampling, testing, types, verification
 from tests import laws
 from tests.decoding import helpers
-from tests.decoding.helpers import alone, begin, pair
-from tests.decoding.policies import AfterTokenOne
+from tests.decoding.helpers import AfterTokenOne, alone, begin, pair
 from tests.tables import RULES, VERIFICATIONS, p_value
 from tests.variants import variants
 

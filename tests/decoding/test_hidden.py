@@ -10,8 +10,7 @@ import pytest
 from specjax import decoding, drafting, testing, types, verification
 from specjax.decoding.method import jitted_run
 from specjax.processing import distributions, draws
-from tests.decoding.helpers import begin
-from tests.decoding.policies import AfterTokenOne
+from tests.decoding.helpers import AfterTokenOne, begin
 from tests.laws import Law
 
 V, N = 3, 3

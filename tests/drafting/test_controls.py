@@ -342,6 +342,21 @@ class Afterwards(drafting.LookupFirst):
         )
 
 
+class SharesOne(drafting.HorizontalCascade):
+    """The wrong one: all positions say the distribution of the first drafter."""
+
+    def propose(self, params, state, inputs, **options):
+        block, new = super().propose(params, state, inputs, **options)
+        first = self.drafters[0]
+        # What the first drafter would have drawn from after the first token.
+        told = first.commit(new.drafters[0], block.tokens, jnp.minimum(block.num_drafted, 1))
+        rows = inputs.tokens.size
+        empty = decoding.blocks.empty_block(rows, first.max_draft, first.vocab_size, False)
+        after = inputs._replace(tokens=block.tokens[:, 0])
+        extra = first.bonus(params[0], told, after, empty)[0]
+        return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
+
+
 # Name -> a wrong drafter, its parameters, a verification, and the least distance.
 OTHERS = {
     "siblings verified with q": (Mislabelled(chain(2), 2), OF_A, TRAVERSAL, 0.02),
@@ -351,6 +366,12 @@ OTHERS = {
         (OF_A, OF_B),
         TRAVERSAL,
         0.01,
+    ),
+    "positions that share one distribution": (
+        SharesOne((chain(1), CHAIN)),
+        (OF_A, OF_B),
+        verification.Token(),
+        0.001,
     ),
     "equal draws joined": (Merged((chain(1), CHAIN)), (OF_A, OF_A), TRAVERSAL, 0.001),
     "copies that are drawn": (Softened(V, 3), (), verification.Token(), 0.001),

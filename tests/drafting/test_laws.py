@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, verification
+from specjax import decoding, drafting, rules, testing, verification
 from specjax.drafting.trees import CHILDREN
 from tests.laws import EOS, MODEL, A, B, OneOf, P, Row, Texts, V, after, distance, law_of, target
 from tests.tables import RULES, targets
@@ -28,7 +28,8 @@ CHAIN = drafting.NeuralDrafter(MODEL, 1, name="b")
 LENIENT = drafting.lenience(2.0)
 BY_A = drafting.VerticalCascadeParams(A, OF_B, LENIENT)
 COPIED_A = drafting.VerticalCascadeParams(A, (), LENIENT)
-MATRIX = drafting.cascade([[1, 1], [0, 1]], {"a": MODEL}, COPY)
+TABLES = {"a": A, "b": B, "c": jnp.asarray(testing.random_table(8, V, 2, scale=1.2, zeros=0.1))}
+BIGRAM = jnp.asarray(np.array([1, -1, 0], np.int32))
 # Contexts of two tokens, the last one first, say what the last one alone does not.
 NGRAMS = drafting.Bigram(
     np.array([1, -1, 0], np.int32),
@@ -51,6 +52,20 @@ SHAPES = {
 }
 
 
+class Case(NamedTuple):
+    """A drafter.
+
+    Attributes:
+      drafter: the drafter.
+      params: its parameters.
+      q: a row -> the distributions that its chain, or tree, has; None: rules must not read it.
+    """
+
+    drafter: Any
+    params: Any
+    q: Callable[[Row], np.ndarray] | None = None
+
+
 def chain(length, name="a", stopping=None):
     return drafting.NeuralDrafter(MODEL, length, stopping or drafting.FixedLength(), name=name)
 
@@ -71,6 +86,13 @@ def wide(drafter, width=2):
     return drafting.CaterpillarDrafter(drafter, width)
 
 
+def matrix(lengths, names, last=None, own=(), rule=LENIENT, **settings):
+    """A cascade by a matrix, and its parameters."""
+    drafter = drafting.cascade(lengths, dict.fromkeys(names, MODEL), last, **settings)
+    tables = {name: TABLES[name] for name in names}
+    return Case(drafter, drafting.cascade_params(drafter, tables, own, rules=rule))
+
+
 def drafters_law(row):
     return after(A, row)
 
@@ -79,25 +101,9 @@ def reviewed_law(row):
     return targets(LENIENT, (after(B, row), after(A, row), None, None))
 
 
-class Case(NamedTuple):
-    """A drafter.
-
-    Attributes:
-      drafter: the drafter.
-      params: its parameters.
-      q: a row -> the distributions that its chain, or tree, has; None: rules must not read it.
-    """
-
-    drafter: Any
-    params: Any
-    q: Callable[[Row], np.ndarray] | None = None
-
-
 LOOKUPS = {
     "copy": Case(COPIES, ()),
-    "bigram": Case(
-        dataclasses.replace(COPIES, min_ngram=3), jnp.asarray(np.array([1, -1, 0], np.int32))
-    ),
+    "bigram": Case(dataclasses.replace(COPIES, min_ngram=3), BIGRAM),
     "order 3": Case(dataclasses.replace(COPIES, min_ngram=3), jax.tree.map(jnp.asarray, NGRAMS)),
     "overlap": Case(
         drafting.LookupDrafter(V, 3, min_ngram=3, max_ngram=3, latest=True, overlap=True), ()
@@ -112,7 +118,22 @@ CHAINS = {
     "in turn": Case(drafting.HorizontalCascade((CHAIN, COPIES)), (OF_B, ())),
     "reviewed": Case(reviewed(2, 1), BY_A, reviewed_law),
     "reviewed copies": Case(reviewed(2, below=COPIES), COPIED_A),
-    "a matrix": Case(MATRIX, drafting.cascade_params(MATRIX, {"a": A})),
+    "twice one table": Case(
+        drafting.HorizontalCascade((chain(1), CHAIN)), (OF_A, OF_A), drafters_law
+    ),
+    "copies first, reviewed": Case(
+        reviewed(2, below=drafting.LookupFirst(COPIES, chain(2, "b"), min_match=2)),
+        drafting.VerticalCascadeParams(A, ((), OF_B), LENIENT),
+    ),
+    "a matrix": matrix([[1, 1], [0, 1]], "a", COPY, rule=rules.Lossless()),
+    "models in turn": matrix([[1, 1], [0, 0]], "ab"),
+    "models reviewed and in turn": matrix([[1, 1], [0, 1]], "ab"),
+    "the same, cumulative": matrix([[1, 1], [0, 1]], "ab", cumulative=True),
+    "three models": matrix([[1, 0, 1], [0, 1, 1], [0, 0, 0]], "abc"),
+    "copies reviewed and in turn": matrix([[1, 1], [0, 2]], "a", COPY),
+    "the same, by Token": matrix([[1, 1], [0, 2]], "a", COPY, verification=verification.Token()),
+    "copies by a table": matrix([[2, 0], [0, 1]], "a", COPY, BIGRAM),
+    "copies in turn": matrix([[0, 2], [0, 0]], "a", drafting.LookupDrafter(V, 1, latest=True)),
 }
 BRANCHES = {
     "wide chain": Case(wide(chain(2)), OF_A, drafters_law),
@@ -192,6 +213,7 @@ QUICK = [
     ("copies or chain", "Block"),
     ("reviewed copies", "Token"),
     ("a matrix", "Block"),
+    ("models reviewed and in turn", "Block"),
 ]
 # Of the rules in `RULES`, where they may read the drafter.
 SOME = ("Lossless", "OPT", "Diff", "TokenV3")
