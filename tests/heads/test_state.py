@@ -97,9 +97,9 @@ def test_rows_that_do_not_draft_and_slots_that_are_refilled():
     state = state._replace(draft_limits=jnp.array([G, G, G]))
     state = method.run(params, state, 4)
     check(tiny, method, params, state, [0, 3, 2])
-    alone = method.run(params, begun(method, params, [3]), 4)
-    count = int(alone.lengths[0])
-    np.testing.assert_array_equal(state.tokens[1, :count], alone.tokens[0, :count])
+    fresh = method.run(params, begun(method, params, [3, 0, 2]), 4)
+    count = int(fresh.lengths[0])
+    np.testing.assert_array_equal(state.tokens[1, :count], fresh.tokens[0, :count])
 
 
 def test_trees_keep_the_states_of_their_path():

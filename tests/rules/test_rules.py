@@ -215,8 +215,7 @@ def test_a_learnt_strength_follows_the_confidences(rule, at):
     logit = 0.5 * top - 0.4 * (np_entropy(conf) - 1) + 0.3 * second + 0.2
     share = 1 / (1 + np.exp(-logit))
     assert np.ptp(share) > 0.3
-    rows = zip(share, jnp.asarray(q), jnp.asarray(p), strict=True)
-    each = [np.asarray(at(float(s))(*pair)) for s, *pair in rows]
+    each = jax.jit(jax.vmap(lambda s, *pair: at(s)(*pair)))(share.astype(np.float32), q, p)
     np.testing.assert_allclose(apply(learnt, q, p, conf), each, atol=3e-6)
 
 

@@ -226,7 +226,8 @@ def test_each_level_of_the_tree_follows_its_own_uniform():
     size, draws = 600 * 128 + 64, 20_000
     weights = np.random.default_rng(1).random(size).astype(np.float32)
     uniforms = np.random.default_rng(2).random((draws, 3), np.float32)
-    tokens = np.asarray(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u))(uniforms))
+    draw = jax.jit(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u)))
+    tokens = np.asarray(draw(uniforms))
     padded = np.pad(weights, (0, -size % 128**2)).reshape(-1, 128, 128)
     top = np.cumsum(padded.sum((1, 2)), dtype=np.float64)
     first = np.searchsorted(top, uniforms[:, 0] * top[-1], side="right")
@@ -308,9 +309,9 @@ def test_distributions_have_gradients_in_compiled_programs(vocab, top_p):
     def mean(x):
         return jnp.dot(sampling.distribution(x, Sampling(0.7, top_p=top_p)), w)
 
-    kept = sampling.distribution(x, Sampling(0.7, top_p=top_p)) > 0
+    kept = distribution(x, Sampling(0.7, top_p=top_p)) > 0
     softmax = lambda x: jax.nn.softmax(jnp.where(kept, x / 0.7, -jnp.inf))  # noqa: E731
-    want = jax.grad(lambda x: jnp.dot(softmax(x), w))(x)
+    want = jax.jit(jax.grad(lambda x: jnp.dot(softmax(x), w)))(x)
     np.testing.assert_allclose(jax.jit(jax.grad(mean))(x), want, rtol=1e-4, atol=1e-5)
 
 
