@@ -248,15 +248,10 @@ LAWS = {
 
 
 # Two that differ most; all in `make test-all`.
-SOME = [
-    n if n in ("token", "sequence") else pytest.param(n, marks=pytest.mark.exhaustive)
-    for n in CASES
-]
+SOME = variants(CASES, "token", "sequence")
 
 
-@pytest.mark.parametrize(
-    "name", ["token", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in list(CASES)[1:])]
-)
+@pytest.mark.parametrize("name", variants(CASES, "token"))
 def test_the_laws_hold_with_keys_of_their_own(name):
     method, rule = CASES[name]
     copies, params = 5000, params_of(rule)

@@ -140,10 +140,7 @@ def test_a_wrong_choice_of_limits_is_seen():
 
 
 COPIES = 7000
-SOME = [
-    "Block",
-    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("Token", "GreedyBlock")),
-]
+SOME = variants(VERIFICATIONS, "Block")
 
 
 @pytest.mark.parametrize("name", SOME)

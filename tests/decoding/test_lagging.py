@@ -17,7 +17,7 @@ from tests.tables import RULES, VERIFICATIONS
 from tests.variants import variants
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("t5_v1_1", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("family", variants(["llama", "t5_v1_1"], "llama"))
 def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     """Greedy, the drafter being the verifier: every draft token must be accepted."""
     model, params = tiny(family)[:2]

@@ -15,6 +15,7 @@ from tests.heads.tiny_heads import CONFIGS, V, drafter_of, tiny_head, tiny_t5_he
 from tests.laws import Law
 from tests.models.tiny import quick_jit
 from tests.tables import RULES
+from tests.variants import variants
 
 N, G = 4, 2
 PROMPT = (0, 1)
@@ -86,17 +87,10 @@ def test_the_law_of_rounds(name, verify, stop, rule_names):
     assert stop == "fixed" or len(lengths) > 1, "what was drawn decided nothing"
 
 
-@pytest.mark.parametrize(
-    ("name", "verify"),
-    [
-        ("dspark", "token"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in itertools.product(CONFIGS, VERIFICATIONS)
-            if case != ("dspark", "token")
-        ),
-    ],
-)
+PAIRS = variants(itertools.product(CONFIGS, VERIFICATIONS), ("dspark", "token"), several=True)
+
+
+@pytest.mark.parametrize(("name", "verify"), PAIRS)
 def test_the_law_with_a_draft_vocabulary(name, verify):
     found, _ = distances(name, verify, "fixed", ("Lossless", "OPT"), mapped=(2, 0))
     assert max(found.values()) < EXACT, found
@@ -117,7 +111,7 @@ def lossless(drafter, own, name, prompt=PROMPT, num_tokens=N, verify=None):
     return testing.total_variation(found, verifiers_law(1.0, prompt, num_tokens))
 
 
-@pytest.mark.parametrize("name", ["dspark", pytest.param("eagle3", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", variants(["dspark", "eagle3"], "dspark"))
 def test_the_law_of_an_encoder_decoder(name):
     tiny = tiny_t5_head(name)
     drafter, own = drafter_of(tiny, G)
@@ -137,16 +131,10 @@ def test_the_law_of_an_encoder_decoder(name):
 TREES = {"k_ary": drafting.k_ary(2, 2), "beam": drafting.Beam(2, 2, 1)}
 
 
-@pytest.mark.parametrize(
-    ("shape", "children"),
-    [
-        ("beam", "top+1"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (("k_ary", "without"), ("beam", "top"), ("k_ary", "independent"))
-        ),
-    ],
-)
+GROWN = [("beam", "top+1"), ("k_ary", "without"), ("beam", "top"), ("k_ary", "independent")]
+
+
+@pytest.mark.parametrize(("shape", "children"), variants(GROWN, GROWN[0], several=True))
 def test_the_law_of_trees(shape, children):
     tiny = tiny_head("eagle3")
     drafter = drafting.EagleTreeDrafter(tiny.head, TREES[shape], children)

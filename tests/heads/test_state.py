@@ -14,9 +14,10 @@ from specjax.sampling import Sampling
 from specjax.types import DraftInputs, PromptBatch, Prompts
 from tests.heads.tiny_heads import drafter_of, tiny_head
 from tests.models.tiny import quick_jit
+from tests.variants import variants
 
 V, G, ROUNDS, ROOM = 12, 3, 10, 80
-NAMES = ["eagle3_window", pytest.param("mtp", marks=pytest.mark.exhaustive), "dspark"]
+NAMES = variants(["eagle3_window", "mtp", "dspark"], "eagle3_window", "dspark")
 INPUTS = np.random.default_rng(0).integers(0, V, (4, 6)).astype(np.int32)
 LENGTHS = np.array([6, 1, 4, 2], np.int32)
 # Warm, so that some drafts are accepted and some are not.
@@ -128,7 +129,7 @@ def test_control_states_of_rejected_rows_are_seen():
         check(tiny, method, params, state, range(4))
 
 
-@pytest.mark.parametrize("name", ["mtp", pytest.param("dspark", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", variants(["mtp", "dspark"], "mtp"))
 def test_a_beginning_that_rows_share(name):
     _, method, params = method_of(name)
     shared = np.array([3, 5, 1], np.int32)
@@ -145,7 +146,7 @@ def test_a_beginning_that_rows_share(name):
     np.testing.assert_array_equal(*outputs)
 
 
-@pytest.mark.parametrize("name", ["dspark", pytest.param("mtp", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", variants(["mtp", "dspark"], "dspark"))
 def test_the_next_turn_goes_on_from_a_finished_row(name):
     _, method, params = method_of(name)
     state = method.run(params, begun(method, params, [0], 9), 100)
