@@ -380,8 +380,8 @@ def test_bounds_hold_for_any_policy():
     settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), sampling.Sampling())
     last, uniforms = jnp.zeros(B, jnp.int32), jnp.full((B, G), 0.5)
     inputs = DraftInputs(last, limits, uniforms, settings, limits > 0)
-    drafted = quick_jit(lambda *given: drafter.propose(*given)[0].num_drafted)
-    np.testing.assert_array_equal(drafted(params, state, inputs), [0, 1, 2, 3, 3])
+    drafted = quick_jit(lambda state: drafter.propose(params, state, inputs)[0].num_drafted)
+    np.testing.assert_array_equal(drafted(state), [0, 1, 2, 3, 3])
 
 
 def test_the_first_log_odds_are_of_the_largest_probability():
