@@ -226,7 +226,8 @@ def descending_bits(logits: Float32[Array, "*B V"]) -> UInt32[Array, "*B V"]:
 
     NaN comes first, whatever its sign: a filter must not hide it.
     """
-    bits = lax.bitcast_convert_type(logits + 0.0, jnp.uint32)  # -0 + 0 is 0
+    # -0 becomes 0. XLA would take a sum with 0 away.
+    bits = lax.bitcast_convert_type(jnp.where(logits == 0.0, 0.0, logits), jnp.uint32)
     negative = bits >> 31 == 1
     order = jnp.where(negative, bits, ~(bits | jnp.uint32(1 << 31)))
     return jnp.where(jnp.isnan(logits), jnp.uint32(0), order)

@@ -1,10 +1,11 @@
-"""Short ways to start a method."""
+"""Short ways to start a method, and a stopping policy."""
 
+import dataclasses
 import types
 
 from specjax import decoding, drafting, rules
 from specjax.text.parts import bind_processors
-from specjax.types import PromptBatch
+from specjax.types import PromptBatch, Stopping
 
 
 def begin(method, params, inputs, input_lengths, *, max_new, max_length=None, **prompts):
@@ -28,3 +29,11 @@ def bound_to(vocab_size, *processors):
     """Processors bound to a vocabulary, and their arrays."""
     sizes = types.SimpleNamespace(vocab_size=vocab_size)
     return bind_processors(processors, types.SimpleNamespace(model=sizes, partitioner=None))
+
+
+@dataclasses.dataclass(frozen=True)
+class AfterTokenOne(Stopping):
+    """Stops a draft after token 1."""
+
+    def step(self, params, state, drawn):
+        return drawn.token == 1, state

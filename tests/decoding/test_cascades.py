@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -15,6 +16,7 @@ from specjax.types import ENDED_BY, PromptBatch
 from tests.decoding import cascade_laws as laws
 from tests.decoding.helpers import begin
 from tests.tables import p_value
+from tests.variants import variants
 
 V, EOS = laws.V, laws.EOS
 MODEL = testing.TabularModel(V, 2)
@@ -56,6 +58,12 @@ def outputs(state):
     return [tuple(row[:n].tolist()) for row, n in zip(tokens, emitted, strict=True)]
 
 
+@functools.cache
+def _with_uniforms_of(kind, steps, limits):
+    """A class of its own, for which nothing is compiled yet with these uniforms."""
+    return type("Enumerated", (kind,), {})
+
+
 def enumerated(kind, rule, limits, steps, draws, monkeypatch, **fields):
     """The exact laws of the three prompts' texts, in fractions, out of the compiled loop.
 
@@ -73,8 +81,7 @@ def enumerated(kind, rule, limits, steps, draws, monkeypatch, **fields):
 
     for module in MODULES:
         monkeypatch.setattr(module, "step_uniforms", uniforms)
-    # A class of its own, for which nothing is compiled.
-    method = type("Enumerated", (kind,), {})(**BOTH, **fields)
+    method = _with_uniforms_of(kind, steps, tuple(limits))(**BOTH, **fields)
     params = params_of(rule)
     state = method.run(params, start(method, params, copies, limits), 10_000)
     assert int(np.max(state.steps)) <= steps
@@ -126,9 +133,8 @@ def test_the_token_cascade_follows_its_law_exactly(rule, falls, longest, limits,
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_the_ends_of_the_token_cascade_are_the_models(strength, monkeypatch):
-    found = enumerated(
-        decoding.TokenCascade, rules.Chow(strength), [2, 2, 2], 2, 3, monkeypatch, limit=2
-    )
+    rule = rules.Chow(strength)
+    found = enumerated(decoding.TokenCascade, rule, [2, 2, 2], 2, 3, monkeypatch, limit=2)
     for q, p, law in zip(Q, P, found, strict=True):
         ours, other = (q, p) if strength else (p, q)
         assert law == laws.alone(ours, 2)
@@ -159,7 +165,10 @@ def test_bild_follows_its_law_exactly(longest, limits, monkeypatch):
     assert (wrong > 0.01).all()
 
 
-@pytest.mark.parametrize("rule", [rules.Diff(0.1), rules.DiffLog(0.2)], ids=str)
+ORACLES = [rules.Diff(0.1), rules.DiffLog(0.2)]
+
+
+@pytest.mark.parametrize("rule", variants(ORACLES, ORACLES[0]), ids=str)
 def test_the_oracle_cascade_follows_its_law_exactly(rule, monkeypatch):
     found = enumerated(decoding.OracleCascade, rule, LIMITS, 3, 1, monkeypatch)
     defers = by_rule(rule)
@@ -175,22 +184,23 @@ def product(probs):
     return np.prod([float(x) for x in probs])
 
 
-RESPONSES = [
-    (rules.SequenceChow(0.8), lambda probs: product(probs) < 0.2),
-    (rules.SequenceChowLog(1.0), lambda probs: np.log(product(probs)) < -1.0),
-    (
+RESPONSES = {
+    "sum": (rules.SequenceChow(0.8), lambda probs: product(probs) < 0.2),
+    "log": (rules.SequenceChowLog(1.0), lambda probs: np.log(product(probs)) < -1.0),
+    "mean": (
         rules.SequenceChow(0.5, rules.Mean()),
         lambda probs: product(probs) ** (1 / len(probs)) < 0.5,
     ),
-    (
+    "quantile": (
         rules.SequenceChow(0.5, rules.Quantile(0.25)),
         lambda probs: np.quantile(np.log([float(x) for x in probs]), 0.25) < np.log(0.5),
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("rule", "defers"), RESPONSES, ids=["sum", "log", "mean", "quantile"])
-def test_the_sequence_cascade_follows_its_law_exactly(rule, defers, monkeypatch):
+@pytest.mark.parametrize("name", variants(RESPONSES, "sum", "quantile"))
+def test_the_sequence_cascade_follows_its_law_exactly(name, monkeypatch):
+    rule, defers = RESPONSES[name]
     found = enumerated(decoding.SequenceCascade, rule, LIMITS, 6, 1, monkeypatch)
     wrong = np.zeros(2)
     for q, p, limit, law in zip(Q, P, LIMITS, found, strict=True):
@@ -233,20 +243,15 @@ LAWS = {
     "token": lambda q, p, n: laws.token_cascade(q, p, n, chow("0.4"), 2),
     "bild": lambda q, p, n: laws.bild(q, p, n, chow("0.4"), by_rule(BILD.rollback), 2),
     "oracle": lambda q, p, n: laws.oracle_cascade(q, p, n, by_rule(rules.Diff(0.1))),
-    "sequence": lambda q, p, n: laws.sequence_cascade(q, p, n, RESPONSES[0][1]),
+    "sequence": lambda q, p, n: laws.sequence_cascade(q, p, n, RESPONSES["sum"][1]),
 }
 
 
 # Two that differ most; all in `make test-all`.
-SOME = [
-    n if n in ("token", "sequence") else pytest.param(n, marks=pytest.mark.exhaustive)
-    for n in CASES
-]
+SOME = variants(CASES, "token", "sequence")
 
 
-@pytest.mark.parametrize(
-    "name", ["token", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in list(CASES)[1:])]
-)
+@pytest.mark.parametrize("name", variants(CASES, "token"))
 def test_the_laws_hold_with_keys_of_their_own(name):
     method, rule = CASES[name]
     copies, params = 5000, params_of(rule)

@@ -1,6 +1,9 @@
 """What the compiled loop does not do: copy a cache, call the host, or run in pieces."""
 
+import functools
+import itertools
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +15,10 @@ from specjax.decoding.method import jitted_run
 from specjax.models import model_from_config
 from specjax.testing import TabularModel
 from specjax.types import PromptBatch, Sampling
-from tests.decoding.helpers import alone, begin, pair
-from tests.decoding.policies import AfterTokenOne
+from tests.decoding.helpers import AfterTokenOne, alone, begin, pair
 from tests.decoding.trees import Likeliest, Walk
 from tests.models.tiny import CONFIGS, random_params
+from tests.variants import variants
 
 ROWS, PROMPT, NEW = 3, 5, 12
 # A size that no other axis of these networks has.
@@ -38,63 +41,74 @@ def arguments(loop, params):
     )
 
 
-@pytest.fixture(
-    scope="module", params=["t5_v1_1", pytest.param("gemma2", marks=pytest.mark.exhaustive)]
-)
-def programs(request):
-    """Jaxpr, compiled program and cache shapes, for each method over one family."""
-    model = model_from_config(CONFIGS[request.param])
-    params = random_params(model)
+class Program(NamedTuple):
+    """The jaxpr and the text of a compiled loop, and the shapes of its caches."""
+
+    jaxpr: str
+    text: str
+    shapes: set[str]
+
+
+@functools.cache
+def program(name, family="t5_v1_1"):
+    model = model_from_config(CONFIGS[family])
+    params, both = random_params(model), {"verifier": model, "drafter": model}
     early = drafting.NeuralDrafter(model, 4, AfterTokenOne())
-    cascades = {
-        "token cascade": (decoding.TokenCascade(4, verifier=model, drafter=model), rules.Chow(0.1)),
-        "bild": (
-            decoding.BiLDCascade(4, verifier=model, drafter=model),
-            rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0)),
+    held = rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0))
+    table, rule = jnp.zeros((VOCAB, VOCAB)), rules.OPT(0.1)
+    method, given = {
+        "alone": lambda: (decoding.Autoregressive(model), alone(params)),
+        "both": lambda: (
+            decoding.Speculative(model, drafting.NeuralDrafter(model, 4)),
+            pair(params, params, rule),
         ),
-        "oracle": (decoding.OracleCascade(verifier=model, drafter=model), rules.Diff(0.1)),
-        "sequence": (
-            decoding.SequenceCascade(verifier=model, drafter=model),
-            rules.SequenceChow(0.1),
+        "widths": lambda: (decoding.Speculative(model, early), pair(params, params, rule)),
+        "tree": lambda: (
+            decoding.Speculative(model, Likeliest(VOCAB, (0, 0, 1, 1)), Walk()),
+            decoding.MethodParams(params, table),
         ),
-    }
-    methods = {
-        "alone": decoding.Autoregressive(model),
-        "both": decoding.Speculative(model, drafting.NeuralDrafter(model, 4)),
-        "widths": decoding.Speculative(model, early),
-        "tree": decoding.Speculative(model, Likeliest(VOCAB, (0, 0, 1, 1)), Walk()),
-        **{name: method for name, (method, _) in cascades.items()},
-    }
-    traced, states = {}, {}
-    for name, method in methods.items():
-        given = alone(params) if name == "alone" else pair(params, params, rules.OPT(0.1))
-        if name == "tree":
-            given = decoding.MethodParams(params, jnp.zeros((VOCAB, VOCAB)))
-        if name in cascades:
-            given = decoding.MethodParams(params, params, cascades[name][1])
-        states[name] = arguments(method, given)
-        stops = jnp.int32(5), jnp.int32(ROWS)
-        traced[name] = jitted_run().trace(method, given, states[name], *stops)
-    caches = jax.tree.leaves(states["alone"].inner.verifier.cache._replace(cross=None))
+        "token cascade": lambda: (
+            decoding.TokenCascade(4, **both),
+            decoding.MethodParams(params, params, rules.Chow(0.1)),
+        ),
+        "bild": lambda: (
+            decoding.BiLDCascade(4, **both),
+            decoding.MethodParams(params, params, held),
+        ),
+        "oracle": lambda: (
+            decoding.OracleCascade(**both),
+            decoding.MethodParams(params, params, rules.Diff(0.1)),
+        ),
+        "sequence": lambda: (
+            decoding.SequenceCascade(**both),
+            decoding.MethodParams(params, params, rules.SequenceChow(0.1)),
+        ),
+    }[name]()
+    state = arguments(method, given)
+    traced = jitted_run().trace(method, given, state, jnp.int32(5), jnp.int32(ROWS))
+    read = state.inner.verifier if hasattr(state.inner, "verifier") else state.inner
+    caches = jax.tree.leaves(read.cache._replace(cross=None))
     shapes = {",".join(map(str, x.shape)) for x in caches}
-    return {n: (str(t.jaxpr), t.lower().compile().as_text(), shapes) for n, t in traced.items()}
+    return Program(str(traced.jaxpr), traced.lower().compile().as_text(), shapes)
 
 
 METHODS = ["alone", "both", "widths", "tree", "token cascade", "bild", "oracle", "sequence"]
+CASES = [*itertools.product(METHODS, ["t5_v1_1", "gemma2"])]
+QUICK = [(name, "t5_v1_1") for name in METHODS if name not in ("bild", "oracle")]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_no_cache_is_copied(programs, name):
-    _, text, shapes = programs[name]
+@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
+def test_no_cache_is_copied(case):
+    _, text, shapes = program(*case)
     named = "|".join(shapes)
     assert re.search(rf"f32\[(?:{named})\]", text), "no cache is found: the test would see nothing"
     # A copy, or a select over the whole of it.
     assert not re.findall(rf"= f32\[(?:{named})\]\S* (?:copy|select)\(.*", text)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_no_host_callback_and_one_loop(programs, name):
-    jaxpr, text, _ = programs[name]
+@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
+def test_no_host_callback_and_one_loop(case):
+    jaxpr, text, _ = program(*case)
     assert "callback" not in jaxpr and "callback" not in text
     # All of the rounds are inside one program: its outermost loop.
     assert jaxpr.count("while[") >= 1 and text.count("ENTRY") == 1
@@ -132,18 +146,19 @@ def test_the_verifiers_own_log_probabilities_cost_nothing_unless_requested(rule)
     assert requested == pytest.approx(ROWS * (longest + 1) * size, rel=0.01)
 
 
-def test_loops_take_the_options_that_xla_knows(programs):
+@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
+def test_loops_take_the_options_that_xla_knows(case):
     if compilation.step_options(jax.default_backend()):
-        assert not any("ynn" in text for _, text, _ in programs.values())
+        assert "ynn" not in program(*case).text
 
 
-def widths_read(program):
+def widths_read(name):
     """How many tokens the passes of a program read: those of the products that give logits."""
-    found = re.findall(rf"f32\[(\d+),{VOCAB}\]\S* dot\(", program[1])
+    found = re.findall(rf"f32\[(\d+),{VOCAB}\]\S* dot\(", program(name).text)
     return {int(tokens) // ROWS for tokens in found}
 
 
-def test_the_verifier_reads_the_width_of_the_drafts(programs):
+def test_the_verifier_reads_the_width_of_the_drafts():
     # With fixed lengths: one token (draft passes) and the whole block, no width between.
-    assert widths_read(programs["both"]) == {1, 5}
-    assert widths_read(programs["widths"]) >= {1, 2, 4, 5}
+    assert widths_read("both") == {1, 5}
+    assert widths_read("widths") >= {1, 2, 4, 5}

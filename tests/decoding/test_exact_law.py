@@ -11,55 +11,28 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, platforms, rules, sampling, testing, types, verification
+from tests import laws
 from tests.decoding import helpers
-from tests.decoding.helpers import alone, begin, pair
-from tests.decoding.policies import AfterTokenOne
+from tests.decoding.helpers import AfterTokenOne, alone, begin, pair
 from tests.tables import RULES, VERIFICATIONS, p_value
+from tests.variants import variants
 
-V, EOS = 3, 2
-MODEL = testing.TabularModel(V, 2)
-PARAMS = tuple(jnp.asarray(testing.random_table(s, V, 2, scale=1.2, zeros=0.1)) for s in (5, 6))
+V, EOS, MODEL, PARAMS = laws.V, laws.EOS, laws.MODEL, (laws.P, laws.A)
 PROMPTS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 1]], np.int32)
 LENGTHS = np.array([1, 2, 3], np.int32)
 LIMITS = np.array([4, 3, 2], np.int32)
 TEMPERATURES = np.array([1.0, 0.7, 1.3], np.float32)
-
-
-@functools.cache
-def tables(row):
-    """q, p, q_conf, p_conf after every continuation of a row's prompt."""
-    out = []
-    for params in PARAMS:
-        for temperature in (TEMPERATURES[row], 1.0):
-            settings = sampling.Sampling(temperature)
-            out.append(
-                testing.prefix_distributions(
-                    MODEL,
-                    params,
-                    PROMPTS[row, : LENGTHS[row]],
-                    3,
-                    lambda x, settings=settings: sampling.distribution(x, settings),
-                )
-            )
-    p, p_conf, q, q_conf = out
-    return q, p, q_conf, p_conf
-
-
-@jax.jit
-def apply(rule, *args):
-    return jax.vmap(rule)(*args)
+ROWS = [
+    laws.Row(tuple(prompt[:length].tolist()), limit, temperature=temperature)
+    for prompt, length, limit, temperature in zip(
+        PROMPTS, LENGTHS, LIMITS.tolist(), TEMPERATURES, strict=True
+    )
+]
 
 
 def exact_law(rule, row):
     """The law of a row's whole output, from the models and the rule alone."""
-    pi = np.asarray(apply(rule, *tables(row)))
-    law: dict[tuple[int, ...], float] = {}
-    limit = LIMITS[row]
-    full = testing.target_law(pi, limit)
-    for value, tokens in enumerate(itertools.product(range(V), repeat=limit)):
-        end = tokens.index(EOS) + 1 if EOS in tokens else limit
-        law[tokens[:end]] = law.get(tokens[:end], 0.0) + full[value]
-    return law
+    return laws.law_of(laws.target(rule, ROWS[row]), ROWS[row])
 
 
 def sample(loop, rule, copies, *, stop_after=100, seed=0, stopping=()):
@@ -86,74 +59,123 @@ def outputs(state):
     return [tuple(row[:n].tolist()) for row, n in zip(tokens, emitted, strict=True)]
 
 
-COPIES = 7000
+# G = 3, so that carry-overs nest.
+CHAIN = drafting.NeuralDrafter(laws.MODEL, 3)
 
 
-# One rule beside Lossless meets Block; all meet all in `make test-all`: programs compile slowly.
-QUICK = [(name, ("Lossless",)) for name in VERIFICATIONS if name != "Block"]
-QUICK += [("Block", ("Lossless", "TokenV2"))]
-SOME = [
-    "Block",
-    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("Token", "GreedyBlock")),
+def by_committed(state):
+    """Limits of drafts that committed tokens decide: nothing after token 1, else by length."""
+    last = jnp.take_along_axis(state.tokens, jnp.maximum(state.lengths - 1, 0)[:, None], axis=1)
+    limits = jnp.where(last[:, 0] == 1, 0, (3 * state.lengths + 2) % 4)
+    return state._replace(draft_limits=limits)
+
+
+class Peeking(drafting.NeuralDrafter):
+    """The control: it drops a drafted token because of its value."""
+
+    def propose(self, params, state, inputs, **options):
+        block, state = super().propose(params, state, inputs, **options)
+        kept = jnp.where(block.tokens[:, 0] == 1, 0, block.num_drafted)
+        return block._replace(num_drafted=kept), state
+
+
+# Name -> the drafter, and options of the method and of `Texts`.
+LOOPS = {
+    "fixed": (CHAIN, {}, {}),
+    "stops": (drafting.NeuralDrafter(laws.MODEL, 3, AfterTokenOne()), {}, {}),
+    "catches up": (drafting.NeuralDrafter(laws.MODEL, 2, catches_up=True), {}, {}),
+    "limits": (CHAIN, {"widths": (1, 2, 4)}, {"between": by_committed}),
+    "peeks": (Peeking(laws.MODEL, 3), {}, {}),
+}
+# Where these read it, all rules share a program; a rule by itself is another one.
+SHARED = ("Lossless", "OPT", "Diff", "TokenV2", "TokenV3", "Lossy")
+QUICK = [
+    *(("fixed", name, SHARED) for name in VERIFICATIONS),
+    *(("fixed", name, ("Lossless",)) for name in VERIFICATIONS),
+    ("stops", "Token", SHARED),
+    ("stops", "Block", ("Lossless",)),
+    ("catches up", "Block", SHARED),
+    ("limits", "Token", SHARED),
 ]
-ALL = [pytest.param(name, RULES, marks=pytest.mark.exhaustive) for name in VERIFICATIONS]
+CASES = [
+    *QUICK,
+    *(("fixed", name, tuple(RULES)) for name in VERIFICATIONS),
+    *itertools.product(("stops", "catches up", "limits"), ("Token", "Block"), (tuple(RULES),)),
+]
 
 
-@pytest.mark.parametrize(("name", "names"), [*QUICK, *ALL])
-def test_the_law_of_whole_sequences(name, names):
-    # G = 3, so that carry-overs nest.
+def farthest(loop, name, names):
+    """How far the texts of some row are from the law of its rule; and what was enumerated."""
+    drafter, of_method, of_texts = LOOPS[loop]
+    judge = VERIFICATIONS[name]
+    method = decoding.Speculative(laws.MODEL, drafter, judge, eos_ids=(EOS,), **of_method)
+    texts = laws.Texts(method, **of_texts)
+    both = list(itertools.product(ROWS, names))
+    rule = RULES[names[0]] if len(names) == 1 else laws.OneOf.by_row([name for _, name in both])
+    params = decoding.MethodParams(laws.P, drafting.NeuralDrafterParams(laws.A), rule)
+    found = texts(params, [row for row, _ in both])
+    wanted = [laws.law_of(laws.target(RULES[name], row), row) for row, name in both]
+    return max(map(laws.distance, found, wanted)), texts, found
+
+
+@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
+def test_the_law_of_whole_texts(case):
+    off, texts, found = farthest(*case)
+    assert off < 1e-6
+    # Where drafts may end early, they do.
+    assert (len(texts.drafted) > 1) == (case[0] in ("stops", "limits"))
+    # The control: another rule's law is told apart.
+    other = "TokenV2" if case[2][0] == "Lossless" else "Lossless"
+    assert laws.distance(found[0], exact_law(RULES[other], 0)) > 0.01
+
+
+@pytest.mark.parametrize(("name", "names"), [("Block", SHARED), ("Token", ("Lossless",))])
+def test_the_law_of_what_is_computed_on_tpus(name, names):
+    with platforms.as_on_tpus():
+        assert farthest("catches up", name, names)[0] < 1e-6
+
+
+def test_a_wrong_choice_of_limits_is_seen():
+    assert farthest("peeks", "Token", ("Lossless",))[0] > 0.01
+
+
+COPIES = 7000
+SOME = variants(VERIFICATIONS, "Block")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_law_with_keys_of_its_own(name):
+    """Nothing is put in the place of the draws."""
     loop = decoding.Speculative(
         MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
     )
-    for rule_name in names:
-        rule = RULES[rule_name]
-        texts = outputs(sample(loop, rule, COPIES))
-        for row in range(3):
-            seen: dict[tuple[int, ...], int] = {}
-            for text in texts[row::3]:
-                seen[text] = seen.get(text, 0) + 1
-            law = exact_law(rule, row)
-            assert p_value(seen, law, COPIES) > 1e-5, (rule_name, row)
-            if rule_name == "Lossless" and row == 0:
-                # The control: another rule's law is told apart by as many draws.
-                other = exact_law(RULES["TokenV2"], row)
-                assert p_value(seen, {k: other.get(k, 1e-9) for k in law}, COPIES) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["Block", "Token"])
-def test_the_law_of_what_is_computed_on_tpus(name):
-    # A drafter of its own: what is compiled for other tests is not found again.
-    drafter = drafting.NeuralDrafter(MODEL, 3, catches_up=True)
-    loop = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name], eos_ids=(EOS,))
-    for rule_name in ("Lossless", "TokenV2"):
-        with platforms.as_on_tpus():
-            texts = outputs(sample(loop, RULES[rule_name], COPIES))
-        for row in range(3):
-            seen = collections.Counter(texts[row::3])
-            assert p_value(seen, exact_law(RULES[rule_name], row), COPIES) > 1e-5, (rule_name, row)
+    texts = outputs(sample(loop, RULES["Lossless"], COPIES))
+    for row in range(3):
+        seen = collections.Counter(texts[row::3])
+        law, other = (exact_law(RULES[rule], row) for rule in ("Lossless", "TokenV2"))
+        assert p_value(seen, law, COPIES) > 1e-5
+        # The control: another rule's law is told apart by as many draws.
+        if row == 0:
+            assert p_value(seen, {k: other.get(k, 1e-9) for k in law}, COPIES) < 1e-5
 
 
 def test_autoregressive_follows_the_verifier():
     loop = decoding.Autoregressive(MODEL, eos_ids=(EOS,))
-    copies = 7000
     state = begin(
         loop,
         alone(PARAMS[0]),
-        jnp.asarray(np.tile(PROMPTS, (copies, 1))),
-        jnp.asarray(np.tile(LENGTHS, copies)),
+        np.tile(PROMPTS, (COPIES, 1)),
+        np.tile(LENGTHS, COPIES),
         seeds=1,
-        ids=jnp.arange(3 * copies, dtype=jnp.int32),
-        limits=jnp.asarray(np.tile(LIMITS, copies)),
-        sampling=sampling.Sampling(np.tile(TEMPERATURES, copies)),
+        ids=np.arange(3 * COPIES),
+        limits=np.tile(LIMITS, COPIES),
+        sampling=sampling.Sampling(np.tile(TEMPERATURES, COPIES)),
         max_new=4,
-        max_length=8,
     )
     texts = outputs(loop.run(alone(PARAMS[0]), state, 100))
     for row in range(3):
-        seen: dict[tuple[int, ...], int] = {}
-        for text in texts[row::3]:
-            seen[text] = seen.get(text, 0) + 1
-        assert p_value(seen, exact_law(RULES["Lossless"], row), copies) > 1e-5
+        seen = collections.Counter(texts[row::3])
+        assert p_value(seen, exact_law(RULES["Lossless"], row), COPIES) > 1e-5
 
 
 @types.traced_dataclass
@@ -339,9 +361,10 @@ def test_refilled_slots_decode_as_fresh_rows():
             max_length=16,
         )
 
-    want = outputs(loop.run(params._replace(rule=rule), init(list(range(8))), 100))
-    state = loop.run(params._replace(rule=rule), init([0, 1, 2, 3]), 100)
-    assert outputs(state) == want[:4]
+    state, later = (
+        loop.run(params._replace(rule=rule), init(ids), 100) for ids in ([0, 1, 2, 3], [4, 5, 6, 7])
+    )
+    want = outputs(state) + outputs(later)
     state = decoding.method.insert_rows(state, jnp.array([2, 0]), init([6, 5]))
     got = outputs(loop.run(params._replace(rule=rule), state, 100))
     assert got == [want[5], want[1], want[6], want[3]]
@@ -366,48 +389,6 @@ def test_parts_that_do_not_fit_are_refused():
         drafting.NeuralDrafter(MODEL, 0)
 
 
-@pytest.mark.parametrize("name", SOME[:2])
-def test_the_law_with_drafts_that_stop_early(name):
-    drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
-    loop = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name], eos_ids=(EOS,))
-    for rule_name in ("Lossless", "TokenV2"):
-        state = sample(loop, RULES[rule_name], COPIES)
-        assert np.asarray(state.info.drafted_lengths)[:, 1:3].any()
-        texts = outputs(state)
-        for row in range(3):
-            law = exact_law(RULES[rule_name], row)
-            assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        # 2.2 drafted tokens a row, and the rows' own.
-        drafting.Budget(int(3.2 * 3 * COPIES)),
-        *(
-            pytest.param(policy, marks=pytest.mark.exhaustive)
-            for policy in (
-                drafting.Budget(int(2.2 * 3 * COPIES)),
-                drafting.Survival(drafting.OnlineEstimate(shared=True), 0.4),
-                drafting.Survival(drafting.OnlineEstimate(), 0.4),
-                drafting.Confidence(0.5),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_the_law_with_policies_that_learn_or_look_at_other_rows(policy):
-    bound, own = policy.bind()
-    drafter = drafting.NeuralDrafter(MODEL, 3, bound, eos_ids=(EOS,))
-    loop = decoding.Speculative(MODEL, drafter, verification.Block(), eos_ids=(EOS,))
-    state = sample(loop, rules.Lossless(), COPIES, stopping=own)
-    assert (np.asarray(state.info.drafted_lengths).sum(axis=0) > 0).sum() > 2
-    texts = outputs(state)
-    for row in range(3):
-        law = exact_law(rules.Lossless(), row)
-        assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5
-
-
 def test_greedy_block_refuses_drafts_that_stop_early():
     drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
     with pytest.raises(ValueError, match="NeuralDrafter has fixed_length=False"):
@@ -422,14 +403,6 @@ def test_greedy_block_refuses_draft_limits():
     with pytest.raises(ValueError, match=r"draft_limits must lie in \[3, 3\], got 0 in row 1"):
         start(limits=LIMITS, max_new=4, draft_limits=np.array([3, 0, 3]))
     start(limits=LIMITS, max_new=4, draft_limits=np.array([3, 3, 3]))
-
-
-def test_each_row_may_have_its_own_strength():
-    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), eos_ids=(EOS,))
-    mixed = sample(loop, rules.TokenV3([-np.inf, 1.0, 0.5]), 1)
-    for row, strength in enumerate([-np.inf, 1.0, 0.5]):
-        alone = sample(loop, rules.TokenV3(strength), 1)
-        np.testing.assert_array_equal(mixed.tokens[row], alone.tokens[row])
 
 
 def test_a_finished_row_makes_no_passes():

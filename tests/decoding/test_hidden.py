@@ -10,9 +10,8 @@ import pytest
 from specjax import decoding, drafting, testing, types, verification
 from specjax.decoding.method import jitted_run
 from specjax.processing import distributions, draws
-from tests.decoding.helpers import begin
-from tests.decoding.policies import AfterTokenOne
-from tests.drafting.choices import Law
+from tests.decoding.helpers import AfterTokenOne, begin
+from tests.laws import Law
 
 V, N = 3, 3
 MODEL = testing.TabularModel(V, 2)
@@ -63,7 +62,9 @@ class FromHidden(types.Drafter):
 
 @pytest.mark.parametrize("verify", [verification.Block(), verification.Token()], ids=str)
 def test_the_law_is_the_verifiers_whatever_is_read(verify):
-    found = Law(decoding.Round(MODEL, FromHidden(), verify))(decoding.MethodParams(P, Q), (0, 1), N)
+    found = Law(decoding.Speculative(MODEL, FromHidden(), verify))(
+        decoding.MethodParams(P, Q), (0, 1), N
+    )
     p = testing.prefix_distributions(MODEL, P, (0, 1), N, jax.nn.softmax)
     assert testing.total_variation(found, testing.target_law(p, N)) < 1e-5
 

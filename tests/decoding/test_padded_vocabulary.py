@@ -9,10 +9,11 @@ import pytest
 
 import specjax
 from specjax.models import LlamaConfig, model_from_config
+from tests import laws
 from tests.models.tiny import quick_jit, random_params
 from tests.training.toy import Numbers
 
-TOKENS, ROWS, EOS = 5, 16_384, 1
+TOKENS, EOS = 5, 1
 SIZES = {
     "embed_dim": 16, "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 16,
     "num_layers": 1,
@@ -51,31 +52,17 @@ def law(text_model, tokens=TOKENS):
     return found
 
 
-def distance(found, expected):
-    return 0.5 * sum(abs(found.get(k, 0) - expected.get(k, 0)) for k in {*found, *expected})
-
-
 @pytest.mark.parametrize(("verification", "tied"), [("Token", True), ("Block", False)])
 def test_the_law_is_the_verifiers_over_the_tokens(verification, tied):
     drafter, verifier = model(7, 1, tied), model(9, 2, tied)
     decoder = specjax.Decoder(
         specjax.Pair(drafter, verifier),
         verification=getattr(specjax.verification, verification)(),
-        max_draft=2, max_new_tokens=2, batch_size=1024, buckets=(4,),
-    )  # fmt: skip
-    result = decoder([PROMPT] * ROWS, seed=3, progress=False)
-    rows = [
-        (*tokens.tolist(), EOS) if end else tuple(tokens.tolist())
-        for tokens, end in zip(result.tokens, result.ended, strict=True)
-    ]
-    found = {row: count / ROWS for row, count in zip(*_counted(rows), strict=True)}
-    # 21 outcomes: the mean distance of as many exact draws is below 0.5 sqrt(21 / 16384) = 0.018.
-    assert distance(found, law(verifier)) < 0.025
+        max_draft=2,
+    )
+    texts = laws.Texts(decoder.method, max_new=2)
+    (found,) = texts(decoder.params, [laws.Row(tuple(PROMPT.tolist()), 2)])
+    assert laws.distance(found, law(verifier)) < 1e-5
     # Without the renormalisation, or by the drafter's law, it would be far away.
-    assert distance(found, law(verifier, tokens=9)) > 0.1
-    assert distance(found, law(drafter)) > 0.1
-
-
-def _counted(rows):
-    values = sorted(set(rows))
-    return values, [rows.count(value) for value in values]
+    assert laws.distance(found, law(verifier, tokens=9)) > 0.1
+    assert laws.distance(found, law(drafter)) > 0.1

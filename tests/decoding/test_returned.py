@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, testing, types, verification
+from specjax import testing, types
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import LogProbs
 from tests import tiny_pair
+from tests.variants import variants
 
 VOCAB = 259
 SHAPE = {"max_new_tokens": 3, "batch_size": 2, "buckets": (16,)}
@@ -64,20 +65,7 @@ def _table(seed):
     return logits
 
 
-def test_greedy_block_is_refused_unless_the_drafter_says_that_its_blocks_have_a_fixed_length(pair):
-    with pytest.raises(ValueError, match="Short has fixed_length=False: use Block or"):
-        specjax.Decoder(
-            pair.verifier,
-            drafting=specjax.WithParams(Short()),
-            verification=verification.GreedyBlock(),
-            **SHAPE,
-        )
-    assert drafting.NeuralDrafter(pair.drafter.model, 2).traits.fixed_length
-
-
-@pytest.mark.parametrize(
-    "beyond", [9, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0, -9))]
-)
+@pytest.mark.parametrize("beyond", variants([9, 0, -9], 9))
 def test_blocks_of_any_claimed_length_are_exact(beyond):
     """Two tokens of 4,000 rows follow the verifier: what is claimed past a limit is cut off."""
     p, rows = _table(1), 4000

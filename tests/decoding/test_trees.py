@@ -13,7 +13,8 @@ from specjax.decoding.blocks import part_of, shape_of
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
 from tests.decoding.trees import Likeliest, Walk
-from tests.drafting.choices import Law
+from tests.laws import Law
+from tests.models.tiny import quick_jit
 from tests.tables import targets
 from tests.variants import variants
 
@@ -39,7 +40,9 @@ TREES = [(BUSH, True), *itertools.product([BUSH, (0, 0), (0, 1)], [False])]
 @pytest.mark.parametrize("tree", variants(TREES, TREES[0]), ids=str)
 def test_a_walk_over_trees_follows_the_target_exactly(tree):
     parents, early = tree
-    one_round = decoding.Round(MODEL, Likeliest(V, parents, early), Walk(), (1 + len(parents),))
+    one_round = decoding.Speculative(
+        MODEL, Likeliest(V, parents, early), Walk(), (1 + len(parents),)
+    )
     law = Law(one_round)
     for rule in (rules.Lossless(), rules.TokenV3(0.5)):
         found = law(decoding.MethodParams(P, Q, rule), (0, 1), N)
@@ -58,48 +61,51 @@ class Reordered(Walk):
 
 
 def test_control_of_a_wrong_parent():
-    law = Law(decoding.Round(MODEL, Likeliest(V, BUSH), Reordered(), (6,)))
+    law = Law(decoding.Speculative(MODEL, Likeliest(V, BUSH), Reordered(), (6,)))
     found = law(decoding.MethodParams(P, Q), (0, 1), N)
     assert testing.total_variation(found, law_of(rules.Lossless())) > 0.05
 
 
 def test_levels_read_after_each_other_are_the_tree_read_at_once():
-    tree = shape_of(jnp.array([BUSH] * 2, jnp.int32))
+    tree = quick_jit(shape_of)(jnp.array([BUSH] * 2, jnp.int32))
     prompts, lengths = jnp.array([[2, 1, 0, 0], [1, 0, 1, 1]], jnp.int32), jnp.array([2, 4])
-    cache, last, at = MODEL.prefill(P, types.Prompts(prompts, lengths), 12)
+    cache, last, at = quick_jit(MODEL.prefill, static_argnums=2)(
+        P, types.Prompts(prompts, lengths), 12
+    )
+    read = quick_jit(MODEL.score_tree)
     block = jnp.concatenate([last[:, None], jnp.array([[1, 0, 2, 1, 2]] * 2)], axis=1)
-    whole = MODEL.score_tree(P, cache, block, at, tree)[0]
+    whole = read(P, cache, block, at, tree)[0]
     for start, end in ((0, 1), (1, 3), (3, 5), (5, 6)):
         given = block[:, start:end], at, part_of(tree, start, end)
-        logits, _, updates = MODEL.score_tree(P, cache, *given)
+        logits, _, updates = read(P, cache, *given)
         np.testing.assert_array_equal(logits, whole[:, start:end])
         cache = MODEL.write(cache, updates, at + start)
 
 
 def test_nodes_see_their_path_alone_in_any_width():
-    tree = shape_of(jnp.array([BUSH], jnp.int32))
+    tree = quick_jit(shape_of)(jnp.array([BUSH], jnp.int32))
     np.testing.assert_array_equal(tree.depths[0], [0, 1, 1, 2, 2, 3])
     np.testing.assert_array_equal(tree.seen[0, 5], [True, True, False, False, True, True])
     assert part_of(tree, 0, 3).seen.shape == (1, 3, 3)
     # A chain is its simplest tree: what is read of it is what is read of a chain.
     prompt = jnp.array([[2, 1, 0, 0]], jnp.int32)
-    cache, _, at = MODEL.prefill(P, types.Prompts(prompt, jnp.array([2])), 9)
+    prefill = quick_jit(MODEL.prefill, static_argnums=2)
+    cache, _, at = prefill(P, types.Prompts(prompt, jnp.array([2])), 9)
     block = jnp.array([[1, 0, 2, 1]], jnp.int32)
-    chain = shape_of(jnp.arange(3, dtype=jnp.int32)[None])
+    chain = quick_jit(shape_of)(jnp.arange(3, dtype=jnp.int32)[None])
     jax.tree.map(
         np.testing.assert_array_equal,
-        MODEL.score(P, cache, block, at),
-        MODEL.score_tree(P, cache, block, at, chain),
+        quick_jit(MODEL.score)(P, cache, block, at),
+        quick_jit(MODEL.score_tree)(P, cache, block, at, chain),
     )
 
 
-@pytest.mark.parametrize("widths", [(6,), None])
-def test_greedy_trees_are_the_verifiers_own_text(widths):
+def test_greedy_trees_are_the_verifiers_own_text():
     """In the loop, rows of several lengths, with draft limits that cut trees anywhere."""
     inputs, lengths = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32), np.array([3, 1, 2])
     given = {"ids": np.arange(3), "limits": np.array([9, 7, 9]), "max_new": 9}
     given["sampling"] = Sampling(0.0)
-    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk(), widths)
+    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk())
     params = decoding.MethodParams(P, Q)
     alone = decoding.Autoregressive(MODEL)
     want = alone.run(params, begin(alone, params, inputs, lengths, **given), 100)

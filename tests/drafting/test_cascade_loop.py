@@ -1,6 +1,5 @@
 """Cascades in the whole loop: caches that are moved back, limits, EOS, passes, greedy outputs."""
 
-import collections
 import functools
 import re
 
@@ -14,7 +13,6 @@ from specjax.decoding.method import jitted_run
 from specjax.types import PromptBatch
 from tests.decoding import test_exact_law as whole
 from tests.models.tiny import tiny
-from tests.tables import p_value
 
 
 def run(method, params, rows=3, new=16, **prompts):
@@ -60,10 +58,9 @@ GREEDY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "matrix", "rule"),
-    [GREEDY[0], *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in GREEDY[1:])],
-)
+# The laws at temperature 0 in tests/drafting/test_laws.py are the quick sibling.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("family", "matrix", "rule"), GREEDY)
 def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, rule):
     model, params = target(family)
     sizes = dict(zip(("middle", "small", "least"), (0.05, 0.2, 0.4), strict=True))
@@ -116,41 +113,6 @@ def test_what_a_later_drafter_lacks_is_read_with_its_first_token():
     # The first one reads three tokens and then four, two of them drafts: its pass holds three. The
     # second one reads the last token of a block that stands for a bonus.
     assert calls == {"verifier": 3, "first": 2 + 3 + 3, "second": 3 * (2 + 1)}
-
-
-COPIES = 1500
-CASCADE = drafting.cascade(
-    [[2, 1], [0, 1]], {"middle": whole.MODEL, "low": whole.MODEL}, cumulative=False
-)
-
-
-def test_the_law_of_whole_sequences_with_limits_by_row():
-    """Rows end, start with other lengths and temperatures, and may draft 0 .. G tokens."""
-    # The drafter's model is the middle one, and a third model drafts for it.
-    low = jnp.asarray(testing.random_table(9, whole.V, 2, scale=1.2))
-    verifier, middle = whole.PARAMS
-    own = drafting.cascade_params(
-        CASCADE, {"middle": middle, "low": low}, rules=drafting.lenience(3.0)
-    )
-    params = decoding.MethodParams(verifier, own, rules.Lossless())
-    method = decoding.Speculative(whole.MODEL, CASCADE, eos_ids=(whole.EOS,))
-    rows = 3 * COPIES
-    tiled = [np.tile(x, (COPIES,) + (1,) * (x.ndim - 1)) for x in (whole.PROMPTS, whole.LENGTHS)]
-    limits = np.repeat(np.arange(rows // 3) % (CASCADE.max_draft + 1), 3)
-    prompts = PromptBatch(
-        *tiled,
-        ids=np.arange(rows),
-        limits=np.tile(whole.LIMITS, COPIES),
-        sampling=sampling.Sampling(np.tile(whole.TEMPERATURES, COPIES)),
-        draft_limits=limits,
-    )
-    state = method.run(params, method.init(params, prompts, max_new=4), 100)
-    drafted = np.asarray(state.info.drafted_lengths).sum(axis=0)
-    assert np.all(drafted > 0), "every length is drafted"
-    texts = whole.outputs(state)
-    for row in range(3):
-        law = whole.exact_law(rules.Lossless(), row)
-        assert p_value(collections.Counter(texts[row::3]), law, COPIES) > 1e-5, row
 
 
 @pytest.mark.exhaustive

@@ -11,6 +11,7 @@ import pytest
 from specjax import drafting, sampling, testing, verification
 from specjax.acceptance_head import Head, HeadConfig, init_head
 from tests.drafting.rounds import law
+from tests.variants import variants
 
 # With three tokens the second decision can depend on the first token drawn.
 V, G = 2, 3
@@ -77,10 +78,7 @@ def distance(policy, verify, rows, num_tokens, temperature=1.0, cut=None, drafte
 # Most policies meet one verification here, some none, and all of them in `make test-all`.
 QUICK = {("confidence", "token"), ("head", "block"), ("budget", "block")}
 QUICK |= {("online, shared", "token")}
-PAIRS = [
-    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.exhaustive)
-    for pair in itertools.product(POLICIES, VERIFICATIONS)
-]
+PAIRS = variants(itertools.product(POLICIES, VERIFICATIONS), *QUICK, several=True)
 
 
 @pytest.mark.parametrize(("policy", "verify"), PAIRS)
@@ -90,17 +88,14 @@ def test_two_rows_follow_the_target(policy, verify):
     assert varied, "what was drawn decided nothing: nothing was tried"
 
 
-@pytest.mark.parametrize(
-    ("policy", "verify"),
-    [
-        ("online", "block"),
-        *(
-            pytest.param(policy, verify, marks=pytest.mark.exhaustive)
-            for policy, verify in itertools.product(["online", "cost", "budget"], VERIFICATIONS)
-            if (policy, verify) != ("online", "block")
-        ),
-    ],
+LEARNING = variants(
+    itertools.product(["online", "cost", "budget"], VERIFICATIONS),
+    ("online", "block"),
+    several=True,
 )
+
+
+@pytest.mark.parametrize(("policy", "verify"), LEARNING)
 def test_a_row_follows_the_target_over_many_rounds(policy, verify):
     """What is learnt of earlier rounds changes lengths, not the law."""
     assert distance(POLICIES[policy], VERIFICATIONS[verify], [1], 4)[0] < 1e-5

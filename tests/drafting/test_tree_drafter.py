@@ -1,4 +1,4 @@
-"""Drafted trees: the exact law of what rounds emit, and of what wrong ones would emit."""
+"""Drafted trees, beside their laws in tests/drafting/test_laws.py."""
 
 import dataclasses
 import itertools
@@ -8,87 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, processors, rules, testing, types, verification
-from specjax.drafting.trees import CHILDREN
-from specjax.sampling import Sampling, distribution
+from specjax import decoding, drafting, processors, rules, types, verification
+from specjax.sampling import Sampling
 from specjax.types import ChildLaw, ScoredBlock
 from specjax.verification.chains import accept
+from tests import laws
 from tests.decoding.helpers import begin
-from tests.drafting.choices import Law
+from tests.drafting.test_laws import SHAPES
+from tests.laws import MODEL, A, P, V
+from tests.models.tiny import quick_jit
 from tests.tables import targets
-from tests.variants import variants
 
-V, N = 3, 3
-PROMPT = (0, 1)
-MODEL = testing.TabularModel(V, 2)
-P, Q = (jnp.asarray(testing.random_table(seed, V, 2, scale=1.5)) for seed in (1, 2))
-TREES = {
-    "pair": drafting.k_ary(1, 2),
-    "bush": drafting.Topology((0, 0, 1, 1)),
-    "deep": drafting.Topology((0, 0, 1, 3)),
-    "late": drafting.Topology((0, 0, 2, 2)),
-    "beam": drafting.Beam(2, 2, 1),
-    "chain": drafting.k_ary(3, 1),
-    "binary": drafting.k_ary(2, 2),
-    "paths": drafting.paths(2, 2),
-    "kept": drafting.Beam(2, 2, 2, keep=4),
-}
+N = 3
 JUDGES = {
     "Walk": verification.Walk(),
     "Traversal": verification.Traversal(),
     "TopDown": verification.TopDown(),
 }
-RULES = {
-    "Lossless": rules.Lossless(),
-    "OPT": rules.OPT(0.2),
-    "Diff": rules.Diff(0.05),
-    "TokenV3": rules.TokenV3(0.5),
-}
-# (tree, children, verification, rule, temperature, limit of the draft)
-CASES = [
-    *((*x, "Lossless", 1.0, None) for x in itertools.product(TREES, CHILDREN, JUDGES)),
-    *(("bush", *x, 0.6, None) for x in itertools.product(CHILDREN, JUDGES, RULES)),
-    *(("bush", *x, "OPT", 0.0, None) for x in itertools.product(CHILDREN, JUDGES)),
-    *(("bush", *x, "TokenV3", 1.0, 3) for x in itertools.product(CHILDREN, JUDGES)),
-]
-QUICK = [
-    ("kept", "top", "Traversal", "Lossless", 1.0, None),
-    ("beam", "without", "Traversal", "Lossless", 1.0, None),
-    ("late", "top", "Walk", "Lossless", 1.0, None),
-    ("bush", "top+1", "Traversal", "TokenV3", 0.6, None),
-    ("bush", "without", "TopDown", "OPT", 0.6, None),
-    ("bush", "independent", "Traversal", "Lossless", 1.0, None),
-    ("bush", "top+1", "Traversal", "TokenV3", 1.0, 3),
-    ("bush", "top", "Traversal", "OPT", 0.0, None),
-]
-# Those with too many combinations of draws, or with drawn tokens that are left out.
-CASES = [x for x in CASES if x[0] != "binary" or x[1].startswith("top")]
-CASES = [x for x in CASES if x[0] != "kept" or x[1] == "top"]
 
 
-def wanted(rule, temperature=1.0, tables=(P, Q), prompt=PROMPT, count=N):
-    """The law of the first `count` tokens."""
-
-    def after(table, temperature):
-        probs = lambda x: distribution(x, Sampling(temperature))  # noqa: E731
-        return testing.prefix_distributions(MODEL, table, prompt, count, probs)
-
-    p, q = (after(table, temperature) for table in tables)
-    p_conf, q_conf = (after(table, 1.0) for table in tables)
-    return testing.target_law(targets(rule, (q, p, q_conf, p_conf)), count)
-
-
-def given(rule, tables=(P, Q)):
+def given(rule, tables=(P, A)):
     return decoding.MethodParams(tables[0], drafting.NeuralDrafterParams(tables[1]), rule)
-
-
-@pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)
-def test_the_law_of_trees(case):
-    tree, children, judge, rule, temperature, limit = case
-    drafter = drafting.TreeDrafter(MODEL, TREES[tree], children)
-    law = Law(decoding.Round(MODEL, drafter, JUDGES[judge]), limit=limit)
-    found = law(given(RULES[rule]), PROMPT, N, temperature)
-    assert testing.total_variation(found, wanted(RULES[rule], temperature)) < 1e-6
 
 
 @pytest.mark.parametrize("judge", ["Traversal", "TopDown"])
@@ -121,25 +61,25 @@ def test_a_tree_without_branches_is_a_chain(judge):
 INPUTS = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32)
 LENGTHS = np.array([3, 1, 2], np.int32)
 ROWS = {"ids": np.arange(3), "limits": np.array([9, 7, 9]), "max_new": 9}
-SHAPES = variants([*TREES, "wide"], "beam", "wide")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_greedy_trees_are_the_verifiers_own_text(shape):
-    """Ragged rows, with draft limits and an end-of-sequence token in the middle of trees."""
-    tree = TREES.get(shape, drafting.Topology((0, 0, 0, 1, 1, 2, 4)))
+@pytest.mark.parametrize("limits", [None, np.array([0, 2, 3], np.int32)])
+@pytest.mark.parametrize(
+    "kind", [("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without")], ids=str
+)
+def test_greedy_trees_are_the_verifiers_own_text(kind, limits):
+    """Larger than those whose laws are enumerated; limits and ends are in the middle of trees."""
+    judge, children = kind
     alone = decoding.Autoregressive(MODEL, eos_ids=(2,))
     params, rows = given(rules.Lossless()), ROWS | {"sampling": Sampling(0.0)}
     want = alone.run(params, begin(alone, params, INPUTS, LENGTHS, **rows), 100)
-    kinds = [("Walk", "top"), ("Traversal", "top+1"), ("TopDown", "without")]
-    for judge, children in kinds[:1] if shape == "kept" else kinds:
-        drafter = drafting.TreeDrafter(MODEL, tree, children)
-        method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
-        for limits in (None, np.array([0, 2, 3], np.int32)):
-            start = begin(method, params, INPUTS, LENGTHS, draft_limits=limits, **rows)
-            state = method.run(params, start, 100)
-            np.testing.assert_array_equal(state.tokens, want.tokens)
-            np.testing.assert_array_equal(state.lengths, want.lengths)
+    tree = drafting.Topology((0, 0, 0, 1, 1, 2, 4))
+    drafter = drafting.TreeDrafter(MODEL, tree, children)
+    method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
+    start = begin(method, params, INPUTS, LENGTHS, draft_limits=limits, **rows)
+    state = method.run(params, start, 100)
+    np.testing.assert_array_equal(state.tokens, want.tokens)
+    np.testing.assert_array_equal(state.lengths, want.lengths)
 
 
 @pytest.mark.parametrize("children", ["top", "without"])
@@ -149,7 +89,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
 
     def blocks(children, temperature):
         drafter = drafting.TreeDrafter(MODEL, beam, children)
-        params = drafting.NeuralDrafterParams(Q)
+        params = drafting.NeuralDrafterParams(A)
         state = drafter.prefill(params, types.Prompts(INPUTS, LENGTHS), 20)
         inputs = types.DraftInputs(
             jnp.array([2, 2, 1]),
@@ -160,6 +100,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
         )
         return drafter.propose(params, state, inputs)[0]
 
+    blocks = quick_jit(blocks, static_argnums=0)
     drawn, greedy = blocks("top", 1.0), blocks(children, 0.0)
     np.testing.assert_array_equal(greedy.tokens, drawn.tokens)
     np.testing.assert_array_equal(greedy.parents, drawn.parents)
@@ -170,25 +111,22 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
 
 def test_processors_follow_the_paths_of_trees():
     """The law of a penalised verifier, whose state differs from sibling to sibling."""
-    penalty = processors.FrequencyPenalty(1.2)
-    drafter = drafting.TreeDrafter(MODEL, TREES["bush"], "top+1")
-    law = Law(decoding.Round(MODEL, drafter, verification.Traversal()), (penalty,))
-    params = given(rules.OPT(0.2))._replace(processors=((),))
-    found = law(params, PROMPT, N)
+    penalty, row = processors.FrequencyPenalty(1.2), laws.Row(limit=N)
+    drafter = drafting.TreeDrafter(MODEL, SHAPES["bush"], "top+1")
+    texts = laws.Texts(
+        decoding.Speculative(MODEL, drafter, verification.Traversal()), processors=(penalty,)
+    )
+    (found,) = texts(given(rules.OPT(0.2))._replace(processors=((),)), [row])
+    tails = itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(N)))
+    counts = np.array([np.bincount(np.array(tail, int), minlength=V) for tail in tails])
 
-    def after(table, penalised):
-        texts = itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(N + 1)))
-        out = []
-        for text in texts:
-            at = ([V, V, *PROMPT, *text])[-2:]
-            logits = np.asarray(table)[at[0] * (V + 1) + at[1]].astype(np.float64)
-            logits = logits - penalised * 1.2 * np.bincount(np.array(text, int), minlength=V)
-            out.append(np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum())
-        return np.array(out, np.float32)
+    def penalised(table):
+        weights = laws.after(table, row) * np.exp(-1.2 * counts)
+        return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
-    p, q, p_conf, q_conf = after(P, True), after(Q, True), after(P, False), after(Q, False)
-    target = testing.target_law(targets(rules.OPT(0.2), (q, p, q_conf, p_conf)), N)
-    assert testing.total_variation(found, target) < 1e-5
+    confidences = laws.after(A, row), laws.after(P, row)
+    pi = targets(rules.OPT(0.2), (penalised(A), penalised(P), *confidences))
+    assert laws.distance(found, laws.law_of(pi, row, ends=())) < 1e-5
 
 
 def test_greedy_trees_propose_what_processors_leave():
@@ -217,7 +155,7 @@ WRONG = [
     (lambda: drafting.Beam(2, 2, 2, keep=7), ValueError, "keep must lie between 2"),
     (lambda: drafting.Beam(2, 2, 2, keep=1), ValueError, "keep must lie between 2"),
     (
-        lambda: drafting.TreeDrafter(MODEL, TREES["kept"], "without"),
+        lambda: drafting.TreeDrafter(MODEL, SHAPES["kept"], "without"),
         ValueError,
         "needs children='top', got 'without': leaving out drawn tokens by their values would",
     ),
@@ -227,7 +165,7 @@ WRONG = [
         "a node of the tree has 4 children, but there are only 3 tokens",
     ),
     (
-        lambda: drafting.TreeDrafter(MODEL, TREES["pair"], "best"),
+        lambda: drafting.TreeDrafter(MODEL, SHAPES["pair"], "best"),
         ValueError,
         "children must be one of 'top', 'top.1', 'without', 'independent', got 'best'",
     ),
@@ -252,7 +190,7 @@ def test_traversal_needs_to_know_how_tokens_were_drawn():
             block, state = super().propose(*args, **options)
             return block._replace(laws=None), state
 
-    method = decoding.Speculative(MODEL, Silent(MODEL, TREES["pair"]), verification.Traversal())
+    method = decoding.Speculative(MODEL, Silent(MODEL, SHAPES["pair"]), verification.Traversal())
     params = given(rules.Lossless())
     with pytest.raises(AssertionError, match="must set DraftBlock.laws"):
         method.run(params, begin(method, params, INPUTS, LENGTHS, **ROWS), 3)

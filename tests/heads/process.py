@@ -13,12 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling, testing
+from specjax import testing
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
-from tests.drafting.choices import Choices
 from tests.drafting.rounds import numbers, outcomes_of
+from tests.laws import Choices, probabilities
 from tests.models.tiny import quick_jit
+
+
+@quick_jit
+def _applied(rule, *distributions):
+    return jax.vmap(jax.vmap(rule))(*distributions)
 
 
 class Process:
@@ -51,10 +56,9 @@ class Process:
 
     def tables(self, prompt, num_tokens, temperature):
         """The verifier's distributions and confidences after every continuation."""
-        settings = sampling.Sampling(np.float32(temperature))
         given = self.tiny.verifier, self.tiny.verifier_params, prompt, num_tokens
-        kinds = (lambda x: sampling.distribution(x, settings)), sampling.confidence
-        return [testing.prefix_distributions(*given, kind) for kind in kinds]
+        logits = testing.prefix_distributions(*given, lambda logits: logits)
+        return probabilities(logits, temperature), probabilities(logits, 1.0)
 
     def __call__(self, params, rule, prompt, num_tokens, temperature=1.0):
         """The law of the first tokens, `[V ** N]`; and how far rounds are from their targets."""
@@ -62,7 +66,6 @@ class Process:
         p_table, conf_table = self.tables(prompt, room, temperature)
         law, farthest = np.zeros((self.vocab,) * num_tokens), 0.0
         starts, lengths = {(): 1.0}, set()
-        rule = quick_jit(jax.vmap(jax.vmap(rule)))
         while starts:
             emitted = min(starts, key=len)
             chance = starts.pop(emitted)
@@ -84,7 +87,7 @@ class Process:
             if bonus is not None:
                 for x, last in ((q, bonus.probs), (q_conf, bonus.confidences)):
                     np.put_along_axis(x, drafted[:, None, None], last[:, None], axis=1)
-            pi = np.asarray(rule(q, p, q_conf, p_conf))
+            pi = np.asarray(_applied(rule, q, p, q_conf, p_conf))
             at_bonus = ends == drafted[:, None]
             mass = np.take_along_axis(q[:, :-1], self.drafts[..., None], axis=2)[..., 0]
             weight = np.prod(np.where(inside, mass, self.drafts == 0), axis=1)

@@ -16,6 +16,7 @@ from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
 from tests.checkpoints.checkpoint_helpers import shared
 from tests.models.tiny import quick_jit
+from tests.variants import variants
 
 G, V = 4, 160
 TOLERANCE = 1e-4  # of the fixtures' README
@@ -132,10 +133,7 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=() if x in QUICK else pytest.mark.exhaustive) for x in CASES],
-)
+@pytest.mark.parametrize("name", variants(CASES, *QUICK))
 def test_every_step_of_every_round(name):
     golden, followed = follow(name)
     assert farthest(golden, followed) < TOLERANCE
@@ -152,7 +150,7 @@ def test_every_step_of_every_round(name):
             np.testing.assert_allclose(keys, wanted, atol=TOLERANCE)
 
 
-SOME = ["eagle3_official", pytest.param("dflash_zlab", marks=pytest.mark.exhaustive)]
+SOME = variants(["eagle3_official", "dflash_zlab"], "eagle3_official")
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -4,14 +4,12 @@ import dataclasses
 import functools
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing, verification
-from tests.decoding.helpers import begin
-from tests.drafting.choices import Law
+from specjax import decoding, drafting, rules, testing, verification
+from tests import laws
 from tests.heads.process import Process
 from tests.heads.tiny_heads import (
     CONFIGS,
@@ -22,19 +20,17 @@ from tests.heads.tiny_heads import (
     encoded_head,
     tiny_head,
 )
+from tests.laws import Law
 from tests.models.tiny import quick_jit
+from tests.tables import RULES
+from tests.variants import variants
 
 N, G = 4, 2
 PROMPT = (0, 1)
 EXACT = 1e-6
 TEMPERATURES = (1.0, 0.6, 0.0)
-RULES = {
-    "Lossless": rules.Lossless(),
-    "OPT": rules.OPT(0.2),
-    "TokenV3": rules.TokenV3(0.5),
-    "KLBall": rules.KLBall(0.05),
-}
 VERIFICATIONS = {"token": verification.Token(), "block": verification.Block()}
+ALL_RULES = ("Lossless", "OPT", "TokenV3", "KLBall")
 STOPS = {
     "fixed": None,
     "confidence": drafting.Confidence(0.7),
@@ -45,27 +41,29 @@ STOPS = {
 @functools.cache
 def verifiers_law(temperature, prompt=PROMPT, num_tokens=N):
     tiny = tiny_head("eagle3")  # all heads have one verifier
-    settings = sampling.Sampling(np.float32(temperature))
-    table = testing.prefix_distributions(
-        tiny.verifier,
-        tiny.verifier_params,
-        prompt,
-        num_tokens,
-        lambda x: sampling.distribution(x, settings),
-    )
-    return testing.target_law(table, num_tokens)
+    given = tiny.verifier, tiny.verifier_params, prompt, num_tokens
+    logits = testing.prefix_distributions(*given, lambda logits: logits)
+    return testing.target_law(laws.probabilities(logits, temperature), num_tokens)
 
 
 def distances(name, verify, stop, rule_names, mapped=None, **options):
     """Rounds in the loop from what they must be; how far drafts and targets differ."""
     tiny = tiny_head(name, mapped=mapped)
     drafter, own = drafter_of(tiny, G, STOPS[stop], **options)
-    law = Law(decoding.Round(tiny.verifier, drafter, VERIFICATIONS[verify]))
+    method = decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify])
     process = Process(tiny, drafter, VERIFICATIONS[verify])
-    found, lengths = {}, set()
-    for rule, temperature in itertools.product(rule_names, TEMPERATURES):
-        params = decoding.MethodParams(tiny.verifier_params, own, RULES[rule])
-        emitted = law(params, PROMPT, N, temperature=temperature)
+    both = list(itertools.product(rule_names, TEMPERATURES))
+    # And a text of one token, which has no states.
+    names = [*(rule for rule, _ in both), "Lossless"]
+    rule = RULES["Lossless"] if len(rule_names) == 1 else laws.OneOf.by_row(names)
+    params = decoding.MethodParams(tiny.verifier_params, own, rule)
+    rows = [laws.Row(PROMPT, N, temperature=temperature) for _, temperature in both]
+    *texts, short = laws.Texts(method)(params, [*rows, laws.Row((1,), N)])
+    alone = verifiers_law(1.0, (1,))
+    found = {"one token": testing.total_variation(laws.array_of(short, V, N), alone)}
+    lengths = set()
+    for (rule, temperature), law in zip(both, texts, strict=True):
+        emitted = laws.array_of(law, V, N)
         wanted, of_rounds, drafted = process(own, RULES[rule], PROMPT, N, temperature)
         lengths |= drafted
         apart = [testing.total_variation(emitted, wanted), of_rounds]
@@ -82,7 +80,7 @@ QUICK = {
     ("dspark", "block", "own"): ("Lossless",),
 }
 ALL = [
-    pytest.param(*case, tuple(RULES), marks=pytest.mark.exhaustive)
+    pytest.param(*case, ALL_RULES, marks=pytest.mark.exhaustive)
     for case in itertools.product(CONFIGS, VERIFICATIONS, STOPS)
     if case[2] != "own" or case[0] == "dspark"
 ]
@@ -97,17 +95,10 @@ def test_the_law_of_rounds(name, verify, stop, rule_names):
     assert stop == "fixed" or len(lengths) > 1, "what was drawn decided nothing"
 
 
-@pytest.mark.parametrize(
-    ("name", "verify"),
-    [
-        ("dspark", "token"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in itertools.product(CONFIGS, VERIFICATIONS)
-            if case != ("dspark", "token")
-        ),
-    ],
-)
+PAIRS = variants(itertools.product(CONFIGS, VERIFICATIONS), ("dspark", "token"), several=True)
+
+
+@pytest.mark.parametrize(("name", "verify"), PAIRS)
 def test_the_law_with_a_draft_vocabulary(name, verify):
     found, _ = distances(name, verify, "fixed", ("Lossless", "OPT"), mapped=(2, 0))
     assert max(found.values()) < EXACT, found
@@ -123,15 +114,9 @@ def test_the_law_of_greedy_drafts(name):
 def lossless(drafter, own, name, prompt=PROMPT, num_tokens=N, verify=None):
     """The total variation distance of what is emitted from the verifier's law."""
     tiny = tiny_head(name)
-    one = decoding.Round(tiny.verifier, drafter, verify or verification.Block())
+    one = decoding.Speculative(tiny.verifier, drafter, verify or verification.Block())
     found = Law(one)(decoding.MethodParams(tiny.verifier_params, own), prompt, num_tokens)
     return testing.total_variation(found, verifiers_law(1.0, prompt, num_tokens))
-
-
-@pytest.mark.parametrize("name", ["eagle3", pytest.param("dflash", marks=pytest.mark.exhaustive)])
-def test_a_text_of_one_token_has_no_states(name):
-    drafter, own = drafter_of(tiny_head(name), G)
-    assert lossless(drafter, own, name, (1,)) < EXACT
 
 
 def verifiers_law_of_encoded(tiny, temperature):
@@ -142,50 +127,38 @@ def verifiers_law_of_encoded(tiny, temperature):
     for row, text in enumerate(texts):
         outputs[row, 1 : 1 + len(text)] = text
     inputs = np.tile(np.array([PROMPT], np.int32), (len(texts), 1))
-    logits = quick_jit(tiny.verifier.apply)(tiny.verifier_params, inputs, outputs)
+    logits = np.asarray(quick_jit(tiny.verifier.apply)(tiny.verifier_params, inputs, outputs))
     after = np.stack([logits[row, len(text)] for row, text in enumerate(texts)])
-    settings = sampling.Sampling(np.float32(temperature))
-    table = jax.vmap(lambda x: sampling.distribution(x, settings))(after)
-    return testing.target_law(np.asarray(table), N)
+    return testing.target_law(laws.probabilities(after, temperature), N)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "name"),
-    [
-        ("t5gemma", "dspark"),
-        ("umt5", "eagle3"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in itertools.product(ENCODERS, ENCODED)
-            if case not in (("t5gemma", "dspark"), ("umt5", "eagle3"))
-        ),
-    ],
+ENCODER_CASES = variants(
+    itertools.product(ENCODERS, ENCODED), ("t5gemma", "dspark"), ("umt5", "eagle3"), several=True
 )
+
+
+@pytest.mark.parametrize(("encoder", "name"), ENCODER_CASES)
 def test_the_law_of_an_encoder_decoder(encoder, name):
     mapped = (2, 0) if name == "dflash" else None
     tiny = encoded_head(name, encoder, mapped=mapped)
     drafter, own = drafter_of(tiny, G)
-    law = Law(decoding.Round(tiny.verifier, drafter, verification.Block()))
+    method = decoding.Speculative(tiny.verifier, drafter, verification.Block())
     params = decoding.MethodParams(tiny.verifier_params, own)
-    for temperature in TEMPERATURES:
-        found = law(params, PROMPT, N, temperature=temperature)
+    rows = [laws.Row(PROMPT, N, temperature=temperature) for temperature in TEMPERATURES]
+    found = laws.Texts(method)(params, rows)
+    for temperature, law in zip(TEMPERATURES, found, strict=True):
         wanted = verifiers_law_of_encoded(tiny, temperature)
-        assert testing.total_variation(found, wanted) < EXACT, temperature
+        emitted = laws.array_of(law, V, N)
+        assert testing.total_variation(emitted, wanted) < EXACT, temperature
 
 
 TREES = {"k_ary": drafting.k_ary(2, 2), "beam": drafting.Beam(2, 2, 1)}
 
 
-@pytest.mark.parametrize(
-    ("shape", "children"),
-    [
-        ("beam", "top+1"),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (("k_ary", "without"), ("beam", "top"), ("k_ary", "independent"))
-        ),
-    ],
-)
+GROWN = [("beam", "top+1"), ("k_ary", "without"), ("beam", "top"), ("k_ary", "independent")]
+
+
+@pytest.mark.parametrize(("shape", "children"), variants(GROWN, GROWN[0], several=True))
 def test_the_law_of_trees(shape, children):
     tiny = tiny_head("eagle3")
     drafter = drafting.EagleTreeDrafter(tiny.head, TREES[shape], children)
@@ -220,32 +193,11 @@ class SharedNoise(drafting.BlockDrafter):
 
 
 def test_control_noise_that_a_block_shares():
-    """Tokens of a DFlash are independent: with one uniform for all the law is another."""
+    """The chances of what the other uniforms would draw then add up to more, or less, than 1."""
     tiny = tiny_head("dflash")
-    assert _sampled(drafting.BlockDrafter(tiny.head, G), tiny) < 0.05
-    assert _sampled(SharedNoise(tiny.head, G), tiny) > 0.1
-
-
-def _sampled(drafter, tiny, copies=5_000, temperature=4.0):
-    """How far outputs of rounds with real noise are from the verifier's law."""
-    method = decoding.Speculative(tiny.verifier, drafter, verification.Token())
-    params = decoding.MethodParams(tiny.verifier_params, drafter_of(tiny, G)[1])
-    inputs = np.tile(np.array([PROMPT], np.int32), (copies, 1))
-    lengths = np.full(copies, len(PROMPT), np.int32)
-    settings = sampling.Sampling(temperature)
-    state = begin(
-        method,
-        params,
-        inputs,
-        lengths,
-        ids=np.arange(copies),
-        limits=np.full(copies, 3),
-        sampling=settings,
-        max_new=3,
-    )
-    tokens = np.asarray(method.run(params, state, 100).tokens)[:, :3]
-    counts = np.bincount(tokens @ V ** np.arange(2, -1, -1), minlength=V**3)
-    return testing.total_variation(counts / copies, verifiers_law(temperature, num_tokens=3))
+    own = drafter_of(tiny, G)[1]
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        lossless(SharedNoise(tiny.head, G), own, "dflash", verify=verification.Token())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from specjax.text.drafts import ModelDrafts
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, llama
 from tests.heads.written import FORMATS, write_head
+from tests.variants import variants
 
 VOCAB = ByteTokenizer().vocab_size
 PROMPTS = ["A question: ", "What?", "A question: how many are there?", "x"]
@@ -59,7 +60,8 @@ def alone(place):
     return specjax.Decoder(verifier, sampling=GREEDY, **SHAPE)(PROMPTS)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+# The others decode in other tests here.
+@pytest.mark.parametrize("kind", variants(FORMATS, "eagle3", "eagle1", "mtp", "dspark"))
 def test_every_format_drafts_for_its_verifier(place, alone, kind):
     pair = load(place, kind)
     decoder = specjax.Decoder(pair, sampling=GREEDY, **SHAPE)
@@ -94,13 +96,7 @@ OPTIONS = {
 }
 
 
-QUICK = ("rule", "stopping", "tree")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=() if x in QUICK else pytest.mark.exhaustive) for x in OPTIONS],
-)
+@pytest.mark.parametrize("name", variants(OPTIONS, "rule", "stopping", "tree"))
 def test_options_of_a_decoder(place, name):
     """Rows do not depend on their company, whatever decodes them; a resumed run agrees."""
     kind, options = OPTIONS[name]
@@ -111,10 +107,10 @@ def test_options_of_a_decoder(place, name):
     assert [x.tolist() for x in shared.tokens] == [x.tolist() for x in whole.tokens]
 
 
-def test_bfloat16(place):
-    for kind in ("eagle3", "dspark"):
-        pair = load(place, kind, dtype="bfloat16")
-        assert specjax.Decoder(pair, sampling=WARM, **SHAPE)(PROMPTS[:2]).info.emitted > 0
+@pytest.mark.parametrize("kind", variants(["eagle3", "dspark"], "dspark"))
+def test_bfloat16(place, kind):
+    pair = load(place, kind, dtype="bfloat16")
+    assert specjax.Decoder(pair, sampling=WARM, **SHAPE)(PROMPTS[:2]).info.emitted > 0
 
 
 def test_a_resumed_run_decodes_the_missing_rows(place):

@@ -14,16 +14,13 @@ from specjax.sampling import Sampling
 from specjax.types import DraftInputs, PromptBatch, Prompts
 from tests.heads.tiny_heads import drafter_of, encoded_head, tiny_head
 from tests.models.tiny import quick_jit
+from tests.variants import variants
 
 V, G, ROUNDS, ROOM = 12, 3, 10, 80
-NAMES = [
-    "eagle3_window",
-    pytest.param("mtp", marks=pytest.mark.exhaustive),
-    "dspark",
-    ("eagle3", "t5gemma"),
-    pytest.param(("eagle3", "t5"), marks=pytest.mark.exhaustive),
-    ("dspark", "umt5"),
-]
+NAMES = variants(
+    ["eagle3_window", "mtp", "dspark", ("eagle3", "t5gemma"), ("eagle3", "t5"), ("dspark", "umt5")],
+    *("eagle3_window", "dspark", ("eagle3", "t5gemma"), ("dspark", "umt5")),
+)
 INPUTS = np.random.default_rng(0).integers(0, V, (4, 6)).astype(np.int32)
 LENGTHS = np.array([6, 1, 4, 2], np.int32)
 # Warm, so that some drafts are accepted and some are not.
@@ -109,9 +106,9 @@ def test_rows_that_do_not_draft_and_slots_that_are_refilled(name):
     state = state._replace(draft_limits=jnp.array([G, G, G]))
     state = method.run(params, state, 4)
     check(tiny, method, params, state, [0, 3, 2])
-    alone = method.run(params, begun(method, params, [3]), 4)
-    count = int(alone.lengths[0])
-    np.testing.assert_array_equal(state.tokens[1, :count], alone.tokens[0, :count])
+    fresh = method.run(params, begun(method, params, [3, 0, 2]), 4)
+    count = int(fresh.lengths[0])
+    np.testing.assert_array_equal(state.tokens[1, :count], fresh.tokens[0, :count])
 
 
 def test_trees_keep_the_states_of_their_path():
@@ -140,7 +137,7 @@ def test_control_states_of_rejected_rows_are_seen():
         check(tiny, method, params, state, range(4))
 
 
-@pytest.mark.parametrize("name", ["mtp", pytest.param("dspark", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", variants(["mtp", "dspark"], "mtp"))
 def test_a_beginning_that_rows_share(name):
     _, method, params = method_of(name)
     shared = np.array([3, 5, 1], np.int32)
@@ -157,7 +154,7 @@ def test_a_beginning_that_rows_share(name):
     np.testing.assert_array_equal(*outputs)
 
 
-@pytest.mark.parametrize("name", ["dspark", pytest.param("mtp", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", variants(["mtp", "dspark"], "dspark"))
 def test_the_next_turn_goes_on_from_a_finished_row(name):
     _, method, params = method_of(name)
     state = method.run(params, begun(method, params, [0], 9), 100)
@@ -182,6 +179,7 @@ def test_a_block_that_drafts_nothing_counts_the_pass_of_its_bonus():
     state, drafter = begun(method, params, [0, 2]).inner.drafter, method.drafter
     noise = jnp.zeros((2, drafter.num_uniforms))
 
+    @quick_jit
     def calls(active):
         inputs = DraftInputs(
             jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), noise, Sampling(jnp.full(2, WARM)),
@@ -240,12 +238,14 @@ def test_a_draft_that_ends_early_has_the_same_bonus_beside_longer_ones():
     drafter, rows = method.drafter, 2
     noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
 
+    @quick_jit
     def bonus(limits):
         inputs = DraftInputs(
-            jnp.zeros(rows, jnp.int32), jnp.array(limits), jnp.asarray(noise, jnp.float32),
+            jnp.zeros(rows, jnp.int32), limits, jnp.asarray(noise, jnp.float32),
             Sampling(jnp.full(rows, WARM)), jnp.ones(rows, bool), False,
         )  # fmt: skip
         block, after = drafter.propose(params.drafter, state.drafter, inputs)
         return drafter.bonus(params.drafter, after, inputs, block)[0].probs[0]
 
-    np.testing.assert_allclose(bonus([1, G]), bonus([1, 1]), atol=1e-6)
+    both = (bonus(np.array(limits, np.int32)) for limits in ([1, G], [1, 1]))
+    np.testing.assert_allclose(*both, atol=1e-6)

@@ -1,5 +1,6 @@
 """Rows that advance and roll back independently give the logits of their own full forward pass."""
 
+import functools
 import re
 
 import jax
@@ -55,6 +56,7 @@ def test_logits_equal_the_full_forward_pass(name):
     assert worst_error(tiny(name)) <= 1e-5
 
 
+@functools.cache
 def _on_tpu(name):
     t = tiny(name)
     model = t.model.for_devices("tpu")
@@ -244,9 +246,10 @@ def test_stale_nan_is_not_seen(platform):
     table = t.params["token_embedder"]["embedding"].at[11].set(jnp.nan)
     params = {**t.params, "token_embedder": {**t.params["token_embedder"], "embedding": table}}
     model = t.model.for_devices(platform)
-    cache = model.prefill(params, Prompts(jnp.array([[3, 4, 5]]), jnp.array([3])), 20).cache
+    prefill, extend = quick_jit(model.prefill, static_argnums=2), quick_jit(model.extend)
+    cache = prefill(params, Prompts(jnp.array([[3, 4, 5]]), jnp.array([3])), 20).cache
     for token, at in ((5, 2), (11, 3), (11, 4), (7, 3)):
-        logits, _, cache = model.extend(params, cache, jnp.array([[token]]), jnp.array([at]))
+        logits, _, cache = extend(params, cache, jnp.array([[token]]), jnp.array([at]))
         assert np.isnan(logits).all() == (token == 11)
 
 
@@ -258,8 +261,13 @@ def test_attention_by_position(heads, length):
     def run(layout):
         one = attention.Attention(config, config.style, layout)
         both = lambda m, x: m(x, [attention.Segment(*m.keys_values(x), bias)])  # noqa: E731
-        params = one.init(jax.random.key(1), x, method=both)
-        return one.apply(params, x, method=both)
+
+        @quick_jit
+        def outputs(x):
+            params = one.init(jax.random.key(1), x, method=both)
+            return one.apply(params, x, method=both)
+
+        return outputs(x)
 
     want = run(cache_lib.CacheLayout())
     np.testing.assert_allclose(run(cache_lib.CacheLayout(heads, True)), want, atol=1e-5)
@@ -269,7 +277,7 @@ def test_what_falls_past_the_end_is_dropped_where_blocks_are_written_first():
     t = _on_tpu("gemma2")
     cache, _, _ = t.prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
     block = np.full((3, 3), 7, np.int32)
-    after = t.model.extend(t.params, cache, block, np.full(3, MAX_LENGTH - 1, np.int32)).cache
+    after = t.extend(t.params, cache, block, np.full(3, MAX_LENGTH - 1, np.int32)).cache
     for old, new in zip(cache.keys + cache.values, after.keys + after.values, strict=True):
         np.testing.assert_array_equal(new[:, :-1], old[:, :-1])
         assert (np.asarray(new[:, -1]) != np.asarray(old[:, -1])).any()

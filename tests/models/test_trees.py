@@ -164,15 +164,7 @@ class Schedule:
 CASES = list(itertools.product(NAMES, ("cpu", "tpu")))
 
 
-@pytest.mark.parametrize(
-    ("name", "platform"),
-    [
-        pytest.param(
-            *case, marks=() if case in QUICK else pytest.mark.exhaustive, id=", ".join(case)
-        )
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize(("name", "platform"), variants(CASES, *QUICK, several=True))
 def test_every_node_gets_the_logits_of_its_path(name, platform):
     """At once and level by level; after paths that were kept, and rollbacks.
 

@@ -16,7 +16,7 @@ from specjax.processors.byte_automata import byte_automaton
 from specjax.processors.json_schemas import schema_pattern
 from specjax.processors.token_automata import token_automaton
 from specjax.tokenizers.tokenizer import Pieces
-from tests.drafting.choices import Law
+from tests.laws import Law
 from tests.processors.schema_values import SCHEMAS, fits
 from tests.tables import targets
 from tests.variants import variants
@@ -134,7 +134,7 @@ def test_the_law_of_constrained_outputs(case):
     one = processors.Constraint(start, 1, "a test")
     drafter = drafting.NeuralDrafter(MODEL, 2)
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
-    law = Law(decoding.Round(MODEL, drafter, judge), (one,))
+    law = Law(decoding.Speculative(MODEL, drafter, judge), processors=(one,))
     shared = jax.tree.map(jnp.asarray, made)
     given = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), rule, (shared,))
     p, q = laws(P), laws(Q)

@@ -20,7 +20,7 @@ def decided(rule, logs=LOGS, sizes=SIZES):
 
 
 def aggregated(how, logs=LOGS, sizes=SIZES):
-    return np.asarray(jax.vmap(how)(logs, sizes))
+    return np.asarray(jax.jit(jax.vmap(how))(logs, sizes))
 
 
 @pytest.mark.parametrize("level", [0.0, 0.3, 0.5, 1.0])

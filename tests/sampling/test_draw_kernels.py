@@ -1,5 +1,7 @@
 """The kernels of draws against the plain code, in Pallas' interpreter."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,11 @@ import pytest
 from specjax.sampling import distributions, draw_kernels, draws, num_uniforms
 from specjax.types import Sampling
 
+# In Pallas' interpreter.
+_drawn, _distribution, _draw_by_weights = (
+    jax.jit(functools.partial(kernel, interpret=True))
+    for kernel in (draw_kernels.drawn, draw_kernels.distribution, draw_kernels.draw_by_weights)
+)
 _SMALL = [(1, 513), (3, 640), (8, 1000), (9, 700)]
 _LARGE = [(8, 32128), (2, 128 * 128), (3, 128 * 128 + 5), (9, 70000)]
 
@@ -26,13 +33,13 @@ def _check(logits, temperature, uniforms):
     logits, temperature, uniforms = map(jnp.asarray, (logits, temperature, uniforms))
     plain = jax.vmap(lambda x, t, u: distributions.drawn_plainly(x, Sampling(t), u))
     probs, tokens = jax.jit(plain)(logits, temperature, uniforms)
-    got = draw_kernels.drawn(logits, temperature, uniforms, interpret=True)
+    got = _drawn(logits, temperature, uniforms)
     np.testing.assert_allclose(got[0], probs, rtol=3e-5, atol=1e-37)
     _check_tokens(got[1], tokens, probs)
-    again = draw_kernels.distribution(logits, temperature, interpret=True)
+    again = _distribution(logits, temperature)
     np.testing.assert_array_equal(again, got[0])
     tokens = jax.jit(jax.vmap(draws.draw_plainly))(3.0 * probs, uniforms)
-    got = draw_kernels.draw_by_weights(3.0 * probs, uniforms, interpret=True)
+    got = _draw_by_weights(3.0 * probs, uniforms)
     _check_tokens(got, tokens, probs)
 
 
@@ -48,8 +55,8 @@ def test_the_comparison_sees_a_uniform_of_another_level():
     _check(logits, temperature, uniforms)
     with pytest.raises(AssertionError):
         weights = jnp.ones((8, 1000))
-        kernel = draw_kernels.draw_by_weights(weights, uniforms[:, ::-1], interpret=True)
-        plain = jax.vmap(draws.draw_plainly)(weights, uniforms)
+        kernel = _draw_by_weights(weights, uniforms[:, ::-1])
+        plain = jax.jit(jax.vmap(draws.draw_plainly))(weights, uniforms)
         _check_tokens(kernel, plain, np.ones((8, 1000)))
 
 
@@ -90,7 +97,7 @@ def test_each_level_of_three_is_drawn_by_its_own_uniform():
 
 def test_no_weight_draws_token_0():
     uniforms = jnp.full((2, 2), 0.5)
-    tokens = draw_kernels.draw_by_weights(jnp.zeros((2, 600)), uniforms, interpret=True)
+    tokens = _draw_by_weights(jnp.zeros((2, 600)), uniforms)
     np.testing.assert_array_equal(tokens, 0)
 
 

@@ -9,6 +9,8 @@ from scipy import stats
 from specjax import sampling
 from specjax.sampling import Sampling, distributions, draw_kernels
 
+distribution = jax.jit(sampling.distribution)
+by_row = jax.jit(jax.vmap(sampling.distribution, in_axes=(0, None)))
 ONE_BELOW = np.float32(1.0) - np.finfo(np.float32).epsneg
 
 
@@ -48,7 +50,7 @@ def test_matches_sorting(kwargs):
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((20, 600)).astype(np.float32) * 2
     logits[rng.random(logits.shape) < 0.2] = -np.inf
-    got = jax.vmap(lambda x: sampling.distribution(x, Sampling(**kwargs)))(logits)
+    got = by_row(logits, Sampling(**kwargs))
     want = np.stack([reference(row, **kwargs) for row in logits])
     np.testing.assert_allclose(got, want, atol=2e-6)
     assert (np.asarray(got)[want == 0.0] == 0.0).all()
@@ -57,18 +59,18 @@ def test_matches_sorting(kwargs):
 def test_each_row_has_its_own_settings():
     logits = np.random.default_rng(1).standard_normal((3, 50)).astype(np.float32)
     rows = Sampling([0.0, 0.5, 2.0], top_k=[50, 5, 1], top_p=[0.5, 0.9, 1.0])
-    got = jax.vmap(sampling.distribution)(logits, rows)
+    got = jax.jit(jax.vmap(sampling.distribution))(logits, rows)
     for i, (t, k, p) in enumerate([(0.0, 50, 0.5), (0.5, 5, 0.9), (2.0, 1, 1.0)]):
         np.testing.assert_allclose(got[i], reference(logits[i], t, k, p), atol=1e-6)
 
 
 def test_ties_at_the_edges_stay():
     logits = jnp.log(jnp.array([0.4, 0.2, 0.2, 0.1, 0.1], jnp.float32))
-    top_k = sampling.distribution(logits, Sampling(top_k=2))
+    top_k = distribution(logits, Sampling(top_k=2))
     np.testing.assert_allclose(top_k, [0.5, 0.25, 0.25, 0, 0], atol=1e-6)
-    top_p = sampling.distribution(logits, Sampling(top_p=0.5))
+    top_p = distribution(logits, Sampling(top_p=0.5))
     np.testing.assert_allclose(top_p, [0.5, 0.25, 0.25, 0, 0], atol=1e-6)
-    greedy = sampling.distribution(jnp.array([1.0, 3.0, 3.0]), Sampling(0.0))
+    greedy = distribution(jnp.array([1.0, 3.0, 3.0]), Sampling(0.0))
     np.testing.assert_array_equal(greedy, [0, 1, 0])
 
 
@@ -84,7 +86,7 @@ def test_ties_at_the_edges_stay():
 )
 @pytest.mark.parametrize("kept", [{}, {"top_k": 1000, "top_p": 0.99}])
 def test_extreme_logits(logits, want, kept):
-    got = sampling.distribution(jnp.array(logits, jnp.float32), Sampling(**kept))
+    got = distribution(jnp.array(logits, jnp.float32), Sampling(**kept))
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
@@ -93,7 +95,7 @@ def test_extreme_logits(logits, want, kept):
     [([-np.inf, -np.inf], 0), ([0.0, np.inf, np.inf], 1), ([2.0, 5.0, 5.0], 1)],
 )
 def test_greedy_is_one_hot_at_the_first_of_the_largest(logits, first):
-    got = sampling.distribution(jnp.array(logits, jnp.float32), Sampling(0.0))
+    got = distribution(jnp.array(logits, jnp.float32), Sampling(0.0))
     np.testing.assert_array_equal(got, np.eye(len(logits))[first])
 
 
@@ -102,7 +104,7 @@ def test_greedy_is_one_hot_at_the_first_of_the_largest(logits, first):
 def test_nan_logits_give_nan(size, temperature):
     for place in (0, size // 2, size - 1):
         logits = jnp.linspace(-1.0, 1.0, size).at[place].set(jnp.nan)
-        assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(temperature))).all()
+        assert np.isnan(distribution(logits, Sampling(temperature))).all()
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -115,29 +117,29 @@ def test_a_filter_does_not_hide_nan(sign):
     for k in (1, 2):
         assert jax.jit(distributions.in_top_k)(rank, jnp.int32(k))[1]
     for kept in ({"top_k": 1}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.5}):
-        assert np.isnan(jax.jit(sampling.distribution)(logits, Sampling(1.0, **kept))).all()
+        assert np.isnan(distribution(logits, Sampling(1.0, **kept))).all()
         # Over many tokens of several rows XLA's maximum loses NaN.
         rows = jnp.linspace(-1.0, 1.0, 3000).at[1500].set(nan)[None].repeat(3, axis=0)
-        found = jax.jit(jax.vmap(sampling.distribution, (0, None)))(rows, Sampling(1.0, **kept))
+        found = by_row(rows, Sampling(1.0, **kept))
         assert np.isnan(found).all()
 
 
 def test_a_huge_temperature_is_uniform_over_possible_tokens():
-    got = sampling.distribution(jnp.array([1.0, -jnp.inf, 0.0]), Sampling(3e38))
+    got = distribution(jnp.array([1.0, -jnp.inf, 0.0]), Sampling(3e38))
     np.testing.assert_allclose(got, [0.5, 0.0, 0.5], atol=1e-6)
 
 
 def test_close_logits_are_not_ties():
     # Their distances to the largest logit round to one number.
     logits = jnp.array([16.0, 1e-7, 2e-7, 3e-7, -0.0, 0.0], jnp.float32)
-    got = sampling.distribution(logits, Sampling(8.0, top_k=2))
+    got = distribution(logits, Sampling(8.0, top_k=2))
     np.testing.assert_array_equal(np.asarray(got) > 0, [True, False, False, True, False, False])
-    got = sampling.distribution(logits, Sampling(8.0, top_k=5))
+    got = distribution(logits, Sampling(8.0, top_k=5))
     assert (np.asarray(got) > 0).all()  # -0 and 0 tie for the fifth place
 
 
 def test_bfloat16_logits_become_float32_probabilities():
-    got = sampling.distribution(jnp.zeros((7,), jnp.bfloat16), Sampling())
+    got = distribution(jnp.zeros((7,), jnp.bfloat16), Sampling())
     assert got.dtype == jnp.float32
 
 
@@ -154,7 +156,7 @@ def test_probabilities_sum_to_one_over_a_large_vocabulary(shape):
     size = 262_144
     noise = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     logits = {"uniform": 0 * noise, "normal": noise, "peaked": 8 * noise}[shape]
-    probs = sampling.distribution(jnp.asarray(logits), Sampling(0.9))
+    probs = distribution(jnp.asarray(logits), Sampling(0.9))
     assert abs(np.asarray(probs, np.float64).sum() - 1.0) < 1e-5
     want = reference(logits, 0.9)
     assert np.abs(probs - want).sum() < 1e-5
@@ -224,7 +226,8 @@ def test_each_level_of_the_tree_follows_its_own_uniform():
     size, draws = 600 * 128 + 64, 20_000
     weights = np.random.default_rng(1).random(size).astype(np.float32)
     uniforms = np.random.default_rng(2).random((draws, 3), np.float32)
-    tokens = np.asarray(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u))(uniforms))
+    draw = jax.jit(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u)))
+    tokens = np.asarray(draw(uniforms))
     padded = np.pad(weights, (0, -size % 128**2)).reshape(-1, 128, 128)
     top = np.cumsum(padded.sum((1, 2)), dtype=np.float64)
     first = np.searchsorted(top, uniforms[:, 0] * top[-1], side="right")
@@ -306,9 +309,9 @@ def test_distributions_have_gradients_in_compiled_programs(vocab, top_p):
     def mean(x):
         return jnp.dot(sampling.distribution(x, Sampling(0.7, top_p=top_p)), w)
 
-    kept = sampling.distribution(x, Sampling(0.7, top_p=top_p)) > 0
+    kept = distribution(x, Sampling(0.7, top_p=top_p)) > 0
     softmax = lambda x: jax.nn.softmax(jnp.where(kept, x / 0.7, -jnp.inf))  # noqa: E731
-    want = jax.grad(lambda x: jnp.dot(softmax(x), w))(x)
+    want = jax.jit(jax.grad(lambda x: jnp.dot(softmax(x), w)))(x)
     np.testing.assert_allclose(jax.jit(jax.grad(mean))(x), want, rtol=1e-4, atol=1e-5)
 
 

@@ -19,7 +19,7 @@ from specjax.tokenizers.tokenizer import Pieces
 from specjax.training.vocabulary import write_vocabulary
 from specjax.types import Prompts, Sampling
 from tests import tiny_pair
-from tests.decoding.test_padded_vocabulary import distance
+from tests.laws import distance
 from tests.models.tiny import random_params
 from tests.training.toy import Numbers
 

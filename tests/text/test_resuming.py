@@ -10,7 +10,7 @@ from specjax.decoding import method as methods
 from specjax.text import decoder as decoder_lib
 from specjax.text.engine import TURNS, TURNS_AGAIN, Slots
 from tests import tiny_pair
-from tests.decoding import policies
+from tests.decoding.helpers import AfterTokenOne
 
 COUNT = 30
 PROMPTS = tiny_pair.sentences(COUNT, seed=3)
@@ -117,7 +117,7 @@ def test_a_call_that_is_stopped_after_every_row_ends(decoder, seen):
 
 @pytest.mark.parametrize("reason", ["draft limits", "drafts of any length"])
 def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypatch, reason):
-    stopping = policies.AfterTokenOne() if reason == "drafts of any length" else None
+    stopping = AfterTokenOne() if reason == "drafts of any length" else None
     decoder = specjax.Decoder(pair, **METHODS["block"], stopping=stopping, **SHAPE)
     options = {"draft_limit": [2, 1] * 15} if reason == "draft limits" else {}
     turns = []

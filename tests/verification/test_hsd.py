@@ -3,14 +3,16 @@
 Source: HSD (arXiv 2601.05724) and its published code.
 """
 
+import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from specjax import verification
 from specjax.types import ScoredBlock
+from tests.models.tiny import quick_jit
 
 V, L = 3, 3
 
@@ -94,16 +96,22 @@ def test_as_published_it_has_another_law():
     assert min(leads) >= 0.0 and np.mean(leads) > 0.02
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_mended_it_is_block_verification(seed):
-    rng = np.random.default_rng(seed)
-    q, p = rng.dirichlet(np.ones(V), L), rng.dirichlet(np.ones(V), L + 1)
-    for block in itertools.product(range(V), repeat=L):
-        each = np.arange(L), block
-        kept, _, share = stops(p[each] / q[each], q, p, capped=True)
-        drafted = jnp.asarray(np.concatenate([q, q[:1]]), jnp.float32)
-        given = jnp.asarray(block, jnp.int32), drafted, jnp.asarray(p, jnp.float32), jnp.int32(L)
-        found = verification.Block().acceptance(ScoredBlock(*given))
-        np.testing.assert_allclose(found.scales, share, atol=1e-6)
-        probs = verification.num_accepted_probs(verification.Block(), found.thresholds)
-        np.testing.assert_allclose(probs, kept, atol=1e-6)
+def test_mended_it_is_block_verification():
+    blocks = np.array(list(itertools.product(range(V), repeat=L)), np.int32)
+
+    @quick_jit
+    @functools.partial(jax.vmap, in_axes=(0, None, None))
+    def judged(tokens, q, p):
+        found = verification.Block().acceptance(ScoredBlock(tokens, q, p, jnp.int32(L)))
+        return found.scales, verification.num_accepted_probs(verification.Block(), found.thresholds)
+
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        q, p = rng.dirichlet(np.ones(V), L), rng.dirichlet(np.ones(V), L + 1)
+        drafted = np.concatenate([q, q[:1]]).astype(np.float32)
+        scales, probs = judged(blocks, drafted, p.astype(np.float32))
+        for i, block in enumerate(blocks):
+            each = np.arange(L), block
+            kept, _, share = stops(p[each] / q[each], q, p, capped=True)
+            np.testing.assert_allclose(scales[i], share, atol=1e-6)
+            np.testing.assert_allclose(probs[i], kept, atol=1e-6)

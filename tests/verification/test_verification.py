@@ -101,9 +101,12 @@ def test_sums_that_compare_token_and_block_on_the_same_drafts():
         ]
     ).astype(np.int32)
     args = (tokens, q, pi, jnp.full((500,), length))
-    block = jax.vmap(verification.block_acceptance_probs)(*args).sum(1)
-    token = jnp.cumprod(jax.vmap(verification.token_acceptance_probs)(*args), axis=1).sum(1)
-    assert (block >= token - 1e-6).all() and float(block.mean() - token.mean()) > 1e-3
+    block, token = (
+        np.asarray(jax.jit(jax.vmap(chances))(*args))
+        for chances in (verification.block_acceptance_probs, verification.token_acceptance_probs)
+    )
+    block, token = block.sum(axis=1), np.cumprod(token, axis=1).sum(axis=1)
+    assert (block >= token - 1e-6).all() and block.mean() - token.mean() > 1e-3
 
 
 def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
@@ -129,13 +132,14 @@ def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
         outcome = (*row[:n].tolist(), int(token))
         seen[outcome] = seen.get(outcome, 0) + 1
     want: dict[tuple[int, ...], float] = {}
+    following = jax.jit(verification.next_token_probs)
     for block in itertools.product(range(vocab), repeat=length):
         weight = float(np.prod([q[i, x] for i, x in enumerate(block)]))
         given = ScoredBlock(jnp.array(block, jnp.int32), q, pi, jnp.int32(length))
         acceptance = _acceptance(algorithm)(*given[:4])
         counts = np.asarray(verification.num_accepted_probs(algorithm, acceptance.thresholds))
         for n in range(length + 1):
-            nxt = verification.next_token_probs(acceptance, given, jnp.int32(n))
+            nxt = following(acceptance, given, jnp.int32(n))
             for token, chance in enumerate(np.asarray(nxt)):
                 outcome = (*block[:n], token)
                 want[outcome] = want.get(outcome, 0.0) + weight * counts[n] * float(chance)
@@ -373,7 +377,8 @@ def test_certain_tokens_are_judged_as_by_one_hot_distributions(name):
     np.testing.assert_allclose(certain.thresholds, told.thresholds, atol=2e-6)
     np.testing.assert_allclose(certain.scales, told.scales, atol=2e-6)
     uniforms = rng.random((rows, longest + 1), np.float32)
-    accepted, token = certain_round(CERTAIN[name], uniforms, tokens, targets, count, targets[:, 0])
+    judged = jax.jit(functools.partial(certain_round, CERTAIN[name]))
+    accepted, token = judged(uniforms, tokens, targets, count, targets[:, 0])
     assert (np.asarray(accepted) <= count).all() and (np.asarray(accepted) > 0).any()
     # A token that has failed does not follow.
     failed = np.flatnonzero(np.asarray(accepted) < count)

@@ -1,7 +1,7 @@
-"""What wrong trees and wrong verifications would emit: each has another law, by a known distance.
+"""What wrong drafters and wrong verifications would emit: each has another law.
 
-The distances are total variations over three tokens. The references are means over six other random
-pairs of three tokens, which were enumerated apart from this code.
+The distances are total variations over three tokens. The references of trees are means over six
+other random pairs of three tokens, which were enumerated apart from this code.
 """
 
 import dataclasses
@@ -13,22 +13,28 @@ import pytest
 
 from specjax import decoding, drafting, testing, types, verification
 from specjax.decoding import speculative as rounds
+from specjax.decoding.blocks import draft_probs
+from specjax.drafting import trees
 from specjax.types import ChildLaw
 from specjax.verification import traversal
-from tests.drafting.choices import Law
-from tests.drafting.test_tree_drafter import (
-    MODEL,
-    PROMPT,
-    RULES,
-    TREES,
-    N,
-    given,
-    wanted,
+from tests import laws
+from tests.drafting.test_laws import (
+    BY_A,
+    CHAIN,
+    COPIES,
+    OF_A,
+    OF_B,
+    SHAPES,
+    chain,
+    reviewed,
+    side_by_side,
 )
+from tests.laws import MODEL, P, Row, V
+from tests.tables import RULES
 from tests.variants import variants
 
 PAIRS = 6
-BUSH, TRAVERSAL = TREES["bush"], verification.Traversal()
+BUSH, TRAVERSAL = SHAPES["bush"], verification.Traversal()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +226,7 @@ class Control(NamedTuple):
     rule: str = "Lossless"
 
 
-PAIR, PATHS = TREES["pair"], TREES["paths"]
+PAIR, PATHS = SHAPES["pair"], SHAPES["paths"]
 CONTROLS = {
     "independent, reordered by q": Control("independent", 0.116, judge=Reordered()),
     "without replacement, reordered by q": Control("without", 0.158, judge=Reordered()),
@@ -229,8 +235,8 @@ CONTROLS = {
     "equal draws left out": Control("independent", 0.002, PAIR, change=without_equal),
     "top, verified with q": Control("top", 0.265, change=mislabelled),
     "top+1, verified with q": Control("top+1", 0.531, change=mislabelled),
-    "reranked, TopDown": Control("without", 0.039, TREES["kept"], verification.TopDown()),
-    "reranked": Control("without", 0.072, TREES["kept"]),
+    "reranked, TopDown": Control("without", 0.039, SHAPES["kept"], verification.TopDown()),
+    "reranked": Control("without", 0.072, SHAPES["kept"]),
     "improbable draws left out": Control("without", 0.127, change=improbable),
     "top+1, an improbable draw left out": Control("top+1", 0.056, change=improbable_draws),
     "tops first, one left out after the draw": Control("top+1", 0.051, change=top_after_a_look),
@@ -263,13 +269,153 @@ QUICK = [
 
 @pytest.mark.parametrize("name", variants(CONTROLS, *QUICK))
 def test_a_wrong_tree_has_another_law(name, monkeypatch):
-    control, far = CONTROLS[name], []
+    control, row, far = CONTROLS[name], Row(limit=3), []
     control.patch(monkeypatch)
     drafter = Changed(MODEL, control.tree, control.children, change=control.change)
-    law, rule = Law(decoding.Round(MODEL, drafter, control.judge)), RULES[control.rule]
+    texts, rule = (
+        laws.Texts(decoding.Speculative(MODEL, drafter, control.judge)),
+        RULES[control.rule],
+    )
     for seed in range(PAIRS):
-        tables = [jnp.asarray(testing.random_table(10 * seed + i, 3, 2, scale=1.5)) for i in (3, 4)]
-        found = law(given(rule, tables), PROMPT, N)
-        far.append(testing.total_variation(found, wanted(rule, tables=tables)))
+        p, q = (jnp.asarray(testing.random_table(10 * seed + i, V, 2, scale=1.5)) for i in (3, 4))
+        given = decoding.MethodParams(p, drafting.NeuralDrafterParams(q), rule)
+        pi = laws.target(rule, row, verifier=p, drafter=q)
+        far.append(laws.distance(texts(given, [row])[0], laws.law_of(pi, row, ends=())))
     print(f"{name}: mean {np.mean(far):.3f}, largest {max(far):.3f}")
     assert np.mean(far) > control.reference / 3
+
+
+class Mislabelled(drafting.CaterpillarDrafter):
+    """Says that the siblings were drawn from q."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        return block._replace(laws=jnp.full_like(block.laws, ChildLaw.DRAWN)), state
+
+
+class OneLaw(drafting.BranchesDrafter):
+    """Says that all children of the root were drawn by the first drafter."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        rows = jnp.where(block.parents == 0, 0, block.drawn_from)
+        return block._replace(drawn_from=rows), state
+
+
+class Merged(drafting.BranchesDrafter):
+    """Leaves out the second of two equal tokens that were drawn."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        equal = block.tokens[:, 0] == block.tokens[:, 1]
+        count = block.num_drafted - equal.astype(jnp.int32)
+        return block._replace(num_drafted=count), state
+
+
+class Softened(drafting.LookupDrafter):
+    """Says that a copied token was drawn."""
+
+    def propose(self, *args, **options):
+        block, state = super().propose(*args, **options)
+        return block._replace(probs=0.6 * draft_probs(block, V) + 0.4 / V), state
+
+
+class Afterwards(drafting.LookupFirst):
+    """The drafter's block stands where its first token is the copied one."""
+
+    def propose(self, params, state, inputs, **options):
+        copied, _ = self.lookup.propose(params[0], state.drafters[0], inputs, **options)
+        drawn, _ = self.drafter.propose(params[1], state.drafters[1], inputs, **options)
+        same = copied.tokens[:, 0] == drawn.tokens[:, 0]
+        wide = jnp.pad(drawn.tokens, ((0, 0), (0, 1)))
+        probs = jnp.pad(drawn.probs, ((0, 0), (0, 1), (0, 0)))
+        count = jnp.where(same, drawn.num_drafted, copied.num_drafted)
+        return (
+            types.DraftBlock(
+                jnp.where(same[:, None], wide, copied.tokens),
+                jnp.where(same[:, None, None], probs, draft_probs(copied, V)),
+                None,
+                count,
+                drawn.calls,
+            ),
+            state,
+        )
+
+
+class SharesOne(drafting.HorizontalCascade):
+    """The wrong one: all positions say the distribution of the first drafter."""
+
+    def propose(self, params, state, inputs, **options):
+        block, new = super().propose(params, state, inputs, **options)
+        first = self.drafters[0]
+        # What the first drafter would have drawn from after the first token.
+        told = first.commit(new.drafters[0], block.tokens, jnp.minimum(block.num_drafted, 1))
+        rows = inputs.tokens.size
+        empty = decoding.blocks.empty_block(rows, first.max_draft, first.vocab_size, False)
+        after = inputs._replace(tokens=block.tokens[:, 0])
+        extra = first.bonus(params[0], told, after, empty)[0]
+        return block._replace(probs=block.probs.at[:, 1].set(extra.probs)), new
+
+
+# Name -> a wrong drafter, its parameters, a verification, and the least distance.
+OTHERS = {
+    "siblings verified with q": (Mislabelled(chain(2), 2), OF_A, TRAVERSAL, 0.02),
+    "siblings of a cascade": (Mislabelled(reviewed(2), 2), BY_A, TRAVERSAL, 0.02),
+    "the first drafter's q for all": (
+        OneLaw((chain(1), CHAIN)),
+        (OF_A, OF_B),
+        TRAVERSAL,
+        0.01,
+    ),
+    "positions that share one distribution": (
+        SharesOne((chain(1), CHAIN)),
+        (OF_A, OF_B),
+        verification.Token(),
+        0.001,
+    ),
+    "equal draws joined": (Merged((chain(1), CHAIN)), (OF_A, OF_A), TRAVERSAL, 0.001),
+    "copies that are drawn": (Softened(V, 3), (), verification.Token(), 0.001),
+    "a drafter that is chosen by its draft": (
+        Afterwards(COPIES, chain(1), min_match=2),
+        ((), OF_A),
+        verification.Token(),
+        0.001,
+    ),
+}
+SHORT = [name for name in OTHERS if name != "siblings of a cascade"]
+
+
+@pytest.mark.parametrize("name", variants(OTHERS, *SHORT))
+def test_a_wrong_drafter_has_another_law(name):
+    drafter, own, judge, least = OTHERS[name]
+    texts = laws.Texts(decoding.Speculative(MODEL, drafter, judge))
+    row = Row((0, 1, 1, 0, 2, 1, 0, 1), 3)
+    (found,) = texts(decoding.MethodParams(P, own, RULES["Lossless"]), [row])
+    wanted = laws.law_of(laws.target(RULES["Lossless"], row), row, ends=())
+    assert laws.distance(found, wanted) > least
+
+
+FIRST, SECOND = (
+    np.log([x], dtype=np.float32) for x in ([0.4, 0.3, 0.2, 0.1], [0.5, 0.3, 0.15, 0.05])
+)
+
+
+@pytest.mark.parametrize("judge", variants(["Traversal", "TopDown"], "Traversal"))
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_child_is_judged_by_its_law_without_the_siblings_that_a_limit_cuts(
+    judge, kept, monkeypatch
+):
+    """The control leaves them out: the drawn token then seems to come from the whole of q."""
+    if not kept:
+        monkeypatch.setattr(trees, "_with_cut_siblings", lambda tree, parts: tree)
+    model = testing.TabularModel(4, 0)
+    pair = drafting.TreeDrafter(model, drafting.k_ary(1, 2), "top+1")
+    drafter = side_by_side(pair, drafting.LookupDrafter(4, 2))
+    judges = {"Traversal": TRAVERSAL, "TopDown": verification.TopDown()}
+    texts = laws.Texts(decoding.Speculative(model, drafter, judges[judge]))
+    own = drafting.NeuralDrafterParams(jnp.asarray(SECOND)), ()
+    given = decoding.MethodParams(jnp.asarray(FIRST), own, RULES["Lossless"])
+    (found,) = texts(given, [Row(limit=1, draft_limit=1)])
+    emitted = [found.get((token,), 0.0) for token in range(4)]
+    want = [0.4, 0.3, 0.2, 0.1] if kept else [0.0, 0.6, 0.3, 0.1]
+    np.testing.assert_allclose(emitted, want, atol=1e-6)

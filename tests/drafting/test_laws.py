@@ -1,0 +1,255 @@
+"""The exact laws of the texts that the loop writes with each drafter, under every draft limit.
+
+Rows of several prompts, limits, draft limits, temperatures and rules share each batch, in different
+rounds, with an end of sequence.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting, rules, testing, verification
+from specjax.drafting.trees import CHILDREN
+from tests.laws import EOS, MODEL, A, B, OneOf, P, Row, Texts, V, after, distance, law_of, target
+from tests.tables import RULES, targets
+from tests.variants import variants
+
+# It repeats itself, so that matches of all lengths occur.
+PROMPT = (0, 1, 1, 0, 2, 1, 0, 1)
+OF_A, OF_B = (drafting.NeuralDrafterParams(table) for table in (A, B))
+COPY, COPIES = (drafting.LookupDrafter(V, n) for n in (1, 2))
+CHAIN = drafting.NeuralDrafter(MODEL, 1, name="b")
+LENIENT = drafting.lenience(2.0)
+BY_A = drafting.VerticalCascadeParams(A, OF_B, LENIENT)
+COPIED_A = drafting.VerticalCascadeParams(A, (), LENIENT)
+TABLES = {"a": A, "b": B, "c": jnp.asarray(testing.random_table(8, V, 2, scale=1.2, zeros=0.1))}
+BIGRAM = jnp.asarray(np.array([1, -1, 0], np.int32))
+# Contexts of two tokens, the last one first, say what the last one alone does not.
+NGRAMS = drafting.Bigram(
+    np.array([1, -1, 0], np.int32),
+    "mark",
+    {},
+    np.array([[0, 1], [1, 0]], np.int32),
+    np.array([0, 2], np.int32),
+).table("it", "mark", V)
+STOPS, THRESHOLD = drafting.Confidence(0.6).bind()
+SHAPES = {
+    "pair": drafting.k_ary(1, 2),
+    "bush": drafting.Topology((0, 0, 1, 1)),
+    "deep": drafting.Topology((0, 0, 1, 3)),
+    "late": drafting.Topology((0, 0, 2, 2)),
+    "beam": drafting.Beam(2, 2, 1),
+    "branchless": drafting.k_ary(3, 1),
+    "binary": drafting.k_ary(2, 2),
+    "paths": drafting.paths(2, 2),
+    "kept": drafting.Beam(2, 2, 2, keep=4),
+}
+
+
+class Case(NamedTuple):
+    """A drafter.
+
+    Attributes:
+      drafter: the drafter.
+      params: its parameters.
+      q: a row -> the distributions that its chain, or tree, has; None: rules must not read it.
+    """
+
+    drafter: Any
+    params: Any
+    q: Callable[[Row], np.ndarray] | None = None
+
+
+def chain(length, name="a", stopping=None):
+    return drafting.NeuralDrafter(MODEL, length, stopping or drafting.FixedLength(), name=name)
+
+
+def tree(children, parents=(0, 0), name="a"):
+    return drafting.TreeDrafter(MODEL, drafting.Topology(parents), children, name)
+
+
+def side_by_side(*drafters):
+    return drafting.BranchesDrafter(drafters)
+
+
+def reviewed(count, enough=None, below=CHAIN):
+    return drafting.VerticalCascade(below, MODEL, count, enough, name="a")
+
+
+def wide(drafter, width=2):
+    return drafting.CaterpillarDrafter(drafter, width)
+
+
+def matrix(lengths, names, last=None, own=(), rule=LENIENT, **settings):
+    """A cascade by a matrix, and its parameters."""
+    drafter = drafting.cascade(lengths, dict.fromkeys(names, MODEL), last, **settings)
+    tables = {name: TABLES[name] for name in names}
+    return Case(drafter, drafting.cascade_params(drafter, tables, own, rules=rule))
+
+
+def drafters_law(row):
+    return after(A, row)
+
+
+def reviewed_law(row):
+    return targets(LENIENT, (after(B, row), after(A, row), None, None))
+
+
+LOOKUPS = {
+    "copy": Case(COPIES, ()),
+    "bigram": Case(dataclasses.replace(COPIES, min_ngram=3), BIGRAM),
+    "order 3": Case(dataclasses.replace(COPIES, min_ngram=3), jax.tree.map(jnp.asarray, NGRAMS)),
+    "overlap": Case(
+        drafting.LookupDrafter(V, 3, min_ngram=3, max_ngram=3, latest=True, overlap=True), ()
+    ),
+    "copies or chain": Case(drafting.LookupFirst(COPIES, CHAIN, min_match=2), ((), OF_B)),
+}
+CHAINS = {
+    **LOOKUPS,
+    "stopped": Case(
+        chain(3, stopping=STOPS), drafting.NeuralDrafterParams(A, THRESHOLD), drafters_law
+    ),
+    "in turn": Case(drafting.HorizontalCascade((CHAIN, COPIES)), (OF_B, ())),
+    "reviewed": Case(reviewed(2, 1), BY_A, reviewed_law),
+    "reviewed copies": Case(reviewed(2, below=COPIES), COPIED_A),
+    "twice one table": Case(
+        drafting.HorizontalCascade((chain(1), CHAIN)), (OF_A, OF_A), drafters_law
+    ),
+    "copies first, reviewed": Case(
+        reviewed(2, below=drafting.LookupFirst(COPIES, chain(2, "b"), min_match=2)),
+        drafting.VerticalCascadeParams(A, ((), OF_B), LENIENT),
+    ),
+    "a matrix": matrix([[1, 1], [0, 1]], "a", COPY, rule=rules.Lossless()),
+    "models in turn": matrix([[1, 1], [0, 0]], "ab"),
+    "models reviewed and in turn": matrix([[1, 1], [0, 1]], "ab"),
+    "the same, cumulative": matrix([[1, 1], [0, 1]], "ab", cumulative=True),
+    "three models": matrix([[1, 0, 1], [0, 1, 1], [0, 0, 0]], "abc"),
+    "copies reviewed and in turn": matrix([[1, 1], [0, 2]], "a", COPY),
+    "the same, by Token": matrix([[1, 1], [0, 2]], "a", COPY, verification=verification.Token()),
+    "copies by a table": matrix([[2, 0], [0, 1]], "a", COPY, BIGRAM),
+    "copies in turn": matrix([[0, 2], [0, 0]], "a", drafting.LookupDrafter(V, 1, latest=True)),
+}
+BRANCHES = {
+    "wide chain": Case(wide(chain(2)), OF_A, drafters_law),
+    "wide cascade": Case(wide(reviewed(2)), BY_A, reviewed_law),
+    "wide cascade and copies": Case(
+        wide(drafting.HorizontalCascade((reviewed(2, 1, COPY), COPY)), 3), (COPIED_A, ())
+    ),
+    "copies": Case(drafting.LookupTreeDrafter(COPIES, 2), ()),
+    "chain and chain": Case(side_by_side(chain(2), CHAIN), (OF_A, OF_B)),
+    "chain and copies": Case(
+        side_by_side(CHAIN, drafting.LookupTreeDrafter(COPY, 2), COPIES), (OF_B, (), ())
+    ),
+    "copies or chain, and copies": Case(
+        side_by_side(drafting.LookupFirst(COPIES, CHAIN, min_match=2), COPY), (((), OF_B), ())
+    ),
+    "in turn, and a chain": Case(
+        side_by_side(drafting.HorizontalCascade((CHAIN, COPY)), chain(1, "drafter")),
+        ((OF_B, ()), OF_A),
+    ),
+    "reviewed, and copies": Case(side_by_side(reviewed(2, 1), COPY), (BY_A, ())),
+    "wide chain and copies": Case(side_by_side(wide(CHAIN), COPIES), (OF_B, ())),
+}
+# By how children are drawn, after the comma.
+TREES = {
+    f"{name}, {children}": case
+    for children in CHILDREN
+    for name, case in {
+        **{
+            name: Case(drafting.TreeDrafter(MODEL, shape, children), OF_A, drafters_law)
+            for name, shape in SHAPES.items()
+            # Those with too many combinations of draws, or with drawn tokens that are left out.
+            if (name != "binary" or children.startswith("top"))
+            and (name != "kept" or children == "top")
+        },
+        "tree and copies": Case(side_by_side(tree(children), COPIES), (OF_A, ())),
+        "copies and tree": Case(side_by_side(COPIES, tree(children)), ((), OF_A)),
+        "tree and chain": Case(side_by_side(tree(children), CHAIN), (OF_A, OF_B)),
+        "tree and tree": Case(side_by_side(tree(children), tree(children, name="b")), (OF_A, OF_B)),
+        "branches of branches": Case(
+            side_by_side(CHAIN, side_by_side(COPY, tree(children))), (OF_B, ((), OF_A))
+        ),
+        "a deeper tree": Case(side_by_side(tree(children, (0, 0, 1, 1)), COPY), (OF_A, ())),
+    }.items()
+}
+CASES = CHAINS | BRANCHES | TREES
+JUDGES = {
+    "Walk": verification.Walk(),
+    "Traversal": verification.Traversal(),
+    "TopDown": verification.TopDown(),
+    "Token": verification.Token(),
+    "Block": verification.Block(),
+}
+OF_TREES, OF_CHAINS = ("Walk", "Traversal", "TopDown"), ("Token", "Block", "Traversal")
+NAMES = [
+    *itertools.product({**BRANCHES, **TREES}, OF_TREES),
+    *itertools.product(CHAINS, OF_CHAINS),
+]
+QUICK = [
+    ("bush, top+1", "Traversal"),
+    ("bush, without", "TopDown"),
+    ("pair, independent", "Traversal"),
+    ("kept, top", "Traversal"),
+    ("beam, without", "Traversal"),
+    ("late, top", "Walk"),
+    ("tree and copies, top+1", "Traversal"),
+    ("tree and copies, without", "TopDown"),
+    ("tree and copies, independent", "Traversal"),
+    ("branches of branches, top+1", "Traversal"),
+    ("chain and chain", "Traversal"),
+    ("chain and copies", "Traversal"),
+    ("wide chain", "Traversal"),
+    ("wide cascade and copies", "Traversal"),
+    ("copy", "Block"),
+    ("bigram", "Token"),
+    ("order 3", "Block"),
+    ("overlap", "Block"),
+    ("copies or chain", "Block"),
+    ("reviewed copies", "Token"),
+    ("a matrix", "Block"),
+    ("models reviewed and in turn", "Block"),
+]
+# Of the rules in `RULES`, where they may read the drafter.
+SOME = ("Lossless", "OPT", "Diff", "TokenV3")
+
+
+def rows_of(most):
+    """Rows under every draft limit, and of other prompts, limits and temperatures."""
+    limits = [Row(PROMPT, length, draft) for length in (1, 3) for draft in range(most + 1)]
+    others = Row((0, 1), 4, None, 0.6), Row((1,), 3, 0), Row((2, 1, 0), 4, min(3, most), 0.0)
+    return [*limits, *others, Row((0, 0), 2, 1, 0.6)]
+
+
+def few_rows(most):
+    """Of these, for drafts with thousands of combinations of choices."""
+    return [
+        Row(PROMPT, 3),
+        Row(PROMPT, 2, most - 1, 0.6),
+        Row((2, 1, 0), 3, min(3, most), 0.0),
+        Row((1,), 2, 1),
+    ]
+
+
+@pytest.mark.parametrize("name", variants(NAMES, *QUICK), ids=str)
+def test_the_law_of_texts(name):
+    case, judge = CASES[name[0]], JUDGES[name[1]]
+    texts = Texts(decoding.Speculative(MODEL, case.drafter, judge, eos_ids=(EOS,)))
+    some = few_rows if name in QUICK and texts.size > 1000 else rows_of
+    rows, rule = some(case.drafter.max_draft), rules.Lossless()
+    names = ["Lossless"] * len(rows)
+    if case.q is not None:
+        # Each row has another rule, or all of them.
+        rows = rows if name in QUICK else [row for row in rows for _ in SOME]
+        names = [SOME[i % len(SOME)] for i in range(len(rows))]
+        rule = OneOf.by_row(names)
+    found = texts(decoding.MethodParams(P, case.params, rule), rows)
+    for row, of_row, law in zip(rows, names, found, strict=True):
+        q = None if case.q is None else case.q(row)
+        assert distance(law, law_of(target(RULES[of_row], row, q), row)) < 1e-6, (row, of_row)
+    assert len(texts.drafted) > 1
