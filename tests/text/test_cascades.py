@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, rules, testing, verification
-from specjax.drafting import Bigram
+from specjax import drafting, rules, testing
 from specjax.types import Sampling
 from tests import tiny_pair
 from tests.variants import variants
@@ -150,82 +149,6 @@ def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
     for name, level in {"keeps": "least", "reviews": "drafter"}.items():
         assert texts[name] == specjax.Decoder(models.named[level], **shape)(PROMPTS).texts, name
     assert texts["keeps"] != texts["reviews"]
-
-
-TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"lengths": [[2, 2]]}, ValueError, r"K must have a row and a column for each of the 2 dr"),
-        ({"lengths": [[2, 2], [0]]}, ValueError, "K must have rows of equal length, got "),
-        ({"lengths": [[2, 2], [1, 2]]}, ValueError, "K must be upper triangular, got 1 in row 2"),
-        ({"lengths": [[0, 0], [0, 2]]}, ValueError, "K must have tokens in its first row"),
-        ({"lengths": [[2, 1.5], [0, 2]]}, ValueError, "K must hold whole numbers of at least 0"),
-        ({"lengths": [[2, 0], [0, 0]]}, ValueError, r"has no tokens for level_2 in any row"),
-        ({"lengths": K, "models": "drafter"}, ValueError, "models must be a tuple of names, dire"),
-        ({"models": ()}, ValueError, "models must be a tuple of names, dire"),
-        ({"models": ("drafter", 3)}, ValueError, "models must be a tuple of names, dire"),
-        (
-            {"models": ("drafter", "nowhere")},
-            ValueError,
-            r"models\[1\]='nowhere' is neither a model of",
-        ),
-        ({"models": ("drafter",) * 2}, ValueError, "models must be different drafters, got"),
-        ({"models": ("drafter", "verifier")}, ValueError, "models must be different drafters, got"),
-        ({"lenience": 0.5}, ValueError, "lenience must be finite and at least 1, got 0.5"),
-        ({"lenience": "much"}, ValueError, "lenience must be a number"),
-        ({"rules": 3}, ValueError, r"rules must be like rules.OPT\(strength=0.2\), got 3"),
-        ({"rules": (None,)}, ValueError, "rules must have 2 entries, .* got 1"),
-        ({"rules": rules.OPT([0.1, 0.2])}, ValueError, "rules must have scalar stre"),
-        ({"rules": rules.OPT(0.1), "lenience": 2.0}, ValueError, "lenience must be left out: each"),
-        ({"last": 3}, ValueError, r"last must be Lookup\(...\) or None, got 3"),
-        (
-            {"last": specjax.Lookup(min_match=2)},
-            ValueError,
-            "last must not set min_match, because K has",
-        ),
-        (
-            {"models": ("drafter",), "last": specjax.Lookup(bigram=TABLE)},
-            ValueError,
-            "the bigram table has 50 ids",
-        ),
-        (
-            {"models": ("drafter",), "last": specjax.Lookup(), "rules": rules.OPT(0.1)},
-            ValueError,
-            "OPT reads the drafter's confidence, but LookupDrafter has none",
-        ),
-        ({"verification": verification.GreedyBlock()}, ValueError, "GreedyBlock"),
-    ],
-)
-def test_bad_cascades_are_told_in_a_line(pair, models, options, kind, message):
-    with pytest.raises(kind, match=message) as caught:
-        two(pair, models, **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_levels_of_another_vocabulary_are_told(pair, models):
-    words = pair.verifier.tokenizer
-    table = jnp.asarray(testing.random_table(3, 300, 1))
-    other = specjax.TextModel(testing.TabularModel(300, 1), table, words, name="bigger")
-    with pytest.raises(ValueError, match="level_2 and verifier have different vocabulary sizes"):
-        two(pair, models, models=("drafter", other))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_draft": 3}, "max_draft must be left out: K has"),
-        ({"stopping": drafting.CostAware()}, "stopping=CostAware cannot be used with drafting="),
-        ({"rule": rules.OPT(0.1)}, "OPT reads the drafter's confidence, but HorizontalCascade"),
-        ({"verification": verification.GreedyBlock()}, "GreedyBlock"),
-    ],
-)
-def test_what_does_not_go_with_a_cascade_is_told(pair, options, message):
-    plan = specjax.Cascade(lengths=((2, 2), (0, 2)), last=specjax.Lookup())
-    with pytest.raises(ValueError, match=message):
-        specjax.Decoder(pair, drafting=plan, **SHAPE, **options)
 
 
 @pytest.mark.exhaustive

@@ -133,13 +133,6 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     assert turns == [TURNS_AGAIN] * 2 and TURNS_AGAIN < TURNS
 
 
-def test_rounds_are_whole_numbers(pair):
-    decoder = specjax.Decoder(pair.verifier, **SHAPE)
-    for rounds in (0, 1.5, None):
-        with pytest.raises(ValueError, match=r"done\[2\] must be a whole number of at least 1"):
-            decoder.rows(PROMPTS, done={2: rounds})
-
-
 def test_a_known_row_can_be_dropped(pair):
     decoder = specjax.Decoder(pair.verifier, **SHAPE)
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)

@@ -104,11 +104,9 @@ def test_prompts_that_share_all_or_nothing(pair, prompts):
     assert decoder(prompts, share_prefix=True).texts == decoder(prompts).texts
 
 
-def test_models_that_cannot_share_say_so(pair):
+def test_models_that_cannot_share_say_so():
     with pytest.raises(ValueError, match="without prefix and share_prefix, because an enc"):
         specjax.Decoder(specjax.load_pair(), **SHAPE)(["A dog."], share_prefix=True)
-    with pytest.raises(ValueError, match="share_prefix must be True or False, got 3"):
-        specjax.Decoder(pair, **SHAPE)(PROMPTS, share_prefix=3)
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +207,6 @@ def test_prefixes_that_do_not_fit(pair, decoder):
     prefix = decoder.prefix(SHOTS)
     with pytest.raises(ValueError, match="prefix must come from this Decoder's prefix"):
         specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
-    with pytest.raises(
-        ValueError, match="prefix must come from this Decoder's prefix.*, got 'Ques"
-    ):
-        decoder(RESTS, prefix=SHOTS)
     with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
         decoder(RESTS, prefix=prefix, share_prefix=True)
     with pytest.raises(ValueError, match="the prefix has .* tokens, the longest bucket holds 128"):

@@ -226,8 +226,6 @@ def test_a_mesh_a_slot_and_an_engine_change_nothing(models, pair):
     assert found == {row.index: row.sources for row in one}
     assert pickle.loads(pickle.dumps(one)).rows[0].sources == one[0].sources
     assert one[0].to_dict()["sources"] == list(one[0].sources)
-    with pytest.raises(ValueError, match="sources"):
-        specjax.Decoder(pair, **options)(PROMPTS, sources=1)
 
 
 def test_programs_without_sources_know_nothing_of_them(models, pair):

@@ -51,39 +51,9 @@ def test_drawn_texts_do_not_depend_on_the_batch(pair):
     assert together.info.accepted > 0
 
 
-WRONG = [
-    (lambda: Tree(), ValueError, "depth must be a whole number of at least 1, got None"),
-    (lambda: Tree(depth=3, width=0), ValueError, "width must be a whole number of at least 1"),
-    (lambda: Tree(depth=40, width=3), ValueError, "more than 512 nodes: give a smaller"),
-    (lambda: Tree(depth=60, width=4, beam=4), ValueError, "more than 512 nodes"),
-    (lambda: Tree(depth=10**9, width=2, beam=2), ValueError, "more than 512 nodes"),
-    (lambda: Tree(depth=10**9, width=1), ValueError, "more than 512 nodes"),
-    (lambda: Tree(parents=(0,) * 513), ValueError, "more than 512 nodes: .* or fewer parents"),
-    (lambda: Tree(depth=2, width=2, children="all"), ValueError, "children must be one of 'top'"),
-    (lambda: Tree(depth=2, parents=(0, 0)), ValueError, "must be left out: parents gives"),
-    (lambda: Tree(parents=(0, 2)), ValueError, r"parents\[1\] must be at most 1"),
-]
-
-
-@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
-def test_a_wrong_tree_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
-
-
 def test_parents_may_be_a_list():
     tree = Tree(parents=[0, 0, 1])
     assert hash(tree) == hash(Tree(parents=(0, 0, 1))) and tree.shape.size == 3
-
-
-def test_options_that_do_not_fit_are_refused(pair):
-    tree = Tree(depth=2, width=2)
-    with pytest.raises(ValueError, match="Block cannot verify the trees of TreeDrafter: use Trav"):
-        specjax.Decoder(pair, drafting=tree, verification=verification.Block(), **SHAPE)
-    with pytest.raises(ValueError, match="max_draft must be left out: drafting=Tree"):
-        specjax.Decoder(pair, drafting=tree, max_draft=3, **SHAPE)
-    with pytest.raises(ValueError, match="Walk needs a drafter of trees"):
-        specjax.Decoder(pair, verification=verification.Walk(), **SHAPE)
 
 
 PLANS = {
