@@ -378,62 +378,6 @@ def test_messages_name_what_was_typed(files):
             call(files, "NAME=x", binding)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["infer", "--input=a.txt"],
-            "--input=a.txt: unknown option; did you mean --gin.INPUT=a.txt?",
-        ),
-        (["infer", "--max-draft"], "--max-draft: unknown option; did you mean --gin.MAX_DRAFT?"),
-        (["infer", "--nonsense"], "--nonsense: unknown option; see specjax infer --help"),
-        (["infer", "--gin.input=a"], "--gin.input: no such name; did you mean INPUT?"),
-        (["train_head"], "unknown command; did you mean train head?"),
-        (["train-bigram", "x"], "unknown command; did you mean train bigram?"),
-        (
-            ["infer", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.VERIFIER=c"],
-            "VERIFIER is given without DRAFTER: give both, or neither for the built-in pair; "
-            "METHOD=VerifierAlone and METHOD=DrafterAlone need only one",
-        ),
-        (
-            ["compare", "--gin.INPUT=a", "--gin.OUTPUT_DIR=b", "--gin.DRAFTER=c"],
-            "DRAFTER is given without VERIFIER: give both, or neither for the built-in pair",
-        ),
-        (
-            ["infer", "a.txt"],
-            "unexpected argument; write --gin.INPUT=a.txt, or see specjax infer --help",
-        ),
-        (["train", "--gin.SEED", "1"], "write --gin.SEED=1, or see specjax train --help"),
-        (["train", "heads"], "heads: unexpected argument; did you mean specjax train head?"),
-        (
-            ["infer", "--gin_file=prompts/gsm8.gin"],
-            "did you mean prompts/gsm8k.gin or tasks/gsm8k.gin?",
-        ),
-        (["infer", "--gin_file=/"], "--gin_file=/: this is a directory: give the path of a file"),
-        (["infer", "--gin_file=few_shot"], "did you mean prompts/few_shot.gin?"),
-        (
-            ["train", "--gin.TRAIN=a"],
-            "no such name; add --gin_file=tasks/NAME.gin, NAME: fields, gsm8k, question_answer",
-        ),
-        (
-            ["train", "--gin_file=models/t5_mini.gin", "--gin.OUTPUT_DIR=a"],
-            "not given: train.training_data, train.validation_data; add --gin_file=tasks/NAME.gin, "
-            "NAME: aligned_text, fields, multi30k_ende, question_answer",
-        ),
-        (
-            ["compare", "--estimate", "--full"],
-            "not allowed with argument --estimate; see specjax compare --help",
-        ),
-        (["bench"], "the following arguments are required: --inputs; see specjax bench --help"),
-    ],
-)
-def test_what_a_user_may_type_gets_the_right_hint(capsys, words, message):
-    assert main.main(words) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"specjax {words[0]}: ") and told.endswith(f"{message}\n")
-    assert told.count("\n") == 1
-
-
 def test_options_are_spelt_as_in_t5x(files):
     parser = argparse.ArgumentParser()
     gin_config.add_arguments(parser, "runs/infer.gin")

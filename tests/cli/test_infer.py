@@ -198,42 +198,6 @@ def test_a_model_alone(paths, done, tmp_path):
     assert metrics["tokens_per_verifier_call"] == 1.0 and metrics["acceptance_rate"] is None
 
 
-@pytest.mark.parametrize(
-    ("content", "settings", "message"),
-    [
-        (b"\n \n", {}, "input.txt:1 is empty: add text, or leave it out (all 2"),
-        (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
-        (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
-        (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
-        (b"ba\n", {"Setting__rulez": 1}, "Setting has no parameter rulez; did you mean rule?"),
-        (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
-        (
-            b"ba\n",
-            {"CHAT": "no"},
-            "CHAT must be True or False, or options of the chat template",
-        ),
-        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a path"),
-        (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
-        (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
-        (
-            b"ba\n",
-            {"RULE": "@Lossless()"},
-            "parts of decoding are texts, such as RULE = 'OPT(0.2)'",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, message):
-    source = tmp_path / "input.txt"
-    source.write_bytes(content)
-    assert main(arguments(paths, source, tmp_path / "out", **settings)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    lines = [line for line in captured.err.splitlines() if "compiling" not in line]
-    assert len(lines) == 1 and message in lines[0], captured.err
-    # Nothing is claimed: the corrected command may use the directory.
-    assert not list(tmp_path.glob("out/*.json*"))
-
-
 def test_a_chat_has_options(paths, tmp_path):
     source, chats = write(tmp_path, TEXTS[:2]), {}
     for loud in (True, False):
@@ -257,11 +221,6 @@ def test_a_chat_has_options(paths, tmp_path):
     # Options are part of the run.
     argv = arguments(chats[False], source, tmp_path / "asked", CHAT=True, TEMPERATURE=0.0)
     assert main(argv) == 2
-
-
-def test_required_names_are_told(capsys):
-    assert main(["infer", f"--gin_file={CONFIGS / 'runs/infer.gin'}"]) == 2
-    assert "required but not given: INPUT, OUTPUT_DIR" in capsys.readouterr().err
 
 
 def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path):

@@ -433,10 +433,11 @@ def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_pa
     assert f"token {i} is {first[0].token(i)!r} and {first[1].token(i)!r}" in str(error.value)
 
 
-def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, tmp_path):
-    """Rows of an embedding that are no tokens change nothing; large random ones would be drawn."""
-    sizes = {"drafter": 32, "verifier": 27}
-    for name, size in sizes.items():
+@pytest.fixture(scope="module")
+def padded_paths(paths, tmp_path_factory):
+    """The pair with rows in the embeddings that are no tokens; random ones would be drawn."""
+    found = {}
+    for name, size in {"drafter": 32, "verifier": 27}.items():
         loaded = load_model(paths[name])
         params = jax.tree.map(np.asarray, loaded.params)
 
@@ -449,8 +450,13 @@ def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, tmp_path
         params["token_embedder"]["embedding"] = embedding
         params["decoder"]["logits_dense"]["kernel"] = head
         config = loaded.config.replace(vocab_size=size)
-        save_model(tmp_path / name, config, params, tokenizer_from=paths[name])
-    pair = specjax.load_pair(**{name: tmp_path / name for name in sizes})
+        place = tmp_path_factory.mktemp("padded") / name
+        found[name] = save_model(place, config, params, tokenizer_from=paths[name])
+    return found
+
+
+def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, padded_paths):
+    pair = specjax.load_pair(**padded_paths)
     assert pair.verifier.model.vocab_size == pair.drafter.model.vocab_size == 24
     usual = specjax.load_pair(**paths)
     prompts = tiny_pair.sentences(6, seed=3)
@@ -461,12 +467,16 @@ def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, tmp_path
         )
         assert found.texts == expected.texts
     assert pair.fingerprint != usual.fingerprint
-    mesh = partitioning.make_mesh(4, 2)
-    spread = specjax.load_pair(**{name: tmp_path / name for name in sizes}, mesh=mesh)
+
+
+@pytest.mark.exhaustive
+def test_padded_embeddings_may_be_on_a_mesh_and_in_a_cascade(paths, padded_paths):
+    pair, usual = specjax.load_pair(**padded_paths), specjax.load_pair(**paths)
+    spread = specjax.load_pair(**padded_paths, mesh=partitioning.make_mesh(4, 2))
+    prompts = tiny_pair.sentences(6, seed=3)
     options = {"sampling": Sampling(0.0), "max_draft": 3, "max_new_tokens": 12, "batch_size": 8}
     found, expected = (specjax.Decoder(models, **options)(prompts) for models in (spread, usual))
     assert found.texts == expected.texts
-    # Levels of a cascade may be padded to other sizes, too.
     cascade = specjax.text.Cascade([[1, 1], [0, 2]], models=("drafter", paths["drafter"]))
     del options["max_draft"]
     found = specjax.Decoder(pair, drafting=cascade, **options)(prompts)

@@ -125,8 +125,8 @@ def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
         "alone": {},
     }[name]
     models = verifier if name == "alone" else pair
-    decoder = specjax.Decoder(models, **parts, **SHAPE | {"max_new_tokens": max_new})
-    result = decoder(["a", "b", "c"], seed=1)
+    decoder = specjax.Decoder(models, **parts, **SHAPE)
+    result = decoder(["a", "b", "c"], seed=1, max_new_tokens=max_new)
     info = result.info
     assert info.accepted <= info.emitted and info.accepted == info.summary()["accepted"]
     records = [{"info": row.info.to_dict(), "ended_by": row.ended_by} for row in result]

@@ -13,6 +13,7 @@ from specjax.compilation import compile_seconds
 from specjax.text import engine as engines
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.variants import variants
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +271,14 @@ def _stops(decoder, count):
         yield [None, text[1:2] or "z", (own, "never", own), (), ["n"]][place % 5]
 
 
-@pytest.mark.parametrize("default", [(), ("a", "$")])
-@pytest.mark.parametrize("name", METHODS)
-def test_stop_strings_are_each_requests_own(name, default):
+OWN_STOPS = [(name, default) for name in METHODS for default in ((), ("a", "$"))]
+
+
+@pytest.mark.parametrize(
+    "case", variants(OWN_STOPS, OWN_STOPS[0], OWN_STOPS[1], ("tree", ()), ("token cascade", ()))
+)
+def test_stop_strings_are_each_requests_own(case):
+    name, default = case
     stops = list(_stops(_own(name), 10))
     engine = _own(name, stop=default).engine(prompt_length=16, rows=3, refill=1)
     waiting, rows = list(enumerate(stops)), {}

@@ -172,6 +172,7 @@ def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path):
     assert together.info.drafted > 0
 
 
+@pytest.mark.exhaustive
 def test_a_mesh_gives_the_same_texts(tmp_path, capsys):
     """Of decoder-only models, whose share of shared tokens is measured on the mesh."""
     write_vocabulary(tmp_path / "bytes", "bytes", (), vocab_size=264, model_type=None)

@@ -11,6 +11,7 @@ from specjax.text import decoder as decoder_lib
 from specjax.text.engine import TURNS, TURNS_AGAIN, Slots
 from tests import tiny_pair
 from tests.decoding import policies
+from tests.variants import variants
 
 COUNT = 30
 PROMPTS = tiny_pair.sentences(COUNT, seed=3)
@@ -34,7 +35,7 @@ def pair(tmp_path_factory):
     return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=variants(METHODS, "block", "alone"))
 def decoder(pair, request):
     models = pair.verifier if request.param == "alone" else pair
     return specjax.Decoder(models, **METHODS[request.param], **SHAPE)

@@ -8,6 +8,7 @@ from specjax import partitioning, processors, rules, verification
 from specjax.decoding import method as methods
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.variants import variants
 
 PROMPTS = tiny_pair.sentences(5, seed=3)
 SHAPE = {"max_new_tokens": 10, "batch_size": 7, "buckets": (16, 24)}
@@ -26,7 +27,7 @@ def pair(tmp_path_factory):
     return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=variants(METHODS, "block", "processor", "token cascade"))
 def decoder(pair, request):
     models = pair.verifier if request.param in ("alone", "copied drafts") else pair
     return specjax.Decoder(models, **METHODS[request.param], **SHAPE)

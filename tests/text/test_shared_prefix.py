@@ -25,10 +25,11 @@ def pair():
 
 
 DECODERS = {
-    "pair": {"rule": rules.OPT(0.2)},
-    "adaptive": {"stopping": drafting.Confidence(0.4)},
+    "pair": {
+        "stopping": drafting.Confidence(0.4),
+        "processors": (processors.NoRepeatNgram(3), processors.MinP(0.05)),
+    },
     "lookup": {"drafting": specjax.Lookup()},
-    "processors": {"processors": (processors.NoRepeatNgram(3), processors.MinP(0.05))},
     "cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.3)},
 }
 

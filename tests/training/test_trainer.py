@@ -67,16 +67,16 @@ def test_stopped_and_continued_equals_uninterrupted(finished, tmp_path):
     assert log(tmp_path) == log(directory)
 
 
-@pytest.mark.parametrize("steps", [20, 30])  # as many as are done, or more
+# As many steps as are done, or more.
 @pytest.mark.parametrize(
-    "change",
+    ("change", "steps"),
     [
-        lambda text: None,
-        lambda text: "",
-        lambda text: text[:200],
-        lambda text: text.replace('"loss": ', '"loss": 1', 1),
-        lambda text: "my notes\n" + text,
-        lambda text: text.split("\n", 1)[1],
+        (lambda text: None, 30),
+        (lambda text: "", 20),
+        (lambda text: text[:200], 30),
+        (lambda text: text.replace('"loss": ', '"loss": 1', 1), 20),
+        (lambda text: "my notes\n" + text, 30),
+        (lambda text: text.split("\n", 1)[1], 20),
     ],
     ids=["gone", "empty", "cut", "a number", "a line more", "a line less"],
 )
