@@ -403,7 +403,7 @@ def test_killed_at_random_it_ends_alike(kills):
     assert kill_infer.run(kills=kills, seed=1)["kills"] == kills
 
 
-def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
+def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):
     """A start that goes on reads what the first one measured: other costs, other drafts."""
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS[:3]))
     settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
@@ -426,24 +426,10 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "measure_costs", unwanted)
     assert main(argv) == 0
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
-
-
-def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monkeypatch, capsys):
-    """Not that it cannot take the costs, which the user has not given."""
-    pair = specjax.load_pair(**paths)
-    measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
-    measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(parts, "measure_costs", lambda *_, **__: measured)
-    (tmp_path / "in.txt").write_text(f"{TEXTS[0]}\n")
-    settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
-    settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
-    given = [f"--gin.{name}={value}" for name, value in settings.items()]
-    first = ["infer", "--gin.STOPPING=CostAware()", *given]
-    assert main(first) == 0
+    # Another method is told so, and not that it cannot take costs that nobody has given.
     capsys.readouterr()
-    others = [["infer", *given], [*first, "--gin.BATCH_SIZE=1"]]
-    for argv in others:
-        assert main(argv) == 2
+    for other in (argv[:-1], [*argv, "--gin.BATCH_SIZE=1"]):
+        assert main(other) == 2
         assert "has a run of another configuration" in capsys.readouterr().err
 
 

@@ -18,11 +18,6 @@ from tests.models.tiny import random_params
 PAIRS = Path(__file__).parents[2] / "gin_configs" / "pairs"
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
-
-
 def inspected(capsys, *words, status=0):
     assert main(["inspect", *map(str, words), "--json"]) == status
     return json.loads(capsys.readouterr().out)

@@ -22,16 +22,11 @@ OWN = {"residual", "bonus", "verifier"}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module")
 def alone(pair):
     return specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
 
 
-@pytest.mark.parametrize("name", variants(PLANS, "chain and copies", "siblings"))
+@pytest.mark.parametrize("name", variants(PLANS, "chain and copies"))
 def test_greedy_texts_are_the_verifiers_own(pair, alone, name):
     decoder = specjax.Decoder(pair, drafting=PLANS[name], sampling=Sampling(0.0), **SHAPE)
     assert decoder.method.verification == verification.Traversal()

@@ -15,11 +15,6 @@ from specjax.types import PromptBatch, Sampling
 from tests import tiny_pair
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
 @pytest.fixture
 def room(monkeypatch):
     def of(size):

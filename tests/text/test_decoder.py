@@ -24,16 +24,6 @@ PROMPTS = tiny_pair.sentences(6, seed=3)
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def pair(paths):
-    return specjax.load_pair(**paths)
-
-
-@pytest.fixture(scope="module")
 def decoder(pair):
     return specjax.Decoder(pair, rule=rules.OPT(0.2), max_draft=3, **SHAPE)
 

@@ -191,20 +191,19 @@ def _by_signal(monkeypatch, error):
     monkeypatch.setattr(Hooked, "hook", staticmethod(hook))
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("stop", "error"),
-    [
-        (_in_callback, ZeroDivisionError("a bug")),
-        (_in_callback, KeyboardInterrupt()),
-        (_in_tokenizer, ZeroDivisionError("a bug")),
-        (_in_tokenizer, KeyboardInterrupt()),
-        (_by_signal, KeyboardInterrupt()),
-    ],
-)
-def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(
-    monkeypatch, stop, error, stream
-):
+ENDS = [
+    (_in_callback, ZeroDivisionError("a bug")),
+    (_in_callback, KeyboardInterrupt()),
+    (_in_tokenizer, ZeroDivisionError("a bug")),
+    (_in_tokenizer, KeyboardInterrupt()),
+    (_by_signal, KeyboardInterrupt()),
+]
+ENDS = [(*end, stream) for end in ENDS for stream in (False, True)]
+
+
+@pytest.mark.parametrize("end", variants(ENDS, ENDS[0], ENDS[7], ENDS[8]))
+def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(monkeypatch, end):
+    stop, error, stream = end
     decoder = specjax.Decoder(
         _pair(), rule=Hooked(), max_draft=3, max_new_tokens=12, batch_size=2, buckets=(16,)
     )
@@ -385,12 +384,11 @@ def test_a_request_may_leave_out_log_probabilities():
     assert "log_probs" not in rows[2, 0].to_dict()
 
 
-@pytest.mark.parametrize("name", ["chain", "encoder"])
-def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
+@pytest.mark.parametrize("name", variants(["chain", "encoder"], "chain"))
+def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, pair, name):
     if name == "chain":
         decoder = specjax.Decoder(_pair(), max_new_tokens=60, batch_size=3, buckets=(4, 8, 16))
     else:  # its cache has the prompt's length
-        pair = specjax.load_pair(**tiny_pair.shared_pair())
         decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(4, 8, 16))
     widths, init = [], type(decoder.method).init
 

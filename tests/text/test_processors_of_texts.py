@@ -21,11 +21,6 @@ STACK = (
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module")
 def decoder(pair):
     return specjax.Decoder(pair, max_draft=3, processors=STACK, **SHAPE)
 

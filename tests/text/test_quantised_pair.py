@@ -96,6 +96,7 @@ def test_training_refuses_integers(pair, tmp_path):
         _check_pair(Run(), pair, False)
 
 
+@pytest.mark.exhaustive
 def test_on_a_mesh_the_texts_are_the_same(pair):
     mesh = specjax.partitioning.make_mesh(2, 2)
     split = specjax.load_pair(weights="int8", mesh=mesh)

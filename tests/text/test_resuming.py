@@ -30,11 +30,6 @@ SUBSETS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
 @pytest.fixture(scope="module", params=variants(METHODS, "block", "alone"))
 def decoder(pair, request):
     models = pair.verifier if request.param == "alone" else pair

@@ -22,11 +22,6 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
 @pytest.fixture(scope="module", params=variants(METHODS, "block", "processor", "token cascade"))
 def decoder(pair, request):
     models = pair.verifier if request.param in ("alone", "copied drafts") else pair

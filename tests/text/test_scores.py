@@ -16,7 +16,7 @@ PROMPTS = ["Ann has 3 apples and buys 2.", "How many has she?", "3 + 4"]
 def decoder():
     # Neither the rule nor the sampling changes scores.
     return specjax.Decoder(
-        specjax.load_pair("gsm8k"), rule=specjax.rules.OPT(0.2), sampling=Sampling(0.0),
+        tiny_pair.llamas(), rule=specjax.rules.OPT(0.2), sampling=Sampling(0.0),
         max_new_tokens=12, batch_size=6,
     )  # fmt: skip
 

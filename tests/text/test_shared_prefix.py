@@ -10,6 +10,7 @@ import specjax
 from specjax import drafting, memory, processors, rules, types
 from specjax.partitioning import make_mesh
 from specjax.text.requests import common_of
+from tests import tiny_pair
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 PROMPTS = [
@@ -21,7 +22,7 @@ SHAPE = {"max_new_tokens": 16, "batch_size": 4, "buckets": (128,)}
 
 @pytest.fixture(scope="module")
 def pair():
-    return specjax.load_pair("gsm8k")
+    return tiny_pair.llamas()
 
 
 DECODERS = {
@@ -59,9 +60,9 @@ def test_samples_refills_and_rows_left_out(pair):
     assert samples.texts == decoder(PROMPTS[:2], num_samples=2).texts
 
 
-def test_fewer_tokens_are_read(pair):
+def test_fewer_tokens_are_read():
     """The program of a refill reads the rest of the prompts, not their beginning."""
-    decoder = specjax.Decoder(pair.verifier, **SHAPE)
+    decoder = specjax.Decoder(specjax.load_pair("gsm8k").verifier, **SHAPE)
     tokens = [decoder.encode(prompt) for prompt in PROMPTS]
     start = common_of(tokens)
     assert len(start) > len(decoder.encode(SHOTS)) - 2
@@ -171,7 +172,7 @@ def test_the_caches_of_a_prefix_count_as_memory(pair, monkeypatch):
     for more in ({}, {"prefix": prefix}, {"prefix": prefix}):  # the sizes that fit are known
         decoder.rows(RESTS[:1], **more)
     kept = memory.nbytes(prefix.beginning.caches)
-    assert needed == [needed[0], needed[0] + kept] and kept > 1e5
+    assert needed == [needed[0], needed[0] + kept] and kept > 1e3
     # Before it is read, its bytes follow from its shapes.
     unread = decoder.whole_prefix(decoder.encode(SHOTS * 2))
     assert unread.nbytes == memory.nbytes(unread.beginning.caches) > kept
@@ -226,7 +227,7 @@ def test_prefixes_that_do_not_fit(pair, decoder):
 
 @pytest.mark.parametrize("sizes", [(2, 4), pytest.param((8, 1), marks=pytest.mark.exhaustive)])
 def test_prefixes_on_a_mesh(sizes, decoder):
-    pair = specjax.load_pair("gsm8k", mesh=make_mesh(*sizes))
+    pair = tiny_pair.llamas(make_mesh(*sizes))
     on_mesh = specjax.Decoder(pair, **SHAPE, rule=rules.OPT(0.2))
     texts = decoder(PROMPTS).texts
     shared = on_mesh(PROMPTS, share_prefix=True)
