@@ -192,19 +192,6 @@ def test_unusable_arguments_are_told_and_bind_nothing(tmp_path, changes, message
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"progress": "no"}, "progress must be True or False, got 'no'"),
-        ({"allow_other_environment": 1}, "allow_other_environment must be True or False, got 1"),
-        ({"num_steps": "ten"}, "num_steps must be a number, got 'ten'"),
-    ],
-)
-def test_settings_of_another_type_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        trainer_config(**changes)
-
-
 def test_what_cannot_be_recorded_is_told(tmp_path):
     optimizer = AdamW(learning_rate=0.01, warmup_steps=1, floor=np.float32(0.0))
     with pytest.raises(TypeError, match="float32 is not JSON serializable"):
