@@ -198,6 +198,7 @@ def test_requests_of_an_engine_follow_its_prefix(decoder):
     assert all(row.prefilled < 40 for row in rows.values())
 
 
+@pytest.mark.exhaustive
 def test_matrices_in_8_bits():
     decoder = specjax.Decoder(specjax.load_pair("gsm8k", weights="int8"), **SHAPE)
     greedy = {"sampling": types.Sampling(0.0)}

@@ -16,7 +16,11 @@ PROMPTS = tiny_pair.sentences(6, seed=3)
     ("tree", "judge"),
     [
         (Tree(depth=3, width=2), None),
-        (Tree(depth=3, width=2, beam=2, children="top"), verification.Walk()),
+        pytest.param(
+            Tree(depth=3, width=2, beam=2, children="top"),
+            verification.Walk(),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_greedy_texts_are_the_verifiers_own(pair, tree, judge):
