@@ -109,20 +109,6 @@ def test_the_layers_that_are_missing_are_extrapolated():
     assert at_depth(measure, None, (1, 1), both=True)["cycles"] == 12
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--pairs", "t5_huge"], "--pairs must be one of t5, gemma2, llama3, or VERIFIER"),
-        (["--layers", "2", "two"], "--layers must be all, one depth or two depths, got 2 two"),
-        (["--meshes", "2"], "--meshes must be DATAxMODEL, such as 2x2, got '2'"),
-        (["--rows", "0"], "--rows must be at least 1"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, words, message):
-    assert run.main(words) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_without_libtpu_one_line_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
     assert run.main([]) == 2
