@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import specjax
@@ -149,25 +148,3 @@ def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
     for name, level in {"keeps": "least", "reviews": "drafter"}.items():
         assert texts[name] == specjax.Decoder(models.named[level], **shape)(PROMPTS).texts, name
     assert texts["keeps"] != texts["reviews"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("lenience", [1.0, 3.0])
-def test_sampled_texts_follow_the_verifier(pair, models, lenience):
-    """The first two tokens of many rows, against the verifier's own."""
-    shape = {"max_new_tokens": 2, "batch_size": 64, "buckets": (8,), "sampling": Sampling(0.3)}
-    decoder = specjax.Decoder(
-        pair,
-        drafting=specjax.Cascade(
-            lengths=K, models=("drafter", models.named["small"]), lenience=lenience
-        ),
-        **shape,
-    )
-    alone = specjax.Decoder(pair.verifier, **shape)
-    prompts = ["a"] * 4000
-    counts = [
-        np.bincount([int(t[0]) for t in d(prompts, seed=seed).tokens if len(t)], minlength=259)
-        for seed, d in enumerate((decoder, alone))
-    ]
-    distance = np.abs(counts[0] - counts[1]).sum() / 2 / len(prompts)
-    assert distance < 0.04
