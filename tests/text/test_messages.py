@@ -38,12 +38,15 @@ def alone(**options):
 
 
 def call(prompts, **options):
-    """Also of a stream."""
+    """Also of a stream, which must say the same."""
 
     def both():
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError) as streamed:
             ready().stream(prompts, **options)
-        ready()(prompts, **options)
+        with pytest.raises(ValueError) as called:
+            ready()(prompts, **options)
+        assert str(streamed.value) == str(called.value)
+        raise called.value
 
     return both
 
