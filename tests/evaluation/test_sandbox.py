@@ -56,7 +56,11 @@ assert len(bytearray(1 << 26))
         ("import os; os._exit(0)", "exited early"),
         ("def f(): f()\nf()", "RecursionError"),
         ("x = bytearray(10 << 30)", "MemoryError"),
-        ("x = []\nwhile True: x.append(bytearray(1 << 20))", "MemoryError"),
+        pytest.param(
+            "x = []\nwhile True: x.append(bytearray(1 << 20))",
+            "MemoryError",
+            marks=pytest.mark.exhaustive,
+        ),
         ("import os\nwhile True: os.fork()", "BlockingIOError"),
         ("import socket; socket.create_connection(('1.1.1.1', 80), 2)", "Network is unreachable"),
         ("open('x', 'wb').write(bytes(1 << 25))", "File too large"),
