@@ -5,16 +5,31 @@ BIN := $(VENV)/bin
 # One process per core: XLA compiles on one core most of the time.
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint types unit docs format clean
+# Beside the library: launch scripts, T5X, benchmarks, the audit. CI runs their tests too.
+OUTSIDE := tests/launch tests/integrations tests/benchmarks tests/testing/test_auditing.py
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
+
+.PHONY: demo test test-outside test-all lint types checks unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
 
-test: lint types docs unit
+# Lint, types and docs run beside the tests; what they say comes after.
+test: $(VENV)/.test $(VENV)/.docs
+	@mkdir -p build
+	@$(MAKE) --no-print-directory checks >build/checks.txt 2>&1 & checks=$$!; \
+	$(MAKE) --no-print-directory unit; unit=$$?; \
+	wait $$checks; checks=$$?; cat build/checks.txt; \
+	exit $$((unit | checks))
+
+test-outside: $(VENV)/.test
+	$(PYTEST) $(OUTSIDE)
 
 # With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
-test-all: lint types docs
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=20 -m ''
+test-all: checks
+	$(PYTEST) -m ''
+
+checks: lint types docs
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -25,7 +40,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
+	$(PYTEST) $(OUTSIDE:%=--ignore=%)
 
 # The site in build/site; a warning, such as a link that leads nowhere, is an error (not with --quiet,
 # under which mkdocs counts none).

@@ -1,6 +1,7 @@
 """Strict settings for every test; they must be in place before jax starts its backends."""
 
 import os
+import pathlib
 import tempfile
 
 from tests.xla_flags import quick_flags
@@ -20,6 +21,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         os.makedirs(_programs, exist_ok=True)
     except OSError:  # no home, as on some CI machines
         _programs = os.path.join(_shared.name, "programs")
+    # A run that was killed may leave a program without its time, and no other can then be written.
+    for _program in pathlib.Path(_programs).glob("*-cache"):
+        if not _program.with_name(_program.name.removesuffix("cache") + "atime").exists():
+            _program.unlink(missing_ok=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"

@@ -58,22 +58,6 @@ def test_an_untrained_head_knows_nothing():
     np.testing.assert_array_equal(apply_head(config, init_head(config, KEY), jnp.ones((3, 4))), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("values", "error", "message"),
-    [
-        ({"width": 0}, ValueError, "HeadConfig: width must be a whole number of at least 1, got 0"),
-        ({"width": "8"}, ValueError, "HeadConfig: width must be a number, got '8'"),
-        ({"blocks": 5}, ValueError, r"HeadConfig: blocks must be a whole number in \[0, 4\], got"),
-        ({"blocks": -1}, ValueError, "HeadConfig: blocks must be a whole number of at least 0"),
-        ({"shared": 1}, ValueError, "HeadConfig: shared must be True or False, got 1"),
-        ({"confidences": 1}, ValueError, "HeadConfig: confidences must be True or False, got 1"),
-    ],
-)
-def test_impossible_sizes_are_refused(values, error, message):
-    with pytest.raises(error, match=message):
-        HeadConfig(**{"width": 8, **values})
-
-
 def test_a_head_holds_its_own_parameters():
     config = HeadConfig(4)
     params = init_head(config, KEY)

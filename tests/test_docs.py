@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import specjax
+from specjax import drafting, rules
 from specjax.cli.main import COMMANDS
 from tests import tiny_pair
 
@@ -197,62 +198,6 @@ def test_what_the_tables_write_makes_what_they_say(page):
 
 FIELD = re.compile(r'([A-Z_]+)=(?:"([^"]*)"|(\d+))')
 PARTS_OF_A_SETTING = ("rule", "verification", "stopping", "drafting", "method")
-# What the table of docs/methods.md must offer.
-OFFERED = {
-    "accept_threshold": {"rule": "AcceptThreshold(1.0, 0.7)"},
-    "adaptive_budget": {"stopping": "Budget(64, estimate=OnlineEstimate())", "max_draft": 12},
-    "adaptive_confidence": {"stopping": "Confidence(0.4)", "max_draft": 12},
-    "adaptive_cost": {
-        "stopping": "CostAware(costs=None, estimate=OnlineEstimate())",
-        "max_draft": 12,
-    },
-    "adaptive_entropy": {"stopping": "Entropy(1.0)", "max_draft": 12},
-    "adaptive_head": {"stopping": "Survival(HeadEstimate(), 0.7)", "max_draft": 12},
-    "adaptive_online": {"stopping": "Survival(OnlineEstimate(), 0.6)", "max_draft": 12},
-    "bild": {"rule": "BiLD(1.0)"},
-    "bild_original": {
-        "rule": "FallbackRollback(Chow(0.4), BiLD(2.0))",
-        "method": "BiLDCascade(limit=10)",
-    },
-    "budgeted": {"rule": "Budgeted(OPT(0.5), 0.1)"},
-    "cactus": {"rule": "Cactus(0.01)"},
-    "cascade": {"drafting": "Cascade(((3, 2), (0, 3)), models=('drafter',), last=Lookup())"},
-    "chow": {"rule": "Chow(0.5)"},
-    "chow_log": {"rule": "ChowLog(1.0)"},
-    "diff": {"rule": "Diff(0.05)"},
-    "diff_log": {"rule": "DiffLog(0.05)"},
-    "drafter_alone": {"method": "DrafterAlone"},
-    "kl_ball": {"rule": "KLBall(0.05)"},
-    "kl_price": {"rule": "KLPrice(0.5)"},
-    "learnt": {"rule": "Learnt(LossyTuned(0.9999), -0.0208, 0.0454, 0.1886, -1.0071)"},
-    "lookup": {"drafting": "Lookup()", "max_draft": 10},
-    "lookup_first": {"drafting": "Lookup(min_match=3, max_copy=10)"},
-    "lossless": {"rule": "Lossless()"},
-    "lossy": {"rule": "Lossy(0.4, 1.0)"},
-    "lossy_tuned": {"rule": "LossyTuned(0.4)"},
-    "mentored": {"rule": "Mentored(0.05)"},
-    "mixture": {"rule": "Mixture(0.7)"},
-    "opt": {"rule": "OPT(0.2)"},
-    "opt_log": {"rule": "OPTLog(0.2)"},
-    "oracle_cascade": {"rule": "Diff(0.1)", "method": "OracleCascade()"},
-    "oracle_cascade_log": {"rule": "DiffLog(0.1)", "method": "OracleCascade()"},
-    "relaxed": {"rule": "TokenV2(0.6, replacement='argmax', top_k=10)"},
-    "sequence_cascade": {"rule": "SequenceChow(0.9, Sum())", "method": "SequenceCascade()"},
-    "sequence_cascade_log": {"rule": "SequenceChowLog(4.0, Sum())", "method": "SequenceCascade()"},
-    "token_cascade": {"rule": "Chow(0.3)", "method": "TokenCascade(limit=10)"},
-    "token_cascade_log": {"rule": "ChowLog(1.0)", "method": "TokenCascade(limit=10)"},
-    "token_v1": {"rule": "TokenV1(0.3, replacement='verifier')"},
-    "token_v2": {"rule": "TokenV2(0.3, replacement='verifier', top_k=None)"},
-    "token_v3": {"rule": "TokenV3(0.5, replacement='verifier')"},
-    "tree_beam": {
-        "drafting": "Tree(4, 3, children='top+1', beam=2)",
-        "verification": "Traversal()",
-    },
-    "tree_greedy": {"drafting": "Tree(3, 2, children='top')", "verification": "Walk()"},
-    "tree_k_ary": {"drafting": "Tree(3, 2, children='top+1')", "verification": "Traversal()"},
-    "typical": {"rule": "Typical(0.3, 0.09, replacement='verifier')"},
-    "verifier_alone": {"method": "VerifierAlone"},
-}
 
 
 def parts_of(fields):
@@ -276,11 +221,16 @@ def settings_of(page):
     return {text: parts_of(one) for text, one in fields.items()}
 
 
-def test_the_table_of_methods_offers_each_way_to_decode_once():
+def test_the_table_of_methods_offers_every_part_and_each_way_to_decode_once():
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    offered, written = {parts_of(fields) for fields in OFFERED.values()}, settings_of(page)
-    assert len(offered) == len(OFFERED) == len(written) == 44
-    assert set(written.values()) == offered
+    written = settings_of(page)
+    assert len(set(written.values())) == len(written) == 44
+    kinds = {*rules.ALL_RULES, *rules.SEQUENTIAL_RULES, rules.Budgeted, rules.Learnt}
+    kinds |= {*drafting.ALL_POLICIES} - {drafting.FixedLength}
+    parts = {kind.__name__ for kind in kinds} | {"Lookup", "Cascade", "Tree", "Walk"}
+    parts |= {"TokenCascade", "BiLDCascade", "OracleCascade", "SequenceCascade"}
+    parts |= {"VerifierAlone", "DrafterAlone", "OnlineEstimate"}
+    assert parts - set(re.findall(r"\w+", " ".join(written))) == set()
 
 
 @pytest.mark.parametrize(

@@ -194,13 +194,6 @@ def test_any_number_of_models_has_one_vocabulary(pair):
     # Results depend on the models in use.
     assert set(decoder.describe()["models"]) == {"verifier", "drafter"}
     assert set(decoder(PROMPTS)[0].info.calls) == {"verifier", "drafter"}
-    with pytest.raises(ValueError, match="the verifier is missing, got drafter"):
-        specjax.Models(drafter=pair.drafter)
-    with pytest.raises(ValueError, match="verifier must be a TextModel, got str"):
-        specjax.Models(verifier="here")
-    narrow = dataclasses.replace(pair.drafter, model=testing.TabularModel(300, 1))
-    with pytest.raises(ValueError, match="middle and verifier have different vocabulary sizes"):
-        specjax.Models(verifier=pair.verifier, middle=narrow)
 
 
 def test_what_is_left_out_of_a_part_is_told():
@@ -219,18 +212,6 @@ def test_what_is_left_out_of_a_part_is_told():
 
     with pytest.raises(TypeError, match="abstract .*Lazy.* step"):
         Lazy()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"widths": (1, 2)}, r"widths must .* G \+ 1 = 6, got \(1, 2\)"),
-        ({"widths": 3}, r"widths must .* G \+ 1 = 6, got \(3,\)"),
-    ],
-)
-def test_widths_end_with_the_longest_draft(pair, options, message):
-    with pytest.raises(ValueError, match=message):
-        specjax.Decoder(pair, **options)
 
 
 def test_descriptions_tell_own_parameters_apart(pair, page):

@@ -1,5 +1,7 @@
 """The formulas against simulations, and the shape of a published table."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,21 +95,6 @@ def test_the_standardised_improvement():
     want = 100 * 11000 / (40 * 11000 + 100 * 220 + 300 * 77)
     found = theory.standardised_improvement(100, calls, sizes, "verifier")
     assert found == pytest.approx(want)
-    with pytest.raises(ValueError, match="costs must have an entry 'small', got verifier, base"):
-        theory.standardised_improvement(100, calls, {"verifier": 1.0, "base": 0.1}, "verifier")
-    with pytest.raises(ValueError, match="calls and costs must add up to more than 0, got 0"):
-        theory.standardised_improvement(100, {}, sizes, "verifier")
-
-
-def test_numbers_out_of_range_are_named():
-    with pytest.raises(ValueError, match=r"acceptance must lie in \[0, 1\], got 1.5"):
-        theory.expected_tokens(1.5, 3)
-    with pytest.raises(ValueError, match="draft must be a whole number of at least 0, got -1"):
-        theory.expected_tokens(0.5, -1)
-    with pytest.raises(ValueError, match="cost must be"):
-        theory.speculative_ewif(0.5, 3, -0.1)
-    with pytest.raises(ValueError, match="acceptances and costs must have a number for each"):
-        theory.horizontal_ewif([0.5], [0.1, 0.2])
 
 
 @pytest.mark.parametrize(("acceptance", "cost"), [(0.8, 0.05), (0.6, 0.2), (0.95, 0.01)])
@@ -160,10 +147,6 @@ def test_models_that_agree_emit_all_and_others_one():
     assert theory.tokens_of_models(lambda _: same, lambda _: same, 4) == pytest.approx((5, 5))
     apart = theory.tokens_of_models(lambda _: [1.0, 0.0], lambda _: [0.0, 1.0], 4)
     assert apart == (1.0, 1.0)
-    with pytest.raises(ValueError, match="target must give probabilities"):
-        theory.tokens_of_models(lambda _: same, lambda _: [0.5, 0.2], 1)
-    with pytest.raises(ValueError, match="must share V, got 2 and 1"):
-        theory.tokens_of_models(lambda _: same, lambda _: [1.0], 1)
 
 
 PAIR = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45])
@@ -230,7 +213,29 @@ def test_the_best_tree_follows_the_costs():
     assert wide.parents == (0, 0, 1, 1, 2, 2) and wide.time == pytest.approx(1.0 + 3 / 8)
 
 
-WRONG_TREES = [
+def improvement(calls, costs):
+    return theory.standardised_improvement(100, calls, costs, "verifier")
+
+
+def of_models(target):
+    return theory.tokens_of_models(lambda _: [0.5, 0.5], lambda _: target, 1)
+
+
+REFUSED = [
+    (lambda: theory.expected_tokens(1.5, 3), "acceptance must lie in [0, 1], got 1.5"),
+    (lambda: theory.expected_tokens(0.5, -1), "draft must be a whole number of at least 0, got -1"),
+    (lambda: theory.speculative_ewif(0.5, 3, -0.1), "cost must be"),
+    (lambda: theory.horizontal_ewif([0.5], [0.1, 0.2]), "acceptances and costs must have a number"),
+    (
+        lambda: improvement({"small": 3.0}, {"verifier": 1.0}),
+        "costs must have an entry 'small', got",
+    ),
+    (
+        lambda: improvement({}, {"verifier": 1.0}),
+        "calls and costs must add up to more than 0, got 0",
+    ),
+    (lambda: of_models([0.5, 0.2]), "target must give probabilities"),
+    (lambda: of_models([1.0]), "must share V, got 2 and 1"),
     (lambda: theory.expected_tree_tokens((0, 0), [[0.5]]), "a node with 2 children, but rates has"),
     (lambda: theory.expected_tree_tokens((0,), [[1.5]]), "rates must be a square table of prob"),
     (lambda: theory.best_tree([[0.5]], float, float, sizes=()), "sizes is empty"),
@@ -239,7 +244,7 @@ WRONG_TREES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG_TREES)
-def test_wrong_numbers_of_trees_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_is_wrong_is_told(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from specjax import TextModel, testing
+from specjax import Pair, TextModel, testing
 from specjax.checkpoints import save_model
-from specjax.models import Seq2SeqLM, T5Config
-from specjax.tokenizers import ByteTokenizer
+from specjax.models import LlamaConfig, Seq2SeqLM, T5Config, model_from_config
+from specjax.partitioning import Partitioner
+from specjax.text.directories import built_in_pair
+from specjax.tokenizers import ByteTokenizer, load_tokenizer
 from specjax.training.vocabulary import train_vocabulary
 from tests.models.tiny import random_params
 
@@ -82,6 +85,29 @@ def tabular(seed: int, tokenizer=None, mesh=None) -> TextModel:
     table = testing.random_table(seed, 259, 1, scale=1.5)
     table[:, 1] += 3.0  # so that many rows end by themselves
     return TextModel(testing.TabularModel(259, 1), jnp.asarray(table), tokenizer, mesh)
+
+
+def llamas(mesh: Mesh | None = None) -> Pair:
+    """Small random Llamas with the vocabulary of the built-in ones."""
+    words = load_tokenizer(built_in_pair("gsm8k") / "verifier")
+    models = []
+    for seed, layers in ((1, 1), (2, 2)):
+        config = LlamaConfig(
+            vocab_size=2048,
+            embed_dim=16,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            mlp_dim=24,
+            num_layers=layers,
+        )
+        model = model_from_config(config)
+        params = random_params(model, seed)
+        if mesh is not None:
+            where = Partitioner(mesh)
+            params = where.place(params, where.param_shardings(model, params))
+        models.append(TextModel(model, params, words, mesh))
+    return Pair(*models)
 
 
 def write_bench_inputs(directory: Path) -> list[str]:

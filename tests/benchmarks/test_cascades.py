@@ -1,4 +1,4 @@
-"""`benchmarks.cascades`: figures that fit together, and refusals."""
+"""`benchmarks.cascades`: figures that fit together."""
 
 import json
 
@@ -57,17 +57,3 @@ def test_figures_fit_together(arguments, capsys):
         else:
             assert row["pw"] > row["ms"]  # all three models are of one size here
     assert max(row["ms_gain"] for row in others[:2]) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--costs", "0.5"], "--costs has 1 numbers, but there are 2 drafters"),
-        (["--drafts", "Lookup()"], "--drafts must have a number of tokens of one drafter"),
-        (["--repeats=0"], "--repeats must be at least 1, got 0"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
-    assert main([*arguments, *change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

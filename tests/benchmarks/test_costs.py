@@ -66,23 +66,3 @@ def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, t
     assert costs.draft == pytest.approx([DRAFT])
     told = json.loads(path.read_text())
     assert told["models"]["dtypes"] == {"verifier": ["float32"], "drafter": ["float32"]}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--rows", "2", "1"], "--rows must increase, got [2, 1]"),
-        (["--rows", "3"], "has 4 prompts, but --rows 3 needs 6, half of them to predict"),
-        (["--max-draft=0"], "--max-draft must be at least 1, got 0"),
-        (["--held-out", "4"], "--held-out must lie in 0 .. --max-draft = 3, got 4"),
-        (["--held-out", "2", "3"], "2 3 leaves no draft whose verifier's pass reads 4 tokens"),
-        (["--output=/missing/costs.json"], "/missing is not a directory: make it first"),
-        (["--output=PROMPTS"], "is not a file of costs: choose another name"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
-    prompts = arguments[0].removeprefix("--inputs=")
-    change = [word.replace("PROMPTS", prompts) for word in change]
-    assert main([*arguments, *change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

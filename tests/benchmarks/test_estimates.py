@@ -34,11 +34,6 @@ def test_expected_and_decoded_tokens_agree(options, capsys):
     assert found["seconds_of_estimating"] > 0 < found["seconds_of_decoding"]
 
 
-def test_too_few_prompts_are_told(options, capsys):
-    assert main([*options, "--prompts=99"]) == 2
-    assert "has 80 prompts, but --screened and --prompts need 128" in capsys.readouterr().err
-
-
 def test_ranks_are_compared():
     found = estimates.rank_correlation
     assert found([1.0, 2.0, 3.0], [1.1, 5.0, 9.0]) == pytest.approx(1.0)

@@ -54,18 +54,6 @@ def test_part_of_a_simulation_is_none():
     assert kernels.cycles_of(parse(PROGRAM), {"drawn.1": 10}, 4096.0) == (1810, None)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rows", "0"], "--rows must be at least 1"),
-        (["--vocabularies", "512"], "--vocabularies must be sizes that kernels support, got [512]"),
-    ],
-)
-def test_sizes_are_refused(words, message, capsys):
-    assert kernels.main(words) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_unknown_chips_are_refused(capsys):
     with pytest.raises(SystemExit) as refused:
         kernels.main(["--chips", "v1"])

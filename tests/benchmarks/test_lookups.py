@@ -1,4 +1,4 @@
-"""`benchmarks.lookups`: figures that fit together, and refusals."""
+"""`benchmarks.lookups`: figures that fit together."""
 
 import json
 
@@ -33,17 +33,3 @@ def test_the_rounds_match_as_they_say(match):
     drafter = lookups.LookupDrafter(1000, 3)
     state, _ = lookups._rounds(drafter, 40, 2, match)()
     assert state.match.lengths.tolist() == [match] * 2 and state.lengths.tolist() == [40] * 2
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--rows=0", "--rows must be at least 1, got [0]"),
-        ("--matches=-1", "--matches must be at least 0, got [-1]"),
-        ("--matches=30", "--contexts must be at least 62, so that 30 tokens can match, got 20"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, change, message):
-    assert main([*COMMAND, change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -42,17 +42,3 @@ def test_figures_fit_together(arguments, capsys):
     # Two drafts per round, and a third if the whole block was accepted.
     assert 2 * row["verifier_calls"] <= row["drafter_calls"] <= 3 * row["verifier_calls"]
     assert np.isfinite(row["start_ms"])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--rows=9", "has 4 prompts, but a batch needs 9"),
-        ("--drafts=0", "--drafts must be at least 1, got [0]"),
-        ("--max-new=2000000000", "give a smaller --max-new or --rows, or shorter prompts"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, capsys, change, message):
-    assert main([*arguments, change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -165,24 +165,6 @@ def test_a_turn_counts_what_was_emitted(monkeypatch):
     assert peers._medians(samples) == {"a": 39.0}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--drafts=0", "--drafts must be at least 1, got [0]"),
-        ("--prompts=0", "--prompts must be at least 1, got 0"),
-        ("--pilot=0", "--pilot must be at least 1, got 0"),
-        ("--inputs=/missing.txt", "/missing.txt"),
-        ("--drafter=/missing", "/missing"),
-        ("--inputs=LONG", "prompt 2 has "),
-    ],
-)
-def test_bad_input_is_one_line(arguments, capsys, tmp_path, change, message):
-    (tmp_path / "long.txt").write_text("ba\n" + "ba " * 2000 + "\n", encoding="utf-8")
-    assert main([*arguments, change.replace("LONG", str(tmp_path / "long.txt"))]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_without_transformers_the_error_says_so(arguments, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(arguments) == 2

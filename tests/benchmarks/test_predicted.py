@@ -67,19 +67,3 @@ def test_rounds_and_speedups(capsys):
         capsys, "--verifiers", "t5_v1_1_xxl", "--chips", "v5e", "--ways", "4", "--rows=1"
     )
     assert t5["drafter_ways"] == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--acceptance", "1.5"], "--acceptance must lie in [0, 1], got 1.5"),
-        (["--rows", "0"], "--rows must be at least 1"),
-        (["--ways", "3"], "--ways must divide the 64 heads of"),
-        (["--rows", "1000000"], "the most chips that divide its 64 heads: give fewer --rows"),
-        (["--verifiers", "llama2_13b"], "--drafter is needed"),
-    ],
-)
-def test_bad_numbers_are_one_line(capsys, words, told):
-    assert predicted.main(words) == 2
-    error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1

@@ -61,10 +61,3 @@ def _leaves(tree):
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def test_what_is_missing_is_told(capsys):
-    assert scaling.main([]) == 2
-    assert "--inputs is needed" in capsys.readouterr().err
-    assert scaling.main(["--devices", "1", "--model", "huge"]) == 2
-    assert "--model must be one of t5, llama, gemma2" in capsys.readouterr().err

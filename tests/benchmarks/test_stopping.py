@@ -1,4 +1,4 @@
-"""`benchmarks.stopping`: figures that fit together, and refusals."""
+"""`benchmarks.stopping`: figures that fit together."""
 
 import json
 
@@ -41,22 +41,3 @@ def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
     assert oracle["discard_rate"] == 0.0 and oracle["ms_per_token"] is None
     assert oracle["verification_rate"] <= fixed["verification_rate"]
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--fixed", "0"], "--fixed must be at least 1, got 0"),
-        (["--fixed"], "--fixed must have at least one draft length"),
-        (["--confidence", "2"], "Confidence: threshold must lie in [0, 1], got 2.0"),
-        (["--costs=/missing.json"], "/missing.json cannot be read"),
-        (["--widths", "1", "2"], "widths"),
-        (["--plot=/missing/plot.png"], "/missing is not a directory: make it"),
-        (["--choose=/missing.txt"], "/missing.txt"),
-        (["--rows=9"], "has 4 prompts, but a batch needs 9"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
-    assert main([*arguments, *change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -137,20 +137,6 @@ def test_a_head_has_the_matrices_of_its_kind(pair, method, millions):
     assert bound > 0.8 * passes * 2 * count / CHIPS["v5e"].bandwidth
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--pairs", "t5_huge"], "--pairs must be one of t5, t5_xl, gemma2, llama3, or VERIFIER"),
-        (["--layers", "2", "two"], "--layers must be all, one depth or two depths, got 2 two"),
-        (["--meshes", "2"], "--meshes must be DATAxMODEL, such as 2x2, got '2'"),
-        (["--rows", "0"], "--rows must be at least 1"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, words, message):
-    assert run.main(words) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_without_libtpu_one_line_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
     assert run.main([]) == 2

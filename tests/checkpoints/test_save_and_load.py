@@ -25,11 +25,14 @@ from specjax.models.config import float_dtype
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.writing import new_directory
+from tests.variants import variants
+
+OWN = [(name, dtype) for name in CONFIGS for dtype in ("float32", "bfloat16")]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_our_own_directory(name, dtype, tmp_path):
+@pytest.mark.parametrize("case", variants(OWN, *OWN[::3]), ids="-".join)
+def test_our_own_directory(case, tmp_path):
+    name, dtype = case
     config = CONFIGS[name].replace(param_dtype=dtype, dtype="float32")
     params = random_params(config, dtype=jnp.dtype(dtype))
     ids = SpecialIds(eos=(5, 7), pad=3, bos=4)

@@ -1,4 +1,4 @@
-"""A run of `specjax infer` that the tests of the command share, one per file."""
+"""A run of `specjax infer` that all files share: they read it, or copy it to change it."""
 
 import pytest
 
@@ -13,12 +13,12 @@ def models_line(monkeypatch):
     monkeypatch.setattr("specjax.cli.main._Printed.emit", lambda *_: None)
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
+@pytest.fixture(scope="session")
+def paths():
+    return tiny_pair.shared_pair()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def done(paths, tmp_path_factory):
     """A finished run: its input and its output directory."""
     directory = tmp_path_factory.mktemp("run")

@@ -137,46 +137,6 @@ def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
         assert scores.figures["chrf"] == expected.scored()[one].figures["chrf"]
 
 
-# One of each kind, before any model is read; the others are tested where values are checked.
-NO_MODELS = {"VERIFIER": "nowhere", "DRAFTER": "nowhere"}
-WRONG = {
-    "grid": ({"METHODS": "('opd',)", **NO_MODELS}, "METHODS='opd': there is no such name; did"),
-    "strength": (
-        {"METHODS": "{'Lossy({})': 1.5}", **NO_MODELS},
-        "strength must lie in [0, 1), got",
-    ),
-    "measuring": (
-        {"NUM_SAMPLES": 0, **NO_MODELS},
-        "NUM_SAMPLES must be a whole number of at least",
-    ),
-    "decoder": ({"STOP": "('',)", **NO_MODELS}, "stop has an empty text"),
-    "texts": ({"LIMIT": 1, **NO_MODELS}, "1 texts are too few for an interval of the latency"),
-    "field": ({"TARGETS_FIELD": 2, **NO_MODELS}, "there is no field '2': the record has '0', '1'"),
-    "prompts": (
-        {"CHAT": 1},
-        "CHAT must be True or False, or options of the chat template",
-    ),
-    "drafter": ({"DRAFTERS": "('nowhere',)"}, "nowhere"),
-    "one model": ({"DRAFTER": None}, "VERIFIER is given without DRAFTER: give both"),
-    # An option of what loads the models is read.
-    "part": (
-        {"load_models__check_weights": False, **NO_MODELS},
-        "VERIFIER='nowhere': no such file",
-    ),
-    "widths": ({"decoding__widths": "(2, 4)", **NO_MODELS}, "decoding has no parameter widths"),
-    "name": ({"METHOD": "3"}, "--gin.METHOD: no such name; did you mean METHODS?"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_bad_input_is_one_line_before_any_work(data, tmp_path, capsys, name):
-    values, told = WRONG[name]
-    assert run(data, tmp_path / "out", **values) == 2
-    error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1, error
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_references_may_be_in_a_file_of_their_own(data, done, capsys):
     output, _ = done
     settings = {"TARGETS_FIELD": None, "REFERENCES": data / "references.txt"}
@@ -356,17 +316,3 @@ def test_trees_are_measured(data, tmp_path, capsys):
         assert found["status"] == "done" and found["verification"] == "Traversal"
         assert found["figures"]["tokens_per_verifier_call"]["value"] > 1.0
         assert "DRAFTING='Tree(" in " ".join(found["infer"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "values", "told"),
-    [
-        (["--estimate"], {"MAX_LOSS": 1}, "limits need measurements"),
-        ([], {"MAX_LOSS": "'none'"}, "max_loss must be"),
-        ([], {"MEASURED": "some"}, "measured must be 'front', 'all' or 'none'"),
-    ],
-)
-def test_modes_that_do_not_go_together_are_refused(data, tmp_path, capsys, flags, values, told):
-    start = [*flags, "--gin_file=runs/compare.gin"]
-    assert run(data, tmp_path / "out", *start, **{**NO_MODELS, **values}) == 2
-    assert told.lower() in capsys.readouterr().err.lower()

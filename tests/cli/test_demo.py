@@ -46,19 +46,6 @@ def test_a_table_a_plot_and_a_verdict_for_each_temperature(quick, tmp_path, caps
     assert "6 of 6 settings were measured before" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--max-draft=0", "max_draft must be a whole number of at least 1, got 0"),
-        ("--output=/dev/null/x", "/dev/null/x"),
-    ],
-)
-def test_bad_input_is_one_line(quick, capsys, change, message):
-    assert main(["demo", change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 @pytest.mark.parametrize("module", ["sacrebleu", "matplotlib.figure"])
 def test_a_missing_library_is_named_before_the_models_load(tmp_path, capsys, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)

@@ -18,6 +18,7 @@ from specjax.errors import REFUSALS
 from specjax.runs import inference
 from tests import tiny_pair
 from tests.variants import variants
+from tests.xla_flags import quick_flags
 
 COMMAND = [sys.executable, "-m", "specjax"]
 
@@ -127,7 +128,7 @@ def test_an_output_that_cannot_be_written_is_named(work, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            env={**os.environ, "XLA_FLAGS": ""},
+            env={**os.environ, "XLA_FLAGS": quick_flags(1)},
         )
     assert process.returncode == 2
     told = "specjax infer: standard output cannot be written (No space left on device): redirect"
@@ -177,7 +178,7 @@ def test_ctrl_c_at_any_moment_ends_with_130_and_one_line(work, tmp_path, count):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "XLA_FLAGS": ""},
+            env={**os.environ, "XLA_FLAGS": quick_flags(1)},
         )
         _await_threads(process, 2)  # before, Python has not come to the first line of specjax
         time.sleep(7.0 * rng.random())

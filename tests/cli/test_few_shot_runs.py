@@ -256,46 +256,6 @@ def test_what_was_chosen_makes_the_same_prompts_of_new_records_elsewhere(
     assert list(LETTERS) in about.values() and "targets" not in row
 
 
-WRONG = {
-    "field": ({"PROMPT": "{task}"}, "there is no field 'task': the record has 'question'"),
-    "template": (
-        {"PROMPT": "{question"},
-        "has an unpaired brace or a field without a name",
-    ),
-    "task": ({"TASK": "@FewShots()"}, "FewShots"),
-    "no task": ({"TASK": "GSM8K", "REFERENCES": None}, "task must"),
-    "stop": ({"STOP": "('',)"}, "stop has an empty text: leave"),
-    "references": ({"REFERENCES": "targets"}, "there is no field 'targets'"),
-    "metric": ({"METRICS": "('accuracy',)"}, "`metrics` must be names in"),
-    "pass_at_1": ({"METRICS": "('pass_at_1',)"}, "give problems, and a sandbox"),
-    "problems": ({"PROBLEMS": "{source}"}, "the line must have the keys of HumanEval"),
-    "sandbox": ({"SANDBOX": "@Sandbox()"}, "needs both problems (PROBLEMS="),
-    "answer": ({"ANSWER": "3"}, "answer must be like AnswerAfter('####'), got 3"),
-    "truncate": ({"TRUNCATE": "left"}, "truncate must be None, 'end' or 'beginning', got 'left'"),
-    "inputs": ({"INPUTS_FIELD": "question"}, "inputs_field must be left out: the task names"),
-    "shots": ({"EXAMPLES": None}, "shots=2 needs"),
-    "texts": ({"LIMIT": 1}, "1 texts are too few for an interval of the latency"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_comparison_refuses_a_bad_task_at_once(tmp_path, capsys, name):
-    if name == "sandbox" and sandbox.missing() is not None:
-        pytest.skip("no sandbox here")
-    source = jsonl(tmp_path / "test.jsonl", SUMS * 2)
-    values, told = WRONG[name]
-    asked = {"INPUT": source, "EXAMPLES": source, "LIMIT": None, "METRICS": "('exact_match',)"}
-    asked |= {"SHOTS": 2, "LATENCY_LIMIT": 6}
-    asked |= {k: str(v).replace("{source}", str(source)) for k, v in values.items()}
-    file = "papers/faster_cascades/task_gemma_gsm8k.gin"
-    # No model is read: its directory is none.
-    words = command("compare", {"verifier": "none", "drafter": "none"}, tmp_path, file, **asked)
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert told.lower() in error.lower() and error.count("\n") == 1, error
-    assert not (tmp_path / "out").exists()
-
-
 def test_compare_takes_the_file_of_a_task_too(tmp_path, capsys):
     """Read to its end: what is missing is the models."""
     source = jsonl(tmp_path / "test.jsonl", SUMS * 2)
@@ -346,44 +306,3 @@ def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
     named["INPUTS_FIELD"] = "text"
     assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 2
     assert "INPUTS_FIELD must be left out: the task names the fields" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("STOP", "('',)", "stop has an empty text: leave it out"),
-        ("STOP", "3", "stop must be texts such as"),
-        ("BUCKETS", "(64, 32)", "buckets must be increasing lengths"),
-        ("TEMPERATURE", "-1", "temperature must be"),
-        ("TOP_P", "2.0", "top_p must"),
-        ("TOP_K", "0", "top_k must be"),
-        ("MAX_NEW_TOKENS", "0", "max_new_tokens must be a whole number of at least 1, got 0"),
-        ("BATCH_SIZE", "0", "batch_size must be a whole number of at least 1, got 0"),
-        ("MAX_DRAFT", "0", "max_draft must be a whole number of at least 1, got 0"),
-        ("MIN_DRAFT", "-1", "min_draft must be"),
-        ("TASK", "@FewShots()", "FewShots"),
-        ("PROMPT", "{question", "has an unpaired brace"),
-        ("PROMPT", "solve it", "prompt='solve it' has no field, so all prompts would be equal"),
-        (
-            "PROMPT",
-            "{questoin}",
-            "the record has 'question', 'answer'; write",
-        ),
-        ("COMPLETION", "''", "the template of an answer"),
-    ],
-)
-def test_values_are_refused_before_a_model_is_read(tmp_path, capsys, name, value, told):
-    source = jsonl(tmp_path / "a.jsonl", SUMS)
-    files = [f"--gin_file={CONFIGS / f}" for f in ("runs/infer.gin", "prompts/few_shot.gin")]
-    named = {"INPUT": source, "EXAMPLES": source, "SHOTS": 1, "OUTPUT_DIR": tmp_path / "out"}
-    named |= {
-        "PROMPT": "{question}",
-        "COMPLETION": " {answer}",
-        "VERIFIER": "none",
-        "DRAFTER": "none",
-    }
-    words = [f"--gin.{k}={v}" for k, v in {**named, name: value}.items()]
-    assert main(["infer", *files, *words]) == 2
-    error = capsys.readouterr().err
-    assert told.lower() in error.lower() and error.count("\n") == 1, error
-    assert not (tmp_path / "out").exists()

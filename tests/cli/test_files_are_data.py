@@ -16,6 +16,7 @@ from specjax.study import Setting, read_points
 from specjax.study.points import CONFIG_NAME, MADE, RECORDS
 from tests.cli.infer_command import arguments
 from tests.study import world
+from tests.variants import variants
 
 PARTS = [
     *("trap.Part(1)", "trap", "trap.part", "OPT(trap.part)", "__import__('trap').Part(1)"),
@@ -175,7 +176,7 @@ def test_values_of_other_types_are_refused_with_the_file(compared, tmp_path, val
 
 
 @pytest.mark.parametrize("name", ["points.jsonl", "results.json", "compare_config.json"])
-@pytest.mark.parametrize("text", [PARTS[0], *CODE], ids=range(1 + len(CODE)))
+@pytest.mark.parametrize("text", variants([PARTS[0], *CODE], PARTS[0], CODE[1]))
 def test_other_files_of_a_comparison_are_no_programs(compared, tmp_path, capsys, name, text):
     copy = tmp_path / "out"
     shutil.copytree(compared, copy)

@@ -72,24 +72,6 @@ def test_a_part_of_another_run_is_refused_before_it_decodes(paths, alone, capsys
     assert not list(output.glob("part-*"))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--process_count", "2"], "give --process_count and --process_index, and"),
-        (["--process_index", "2"], "give --process_count and --process_index, and"),
-        (replica(2), "process_index must be below process_count=2, got 2"),
-        (replica("one"), "--process_index (or SPECJAX_PROCESS_INDEX) must be a whole number"),
-        (["--distributed", *replica(0)], "or only --distributed"),
-        (["--coordinator_address", "a:1"], "give --process_count and --process_index, and"),
-        ([*replica(0), "--coordinator_address", "a"], "must be HOST:PORT, the same for all"),
-    ],
-)
-def test_options_that_contradict_are_refused(paths, alone, tmp_path, capsys, words, message):
-    assert main([*arguments(paths, alone[0], tmp_path / "out"), *words]) == 2
-    told = capsys.readouterr().err
-    assert message in told and told.count("\n") == 1
-
-
 def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
     class Arguments:
         process_count = process_index = coordinator_address = distributed = None

@@ -198,42 +198,6 @@ def test_a_model_alone(paths, done, tmp_path):
     assert metrics["tokens_per_verifier_call"] == 1.0 and metrics["acceptance_rate"] is None
 
 
-@pytest.mark.parametrize(
-    ("content", "settings", "message"),
-    [
-        (b"\n \n", {}, "input.txt:1 is empty: add text, or leave it out (all 2"),
-        (b"ba\n", {"MAX_NEW_TOKENS": 0}, "MAX_NEW_TOKENS must "),
-        (b"ba\n", {"MAX_NEW_TOKENS": 2**31 - 1}, "choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or"),
-        (b"ba\n", {"SEED": -1}, "SEED must be a whole number in 0 .. 4294967295, got -1"),
-        (b"ba\n", {"Setting__rulez": 1}, "Setting has no parameter rulez; did you mean rule?"),
-        (b"ba\n", {"CHAT": True}, "input.txt:1: this tokenizer has no chat template"),
-        (
-            b"ba\n",
-            {"CHAT": "no"},
-            "CHAT must be True or False, or options of the chat template",
-        ),
-        (b"ba\n", {"INPUT": ""}, "INPUT is empty: give a path"),
-        (b"ba\n", {"OUTPUT_DIR": 2024}, "OUTPUT_DIR=2024 must be a path"),
-        (b"ba\n", {"VERIFIER": "a/hub"}, "VERIFIER='a/hub': no such file or directory"),
-        (
-            b"ba\n",
-            {"RULE": "@Lossless()"},
-            "parts of decoding are texts, such as RULE = 'OPT(0.2)'",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(paths, tmp_path, capsys, content, settings, message):
-    source = tmp_path / "input.txt"
-    source.write_bytes(content)
-    assert main(arguments(paths, source, tmp_path / "out", **settings)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    lines = [line for line in captured.err.splitlines() if "compiling" not in line]
-    assert len(lines) == 1 and message in lines[0], captured.err
-    # Nothing is claimed: the corrected command may use the directory.
-    assert not list(tmp_path.glob("out/*.json*"))
-
-
 def test_a_chat_has_options(paths, tmp_path):
     source, chats = write(tmp_path, TEXTS[:2]), {}
     for loud in (True, False):
@@ -257,11 +221,6 @@ def test_a_chat_has_options(paths, tmp_path):
     # Options are part of the run.
     argv = arguments(chats[False], source, tmp_path / "asked", CHAT=True, TEMPERATURE=0.0)
     assert main(argv) == 2
-
-
-def test_required_names_are_told(capsys):
-    assert main(["infer", f"--gin_file={CONFIGS / 'runs/infer.gin'}"]) == 2
-    assert "required but not given: INPUT, OUTPUT_DIR" in capsys.readouterr().err
 
 
 def test_half_a_surrogate_pair_is_no_text_but_may_be_a_reference(paths, tmp_path):
@@ -444,7 +403,7 @@ def test_killed_at_random_it_ends_alike(kills):
     assert kill_infer.run(kills=kills, seed=1)["kills"] == kills
 
 
-def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
+def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):
     """A start that goes on reads what the first one measured: other costs, other drafts."""
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS[:3]))
     settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
@@ -467,24 +426,10 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "measure_costs", unwanted)
     assert main(argv) == 0
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
-
-
-def test_another_method_in_a_directory_with_costs_is_told(paths, tmp_path, monkeypatch, capsys):
-    """Not that it cannot take the costs, which the user has not given."""
-    pair = specjax.load_pair(**paths)
-    measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
-    measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(parts, "measure_costs", lambda *_, **__: measured)
-    (tmp_path / "in.txt").write_text(f"{TEXTS[0]}\n")
-    settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
-    settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
-    given = [f"--gin.{name}={value}" for name, value in settings.items()]
-    first = ["infer", "--gin.STOPPING=CostAware()", *given]
-    assert main(first) == 0
+    # Another method is told so, and not that it cannot take costs that nobody has given.
     capsys.readouterr()
-    others = [["infer", *given], [*first, "--gin.BATCH_SIZE=1"]]
-    for argv in others:
-        assert main(argv) == 2
+    for other in (argv[:-1], [*argv, "--gin.BATCH_SIZE=1"]):
+        assert main(other) == 2
         assert "has a run of another configuration" in capsys.readouterr().err
 
 

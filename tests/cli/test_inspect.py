@@ -18,11 +18,6 @@ from tests.models.tiny import random_params
 PAIRS = Path(__file__).parents[2] / "gin_configs" / "pairs"
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return tiny_pair.write_pair(tmp_path_factory.mktemp("pair"))
-
-
 def inspected(capsys, *words, status=0):
     assert main(["inspect", *map(str, words), "--json"]) == status
     return json.loads(capsys.readouterr().out)
@@ -102,28 +97,9 @@ def test_arrays_are_not_read(paths, tmp_path, capsys, monkeypatch):
     assert inspected(capsys, tmp_path / "hf")["models"][0]["format"] == "hf"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["/absent"], "/absent"),
-        (["a", "b", "c"], "inspect takes one or two models, got 3"),
-        (["PATH", "--memory", "8"], "--memory needs two models"),
-        (["PATH", "PATH", "--memory", "-1"], "--memory must be above 0"),
-        (["PATH", "PATH", "--memory", "nan"], "--memory must be above 0"),
-    ],
-)
-def test_bad_input_is_one_line(paths, capsys, words, message):
-    words = [str(paths["drafter"]) if word == "PATH" else word for word in words]
-    assert main(["inspect", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_the_sizes_of_shipped_pairs_are_known():
     named = re.findall(r"_SIZE = '(.*)'", "".join(f.read_text() for f in PAIRS.glob("*.gin")))
     assert len(named) > 20 and set(named) <= set(PRESETS)
-    for name in set(named):
-        assert model_from_config(PRESETS[name]).num_params() > 5e7
 
 
 def test_a_shipped_pair_refuses_models_of_other_sizes(paths, tmp_path, capsys):

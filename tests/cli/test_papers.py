@@ -89,7 +89,7 @@ def test_every_file_is_tested():
 
 
 @pytest.mark.usefixtures("by_shape")
-@pytest.mark.parametrize("run", variants(RUNS, RUNS[0], RUNS[-1]))
+@pytest.mark.parametrize("run", variants(RUNS, RUNS[0]))
 def test_a_run_is_built_by_shape_alone(run):
     pair, task = run
     decoder = run_of(pair, task, *PAIRS[pair])
@@ -110,7 +110,7 @@ def test_a_run_is_built_by_shape_alone(run):
 
 
 @pytest.mark.usefixtures("by_shape")
-@pytest.mark.parametrize("pair", variants(PAIRS, "pair_t5_small_large", "pair_gemma2_2b_9b"))
+@pytest.mark.parametrize("pair", variants(PAIRS, "pair_t5_small_large"))
 def test_decoding_is_traced_by_shape_alone(pair):
     task = "t5_wmt" if "t5" in pair else "gemma_squad2"
     decoder = run_of(pair, task, *PAIRS[pair])

@@ -244,25 +244,6 @@ def test_a_bad_table_is_told(table, message):
         Bigram(table, "mark")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["absent.txt"], "absent.txt: no such file: check the path"),
-        (["--tokenizer=absent"], "absent: no such file or directory; give a model's directory"),
-        (["--field=x"], "so there is no --field='x': give a .tsv or .jsonl file"),
-        (["--format=tsv", "--field=4"], "there is no field '4': the record has '0'"),
-        (["--output=."], "is not empty: give a new directory"),
-        (["", "--min-count=0"], "--min-count must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_bad_input_is_one_line(texts, tmp_path, monkeypatch, capsys, change, message):
-    monkeypatch.chdir(tmp_path)
-    assert train("--tokenizer=bytes", "--output=table", *change[1:], texts, *change[:1]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "table").exists()
-
-
 def test_a_text_without_pairs_is_refused(tmp_path, monkeypatch, capsys):
     words = ByteTokenizer()
     words.add_bos, words.bos_id, words.add_eos = True, 2, False

@@ -14,7 +14,7 @@ from specjax.cli.main import main
 from specjax.runs.run_directory import Store
 from specjax.training import HeadRecipe
 from specjax.training.checkpoint_store import CheckpointStore
-from tests.tiny_pair import sentences, write_model, write_pair, write_vocabulary
+from tests.tiny_pair import sentences, write_pair
 
 SETTINGS = {
     "EPOCHS": 4,
@@ -179,49 +179,6 @@ def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys
     shard.unlink()
     assert run(data, output) == 0
     assert outcome(output) == outcome(trained)
-
-
-@pytest.mark.parametrize(
-    ("bindings", "message"),
-    [
-        ({"REJECTION_WEIGHT": 0}, "HeadRecipe: rejection_weight must be finite and above 0, got 0"),
-        ({"MIXING": 1.5}, "Labelling: mixing must lie in [0, 1), got 1.5"),
-        ({"MIXING": -0.1}, "Labelling: mixing must lie in [0, 1), got -0.1"),
-        ({"TEMPERATURE": -1}, "Labelling: temperature must be finite and at least 0, got -1"),
-        ({"MAX_NEW_TOKENS": 0}, "Labelling: max_new_tokens must be a whole number of at least 1"),
-        ({"BLOCKS": 5}, "HeadConfig: blocks must be a whole number in [0, 4], got 5"),
-        ({"EPOCHS": 0}, "HeadRecipe: epochs must be a whole number of at least 1, got 0"),
-        ({"LEARNING_RATE": 0}, "AdamW: learning_rate must be finite and above 0, got 0"),
-        ({"SHARED": 1}, "HeadConfig: shared must be True or False, got 1"),
-        ({"INSTALL": 1}, "install must be True, False or 'anyway', got 1"),
-        (
-            {"CHAT": 1},
-            "Labelling: chat must be True or False, or options of the chat template",
-        ),
-        ({"TRAIN": "empty.txt"}, "empty.txt is empty: it must have at least one line"),
-        (
-            {"TRAIN": "blank.txt"},
-            "training data: no prompt can be decoded; the first error: training example 0 is",
-        ),
-        (
-            {"INSTALL": True} | {name.upper(): f"{BUILT_IN}/{name}" for name in PAIR},
-            "is the built-in drafter, which is part of specjax: give a copy",
-        ),
-        ({"DRAFTER": "/absent"}, "drafter='/absent': no such file or directory"),
-        ({"DRAFTER": "other"}, "have different tokenizers"),
-    ],
-)
-def test_bad_input_is_told_before_the_long_work(data, tmp_path, capsys, bindings, message):
-    (data / "empty.txt").write_text("")
-    (data / "blank.txt").write_text("\n \n")
-    if bindings.get("DRAFTER") == "other":
-        other = write_model(tmp_path / "other", "drafter")
-        write_vocabulary(other, ["sa", "te", "wi", "xo"])
-        bindings = {"DRAFTER": other}
-    assert run(data, tmp_path / "run", **bindings) == 2
-    error = capsys.readouterr().err
-    assert message.lower() in error.lower() and error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from specjax.data.batching import (
     BucketedBatches,
     JoinedLayout,
     PairLayout,
-    check_pairs,
     tokenize_pairs,
 )
 from specjax.data.examples import Example
@@ -191,20 +190,3 @@ def test_every_batch_has_at_least_one_row_per_device():
     assert data.rows == [3, 3, 3]
     found = [row for batch in data.epoch() for row in rows(batch)]
     assert sorted(found) == all_rows(make_pairs())
-
-
-@pytest.mark.parametrize(
-    ("examples", "message"),
-    [
-        ([Example(0, "a", "b"), Example(1, "a")], "example 1 must have a single reference text"),
-        ([], "the source has no examples"),
-        ([Example(3, "a", "b\ud800")], "example 3 has half a surrogate pair"),
-        (
-            [Example(2, "a", ("b", "c"))],
-            "example 2 must have a single reference text",
-        ),
-    ],
-)
-def test_what_is_no_pair_is_refused(examples, message):
-    with pytest.raises(ValueError, match=message):
-        check_pairs(examples)

@@ -103,16 +103,3 @@ def test_runs_of_several_seeds_are_pooled_input_by_input():
     made = pooled([one, other])
     assert made.value == 4 / 10 and len(made) == 2
     np.testing.assert_array_equal(made.statistics, [[1, 6], [3, 4]])
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Bootstrap(resamples=10), "Bootstrap: resamples must .* at least 100"),
-        (lambda: Bootstrap(level=1.0), r"Bootstrap: level must lie in \(0, 1\)"),
-        (lambda: Bootstrap(seed=-1), "Bootstrap: seed must"),
-    ],
-)
-def test_bad_values_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -28,7 +28,7 @@ def both(few_times, many_times, law, *case):
 
 MODEL = (st.sampled_from(FORMATS), st.sampled_from(["verifier", "drafter"]), st.data())
 
-test_predictions, test_many_predictions = both(15, 500, runs.law, *runs.PREDICTIONS_CASE)
+test_predictions, test_many_predictions = both(10, 500, runs.law, *runs.PREDICTIONS_CASE)
 test_run_directories, test_many_run_directories = both(20, 500, runs.law, *runs.DIRECTORY_CASE)
 test_models, test_many_models = both(20, 500, models.law, *MODEL)
 test_values, test_many_values = both(20, 250, gin_words.law_of_values, gin_words.VALUES_CASE)

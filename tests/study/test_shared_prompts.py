@@ -14,6 +14,7 @@ from specjax.evaluation import Bootstrap
 from specjax.study import Measuring, Setting, Texts, measure
 from specjax.study.comparison import _bench, _configuration
 from specjax.study.infer_names import Prompting
+from tests.variants import variants
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 INPUTS = [SHOTS + f"Question: Bob reads {n} pages. How many in 5 days?\nAnswer:" for n in (3, 8, 5)]
@@ -46,9 +47,10 @@ def test_only_tasks_of_decoder_only_models_share(models):
     assert not _made(translators, TASK).shared.size
 
 
-@pytest.mark.parametrize(
-    "setting", [ALONE, Setting(temperature=0.0), Setting(method="DrafterAlone", temperature=0.0)]
-)
+PAIR, DRAFTER = Setting(temperature=0.0), Setting(method="DrafterAlone", temperature=0.0)
+
+
+@pytest.mark.parametrize("setting", variants([ALONE, PAIR, DRAFTER], PAIR))
 def test_outputs_are_those_of_whole_prompts(models, setting, monkeypatch):
     begin, begun = Method.begin, []
 

@@ -105,27 +105,3 @@ def test_speculative_and_single_models_count_deferrals_too(pair):
     assert (rows.rollbacks <= rows.rounds).all() and rejecting.any()
     alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS[:3]).info.per_row
     np.testing.assert_array_equal(alone.deferrals, alone.emitted)
-
-
-def test_wrong_parts_are_told_in_one_line(pair):
-    def told(kind, message, models=pair, **options):
-        with pytest.raises(kind, match=message) as caught:
-            specjax.Decoder(models, **options, **SHAPE)
-        assert "\n" not in str(caught.value)
-
-    chow = rules.Chow(0.3)
-    token = {"method": specjax.TokenCascade()}
-    told(ValueError, r"rule must be given: TokenCascade needs it", **token)
-    told(ValueError, "rule must read only the drafter, got OPT", **token, rule=rules.OPT(0.1))
-    told(ValueError, "it has no defers", **token, rule=rules.Lossless())
-    told(ValueError, r"max_draft must be left out: `method` has its own", **token, max_draft=3)
-    told(ValueError, "stopping must be left out", **token, rule=chow,
-         stopping=specjax.drafting.Confidence(0.1))  # fmt: skip
-    told(ValueError, "needs a model named drafter", pair.verifier, **token, rule=chow)
-    told(ValueError, "method must be an instance, got the class Tok", method=specjax.TokenCascade)
-    with pytest.raises(ValueError, match="limit must be a whole number of at least 1, got 0"):
-        specjax.TokenCascade(limit=0)
-    decoder = specjax.Decoder(pair, **token, rule=chow, **SHAPE)
-    with pytest.raises(ValueError, match="rule must read only the drafter, got Diff"):
-        decoder(PROMPTS, rule=rules.Diff(0.1))
-    assert specjax.TokenCascade is specjax.decoding.TokenCascade

@@ -3,7 +3,7 @@
 import pytest
 
 import specjax
-from specjax import rules, verification
+from specjax import verification
 from specjax.text import Branches, Cascade, Lookup, Tree
 from specjax.types import Sampling
 from tests import tiny_pair
@@ -22,16 +22,11 @@ OWN = {"residual", "bonus", "verifier"}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module")
 def alone(pair):
     return specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)(PROMPTS)
 
 
-@pytest.mark.parametrize("name", variants(PLANS, "chain and copies", "siblings"))
+@pytest.mark.parametrize("name", variants(PLANS, "chain and copies"))
 def test_greedy_texts_are_the_verifiers_own(pair, alone, name):
     decoder = specjax.Decoder(pair, drafting=PLANS[name], sampling=Sampling(0.0), **SHAPE)
     assert decoder.method.verification == verification.Traversal()
@@ -70,38 +65,3 @@ def test_two_models_draft(pair):
     )
     assert {source for row in found for source in row.sources} >= {"copy", "drafter"}
     assert found[0].info.calls["copy"] > 0
-
-
-WRONG = [
-    (lambda: Lookup(copies=0), ValueError, "copies must be a whole number of at least 1, got 0"),
-    (lambda: Lookup(copies=2, min_match=3), ValueError, "min_match must be left out with copies=2"),
-    (lambda: Branches(3), ValueError, "parts must be a tuple of at least two drafters, plans"),
-    (lambda: Branches(("drafter",)), ValueError, "parts must be a tuple of at least two drafters"),
-    (
-        lambda: Branches(("drafter", 3)),
-        ValueError,
-        "parts must be a tuple of at least two drafters",
-    ),
-    (lambda: Cascade(K, last=Lookup(), width=1), ValueError, "width must be a whole number of at"),
-    (lambda: Cascade(K, last=Lookup(copies=2)), ValueError, "last must not set copies, because"),
-]
-
-
-@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
-def test_a_wrong_plan_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
-        make()
-
-
-def test_options_that_do_not_fit_are_refused(pair):
-    branches = PLANS["chain and copies"]
-    refused = [
-        ({"rule": rules.OPT(0.2)}, "OPT reads the drafter's distribution after each token"),
-        ({"verification": verification.Block()}, "Block cannot verify the trees of BranchesDra"),
-        ({"drafting": Branches(("drafter", "other"))}, "needs a model named other, got drafter"),
-        ({"drafting": Lookup(copies=100, max_copy=6)}, "trees of up to 600 tokens, and at most"),
-        ({"drafting": Cascade(K, last=Lookup(), width=500)}, "width must be at most the number"),
-    ]
-    for changed, message in refused:
-        with pytest.raises(ValueError, match=message):
-            specjax.Decoder(pair, **{"drafting": branches, **SHAPE, **changed})

@@ -15,11 +15,6 @@ from specjax.types import PromptBatch, Sampling
 from tests import tiny_pair
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
 @pytest.fixture
 def room(monkeypatch):
     def of(size):
@@ -52,13 +47,6 @@ def test_engines_that_cannot_fit_are_refused_when_they_are_made(pair, sizes):
     decoder = specjax.Decoder(pair, max_new_tokens=8)
     with pytest.raises(ValueError, match="memory, but the machine has"):
         decoder.engine(**{"prompt_length": 16, **sizes})
-
-
-@pytest.mark.parametrize("sizes", [{"rows": "x"}, {"rows": [4]}, {"refill": 0.5}])
-def test_sizes_of_an_engine_are_whole_numbers(pair, sizes):
-    (name,) = sizes
-    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got"):
-        specjax.Decoder(pair).engine(prompt_length=16, **sizes)
 
 
 def test_the_cache_has_no_more_positions_than_can_be_told_apart(room):

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, rules, testing, verification
-from specjax.drafting import Bigram
+from specjax import drafting, rules, testing
 from specjax.types import Sampling
 from tests import tiny_pair
 from tests.variants import variants
@@ -139,6 +136,7 @@ def test_each_level_has_its_own_rule_and_strength(pair, models):
     assert len(marks) == 5
 
 
+@pytest.mark.exhaustive
 def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
     """pi = T(T'(q', p'), p): where the top keeps the draft, the level below decides."""
     shape = {**SHAPE, "max_new_tokens": 6}
@@ -150,123 +148,3 @@ def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
     for name, level in {"keeps": "least", "reviews": "drafter"}.items():
         assert texts[name] == specjax.Decoder(models.named[level], **shape)(PROMPTS).texts, name
     assert texts["keeps"] != texts["reviews"]
-
-
-TABLE = Bigram(np.full(50, -1, np.int32), "of other words")
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"lengths": [[2, 2]]}, ValueError, r"K must have a row and a column for each of the 2 dr"),
-        ({"lengths": [[2, 2], [0]]}, ValueError, "K must have rows of equal length, got "),
-        ({"lengths": [[2, 2], [1, 2]]}, ValueError, "K must be upper triangular, got 1 in row 2"),
-        ({"lengths": [[0, 0], [0, 2]]}, ValueError, "K must have tokens in its first row"),
-        ({"lengths": [[2, 1.5], [0, 2]]}, ValueError, "K must hold whole numbers of at least 0"),
-        ({"lengths": [[2, 0], [0, 0]]}, ValueError, r"has no tokens for level_2 in any row"),
-        ({"lengths": K, "models": "drafter"}, ValueError, "models must be a tuple of names, dire"),
-        ({"models": ()}, ValueError, "models must be a tuple of names, dire"),
-        ({"models": ("drafter", 3)}, ValueError, "models must be a tuple of names, dire"),
-        (
-            {"models": ("drafter", "nowhere")},
-            ValueError,
-            r"models\[1\]='nowhere' is neither a model of",
-        ),
-        ({"models": ("drafter",) * 2}, ValueError, "models must be different drafters, got"),
-        ({"models": ("drafter", "verifier")}, ValueError, "models must be different drafters, got"),
-        ({"lenience": 0.5}, ValueError, "lenience must be finite and at least 1, got 0.5"),
-        ({"lenience": "much"}, ValueError, "lenience must be a number"),
-        ({"rules": 3}, ValueError, r"rules must be like rules.OPT\(strength=0.2\), got 3"),
-        ({"rules": (None,)}, ValueError, "rules must have 2 entries, .* got 1"),
-        ({"rules": rules.OPT([0.1, 0.2])}, ValueError, "rules must have scalar stre"),
-        ({"rules": rules.OPT(0.1), "lenience": 2.0}, ValueError, "lenience must be left out: each"),
-        ({"last": 3}, ValueError, r"last must be Lookup\(...\) or None, got 3"),
-        (
-            {"last": specjax.Lookup(min_match=2)},
-            ValueError,
-            "last must not set min_match, because K has",
-        ),
-        (
-            {"models": ("drafter",), "last": specjax.Lookup(bigram=TABLE)},
-            ValueError,
-            "the bigram table has 50 ids",
-        ),
-        (
-            {"models": ("drafter",), "last": specjax.Lookup(), "rules": rules.OPT(0.1)},
-            ValueError,
-            "OPT reads the drafter's confidence, but LookupDrafter has none",
-        ),
-        ({"verification": verification.GreedyBlock()}, ValueError, "GreedyBlock"),
-    ],
-)
-def test_bad_cascades_are_told_in_a_line(pair, models, options, kind, message):
-    with pytest.raises(kind, match=message) as caught:
-        two(pair, models, **options)
-    assert "\n" not in str(caught.value)
-
-
-def test_levels_of_another_vocabulary_are_told(pair, models):
-    words = pair.verifier.tokenizer
-    table = jnp.asarray(testing.random_table(3, 300, 1))
-    other = specjax.TextModel(testing.TabularModel(300, 1), table, words, name="bigger")
-    with pytest.raises(ValueError, match="level_2 and verifier have different vocabulary sizes"):
-        two(pair, models, models=("drafter", other))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_draft": 3}, "max_draft must be left out: K has"),
-        ({"stopping": drafting.CostAware()}, "stopping=CostAware cannot be used with drafting="),
-        ({"rule": rules.OPT(0.1)}, "OPT reads the drafter's confidence, but HorizontalCascade"),
-        ({"verification": verification.GreedyBlock()}, "GreedyBlock"),
-    ],
-)
-def test_what_does_not_go_with_a_cascade_is_told(pair, options, message):
-    plan = specjax.Cascade(lengths=((2, 2), (0, 2)), last=specjax.Lookup())
-    with pytest.raises(ValueError, match=message):
-        specjax.Decoder(pair, drafting=plan, **SHAPE, **options)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("lenience", [1.0, 3.0])
-def test_sampled_texts_follow_the_verifier(pair, models, lenience):
-    """The first two tokens of many rows, against the verifier's own."""
-    shape = {"max_new_tokens": 2, "batch_size": 64, "buckets": (8,), "sampling": Sampling(0.3)}
-    decoder = specjax.Decoder(
-        pair,
-        drafting=specjax.Cascade(
-            lengths=K, models=("drafter", models.named["small"]), lenience=lenience
-        ),
-        **shape,
-    )
-    alone = specjax.Decoder(pair.verifier, **shape)
-    prompts = ["a"] * 4000
-    counts = [
-        np.bincount([int(t[0]) for t in d(prompts, seed=seed).tokens if len(t)], minlength=259)
-        for seed, d in enumerate((decoder, alone))
-    ]
-    distance = np.abs(counts[0] - counts[1]).sum() / 2 / len(prompts)
-    assert distance < 0.04
-
-
-@pytest.mark.exhaustive
-def test_the_built_in_pair_with_a_third_model():
-    """Greedy outputs of trained models: K, depth and lenience change nothing."""
-    pair = specjax.load_pair()
-    small = pair.drafter
-    noise = iter(jax.random.split(jax.random.key(0), 500))
-    worse = jax.tree.map(
-        lambda x: x + 0.3 * jnp.std(x) * jax.random.normal(next(noise), x.shape, x.dtype),
-        small.params,
-    )
-    least = dataclasses.replace(small, params=worse, head=None, name="noisy")
-    shape = {"max_new_tokens": 24, "batch_size": 4, "buckets": (32,), "sampling": Sampling(0.0)}
-    prompts = ["A man rides a bicycle down the street.", "Two dogs play.", "A red car.", "Snow."]
-    expected = specjax.Decoder(pair.verifier, **shape)(prompts).texts
-    for options in (
-        {"lengths": ((3, 2), (0, 3)), "last": specjax.Lookup(bigram="built-in")},
-        {"lengths": ((2, 2), (0, 2)), "models": ("drafter", least), "rules": rules.TokenV3(0.5)},
-    ):
-        decoder = specjax.Decoder(pair, drafting=specjax.Cascade(**options), **shape)
-        assert decoder(prompts).texts == expected

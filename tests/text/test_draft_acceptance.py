@@ -50,8 +50,7 @@ def test_the_rates_are_those_of_single_drafts():
     assert repr(found) == f"DraftAcceptance({lines[0]}, {lines[1]})"
 
 
-def test_a_result_has_them():
-    pair = specjax.load_pair(**tiny_pair.shared_pair())
+def test_a_result_has_them(pair):
     decoder = specjax.Decoder(pair, max_draft=3, **SHAPE)
     result = decoder(PROMPTS, seed=0)
     found, info = result.acceptance, result.info
@@ -71,8 +70,7 @@ def test_a_result_has_them():
     assert values["per_position_acceptance_rate"] == list(ours)
 
 
-def test_without_drafts_rates_are_undefined():
-    pair = specjax.load_pair(**tiny_pair.shared_pair())
+def test_without_drafts_rates_are_undefined(pair):
     decoder = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
     for found in (decoder(PROMPTS[:2]).acceptance, DraftAcceptance.of([])):
         assert found.drafts == 0 and math.isnan(found.mean_acceptance_length)
@@ -125,8 +123,8 @@ def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
         "alone": {},
     }[name]
     models = verifier if name == "alone" else pair
-    decoder = specjax.Decoder(models, **parts, **SHAPE | {"max_new_tokens": max_new})
-    result = decoder(["a", "b", "c"], seed=1)
+    decoder = specjax.Decoder(models, **parts, **SHAPE)
+    result = decoder(["a", "b", "c"], seed=1, max_new_tokens=max_new)
     info = result.info
     assert info.accepted <= info.emitted and info.accepted == info.summary()["accepted"]
     records = [{"info": row.info.to_dict(), "ended_by": row.ended_by} for row in result]

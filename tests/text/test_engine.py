@@ -13,6 +13,7 @@ from specjax.compilation import compile_seconds
 from specjax.text import engine as engines
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.variants import variants
 
 
 @pytest.fixture(scope="module")
@@ -88,66 +89,6 @@ def test_settings_are_each_requests_own(decoder):
     assert not rows[0].info.drafted
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"prompt": np.zeros(17, np.int32)},
-            "prompt has 17 tokens, the longest bucket holds 16",
-        ),
-        ({"prompt": np.zeros(0, np.int32)}, "the prompt has no tokens"),
-        ({"prompt": np.full(3, 259)}, "prompt has token 259: tokens must be in 0 .. 258"),
-        ({"prompt": np.full(3, -1)}, "prompt has token -1: tokens must be in 0 .. 258"),
-        ({"max_new_tokens": 13}, "max_new_tokens must be a whole number in 1 .. 12, got 13"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number in 1 .. 12, got 2.5"),
-        ({"sampling": Sampling(top_k=3)}, r"the Engine with sampling=Sampling\(top_k=\.\.\.\)"),
-        ({"sampling": Sampling([0.0, 1.0])}, "temperature of a request must be a single number"),
-        ({"draft_limit": 4}, "draft_limit must be a whole number in 0 .. 3, got 4"),
-        ({"seed": -1}, r"seed must be a whole number in 0 .. 4294967295, got -1"),
-        ({"max_new_tokens": 5.0}, "max_new_tokens must be .* in 1 .. 12, got 5.0"),
-        ({"seed": None}, "seed must be a whole number in 0 .. 4294967295, got None"),
-        ({"id": "a"}, "id must be a whole number in 0 .. 4294967295, got 'a'"),
-        ({"draft_limit": True}, "draft_limit must be a whole number in 0 .. 3, got True"),
-        ({"rule": rules.OPT([0.1, 0.2])}, "rule of a request must have scalar"),
-    ],
-)
-def test_what_does_not_fit_is_refused_at_once(decoder, change, message):
-    engine = decoder.engine(prompt_length=16)
-    request = {"prompt": np.zeros(3, np.int32), "max_new_tokens": 5} | change
-    with pytest.raises(ValueError, match=message):
-        engine.add(specjax.Request(**request))
-    assert engine.unfinished == 0
-
-
-@pytest.mark.parametrize("value", ["yes", 1, [True, False]])
-def test_log_probs_are_kept_or_not(decoder, value):
-    with pytest.raises(ValueError, match="log_probs must be True or False, got"):
-        decoder(["ba"], log_probs=value)
-    with pytest.raises(ValueError, match="log_probs must be True or False, got"):
-        decoder.engine(prompt_length=16, log_probs=value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": np.zeros((1, 3), np.int32)}, "prompt must be a text, a list of token ids or a"),
-        ({"prompt": np.zeros(3)}, "prompt must be a text, a list of token ids or a"),
-        ({"rule": 0.1}, r"rule must be OPT\(...\) like the engine's, got 0.1"),
-        ({"rule": rules.Chow(0.1)}, r"rule must be OPT\(...\) like the engine's, got Chow"),
-        ({"sampling": 0.1}, r"sampling must be Sampling\(temperature=...\), got 0.1"),
-    ],
-)
-def test_fields_of_a_wrong_type_are_refused(decoder, change, message):
-    request = {"prompt": np.zeros(3, np.int32), "max_new_tokens": 5} | change
-    with pytest.raises(ValueError, match=message):
-        decoder.engine(prompt_length=16).add(specjax.Request(**request))
-
-
-def test_add_takes_requests_alone(decoder):
-    with pytest.raises(ValueError, match=r"add takes a Request, got ndarray: write Request"):
-        decoder.engine(prompt_length=16).add(np.zeros(3, np.int32))
-
-
 def test_an_engine_goes_on_after_a_refusal():
     decoder = specjax.Decoder(
         _pair(), verification=verification.GreedyBlock(), max_draft=3, max_new_tokens=12,
@@ -165,17 +106,6 @@ def test_an_engine_goes_on_after_a_refusal():
         finished += engine.step()
     assert sorted(row.index for row in finished) == [0, 1]
     _check(finished, decoder(TEXTS[:2], seed=5))
-
-
-def test_an_engine_takes_one_value_of_each_setting(decoder):
-    with pytest.raises(ValueError, match="sampling of an engine must have scalar values"):
-        decoder.engine(prompt_length=16, rule=rules.OPT([0.1, 0.2]))
-    with pytest.raises(ValueError, match="rows must be a whole number of at least 1, got 0"):
-        decoder.engine(prompt_length=16, rows=0)
-    with pytest.raises(ValueError, match="refill must be at most rows=2, got 4"):
-        decoder.engine(prompt_length=16, rows=2, refill=4)
-    with pytest.raises(ValueError, match="rule must be like"):
-        decoder.engine(prompt_length=16, rule=3)
 
 
 def test_an_engine_fits_its_mesh():
@@ -261,20 +191,19 @@ def _by_signal(monkeypatch, error):
     monkeypatch.setattr(Hooked, "hook", staticmethod(hook))
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("stop", "error"),
-    [
-        (_in_callback, ZeroDivisionError("a bug")),
-        (_in_callback, KeyboardInterrupt()),
-        (_in_tokenizer, ZeroDivisionError("a bug")),
-        (_in_tokenizer, KeyboardInterrupt()),
-        (_by_signal, KeyboardInterrupt()),
-    ],
-)
-def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(
-    monkeypatch, stop, error, stream
-):
+ENDS = [
+    (_in_callback, ZeroDivisionError("a bug")),
+    (_in_callback, KeyboardInterrupt()),
+    (_in_tokenizer, ZeroDivisionError("a bug")),
+    (_in_tokenizer, KeyboardInterrupt()),
+    (_by_signal, KeyboardInterrupt()),
+]
+ENDS = [(*end, stream) for end in ENDS for stream in (False, True)]
+
+
+@pytest.mark.parametrize("end", variants(ENDS, ENDS[0], ENDS[7], ENDS[8]))
+def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(monkeypatch, end):
+    stop, error, stream = end
     decoder = specjax.Decoder(
         _pair(), rule=Hooked(), max_draft=3, max_new_tokens=12, batch_size=2, buckets=(16,)
     )
@@ -341,9 +270,14 @@ def _stops(decoder, count):
         yield [None, text[1:2] or "z", (own, "never", own), (), ["n"]][place % 5]
 
 
-@pytest.mark.parametrize("default", [(), ("a", "$")])
-@pytest.mark.parametrize("name", METHODS)
-def test_stop_strings_are_each_requests_own(name, default):
+OWN_STOPS = [(name, default) for name in METHODS for default in ((), ("a", "$"))]
+
+
+@pytest.mark.parametrize(
+    "case", variants(OWN_STOPS, OWN_STOPS[0], OWN_STOPS[1], ("tree", ()), ("token cascade", ()))
+)
+def test_stop_strings_are_each_requests_own(case):
+    name, default = case
     stops = list(_stops(_own(name), 10))
     engine = _own(name, stop=default).engine(prompt_length=16, rows=3, refill=1)
     waiting, rows = list(enumerate(stops)), {}
@@ -450,31 +384,11 @@ def test_a_request_may_leave_out_log_probabilities():
     assert "log_probs" not in rows[2, 0].to_dict()
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"stop": 3}, ValueError, "stop must be texts such as"),
-        ({"stop": ("",)}, ValueError, "stop has an empty text"),
-        ({"num_samples": 3}, ValueError, "num_samples must be a multiple of the engine's 2, got 3"),
-        ({"num_samples": 1.5}, ValueError, "num_samples must be a whole number"),
-        ({"num_samples": 2**20, "id": 2**20}, ValueError, r"id must be .* in 0 .. 4095"),
-        ({"log_probs": 1}, ValueError, "log_probs must be True or False"),
-        ({"log_probs": True}, ValueError, "log_probs must be left out: make the engine with"),
-    ],
-)
-def test_what_a_request_cannot_have_is_refused_at_once(change, error, message):
-    engine = _own("chain").engine(prompt_length=16, rows=4, num_samples=2)
-    with pytest.raises(error, match=message):
-        engine.add(specjax.Request("a", **change))
-    assert engine.unfinished == 0
-
-
-@pytest.mark.parametrize("name", ["chain", "encoder"])
-def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, name):
+@pytest.mark.parametrize("name", variants(["chain", "encoder"], "chain"))
+def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, pair, name):
     if name == "chain":
         decoder = specjax.Decoder(_pair(), max_new_tokens=60, batch_size=3, buckets=(4, 8, 16))
     else:  # its cache has the prompt's length
-        pair = specjax.load_pair(**tiny_pair.shared_pair())
         decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(4, 8, 16))
     widths, init = [], type(decoder.method).init
 

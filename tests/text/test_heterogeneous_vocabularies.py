@@ -22,6 +22,7 @@ from tests import tiny_pair
 from tests.laws import distance
 from tests.models.tiny import random_params
 from tests.training.toy import Numbers
+from tests.variants import variants
 
 EOS, ROWS = 1, 16_384
 
@@ -94,7 +95,7 @@ def test_trees_are_read_if_the_model_reads_them():
     assert not translate(chains_only, tabular(2, THEIRS)).model.reads_trees
 
 
-@pytest.mark.parametrize("verification", ["Token", "Block"])
+@pytest.mark.parametrize("verification", variants(["Token", "Block"], "Block"))
 def test_the_law_is_the_verifiers(verification):
     drafter, verifier = tabular(1, OURS, order=0), tabular(2, THEIRS)  # the drafter is smaller
     decoder = specjax.Decoder(
@@ -172,6 +173,7 @@ def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path):
     assert together.info.drafted > 0
 
 
+@pytest.mark.exhaustive
 def test_a_mesh_gives_the_same_texts(tmp_path, capsys):
     """Of decoder-only models, whose share of shared tokens is measured on the mesh."""
     write_vocabulary(tmp_path / "bytes", "bytes", (), vocab_size=264, model_type=None)

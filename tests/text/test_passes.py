@@ -125,11 +125,6 @@ def test_a_file_of_costs_is_read_back(pair, tmp_path):
     assert told["fit"] == {"call": [0.5]} and told["environment"]["versions"]["jax"]
 
 
-def test_a_pass_without_time_is_refused():
-    with pytest.raises(ValueError, match="pass of 2 tokens and 4 rows is 0"):
-        passes.as_costs([passes.Fit(1.0, {1: 2.0, 2: 0.0}, 0.0, 0.9)], (4,), (1, 2), "")
-
-
 def test_a_wider_pass_takes_no_less():
     found = passes.Fit(1.0, {1: 2.0, 2: 9.0, 4: 3.0, 8: 4.0}, 0.0, 0.9)
     costs = passes.as_costs([found], (4,), (1, 2, 4, 8), "")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import processors, rules, types, verification
+from specjax import processors, types, verification
 from tests import tiny_pair
 
 SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (32,)}
@@ -18,11 +18,6 @@ STACK = (
     processors.NoRepeatNgram(3),
     processors.MinNewTokens(6),
 )
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="module")
@@ -130,80 +125,16 @@ class NoPytree(types.Processor):
         return logits
 
 
-LOOKUP = {"drafting": specjax.Lookup(), "rule": rules.Lossy(0.4)}
-WRONG = [
-    ({"processors": processors.MinP(0.1)}, ValueError, "processors must be a tuple"),
-    ({"processors": "MinP"}, ValueError, "processors must be a tuple"),
-    ({"processors": (0.1,)}, ValueError, r"processors\[0\] must be like"),
-    (
-        {"processors": (NoPytree(),)},
-        AssertionError,
-        "NoPytree is no pytree: decorate it with @types.traced_dataclass",
-    ),
-    (
-        {"processors": (processors.LogitBias({10**6: 1.0}),)},
-        ValueError,
-        "bias has the token id 1000000, but the verifier has",
-    ),
-    ({"processors": (processors.SuppressTokens((9999,)),)}, ValueError, "ids has the token id"),
-    ({"processors": (processors.ForcedTokens({0: 9999}),)}, ValueError, "tokens has the token id"),
-    (
-        {"processors": (processors.MinNewTokens(3, eos_ids=(10**6,)),)},
-        ValueError,
-        "eos_ids has the token id 1000000",
-    ),
-    (
-        {"processors": (processors.Regex("a+"), processors.JsonSchema({"type": "null"}))},
-        ValueError,
-        r"at most one Regex or JsonSchema, got Regex\('a\+'\), JsonSchema\(",
-    ),
-    (
-        {"processors": (processors.Regex("中"),)},
-        ValueError,
-        r"Regex\(.中.\): the tokenizer's tokens can write no text that",
-    ),
-    (
-        {"processors": STACK, "sampling": types.Sampling(processors=STACK)},
-        ValueError,
-        "processors must be given once",
-    ),
-    (
-        {"processors": (processors.SuppressTokens((5,)),), **LOOKUP},
-        ValueError,
-        "SuppressTokens cannot be used with rule Lossy here, .*LookupDrafter may draft it",
-    ),
-    (
-        {"processors": STACK, "process_drafts": False, "rule": rules.OPT(0.2)},
-        ValueError,
-        "process_drafts is False",
-    ),
-    ({"process_drafts": 3}, ValueError, "process_drafts must be True or False"),
-]
-
-
-@pytest.mark.parametrize(("options", "kind", "message"), WRONG)
-def test_a_wrong_option_is_refused(pair, options, kind, message):
-    with pytest.raises(kind, match=message):
-        specjax.Decoder(pair, **options, **SHAPE)
-
-
-def test_some_token_must_be_left(pair):
-    size = pair.verifier.model.vocab_size
-    with pytest.raises(ValueError, match=f"ids has all {size} tokens of the verifier"):
-        specjax.Decoder(pair, processors=(processors.SuppressTokens(range(size)),))
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("processor", "kind", "message"),
     [
-        (lambda: processors.LogitBias([(5, 1.0), (5, 2.0)]), "bias must have each key once, got 5"),
-        (lambda: processors.ForcedTokens([(0, 5), (0, 6)]), "tokens must have each key once"),
-        (lambda: processors.MinNewTokens(3, eos_ids="ab"), "eos_ids must be a list of token ids"),
+        (NoPytree(), AssertionError, "NoPytree is no pytree: decorate it with @types.traced_data"),
+        (processors.Regex("中"), ValueError, r"Regex\(.中.\): the tokenizer's tokens can write no"),
     ],
 )
-def test_a_wrong_value_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_a_processor_that_cannot_work_is_refused(pair, processor, kind, message):
+    with pytest.raises(kind, match=message):
+        specjax.Decoder(pair, processors=(processor,), **SHAPE)
 
 
 def test_a_request_cannot_have_another_constraint(pair):

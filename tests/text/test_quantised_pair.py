@@ -41,10 +41,6 @@ def test_both_models_or_either(pair):
     assert matrices(models.named["small"]) == {"int8"} != matrices(models.verifier)
     table = models.named["small"].params["token_embedder"]["embedding"]
     assert isinstance(table, Int8Weight)
-    with pytest.raises(ValueError, match="weights has 'small', but the models are verifier, dr"):
-        specjax.load_pair(weights={"small": "int8"})
-    with pytest.raises(ValueError, match=r"`weights\['drafter'\]` must be one of int8"):
-        specjax.load_pair(weights={"drafter": "int4"})
 
 
 def test_fingerprints_differ_and_sizes_do_not(pair):
@@ -57,7 +53,7 @@ def test_fingerprints_differ_and_sizes_do_not(pair):
     assert pair.verifier.size == floats.verifier.size
 
 
-@pytest.mark.parametrize("drafts", variants(["drafter", "head", "cascade", "lookup"], "cascade"))
+@pytest.mark.parametrize("drafts", variants(["drafter", "head", "cascade", "lookup"], "head"))
 def test_greedy_drafts_give_the_text_of_the_verifier_alone(pair, drafts):
     """With an int8 verifier, that verifier's own."""
     options = {"sampling": GREEDY, "max_new_tokens": 24, "batch_size": 4}
@@ -100,6 +96,7 @@ def test_training_refuses_integers(pair, tmp_path):
         _check_pair(Run(), pair, False)
 
 
+@pytest.mark.exhaustive
 def test_on_a_mesh_the_texts_are_the_same(pair):
     mesh = specjax.partitioning.make_mesh(2, 2)
     split = specjax.load_pair(weights="int8", mesh=mesh)

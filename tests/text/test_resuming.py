@@ -11,6 +11,7 @@ from specjax.text import decoder as decoder_lib
 from specjax.text.engine import TURNS, TURNS_AGAIN, Slots
 from tests import tiny_pair
 from tests.decoding.helpers import AfterTokenOne
+from tests.variants import variants
 
 COUNT = 30
 PROMPTS = tiny_pair.sentences(COUNT, seed=3)
@@ -29,12 +30,7 @@ SUBSETS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=variants(METHODS, "block", "alone"))
 def decoder(pair, request):
     models = pair.verifier if request.param == "alone" else pair
     return specjax.Decoder(models, **METHODS[request.param], **SHAPE)
@@ -131,13 +127,6 @@ def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypa
     assert list(rest) == [3] and bits(rest[3]) == bits(whole[3])
     assert happened == everything
     assert turns == [TURNS_AGAIN] * 2 and TURNS_AGAIN < TURNS
-
-
-def test_rounds_are_whole_numbers(pair):
-    decoder = specjax.Decoder(pair.verifier, **SHAPE)
-    for rounds in (0, 1.5, None):
-        with pytest.raises(ValueError, match=r"done\[2\] must be a whole number of at least 1"):
-            decoder.rows(PROMPTS, done={2: rounds})
 
 
 def test_a_known_row_can_be_dropped(pair):

@@ -8,6 +8,7 @@ from specjax import partitioning, processors, rules, verification
 from specjax.decoding import method as methods
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.variants import variants
 
 PROMPTS = tiny_pair.sentences(5, seed=3)
 SHAPE = {"max_new_tokens": 10, "batch_size": 7, "buckets": (16, 24)}
@@ -21,12 +22,7 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return specjax.load_pair(**tiny_pair.write_pair(tmp_path_factory.mktemp("pair")))
-
-
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=variants(METHODS, "block", "processor", "token cascade"))
 def decoder(pair, request):
     models = pair.verifier if request.param in ("alone", "copied drafts") else pair
     return specjax.Decoder(models, **METHODS[request.param], **SHAPE)
@@ -160,24 +156,3 @@ def test_an_engine_copies_a_request(pair):
     assert sum(i == running for i, _ in found) == finished.count(running)
     for row in rows:
         assert row.text == want[row.index][row.sample].text
-
-
-def test_wrong_numbers_are_refused(pair):
-    decoder = specjax.Decoder(pair, max_draft=2, **SHAPE)
-    with pytest.raises(ValueError, match=r"num_samples must be at most batch_size=7, got 8"):
-        decoder(PROMPTS, num_samples=8)
-    for wrong in (0, 2.5, -1):
-        with pytest.raises(ValueError, match="num_samples must be .*got"):
-            decoder(PROMPTS, num_samples=wrong)
-    with pytest.raises(ValueError, match="num_samples must be a single whole number"):
-        decoder(PROMPTS, num_samples=[1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match="best_of must be at most num_samples=2, got 3"):
-        decoder(PROMPTS, num_samples=2, best_of=3)
-    with pytest.raises(ValueError, match="best_of must be .*got 0"):
-        decoder(PROMPTS, num_samples=2, best_of=0)
-    with pytest.raises(ValueError, match=r"id of prompt 0 .* 0 .. 2147483647 \(num_samples=2\)"):
-        decoder(PROMPTS[:1], num_samples=2, ids=[2**31])
-    with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1, got 0"):
-        decoder.engine(prompt_length=16, num_samples=0)
-    with pytest.raises(ValueError, match="done must have places in 0 .. 9, got 10"):
-        decoder.rows(PROMPTS, num_samples=2, done={10})

@@ -10,6 +10,7 @@ import specjax
 from specjax import drafting, memory, processors, rules, types
 from specjax.partitioning import make_mesh
 from specjax.text.requests import common_of
+from tests import tiny_pair
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
 PROMPTS = [
@@ -21,14 +22,15 @@ SHAPE = {"max_new_tokens": 16, "batch_size": 4, "buckets": (128,)}
 
 @pytest.fixture(scope="module")
 def pair():
-    return specjax.load_pair("gsm8k")
+    return tiny_pair.llamas()
 
 
 DECODERS = {
-    "pair": {"rule": rules.OPT(0.2)},
-    "adaptive": {"stopping": drafting.Confidence(0.4)},
+    "pair": {
+        "stopping": drafting.Confidence(0.4),
+        "processors": (processors.NoRepeatNgram(3), processors.MinP(0.05)),
+    },
     "lookup": {"drafting": specjax.Lookup()},
-    "processors": {"processors": (processors.NoRepeatNgram(3), processors.MinP(0.05))},
     "cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.3)},
 }
 
@@ -58,9 +60,9 @@ def test_samples_refills_and_rows_left_out(pair):
     assert samples.texts == decoder(PROMPTS[:2], num_samples=2).texts
 
 
-def test_fewer_tokens_are_read(pair):
+def test_fewer_tokens_are_read():
     """The program of a refill reads the rest of the prompts, not their beginning."""
-    decoder = specjax.Decoder(pair.verifier, **SHAPE)
+    decoder = specjax.Decoder(specjax.load_pair("gsm8k").verifier, **SHAPE)
     tokens = [decoder.encode(prompt) for prompt in PROMPTS]
     start = common_of(tokens)
     assert len(start) > len(decoder.encode(SHOTS)) - 2
@@ -104,11 +106,9 @@ def test_prompts_that_share_all_or_nothing(pair, prompts):
     assert decoder(prompts, share_prefix=True).texts == decoder(prompts).texts
 
 
-def test_models_that_cannot_share_say_so(pair):
+def test_models_that_cannot_share_say_so():
     with pytest.raises(ValueError, match="without prefix and share_prefix, because an enc"):
         specjax.Decoder(specjax.load_pair(), **SHAPE)(["A dog."], share_prefix=True)
-    with pytest.raises(ValueError, match="share_prefix must be True or False, got 3"):
-        specjax.Decoder(pair, **SHAPE)(PROMPTS, share_prefix=3)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_the_caches_of_a_prefix_count_as_memory(pair, monkeypatch):
     for more in ({}, {"prefix": prefix}, {"prefix": prefix}):  # the sizes that fit are known
         decoder.rows(RESTS[:1], **more)
     kept = memory.nbytes(prefix.beginning.caches)
-    assert needed == [needed[0], needed[0] + kept] and kept > 1e5
+    assert needed == [needed[0], needed[0] + kept] and kept > 1e3
     # Before it is read, its bytes follow from its shapes.
     unread = decoder.whole_prefix(decoder.encode(SHOTS * 2))
     assert unread.nbytes == memory.nbytes(unread.beginning.caches) > kept
@@ -198,6 +198,7 @@ def test_requests_of_an_engine_follow_its_prefix(decoder):
     assert all(row.prefilled < 40 for row in rows.values())
 
 
+@pytest.mark.exhaustive
 def test_matrices_in_8_bits():
     decoder = specjax.Decoder(specjax.load_pair("gsm8k", weights="int8"), **SHAPE)
     greedy = {"sampling": types.Sampling(0.0)}
@@ -209,10 +210,6 @@ def test_prefixes_that_do_not_fit(pair, decoder):
     prefix = decoder.prefix(SHOTS)
     with pytest.raises(ValueError, match="prefix must come from this Decoder's prefix"):
         specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
-    with pytest.raises(
-        ValueError, match="prefix must come from this Decoder's prefix.*, got 'Ques"
-    ):
-        decoder(RESTS, prefix=SHOTS)
     with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
         decoder(RESTS, prefix=prefix, share_prefix=True)
     with pytest.raises(ValueError, match="the prefix has .* tokens, the longest bucket holds 128"):
@@ -231,7 +228,7 @@ def test_prefixes_that_do_not_fit(pair, decoder):
 
 @pytest.mark.parametrize("sizes", [(2, 4), pytest.param((8, 1), marks=pytest.mark.exhaustive)])
 def test_prefixes_on_a_mesh(sizes, decoder):
-    pair = specjax.load_pair("gsm8k", mesh=make_mesh(*sizes))
+    pair = tiny_pair.llamas(make_mesh(*sizes))
     on_mesh = specjax.Decoder(pair, **SHAPE, rule=rules.OPT(0.2))
     texts = decoder(PROMPTS).texts
     shared = on_mesh(PROMPTS, share_prefix=True)

@@ -113,8 +113,7 @@ def test_only_a_terminal_gets_colours(monkeypatch):
     assert not results.has_colours(Terminal())
 
 
-def test_rows_show_their_texts():
-    pair = specjax.load_pair(**tiny_pair.shared_pair())
+def test_rows_show_their_texts(pair):
     decoder = specjax.Decoder(pair, max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16, 32))
     prompts = tiny_pair.sentences(5, seed=3)
     result = decoder(prompts, seed=0, sources=True)
@@ -132,12 +131,7 @@ def test_rows_show_their_texts():
     assert [name for name, _ in samples.show(4).rows] == ["0.0", "0.1", "1.0", "1.1"]
     with pytest.raises(ValueError, match=r"decode with decoder\(prompts, sources=True\)"):
         decoder(prompts).show()
-
-
-def test_a_row_without_tokens_is_shown():
-    pair = specjax.load_pair(**tiny_pair.shared_pair())
-    row = specjax.Decoder(pair, max_new_tokens=12, buckets=(16,))(["ba"], sources=True)[0]
     none = {"text": "", "tokens": np.zeros(0, np.int32), "sources": ()}
-    empty = dataclasses.replace(row, ended_by="nan", **none)
+    empty = dataclasses.replace(result[0], ended_by="nan", **none)
     assert repr(empty.show()) == "0: \nsource of 0 tokens: none"
     assert "<div" in empty.show()._repr_html_()

@@ -179,12 +179,6 @@ def test_the_page_runs_as_printed(pair, monkeypatch):
     assert len(names["result"]) == 16
 
 
-def test_a_pair_without_a_head_is_refused(pair):
-    bare = specjax.Pair(dataclasses.replace(pair.drafter, head=None), pair.verifier)
-    with pytest.raises(ValueError, match="no acceptance head: train one with `specjax train head`"):
-        specjax.Decoder(bare, stopping=drafting.Survival())
-
-
 def test_another_threshold_compiles_nothing(pair):
     options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
     specjax.Decoder(pair, stopping=drafting.Confidence(0.1), **options)(PROMPTS)

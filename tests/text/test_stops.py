@@ -365,26 +365,6 @@ def test_the_automaton_finds_what_find_finds():
                 assert (state == len(steps) - 1) == any(s in read for s in strings)
 
 
-@pytest.mark.parametrize(
-    ("stop", "error", "message"),
-    [
-        ((), None, ""),
-        ("Q:", None, ""),
-        (3, ValueError, "stop must be texts such as .*, got 3"),
-        (("a", 3), ValueError, r"got \('a', 3\)"),
-        (("a", ""), ValueError, "stop has an empty text"),
-        ("\N{REPLACEMENT CHARACTER}", ValueError, "with a replacement character or half"),
-        ("\ud800", ValueError, "with a replacement character or half"),
-    ],
-)
-def test_what_is_no_stop_string_is_refused(stop, error, message):
-    if error is None:
-        assert stops.check_stops(stop) == ((stop,) if stop else ())
-        return
-    with pytest.raises(error, match=message):
-        stops.check_stops(stop)
-
-
 def test_a_decoder_describes_its_stop_strings(pair):
     assert "stop" not in specjax.Decoder(pair, **SHAPE).describe()
     assert specjax.Decoder(pair, stop=("Q", "R", "Q"), **SHAPE).describe()["stop"] == ["Q", "R"]

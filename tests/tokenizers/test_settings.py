@@ -10,6 +10,7 @@ import pytest
 from specjax.tokenizers import chat_template, load_tokenizer
 from specjax.tokenizers.chat_template import render_chat
 from specjax.training.vocabulary import write_vocabulary
+from tests.variants import variants
 
 CONFIG = "tokenizer_config.json"
 
@@ -108,33 +109,36 @@ def test_a_setting_that_is_null_is_as_if_it_were_absent(t5_dir, tmp_path, file, 
 MANY = "{% for i in range(99999) "
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (MANY + "%}" + MANY + "%}{% endfor %}{% endfor %}", "it has not ended after 1 seconds"),
-        (MANY + "%}" + MANY + "if false %}{% endfor %}{% endfor %}", "it has not ended"),
-        (MANY + "recursive %}{{ loop(range(99999)) if loop.depth < 3 }}{% endfor %}", "not ended"),
-        (
-            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
-            "{{ m(40) }}",
-            "it has not ended",
-        ),
-        ("{{ 9 ** (9 ** 9) }}", "it has not ended"),
-        (MANY + "%}{{ 'a' * 9999 }}{% endfor %}", "its text has more than 10,000,000 characters"),
-        ("{{ 'a' * 10 ** 10 }}", "it needs more than 1024 MiB"),
-        (
-            "{% set n = namespace(x='ab') %}{% for i in range(22) %}{% set n.x = n.x ~ n.x ~ n.x %}"
-            "{% endfor %}",
-            "it needs more than 1024 MiB",
-        ),
-        ("{{ 'a'.ljust(4000000000) }}", "it needs more than 1024 MiB"),
-        ("{{ 'a'.zfill(4000000000) }}", "it needs more than 1024 MiB"),
-        ("{{ ('a\n' * 10000) | indent(1000000) }}", "it needs more than 1024 MiB"),
-        ("{{ messages | tojson(indent=2000000000) }}", "it needs more than 1024 MiB"),
-        ("{{ (range(99999) | list * 9999) | sort | length }}", "it needs more than 1024 MiB"),
-    ],
-)
-def test_a_chat_template_has_a_limit(monkeypatch, template, message):
+LIMITS = [
+    (MANY + "%}" + MANY + "%}{% endfor %}{% endfor %}", "it has not ended after 1 seconds"),
+    (MANY + "%}" + MANY + "if false %}{% endfor %}{% endfor %}", "it has not ended"),
+    (MANY + "recursive %}{{ loop(range(99999)) if loop.depth < 3 }}{% endfor %}", "not ended"),
+    (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ m(40) }}",
+        "it has not ended",
+    ),
+    ("{{ 9 ** (9 ** 9) }}", "it has not ended"),
+    (MANY + "%}{{ 'a' * 9999 }}{% endfor %}", "its text has more than 10,000,000 characters"),
+    ("{{ 'a' * 10 ** 10 }}", "it needs more than 1024 MiB"),
+    (
+        "{% set n = namespace(x='ab') %}{% for i in range(22) %}{% set n.x = n.x ~ n.x ~ n.x %}"
+        "{% endfor %}",
+        "it needs more than 1024 MiB",
+    ),
+    ("{{ 'a'.ljust(4000000000) }}", "it needs more than 1024 MiB"),
+    ("{{ 'a'.zfill(4000000000) }}", "it needs more than 1024 MiB"),
+    ("{{ ('a\n' * 10000) | indent(1000000) }}", "it needs more than 1024 MiB"),
+    ("{{ messages | tojson(indent=2000000000) }}", "it needs more than 1024 MiB"),
+    ("{{ (range(99999) | list * 9999) | sort | length }}", "it needs more than 1024 MiB"),
+]
+# One of each kind: time in the template, in one operation; text; memory by steps and at once.
+QUICK = [LIMITS[i] for i in (0, 4, 5, 7, 8, 12)]
+
+
+@pytest.mark.parametrize("limit", variants(LIMITS, *QUICK))
+def test_a_chat_template_has_a_limit(monkeypatch, limit):
+    template, message = limit
     monkeypatch.setattr(chat_template, "MOST_SECONDS", 1.0 if "ended" in message else 60.0)
     with pytest.raises(ValueError, match=re.escape(message)):
         render_chat(template, [{"role": "user", "content": "hello"}])

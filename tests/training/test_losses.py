@@ -49,17 +49,6 @@ def test_an_objective_takes_each_divergence_by_its_name(name):
     np.testing.assert_array_equal(found, DIVERGENCES[name](LOGITS, TEACHER))
 
 
-def test_unusable_divergences_are_refused():
-    with pytest.raises(ValueError, match="divergence must be one of forward_kl, .* got 'kl'"):
-        Objective(divergence="kl")
-    for beta in (0.0, 1.0):
-        with pytest.raises(ValueError, match=r"jsd_beta must lie in \(0, 1\), got"):
-            Objective(jsd_beta=beta)
-    for eta in (-1.0, math.inf):
-        with pytest.raises(ValueError, match="lk_eta must be finite and at least 0, got"):
-            Objective(lk_eta=eta)
-
-
 def test_masked_entries_count_for_nothing():
     values = jnp.asarray([[1.0, 2.0, jnp.inf], [3.0, jnp.nan, jnp.nan]])
     mask = jnp.asarray([[True, True, False], [True, False, False]])
@@ -76,14 +65,6 @@ def test_validation_totals_are_plain_cross_entropy_and_greedy_hits():
     assert float(totals["loss"].sum) == pytest.approx(each[mask].sum(), rel=1e-5)
     assert float(totals["accuracy"].sum) == float(hits[mask].sum())
     assert {int(total.items) for total in totals.values()} == {6}
-
-
-@pytest.mark.parametrize(("name", "end"), [("label_smoothing", ")"), ("distillation_weight", "]")])
-def test_objectives_outside_their_range_are_refused(name, end):
-    with pytest.raises(ValueError, match=rf"Objective: {name} must lie in \[0, 1\{end}, got 1.5"):
-        Objective(**{name: 1.5})
-    with pytest.raises(ValueError, match=f"Objective: {name} must be a number, got 'x'"):
-        Objective(**{name: "x"})
 
 
 def kl(a, b):

@@ -138,19 +138,3 @@ def test_nothing_but_long_inputs_scores_0():
     evaluation = Evaluation(metrics=("exact_match",), max_input_tokens=2)
     score = scorer(evaluation, examples=examples, pairs=copy_pairs(1, seed=0))
     assert score({}) == {"val_exact_match": 0.0, "val_cut": 0}
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"metrics": "bleu"}, ValueError, r"`metrics` must be a tuple of names, got 'bleu'; write"),
-        ({"metrics": ("meteor",)}, ValueError, "`metrics` must be names in bleu, .* got 'meteor'"),
-        ({"max_new_tokens": 0}, ValueError, "Evaluation: max_new_tokens must be .* got 0"),
-        ({"limit": 1.5}, ValueError, "Evaluation: limit must be .* got 1.5"),
-        ({"batch_size": "x"}, ValueError, "Evaluation: batch_size must be a number, got 'x'"),
-        ({"at_checkpoints": 1}, ValueError, "at_checkpoints must be True or False, got 1"),
-    ],
-)
-def test_impossible_settings_are_refused(changes, error, message):
-    with pytest.raises(error, match=message):
-        Evaluation(**changes)
