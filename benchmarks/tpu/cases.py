@@ -117,10 +117,10 @@ class Case:
             for config, depth in zip(self.configs, layers, strict=True)
         )
         count = METHODS[self.method].head
-        if count is not None:
-            config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
-            small = draft_head(config, large).for_devices("tpu")
-        return large, small
+        if count is None:
+            return large, small
+        config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
+        return large, draft_head(config, large).for_devices("tpu")
 
     def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
         """The compiled programs by name.
@@ -201,12 +201,12 @@ def _pair(
 def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> HeadConfig:
     """The head of a verifier; of its states it reads as many as the published ones."""
     assert isinstance(verifier, T5Config | LlamaConfig | Gemma2Config)
-    is_t5, depth = isinstance(verifier, T5Config), _depth_of(verifier)
+    depth = _depth_of(verifier)
     sizes = LlamaConfig(
         vocab_size=verifier.vocab_size,
         embed_dim=verifier.embed_dim,
         num_heads=verifier.num_heads,
-        num_kv_heads=verifier.num_heads if is_t5 else verifier.num_kv_heads,
+        num_kv_heads=verifier.kv_heads,
         head_dim=verifier.head_dim,
         mlp_dim=verifier.mlp_dim,
         num_layers=layers or 1,
@@ -221,7 +221,7 @@ def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> 
         "windows": (None,) * (layers or 1),
         "draft_vocab": vocab,
         "own_output": vocab is not None,
-        "cross_layer": depth - 1 if is_t5 else None,
+        "cross_layer": depth - 1 if isinstance(verifier, T5Config) else None,
     }
     if not layers:
         return EagleConfig(**common)
