@@ -53,7 +53,10 @@ REFUSED = {
             ],
             "MAX_DRAFT must be",
         ),
-        (["--gin.TRAIN=in.txt"], "not given: VALIDATION, VERIFIER, OUTPUT_DIR; add a gin file"),
+        (
+            ["--gin.TRAIN=in.txt", "--gin.VERIFIER=large", "--gin.OUTPUT_DIR=out"],
+            "not given: VALIDATION; add a gin file",
+        ),
     ],
     "train head": [
         (
