@@ -112,7 +112,16 @@ def test_it_learns(data, trained, tmp_path):
 
 KINDS = {
     "dflash": ("pair/verifier", {"KIND": "block", "LAYERS": 1}),
-    "dspark": ("llama", {"KIND": "block", "MARKOV": "gated", "CONFIDENCE": True, "LAYERS": 1}),
+    "dspark": (
+        "llama",
+        {
+            "KIND": "block",
+            "LAYERS": 1,
+            "MARKOV": "gated",
+            "CONFIDENCE": True,
+            "DrafterRecipe.markov_rank": 4,
+        },
+    ),
     "mapped": ("llama", {"KIND": "eagle3", "DRAFT_VOCAB": 20, "DIVERGENCE": "lk_hybrid"}),
     "mtp": ("llama", {"KIND": "mtp", "DISTILLATION_WEIGHT": 0.5, "ANCHORS": 4}),
 }
