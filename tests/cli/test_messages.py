@@ -554,7 +554,7 @@ def test_what_is_typed_gets_one_line(tmp_path, capsys, typed, told):
     shown = capsys.readouterr()
     *notes, line = shown.err.splitlines()
     assert all(note.startswith("specjax: ") for note in notes)
-    command = re.match("train (head|bigram)\\b|[^ ]+", typed)[0]
+    command = re.match("train (drafter|head|bigram)\\b|[^ ]+", typed)[0]
     pattern = ".*".join(map(re.escape, " ".join(told.split()).split("...")))
     assert re.fullmatch(f"specjax {command}: {pattern}", line), line
     assert shown.out == "" and sorted(tmp_path.rglob("*")) == before
