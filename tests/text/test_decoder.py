@@ -450,12 +450,13 @@ def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, padded_p
     assert pair.verifier.model.vocab_size == pair.drafter.model.vocab_size == 24
     usual = specjax.load_pair(**paths)
     prompts = tiny_pair.sentences(6, seed=3)
-    for options in ({"sampling": Sampling(0.0)}, {"rule": rules.OPT(0.3)}):
-        found, expected = (
-            specjax.Decoder(models, max_draft=3, max_new_tokens=12, **options)(prompts, seed=4)
-            for models in (pair, usual)
-        )
-        assert found.texts == expected.texts
+    options = {"rule": rules.OPT(0.3), "max_draft": 3, "max_new_tokens": 12}
+    mixed = Sampling(np.array([0.0, 1.0] * 3, np.float32))
+    found, expected = (
+        specjax.Decoder(models, **options)(prompts, seed=4, sampling=mixed)
+        for models in (pair, usual)
+    )
+    assert found.texts == expected.texts
     assert pair.fingerprint != usual.fingerprint
 
 
