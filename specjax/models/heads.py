@@ -991,7 +991,8 @@ class BlockHead(DraftHead):
 
         def block(anchors: Int32[Array, " B"]) -> Float[Array, "B _ E"]:
             def layer(i: int, bias: Array) -> LayerMemory:
-                return LayerMemory(*pairs[i], bias=bias)
+                keys, values = pairs[i]
+                return LayerMemory(keys, values, bias)
 
             tokens = _picked(text.tokens, anchors)[:, 0]
             return self._block(params, tokens, anchors, count, length, layer, text.encoded)
