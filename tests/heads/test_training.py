@@ -25,7 +25,7 @@ from specjax.training.drafter_task import (
 )
 from specjax.training.losses import total_variation
 from tests.heads.test_fixtures import CASES, TOLERANCE, fixture, verifier
-from tests.heads.tiny_heads import tiny_head, tiny_t5_head
+from tests.heads.tiny_heads import encoded_head, tiny_head
 from tests.models.tiny import quick_jit
 
 KL = Objective(label_smoothing=0.0, distillation_weight=1.0)
@@ -324,7 +324,7 @@ class Rounds:
 HEADS = {
     "eagle3": lambda: tiny_head("eagle3", mapped=(0, 2)),
     "dspark": lambda: tiny_head("dspark"),
-    "t5": lambda: tiny_t5_head("eagle3"),
+    "t5": lambda: encoded_head("eagle3"),
 }
 
 
