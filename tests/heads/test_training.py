@@ -324,7 +324,7 @@ class Rounds:
 HEADS = {
     "eagle3": lambda: tiny_head("eagle3", mapped=(0, 2)),
     "dspark": lambda: tiny_head("dspark"),
-    "t5": lambda: encoded_head("eagle3", "t5"),
+    "t5": lambda: encoded_head("eagle3"),
 }
 
 
