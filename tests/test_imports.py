@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -87,6 +88,13 @@ def test_every_module_that_is_imported_exists():
 def test_every_package_has_a_floor():
     assert {part for _, part in _modules()} == {*FLOOR, ENTRY}
     assert len(FLOORS) <= 11
+
+
+def test_the_page_of_the_architecture_has_the_floors():
+    page = (ROOT.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", page.split("## Eleven floors")[1], re.M)
+    told = {int(floor): set(re.findall(r"`(\w+)`", names)) for floor, names in rows}
+    assert told == {i: names - {"__init__"} for i, names in enumerate(FLOORS)}
 
 
 def test_a_crossing_is_seen(tmp_path):

@@ -527,6 +527,7 @@ def save_draft_head(
     verifier_name: str | None = None,
     dtype: Any = None,
     max_position_embeddings: int | None = None,
+    max_draft: int = 3,
     portable: bool = False,
     replace: bool = False,
 ) -> Path:
@@ -536,10 +537,13 @@ def save_draft_head(
       path: a directory that does not exist, or is empty (but see `replace`).
       head: the head.
       params: its parameters, with or without what it uses of the verifier's.
-      verifier_params: the verifier's, whose fingerprint is written: others are refused later.
+      verifier_params: the verifier's, whose fingerprint is written: verifiers with other norms or
+        biases are refused later.
       verifier_name: the verifier's name or directory.
       dtype: of the arrays on disk; by default their own.
       max_position_embeddings: the longest context, for other readers.
+      max_draft: the drafts that other servers ask a recurrent head for, by default as many as of
+        speculators'.
       portable: whether speculators and vLLM are to read it; they need copies of matrices that the
         head shares with its verifier, and `verifier_params`.
       replace: whether to remove an existing directory once the new one is complete.
@@ -550,7 +554,7 @@ def save_draft_head(
     """
     flat = flatten(params["network"])
     disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
-    values = _speculators_config(head, verifier_name, disk)
+    values = _speculators_config(head, verifier_name, disk, max_draft)
     if max_position_embeddings is not None:
         values["transformer_layer_config"]["max_position_embeddings"] = max_position_embeddings
     if verifier_params is not None:
@@ -607,7 +611,7 @@ def _shared_matrices(head: DraftHead, verifier_params: Params, rows: Any) -> dic
 
 
 def _speculators_config(
-    head: DraftHead, verifier_name: str | None, dtype: np.dtype
+    head: DraftHead, verifier_name: str | None, dtype: np.dtype, drafts: int
 ) -> dict[str, Any]:
     config, theirs = head.config, head.verifier.config
     depth, kind = len(theirs.style.windows), config.kind
@@ -627,7 +631,6 @@ def _speculators_config(
         "layer_types": [FULL if x is None else SLIDING for x in config.windows],
     }
     values: dict[str, Any] = {}
-    drafts = 3  # speculators' default for recurrent heads; a server's user may ask for others
     if kind == "MTP":
         # These fields are the verifier's.
         inner |= {"num_hidden_layers": depth, "layer_types": [FULL] * depth}

@@ -40,9 +40,11 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(results))
     place = os.path.expanduser(str(gin_config.value_of("train_drafter.output_dir")))
     verifier = gin_config.value_of("load_text_model.path")
+    chat = gin_config.value_of("VerifierTexts.chat")
+    same = f' --gin.CHAT="{chat}"' if chat else ""
     print(
         f"specjax: next: specjax infer --gin.VERIFIER={verifier} --gin.DRAFTER={place}/drafter "
-        f"--gin.MAX_DRAFT={results['max_draft']} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
+        f"--gin.MAX_DRAFT={results['max_draft']}{same} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
         file=sys.stderr,
     )
     return 0

@@ -41,6 +41,7 @@ from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
+from specjax.text.passes import check_timed
 from specjax.text.requests import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
@@ -234,6 +235,7 @@ def _bench(
     one_bucket: bool,
 ) -> Bench:
     """The bench with the tokens of all texts."""
+    check_timed(models)
     decoder = Setting(method=VERIFIER_ALONE).decoder(models, batch_size=1, **options)
     tokens = [
         tokens_of(decoder, x.inputs, f"text {x.id}", chat=prompts.chat, truncate=prompts.truncate)

@@ -33,6 +33,7 @@ from specjax.drafting import (
 from specjax.drafting.neural import catches_up_on
 from specjax.environment import environment, machine
 from specjax.errors import UserError
+from specjax.models.heads import DraftHead
 from specjax.rules import Lossless
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
@@ -198,6 +199,16 @@ def measure_costs(
     return as_costs(fits, rows, widths, pair.fingerprint)
 
 
+def check_timed(models: Mapping[str, TextModel]) -> None:
+    """Refuses draft heads, whose passes need their verifier's states."""
+    for name, model in models.items():
+        if isinstance(model.model, DraftHead):
+            raise UserError(
+                f"{name}={model.name} is a draft head, whose passes cannot be timed without its "
+                "verifier: compare two runs of specjax infer, one with METHOD=VerifierAlone"
+            )
+
+
 def measure_times(
     models: Mapping[str, TextModel],
     tables: Collection[tuple[str, str | None]],
@@ -222,6 +233,7 @@ def measure_times(
       read: the share of a prompt's tokens that a call reads, if the others come from a prefix; a
         drafter's time for its prompts is taken to be proportional.
     """
+    check_timed(models)
     groups: dict[Any, list[LoopCase]] = {
         (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
         for reviewer, name in tables

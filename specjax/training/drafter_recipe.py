@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from specjax.checkpoints.heads import save_draft_head
-from specjax.checks import checked, one_number, whole_number
+from specjax.checks import check_flag, checked, one_number, whole_number
 from specjax.data.batching import (
     Batching,
     BucketedBatches,
@@ -58,7 +59,7 @@ class DrafterRecipe:
       max_draft: G, the drafts that it learns to make at a time.
       boundaries: of the verifier's states that it reads (see `types.LanguageModel.reading`); None:
         an early, a middle and a late one. An MTP reads the last.
-      layers: of a block head; the others have one.
+      layers: of a block head, 2 by default; the others have one.
       draft_vocab: W, the number of tokens that may be drafted, the most frequent ones of the
         verifier's texts; None: all.
       cross_layer: the layer of an encoder-decoder whose keys and values of the encoder's output it
@@ -78,7 +79,7 @@ class DrafterRecipe:
     kind: str = "eagle3"
     max_draft: int = 7
     boundaries: tuple[int, ...] | None = None
-    layers: int = 2
+    layers: int | None = None
     draft_vocab: int | None = None
     cross_layer: int | None = None
     markov: str | None = None
@@ -105,9 +106,9 @@ class DrafterRecipe:
                     f"`{name}` must be one of {', '.join(filter(None, known))}, got "
                     f"{getattr(self, name)!r}"
                 )
-        for name in ("max_draft", "layers", "markov_rank", "anchors", "tokens_per_batch"):
+        for name in ("max_draft", "markov_rank", "anchors", "tokens_per_batch"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), low=1))
-        for name, low in (("draft_vocab", 1), ("cross_layer", 0)):
+        for name, low in (("layers", 1), ("draft_vocab", 1), ("cross_layer", 0)):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), low=low))
         if self.boundaries is not None:
@@ -118,9 +119,16 @@ class DrafterRecipe:
                 )
             object.__setattr__(self, "boundaries", tuple(places.tolist()))
         one_number("decay", self.decay, low=0.0, high=1.0, open_low=True)
-        if self.kind != "block" and (self.markov or self.confidence):
+        check_flag("confidence", self.confidence)
+        if self.kind != "block" and (self.layers or self.markov or self.confidence):
             raise UserError(
-                f"`markov` and `confidence` are options of kind='block', got kind={self.kind!r}"
+                "`layers`, `markov` and `confidence` are options of kind='block', got "
+                f"kind={self.kind!r}"
+            )
+        if self.kind == "mtp" and self.draft_vocab is not None:
+            raise UserError(
+                "`draft_vocab` must be None for kind='mtp', whose files have no such field, got "
+                f"{self.draft_vocab}"
             )
 
     def head_for(self, verifier: TextModel) -> HeadConfig:
@@ -153,12 +161,14 @@ class DrafterRecipe:
                 f"{verifier.name}, got {self.draft_vocab}"
             )
         normed = self.kind == "block" or family == "qwen3"
-        layers = self.layers if self.kind == "block" else 1
+        layers = (self.layers or 2) if self.kind == "block" else 1
+        # Files need heads that share the width; cross-attention keeps the verifier's own.
+        heads = next(n for n in range(theirs.num_heads, 0, -1) if theirs.embed_dim % n == 0)
         sizes = (Qwen3Config if normed else LlamaConfig)(
             vocab_size=theirs.vocab_size,
             embed_dim=theirs.embed_dim,
-            num_heads=theirs.num_heads,
-            num_kv_heads=theirs.kv_heads,
+            num_heads=heads,
+            num_kv_heads=math.gcd(heads, theirs.kv_heads),
             head_dim=theirs.head_dim,
             mlp_dim=theirs.mlp_dim,
             num_layers=layers,
@@ -327,8 +337,8 @@ def train_drafter(
       on_start: called with the `RunDirectory` after all checks, before the long work.
 
     Returns:
-      The contents of `results.json`: step, number of parameters of the head and bytes that a draft
-      reads of it, validation loss, acceptance, and tokens per call.
+      The contents of `results.json`: step, number of parameters of the head, validation loss,
+      acceptance, and tokens per call.
 
     Raises:
       OSError: `output_dir` cannot be written, or another process trains there.
@@ -406,13 +416,13 @@ def train_drafter(
             verifier_name=shown_path(verifier.name),
             dtype=recipe.export_dtype,
             max_position_embeddings=verifier.context,
+            max_draft=recipe.max_draft,
             replace=True,
         )
         results = {
             "step": result.step,
             "kind": config.kind,
             "num_params": size,
-            "bytes": size * np.dtype(recipe.export_dtype).itemsize,
             "max_draft": recipe.max_draft,
             **result.figures,
         }

@@ -24,7 +24,7 @@ from specjax.models import ModelConfig, model_from_config
 from specjax.models.heads import Drafted, DraftHead, HeadConfig, ReadText, draft_head
 from specjax.sampling import distribution
 from specjax.theory import expected_calls
-from specjax.training.losses import Objective, Total, masked_total, total_variation
+from specjax.training.losses import Objective, Total, masked_total
 from specjax.training.step import root_key
 from specjax.training.trainer import Batches
 from specjax.types import Params, Sampling
@@ -94,7 +94,9 @@ class DraftTask:
 
     @property
     def model(self) -> DraftHead:
-        verifier = dataclasses.replace(model_from_config(self.verifier), tokens=self.tokens)
+        # Its parameters are learnt, so those of its cross-attention are float32 too.
+        network = model_from_config(self.verifier.replace(param_dtype=jnp.float32))
+        verifier = dataclasses.replace(network, tokens=self.tokens)
         return draft_head(self.head, verifier)
 
     def init(self, key: Key[Array, ""]) -> Params:
@@ -123,14 +125,15 @@ class DraftTask:
         text = self.read(own, frozen, batch)
         anchors = self._anchors(text, key)
         counts = reachable(text, anchors, self.max_draft)
+        log_p = jax.nn.log_softmax(text.logits)
+        if frozen.drafted is not None:
+            log_p = jnp.take(log_p, frozen.drafted, axis=-1)
 
         def judge(i: Array, said: Drafted) -> tuple[Array, Array]:
             tokens = _at(anchors + i + 1, text.read.tokens)
-            reference = _at(anchors + i, text.logits)
             if frozen.drafted is not None:
-                reference = jnp.take(reference, frozen.drafted, axis=-1)
                 tokens = jnp.take(own["places"], tokens)
-            each, accepted = per_draft(self.objective, said, tokens, reference)
+            each, accepted = per_draft(self.objective, said, tokens, _at(anchors + i, log_p))
             each = self.decay ** i.astype(jnp.float32) * each
             return masked_total(each, counts[i]).sum, masked_total(accepted, counts[i]).sum
 
@@ -178,16 +181,18 @@ def per_draft(
     objective: Objective,
     said: Drafted,
     tokens: Int32[Array, "B A"],
-    reference: Float32[Array, "B A W"],
+    log_p: Float32[Array, "B A W"],
 ) -> tuple[Float32[Array, "B A"], Float32[Array, "B A"]]:
     """The loss of drafts, and the chance that each is accepted: Σ min(p, q).
 
-    A confidence head also learns this chance, by its cross entropy.
+    A confidence head also learns this chance, by its cross entropy. A divergence is from p given
+    that the token can be drafted; the chance is from p itself.
     """
     # A token that is not drafted has no place; its draft does not count.
     places = jnp.minimum(tokens, said.logits.shape[-1] - 1)
-    loss = objective.per_token(said.logits, places, reference)
-    accepted = 1.0 - jax.lax.stop_gradient(total_variation(said.logits, reference))
+    loss = objective.per_token(said.logits, places, log_p)
+    both = jnp.minimum(jnp.exp(log_p), jax.nn.softmax(said.logits))
+    accepted = jax.lax.stop_gradient(jnp.sum(both, axis=-1))
     if said.odds is not None:
         loss += jax.nn.softplus(said.odds) - accepted * said.odds
     return loss, accepted

@@ -220,9 +220,9 @@ def draw_pairs(
             max_new_tokens=list(limits),
             progress=None if progress else False,
         )
-        end = np.asarray(model.tokenizer.eos_ids[:1], np.int32)
-        for tokens, ended in zip(drawn.tokens, drawn.ended, strict=True):
-            targets.append(np.concatenate([tokens, end[: int(ended)]]))
+        for row in drawn:
+            end = [] if row.eos_id is None else [row.eos_id]
+            targets.append(np.asarray([*row.tokens, *end], np.int32))
     return TokenPairs.of([part for pair in zip(inputs, targets, strict=True) for part in pair])
 
 

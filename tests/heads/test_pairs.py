@@ -20,6 +20,7 @@ from specjax.models.qwen import Qwen3Config
 from specjax.partitioning import make_mesh
 from specjax.text.directories import inspect
 from specjax.text.drafts import ModelDrafts
+from specjax.text.passes import check_timed
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, llama
 from tests.heads.written import FORMATS, write_head
@@ -359,6 +360,8 @@ def test_what_a_head_cannot_do(place):
             specjax.Decoder(load(place, kind), stopping=own, **SHAPE)
     with pytest.raises(ValueError, match="CostAware cannot weigh a draft head"):
         specjax.Decoder(pair, stopping=drafting.CostAware(), **SHAPE)
+    with pytest.raises(ValueError, match="drafter=.* is a draft head, whose passes cannot be"):
+        check_timed(pair.named)
     with pytest.raises(ValueError, match="model must be EagleHead, got BlockHead"):
         drafting.EagleDrafter(pair.drafter.model, 2)
     with pytest.raises(ValueError, match="model must be BlockHead, got EagleHead"):

@@ -103,7 +103,7 @@ class Case:
 
         def judge(i, said):
             at = jnp.minimum(self.anchors + i, 11)
-            reference = logits[at]
+            reference = jax.nn.log_softmax(logits[at])
             tokens = places[self.tokens[0][jnp.minimum(at + 1, 11)]]
             objective = KL
             if self.project in ("dflash_zlab", "speculators_mtp"):
