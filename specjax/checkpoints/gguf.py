@@ -129,7 +129,9 @@ def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelCo
     if divisors is not None and isinstance(read, LlamaConfig) and read.rope_scaling is not None:
         # Of a stretching only its divisors are stored; those of Llama 3.1 and later are known.
         plain = rope_frequencies(read.head_dim, read.rope_theta)
-        stored = np.fromfile(file, "<f4", divisors.shape[0], offset=divisors.start)
-        if not np.allclose(plain / read.rope_scaling.stretched(plain), stored, rtol=1e-4):
+        stored = np.fromfile(file, "<f4", plain.size, offset=divisors.start)
+        if stored.size < plain.size or not np.allclose(
+            plain / read.rope_scaling.stretched(plain), stored, rtol=1e-4
+        ):
             raise UserError(f"{file}: {_DIVISORS} is not the stretching of Llama 3.1 and later")
     return reader, read, ids

@@ -11,12 +11,9 @@ import numpy as np
 from specjax.checks import check_count, one_number
 from specjax.errors import MissingLibraryError
 from specjax.text import Decoder, Lookup, Models, Result, load_models
-from specjax.text.directories import PAIRS
 from specjax.text.results import Row, coloured, has_colours
 from specjax.types import Sampling
 
-# A head for SmolLM2, if the package has it.
-HEAD = PAIRS / "smollm2" / "head"
 QUESTIONS = (
     "Why is the sky blue? Explain it to a child.",
     "Write a Python function that counts the vowels of a text, and explain it.",
@@ -33,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter",
-        help="a draft head or a smaller model of the verifier (default: the built-in head for "
-        "SmolLM2; without one, drafts are copied from the text so far)",
+        help="a draft head or a smaller model of the verifier (default: drafts are copied from the "
+        "text so far)",
     )
     parser.add_argument("--max-draft", type=int, default=4, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="the longest answer")
@@ -81,8 +78,7 @@ def smollm2() -> Path:
 
 
 def _models(args: argparse.Namespace) -> Models:
-    drafter = args.drafter or (HEAD if args.verifier is None and HEAD.is_dir() else None)
-    named: dict[str, Any] = {} if drafter is None else {"drafter": drafter}
+    named: dict[str, Any] = {} if args.drafter is None else {"drafter": args.drafter}
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
