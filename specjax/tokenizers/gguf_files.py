@@ -70,6 +70,7 @@ def read_header(file: Path) -> Header:
             except (
                 struct.error,
                 LookupError,
+                TypeError,
                 ValueError,
                 ArithmeticError,
                 RecursionError,

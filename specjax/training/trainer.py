@@ -130,7 +130,7 @@ class Phases(Protocol):
         """Begins a phase, or continues it.
 
         `step` is its first step. `params` are the parameters that would be evaluated at that step,
-        on one device; None if the run is past that step. The result makes the batch of a step.
+        as they are placed; None if the run is past that step. The result makes the batch of a step.
         """
 
 
@@ -199,7 +199,7 @@ def train(
         parameters; or a function that makes it, called after `data.grow`, for which the notes must
         contain what determines it.
       init_params: initial parameters; by default drawn by the task's initialisers.
-      evaluate: called at each checkpoint with the parameters on one device; its figures are
+      evaluate: called at each checkpoint with the parameters as they are placed; its figures are
         logged. `config.choose_by` may name one of them without its `validation_`.
       notes: further JSON values that determine the run, such as the arguments of `data.grow`.
       on_start: called with the `RunDirectory` after all checks, before the long work.
