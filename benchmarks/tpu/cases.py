@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.shapes import Sizes, lowered, of_numbers, of_params
@@ -193,9 +194,17 @@ def _pair(
         kind = drafting.BlockDrafter if variant.head else drafting.EagleDrafter
         drafter = kind(small, draft, policy)
         network = small.joined(of_params(small, part), verifier)
+        if small.config.draft_vocab is not None:
+            network["places"] = _places(small.vocab_size, part)
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
     own = drafting.NeuralDrafterParams(network, of_numbers(numbers, part))
     return method, decoding.MethodParams(verifier, own, of_numbers(variant.rule, part))
+
+
+def _places(vocab_size: int, part: Partitioner) -> jax.ShapeDtypeStruct:
+    """The shape of the map from tokens to those that are drafted; every device has it."""
+    where = jax.NamedSharding(part.mesh, jax.P())
+    return jax.ShapeDtypeStruct((vocab_size,), np.int32, sharding=where)
 
 
 def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> HeadConfig:

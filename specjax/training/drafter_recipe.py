@@ -389,7 +389,10 @@ def train_drafter(
             return training
 
         figures = TokensPerCall(
-            task, frozen, {name: (TEXTS[name], batches[name]) for name in TEXTS}
+            task,
+            frozen,
+            {name: (TEXTS[name], batches[name]) for name in TEXTS},
+            verifier.mesh,
         )
         result = train(
             trainer,

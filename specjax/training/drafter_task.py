@@ -219,6 +219,7 @@ class TokensPerCall:
       task: the head.
       frozen: see `Frozen`.
       texts: the name of each temperature's texts, the temperature, and the batches.
+      mesh: whose axis `data` shares the rows of a batch; None for one device.
     """
 
     def __init__(
@@ -226,14 +227,17 @@ class TokensPerCall:
         task: DraftTask,
         frozen: Callable[[], Frozen],
         texts: Mapping[str, tuple[float, Batches]],
+        mesh: jax.sharding.Mesh | None = None,
     ):
         self._task, self._frozen, self._texts = task, frozen, texts
+        self._by_row = None if mesh is None else jax.NamedSharding(mesh, jax.P("data"))
 
     def __call__(self, params: Params) -> dict[str, float]:
         found = {}
         for name, (temperature, batches) in self._texts.items():
             tokens, calls = 0, 0.0
             for batch in batches.epoch():
+                batch = jax.device_put(batch, self._by_row)
                 given = params, self._frozen(), batch, jnp.float32(temperature)
                 chances, written = jax.device_get(_acceptances(self._task, *given))
                 for row, real in zip(chances, written, strict=True):
