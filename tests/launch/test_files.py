@@ -132,7 +132,7 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     on_host(cloud, said["setup"], **settings)
     quoted = "--gin_file=runs/infer.gin --gin.INPUT='a  b*.txt' --gin.B=(1,2)"
     on_host(cloud, said["run"], **{**settings, "ARGUMENTS": quoted})
-    extras = "tpu,eval,int8,constraints"
+    extras = "tpu,eval,int8,constraints,gguf"
     assert (cloud.path / "pip.txt").read_text().endswith(f"--editable .[{extras}]\n")
     assert len(cloud.rows("bucket/run/worker-1")) == 6
     words = "infer --gin_file=runs/infer.gin --gin.INPUT=a  b*.txt --gin.B=(1,2) --gin.OUTPUT_DIR="

@@ -17,7 +17,7 @@ def test_setup_installs_the_checkout_with_its_pinned_versions_on_all_workers(clo
     assert "specjax-worker 0 installed" in done.stdout
     assert "specjax-worker 1 installed" in done.stdout
     installs = (cloud.path / "pip.txt").read_text().splitlines()
-    extras = "tpu,eval,int8,constraints"
+    extras = "tpu,eval,int8,constraints,gguf"
     assert installs == [f"install --quiet -c constraints.txt --editable .[{extras}]"] * 2
     assert (cloud.path / "home-1" / "specjax" / "launch" / "worker.sh").exists()
 
