@@ -210,10 +210,6 @@ class Encoded(NamedTuple):
     values: Array
     mask: Bool[Array, "B P"]  # false at padding
 
-    @property
-    def segment(self) -> Segment:
-        return Segment(self.keys, self.values, _bias(self.mask[:, None]))
-
 
 class ReadText(NamedTuple):
     """What a verifier has read, for a head that is trained.
@@ -226,10 +222,6 @@ class ReadText(NamedTuple):
     tokens: Int32[Array, "B T"]
     states: Float[Array, "B T F"]
     encoded: Encoded | None = None
-
-    @property
-    def segment(self) -> Segment | None:
-        return None if self.encoded is None else self.encoded.segment
 
 
 class Drafted(NamedTuple):
@@ -794,6 +786,13 @@ class DraftHead(LanguageModel):
         return cache_lib.write(cache.entries, updates, starts, self.layout)
 
 
+def _segment(encoded: Encoded | None) -> Segment | None:
+    """What a layer attends to of an encoder's output."""
+    if encoded is None:
+        return None
+    return Segment(encoded.keys, encoded.values, _bias(encoded.mask[:, None]))
+
+
 def _applied(model: Model, params: Params, *args: Any, method: str) -> Any:
     return model.network.apply({"params": params}, *args, method=method)
 
@@ -840,7 +839,7 @@ class EagleHead(DraftHead):
         places = _places(jnp.zeros(tokens.shape[0], jnp.int32), tokens.shape[1])
         keys, values = self._apply(params, embedded, before, places - 1, method="entries")
         none = jnp.zeros((tokens.shape[0], count, layers.kv_heads, layers.head_dim), layers.dtype)
-        steps = jnp.arange(count, dtype=jnp.int32)
+        encoded, steps = _segment(text.encoded), jnp.arange(count, dtype=jnp.int32)
 
         def chain(anchors: Int32[Array, " B"]) -> Float[Array, "_ B E"]:
             ends = anchors[:, None]
@@ -856,7 +855,7 @@ class EagleHead(DraftHead):
                 more = past, Segment(own_keys, own_values, _bias(seen[:, None]))
                 given = _picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
                 output, state, key, value = self._apply(
-                    params, *given, None, text.segment, more, method="step"
+                    params, *given, None, encoded, more, method="step"
                 )
                 put = lax.dynamic_update_slice_in_dim
                 own_keys = put(own_keys, key, i, 1 + self.layout.key_axis)
@@ -914,14 +913,13 @@ class EagleHead(DraftHead):
 
         past = memory.layer(0, memory.bias(length) + bias(slots))
         states = self._at(cache.ring, before)
-        encoded = None if cache.encoded is None else cache.encoded.segment
         given = (
             self._embed(params, tokens),
             states,
             places - 1,
             inside + bias(places),
             past,
-            encoded,
+            _segment(cache.encoded),
         )
         normed, states, keys, values = self._apply(params, *given, method="step")
         logits = self._spread(params, self._logits(params, normed))
@@ -1046,8 +1044,7 @@ class BlockHead(DraftHead):
             causal = window is not None and config.causal_windows
             whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
             biases.append(block_bias(size) if causal else whole)
-        segment = None if encoded is None else encoded.segment
-        given = embedded, _places(starts, size), biases, pasts, segment
+        given = embedded, _places(starts, size), biases, pasts, _segment(encoded)
         return self._apply(params, *given, method="block")[:, first : first + count]
 
     def _corrected(

@@ -663,7 +663,7 @@ class Shown:
                 word, after = word.replace("\n", "\\n"), "\n"
             word = f"{style.marks[:1]}{word}{style.marks[1:]}"
             if colours and style.ansi:
-                word = f"\x1b[{style.ansi}m{word}\x1b[0m"
+                word = _in_colour(word, style)
             return before + word + after
 
         return "\n".join([f"{name}: {line}" for name, line in self._lines(marked)])
@@ -694,7 +694,11 @@ class Shown:
 
 def coloured(text: str, source: str) -> str:
     """A token's text with the colour of its source in `Shown`, where there is one drafter."""
-    return f"\x1b[{_OWN.get(source, _DRAFTERS[0]).ansi}m{_visible(text)}\x1b[0m"
+    return _in_colour(_visible(text), _OWN.get(source, _DRAFTERS[0]))
+
+
+def _in_colour(text: str, style: _Style) -> str:
+    return f"\x1b[{style.ansi}m{text}\x1b[0m"
 
 
 def _runs(row: Sourced) -> Sourced:

@@ -192,8 +192,8 @@ def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
     config = {
         **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
         "tokenizer_class": "PreTrainedTokenizerFast" if byte_level else marked,
-        "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", True),
-        "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "add_bos_token": _adds("bos", metadata),
+        "add_eos_token": _adds("eos", metadata),
         "legacy": False,
     }
     template = metadata.get("tokenizer.chat_template")
@@ -202,6 +202,13 @@ def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
         "tokenizer_config.json": config,
         **({} if template is None else {CHAT_TEMPLATE: template.encode()}),
     }
+
+
+def _adds(name: str, metadata: dict[str, Any]) -> bool:
+    """Whether a text gets a beginning ("bos") or an end ("eos")."""
+    begins = metadata.get("tokenizer.ggml.model") != "gpt2"
+    begins |= metadata.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
+    return metadata.get(f"tokenizer.ggml.add_{name}_token", begins and name == "bos")
 
 
 def _kinds(metadata: dict[str, Any]) -> list[int]:
@@ -306,11 +313,12 @@ def _split(regex: str) -> dict[str, Any]:
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
 _DIGITS = {"type": "Digits", "individual_digits": True}
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 # By tokenizer.ggml.pre: the normalizer and the splitting before merges.
 _STEPS: dict[str, tuple[Any, Any]] = {
     "gpt-2": (None, _BYTES),
     "smollm": (None, {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTES]}),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (None, _split(_LLAMA3))),
+    **dict.fromkeys(_LLAMA3_NAMES, (None, _split(_LLAMA3))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), ({"type": "NFC"}, _split(QWEN2))),
 }
 
@@ -324,7 +332,6 @@ def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> d
             "tokenizer="
         )
     normalizer, pre_tokenizer = _STEPS[named]
-    llama3 = pre_tokenizer is _STEPS["llama3"][1]
     tokens = metadata["tokenizer.ggml.tokens"]
     added = [
         {
@@ -338,8 +345,8 @@ def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> d
     ]
     around = {
         name: metadata.get(f"tokenizer.ggml.{name}_token_id")
-        for name, default in (("bos", llama3), ("eos", False))
-        if metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+        for name in ("bos", "eos")
+        if _adds(name, metadata)
     }
     special = {
         name: {"SpecialToken": {"id": tokens[i], "type_id": 0}} for name, i in around.items()
@@ -360,7 +367,7 @@ def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> d
             "vocab": {text: i for i, text in enumerate(tokens) if kinds[i] != _UNUSED},
             "merges": [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]],
             # A word that is a token is taken whole.
-            "ignore_merges": llama3,
+            "ignore_merges": named in _LLAMA3_NAMES,
         },
     }
 

@@ -29,6 +29,7 @@ from specjax.text import Decoder, load_pair, load_text_model
 from specjax.text.directories import inspect
 from specjax.tokenizers.model_files import SpecialIds, write_json
 from specjax.types import Prompts, Sampling
+from tests.models.tiny import random_params
 
 gguf = pytest.importorskip("gguf")
 Kind = gguf.GGMLQuantizationType
@@ -79,13 +80,10 @@ KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
 
 def hf_arrays(config, seed=0):
     """Random arrays under Hugging Face's names, for no two parameters alike."""
-    rng = np.random.default_rng(seed)
     arrays = {}
-    for path, leaf in flatten(model_from_config(config).abstract_params()).items():
+    for path, leaf in flatten(random_params(model_from_config(config), seed)).items():
         line = family_of(config).hf_name(path)
-        shape = leaf.shape[::-1] if line.transposed else leaf.shape
-        value = rng.uniform(0.5, 1.5, shape) if leaf.ndim == 1 else 0.3 * rng.normal(size=shape)
-        arrays[line.hf] = value.astype(np.float32)
+        arrays[line.hf] = np.asarray(leaf.T if line.transposed else leaf)
     return arrays
 
 

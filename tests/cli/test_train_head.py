@@ -11,9 +11,8 @@ import safetensors.numpy
 from specjax import load_pair, load_text_model
 from specjax.checkpoints import load_head
 from specjax.cli.main import main
-from specjax.runs.run_directory import Store
 from specjax.training import HeadRecipe
-from specjax.training.checkpoint_store import CheckpointStore
+from tests.cli import stopped
 from tests.tiny_pair import sentences, write_pair
 
 SETTINGS = {
@@ -142,25 +141,10 @@ def test_the_default_rate_learns_in_a_short_run(data, tmp_path):
 
 def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monkeypatch):
     """Stopped while it labels, and while it trains."""
-    put, save = Store.put, CheckpointStore.save
-    calls = []
-
-    def stop_writing(self, *record):
-        calls.append(record)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        put(self, *record)
-
-    def stop_saving(self, state, loss):
-        save(self, state, loss)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "put", stop_writing)
+    with stopped.while_it_writes(monkeypatch, 3):
         assert run(data, tmp_path) == 130
     assert len(list((tmp_path / "head_data").iterdir())) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "save", stop_saving)
+    with stopped.while_it_trains(monkeypatch):
         assert run(data, tmp_path) == 130
     kept = {f.name: f.stat().st_mtime_ns for f in (tmp_path / "head_data").iterdir()}
     assert len(kept) == 4  # three shards of 60 prompts and one of 20
