@@ -22,13 +22,13 @@ from specjax.data.batching import (
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, Model, family_of
-from specjax.models.heads import MARKOV, BlockConfig, EagleConfig, HeadConfig
+from specjax.models.heads import MARKOV, BlockConfig, EagleConfig, HeadConfig, places_of
 from specjax.models.qwen import Qwen3Config
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import TextModel
 from specjax.text.directories import shown_path
-from specjax.training.drafter_task import DraftTask, Frozen, TokensPerCall
+from specjax.training.drafter_task import FIGURE, DraftTask, Frozen, TokensPerCall
 from specjax.training.losses import Objective
 from specjax.training.progress import say
 from specjax.training.teacher import (
@@ -44,7 +44,6 @@ from specjax.training.trainer import TrainerConfig, TrainingData, run_directory,
 
 DRAFTER_NAME, RESULTS_NAME = "drafter", "results.json"
 KINDS = ("eagle3", "block", "mtp")
-_FIGURE = "tokens_per_call_"
 
 PathLike = str | os.PathLike[str]
 
@@ -345,7 +344,7 @@ def train_drafter(
       UserError: unusable prompts, a verifier that cannot have such a head or writes only empty
         texts, or the `output_dir` of another run.
     """
-    known = ("loss", "acceptance", *(_FIGURE + text for text in TEXTS))
+    known = ("loss", "acceptance", *(FIGURE + text for text in TEXTS))
     if trainer.choose_by not in known:
         raise UserError(f"`choose_by` must be one of {', '.join(known)}, got {trainer.choose_by!r}")
     examples = {"training": list(training_data), "validation": list(validation_data)}
@@ -381,7 +380,7 @@ def train_drafter(
             if recipe.draft_vocab is None:
                 return Frozen(verifier.params)
             tokens = most_frequent(training.pairs, recipe.draft_vocab, model.vocab_size)
-            return Frozen(verifier.params, *_output(model, verifier.params, tokens))
+            return Frozen(verifier.params, *_drafting(model, verifier.params, tokens))
 
         def grow() -> VerifierBatches:
             for each in batches.values():
@@ -479,11 +478,12 @@ def most_frequent(pairs: TokenPairs, count: int, vocab_size: int) -> np.ndarray:
     return np.sort(np.argsort(-found, kind="stable")[:count]).astype(np.int32)
 
 
-def _output(model: Any, params: Any, tokens: np.ndarray) -> tuple[jax.Array, Any]:
-    """These tokens, and the verifier's output projection for them."""
+def _drafting(model: Any, params: Any, tokens: np.ndarray) -> tuple[Any, Any, Any]:
+    """These tokens, the places of all among them, and the verifier's output projection."""
     if model.config.tie_embeddings:
         kernel = params["token_embedder"]["embedding"][tokens].T
     else:
         kernel = params["decoder"]["logits_dense"]["kernel"][:, tokens]
     scale = np.asarray(model.config.style.hidden_scale, kernel.dtype)
-    return jax.numpy.asarray(tokens), {"kernel": kernel * scale}
+    places = places_of(tokens, model.config.vocab_size)
+    return jax.numpy.asarray(tokens), jax.numpy.asarray(places), {"kernel": kernel * scale}

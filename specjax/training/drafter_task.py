@@ -29,6 +29,7 @@ from specjax.training.step import root_key
 from specjax.training.trainer import Batches
 from specjax.types import Params, Sampling
 
+FIGURE = "tokens_per_call_"
 # Anchors whose distributions are in memory at a time, where all are measured.
 _AT_ONCE = 16
 _TINY = 1e-30
@@ -40,11 +41,13 @@ class Frozen(NamedTuple):
     Attributes:
       verifier: the verifier's parameters.
       drafted: the tokens that are drafted, in increasing order; None: all.
+      places: of each token among these; see `models.heads.places_of`.
       output: the verifier's output projection for these tokens; None: the whole.
     """
 
     verifier: Params
     drafted: Int32[Array, " W"] | None = None
+    places: Int32[Array, " V"] | None = None
     output: Params | None = None
 
 
@@ -107,10 +110,7 @@ class DraftTask:
         """All parameters of the head of its own."""
         if frozen.drafted is None:
             return {"network": params}
-        count = frozen.drafted.size
-        places = jnp.full(self.verifier.vocab_size, count, jnp.int32)
-        places = places.at[frozen.drafted].set(jnp.arange(count, dtype=jnp.int32))
-        return {"network": {**params, "logits_dense": frozen.output}, "places": places}
+        return {"network": {**params, "logits_dense": frozen.output}, "places": frozen.places}
 
     def loss(self, params: Params, constants: Frozen, batch: Any, key: Key[Array, ""]) -> Total:
         return self._totals(params, constants, batch, key)["loss"]
@@ -122,7 +122,7 @@ class DraftTask:
         self, params: Params, frozen: Frozen, batch: Any, key: Key[Array, ""]
     ) -> dict[str, Total]:
         own = self.whole(params, frozen)
-        text = self.read(own, frozen, batch)
+        text = self.read(frozen, batch)
         anchors = self._anchors(text, key)
         counts = reachable(text, anchors, self.max_draft)
         log_p = jax.nn.log_softmax(text.logits)
@@ -131,8 +131,8 @@ class DraftTask:
 
         def judge(i: Array, said: Drafted) -> tuple[Array, Array]:
             tokens = _at(anchors + i + 1, text.read.tokens)
-            if frozen.drafted is not None:
-                tokens = jnp.take(own["places"], tokens)
+            if frozen.places is not None:
+                tokens = jnp.take(frozen.places, tokens)
             each, accepted = per_draft(self.objective, said, tokens, _at(anchors + i, log_p))
             each = self.decay ** i.astype(jnp.float32) * each
             return masked_total(each, counts[i]).sum, masked_total(accepted, counts[i]).sum
@@ -143,22 +143,28 @@ class DraftTask:
         names = "loss", "acceptance"
         return {name: Total(jnp.sum(x), items) for name, x in zip(names, judged, strict=True)}
 
-    def read(self, own: Params, frozen: Frozen, batch: Any) -> KnownText:
-        """The verifier's pass over a batch."""
+    def written(self, batch: Any) -> Bool[Array, "B L"]:
+        """Which tokens of a batch the verifier has written."""
         if self.verifier.encoder_style is None:
-            tokens, written = batch
+            return batch.is_target
+        return jnp.pad(batch.targets != self.pad_id, ((0, 0), (1, 0)))
+
+    def read(self, frozen: Frozen, batch: Any) -> KnownText:
+        """The verifier's pass over a batch."""
+        written = self.written(batch)
+        if self.verifier.encoder_style is None:
+            tokens, _ = batch
             prompt = jnp.cumsum(written, axis=1) == 0
             read, logits = self.model.read_text(frozen.verifier, tokens, mask=prompt)
         else:
             inputs, targets = batch
             first = self.verifier.decoder_start_token  # type: ignore[attr-defined]
             tokens = jnp.pad(targets, ((0, 0), (1, 0)), constant_values=first)
-            written = jnp.pad(targets != self.pad_id, ((0, 0), (1, 0)))
             mask = inputs != self.pad_id
             read, logits = self.model.read_text(frozen.verifier, tokens, inputs, mask)
         learnt = written
-        if frozen.drafted is not None:
-            learnt = written & (jnp.take(own["places"], tokens) < frozen.drafted.size)
+        if frozen.places is not None:
+            learnt = written & (jnp.take(frozen.places, tokens) < self.head.rows)
         return KnownText(read, written, learnt, logits)
 
     def _anchors(self, text: KnownText, key: Key[Array, ""]) -> Int32[Array, "B A"]:
@@ -237,47 +243,56 @@ class TokensPerCall:
         for name, (temperature, batches) in self._texts.items():
             tokens, calls = 0, 0.0
             for batch in batches.epoch():
+                counts = np.asarray(self._task.written(batch)).sum(axis=1)
+                # Powers of two: few programs.
+                longest = max(_AT_ONCE, 1 << (int(counts.max()) - 1).bit_length())
                 batch = jax.device_put(batch, self._by_row)
                 given = params, self._frozen(), batch, jnp.float32(temperature)
-                chances, written = jax.device_get(_acceptances(self._task, *given))
-                for row, real in zip(chances, written, strict=True):
-                    count, first = int(real.sum()), int(np.argmax(real)) - 1
+                chances = jax.device_get(_acceptances(self._task, longest, *given))
+                for row, count in zip(chances, counts.tolist(), strict=True):
                     tokens += count
-                    calls += expected_calls(row[first : first + count]) if count else 0.0
-            found[f"validation_tokens_per_call_{name}"] = tokens / calls
+                    calls += expected_calls(row[:count])
+            found[f"validation_{FIGURE}{name}"] = tokens / calls
         return found
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jit, static_argnums=(0, 1))
 def _acceptances(
-    task: DraftTask, params: Params, frozen: Frozen, batch: Any, temperature: Float32[Array, ""]
-) -> tuple[Float32[Array, "B L G"], Bool[Array, "B L"]]:
-    """The chances of acceptance after every token, and which tokens the verifier has written."""
+    task: DraftTask,
+    longest: int,
+    params: Params,
+    frozen: Frozen,
+    batch: Any,
+    temperature: Float32[Array, ""],
+) -> Float32[Array, "B _ G"]:
+    """The chances of acceptance after the token before a text, and after its first tokens.
+
+    `longest` tokens are measured, a multiple of `_AT_ONCE`; more than a text has are of no use.
+    """
     own = task.whole(params, frozen)
-    text = task.read(own, frozen, batch)
+    text = task.read(frozen, batch)
     joined = task.model.joined(own, frozen.verifier)
     tokens, sampling = text.read.tokens, Sampling(temperature)
     following = _at(jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None], tokens)
     p = _chance(text.logits, following, sampling)
     rows, length = tokens.shape
+    first = jnp.argmax(text.written, axis=1).astype(jnp.int32)[:, None] - 1
 
-    def of(anchors: Int32[Array, " A"]) -> Float32[Array, "_ B A"]:
-        anchors = jnp.broadcast_to(anchors[None], (rows, anchors.size))
+    def of(after: Int32[Array, " A"]) -> Float32[Array, "_ B A"]:
+        anchors = jnp.clip(first + after[None], 0, length - 1)
 
         def judge(i: Array, said: Drafted) -> Float32[Array, "B A"]:
             drafted = _at(anchors + i, following)
-            if frozen.drafted is not None:
-                drafted = jnp.take(own["places"], drafted)
+            if frozen.places is not None:
+                drafted = jnp.take(frozen.places, drafted)
             q = _chance(said.logits, drafted, sampling)
             return jnp.minimum(q / jnp.maximum(_at(anchors + i, p), _TINY), 1.0)
 
         return task.model.drafts_along(joined, text.read, anchors, task.max_draft, judge)
 
-    groups = -(-length // _AT_ONCE)
-    every = jnp.arange(groups * _AT_ONCE, dtype=jnp.int32).reshape(groups, _AT_ONCE)
-    chances = jax.lax.map(of, jnp.minimum(every, length - 1))  # [groups, G, B, A]
-    chances = chances.transpose(2, 0, 3, 1).reshape(rows, -1, task.max_draft)
-    return chances[:, :length], text.written
+    every = jnp.arange(longest, dtype=jnp.int32).reshape(-1, _AT_ONCE)
+    chances = jax.lax.map(of, every)  # [groups, G, B, A]
+    return chances.transpose(2, 0, 3, 1).reshape(rows, longest, task.max_draft)
 
 
 def _chance(

@@ -9,8 +9,7 @@ import pytest
 import specjax
 from specjax.checkpoints import save_model
 from specjax.cli.main import main
-from specjax.runs.run_directory import Store
-from specjax.training.checkpoint_store import CheckpointStore
+from tests.cli import stopped
 from tests.heads.tiny_heads import llama
 from tests.tiny_pair import sentences, write_pair
 
@@ -148,24 +147,10 @@ def test_a_mesh_trains_the_same(data, trained, tmp_path):
 
 def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monkeypatch):
     """Stopped while the verifier writes, and while the head learns."""
-    put, save, calls = Store.put, CheckpointStore.save, []
-
-    def stop_writing(self, *record):
-        calls.append(record)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        put(self, *record)
-
-    def stop_saving(self, state, loss):
-        save(self, state, loss)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "put", stop_writing)
+    with stopped.while_it_writes(monkeypatch, 3):
         assert run(data, tmp_path) == 130
     assert len(list((tmp_path / "samples").iterdir())) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "save", stop_saving)
+    with stopped.while_it_trains(monkeypatch):
         assert run(data, tmp_path) == 130
     # Three shards of 60 prompts, and one of 12 at each temperature.
     assert len(list((tmp_path / "samples").iterdir())) == 5
@@ -180,6 +165,12 @@ REFUSED = {
     "vocabulary": ({"DRAFT_VOCAB": 25}, "`draft_vocab` must be at most 24, the tokens of"),
     "layer": ({"DrafterRecipe.cross_layer": 2}, "`cross_layer` must be a layer of an encoder-dec"),
     "option": ({"MARKOV": "rnn"}, "`markov` and `confidence` are options of kind='block', got"),
+    "layers": ({"LAYERS": 4}, "`layers`, `markov` and `confidence` are options of kind='block'"),
+    "flag": ({"KIND": "block", "CONFIDENCE": "'False'"}, "confidence must be True or False, got"),
+    "no such field": (
+        {"KIND": "mtp", "DRAFT_VOCAB": 8},
+        "`draft_vocab` must be None for kind='mtp', whose files have no such field, got 8",
+    ),
     "decay": ({"DECAY": 0}, "decay must lie in (0, 1], got 0"),
     "figure": ({"CHOOSE_BY": "bleu"}, "`choose_by` must be one of loss, acceptance, tokens_per_"),
     "no prompts": ({"TRAIN": "empty.txt"}, "empty.txt is empty: it must have at least one line"),

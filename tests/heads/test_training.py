@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checkpoints import load_draft_head
+from specjax import TextModel
+from specjax.checkpoints import load_draft_head, save_draft_head
 from specjax.data.batching import JoinedBatch, PairBatch
+from specjax.models import T5Config, model_from_config
 from specjax.models.heads import EagleHead, ReadText
 from specjax.theory import expected_calls
-from specjax.training import Objective
+from specjax.tokenizers import ByteTokenizer
+from specjax.training import DrafterRecipe, Objective
 from specjax.training.drafter_task import (
     DraftTask,
     Frozen,
@@ -26,7 +29,7 @@ from specjax.training.drafter_task import (
 from specjax.training.losses import total_variation
 from tests.heads.test_fixtures import CASES, TOLERANCE, fixture, verifier
 from tests.heads.tiny_heads import encoded_head, tiny_head
-from tests.models.tiny import quick_jit
+from tests.models.tiny import quick_jit, random_params
 
 KL = Objective(label_smoothing=0.0, distillation_weight=1.0)
 CE = Objective(label_smoothing=0.0)
@@ -188,11 +191,11 @@ def parts_of(tiny):
     output = network.pop("logits_dense", None)
     if "places" not in tiny.params:
         vocab = tiny.verifier.vocab_size
-        drafted = None if output is None else jnp.arange(vocab, dtype=jnp.int32)
+        drafted = places = None if output is None else jnp.arange(vocab, dtype=jnp.int32)
     else:
-        places = np.asarray(tiny.params["places"])
-        drafted = jnp.asarray(np.argsort(places)[: tiny.head.config.rows].astype(np.int32))
-    return network, Frozen(tiny.verifier_params, drafted, output)
+        places = jnp.asarray(tiny.params["places"])
+        drafted = jnp.argsort(places)[: tiny.head.config.rows].astype(jnp.int32)
+    return network, Frozen(tiny.verifier_params, drafted, places, output)
 
 
 RNG = np.random.default_rng(0)
@@ -228,7 +231,7 @@ def test_the_first_token_of_a_text_is_learnt_and_the_prompt_is_not():
     """The draft after the prompt's last token counts; a change of it changes the gradient."""
     tiny = tiny_head("mtp")
     task, (params, frozen) = task_of(tiny, max_draft=1), parts_of(tiny)
-    text = task.read(task.whole(params, frozen), frozen, joined())
+    text = task.read(frozen, joined())
     every = jnp.arange(10, dtype=jnp.int32)[None]
     counts = np.asarray(reachable(text, every, 1))[0, 0]
     assert counts.tolist() == [False] * 3 + [True] * 6 + [False]
@@ -244,8 +247,8 @@ def test_the_first_token_of_a_text_is_learnt_and_the_prompt_is_not():
 
 def test_random_anchors_are_of_the_text():
     tiny = tiny_head("dflash")
-    task, (params, frozen) = task_of(tiny, anchors=4), parts_of(tiny)
-    text = task.read(task.whole(params, frozen), frozen, joined(length=16))
+    task, (_, frozen) = task_of(tiny, anchors=4), parts_of(tiny)
+    text = task.read(frozen, joined(length=16))
     drawn = [np.asarray(task._anchors(text, jax.random.key(i)))[0] for i in range(8)]
     assert all(len(set(x.tolist())) == 4 and set(x.tolist()) <= set(range(3, 9)) for x in drawn)
     assert len({tuple(x.tolist()) for x in drawn}) > 1
@@ -344,13 +347,12 @@ def test_tokens_per_call_is_the_mean_over_all_that_rounds_may_emit(name):
         tokens = np.array([[*prompt, *text] for text in texts])
         written = np.tile([False] * len(prompt) + [True] * longest, (len(texts), 1))
         batch = JoinedBatch(jnp.asarray(tokens), jnp.asarray(written))
-    chances, written = _acceptances(task, network, frozen, batch, jnp.float32(temperature))
+    chances = _acceptances(task, 16, network, frozen, batch, jnp.float32(temperature))
     expected = 0.0
-    for text, row, real in zip(texts, np.asarray(chances), np.asarray(written), strict=True):
-        first = int(np.argmax(real)) - 1
+    for text, row in zip(texts, np.asarray(chances), strict=True):
         _, p = rounds.laws(text, 0)
         chance = np.prod([p[i, x] for i, x in enumerate(text)])
-        expected += chance * expected_calls(row[first : first + longest])
+        expected += chance * expected_calls(row[:longest])
     assert abs(expected - rounds.calls()) < 1e-5
 
 
@@ -380,3 +382,24 @@ def test_tokens_per_call_at_temperature_0_counts_rounds():
 
     figure = TokensPerCall(task, lambda: frozen, {"greedy": (0.0, Texts())})
     assert figure(network) == {"validation_tokens_per_call_greedy": 8 / calls}
+
+
+def test_a_head_of_a_narrow_verifier_in_bfloat16_can_be_written_and_learnt(tmp_path):
+    """T5 small has 6 heads for a width of 512, which files of heads cannot have."""
+    config = T5Config(
+        vocab_size=259, embed_dim=16, num_heads=3, head_dim=4, mlp_dim=8, num_encoder_layers=1,
+        num_decoder_layers=3, dtype="bfloat16", param_dtype="bfloat16",
+    )  # fmt: skip
+    model = model_from_config(config)
+    verifier = TextModel(model, random_params(model), ByteTokenizer())
+    own = DrafterRecipe(max_draft=2).head_for(verifier)
+    assert (own.layers.num_heads, own.layers.num_kv_heads) == (2, 1)
+    task = DraftTask(
+        head=own, verifier=config, tokens=259, objective=KL, max_draft=2, decay=1.0, anchors=4
+    )
+    network = task.init(jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(network)} == {np.dtype("float32")}
+    params = task.whole(network, Frozen(verifier.params))
+    save_draft_head(tmp_path / "head", task.model, params, verifier_params=verifier.params)
+    read, _ = load_draft_head(tmp_path / "head", model, verifier_params=verifier.params)
+    assert read.config.layers.num_heads == 2

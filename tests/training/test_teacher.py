@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import TextModel
+from specjax import TextModel, testing
 from specjax.data.batching import JoinedLayout, PairLayout
 from specjax.models import LlamaConfig, model_from_config
 from specjax.text.teacher_forcing import KnownTexts
+from specjax.tokenizers import ByteTokenizer
 from specjax.training import Teacher
 from specjax.training.tasks import TextTask
 from specjax.training.teacher import AcceptedTokens, accepted_total, draw_pairs
@@ -118,3 +119,18 @@ def test_a_figure_that_chooses_is_measured():
     assert Teacher().measured("loss") == Teacher().measured("greedy") == ()
     assert Teacher(accepted=("sampled",)).measured("accepted_greedy") == ("sampled", "greedy")
     assert Teacher(accepted=["sampled"]).measured("accepted_sampled") == ("sampled",)
+
+
+def test_a_drawn_text_ends_with_the_token_that_ended_it():
+    """Chat models have several, of which the first is not that of a turn."""
+    first, turn, word = 1, 40, 50
+    words = ByteTokenizer()
+    words.eos_ids = (first, turn)
+    table = np.full((1, words.vocab_size), -np.inf, np.float32)
+    table[0, [turn, word]] = 0.0
+    model = TextModel(testing.TabularModel(words.vocab_size, 0), jnp.asarray(table), words)
+    inputs = [np.array([10, 11], np.int32)] * 8
+    pairs = draw_pairs(model, inputs, [6] * 8, range(8), temperature=1.0, progress=False)
+    targets = [pairs[i][1].tolist() for i in range(len(pairs))]
+    ended = [target for target in targets if target[-1] != word]
+    assert ended and all(target[-1] == turn and first not in target for target in ended)
