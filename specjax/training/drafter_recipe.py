@@ -71,6 +71,7 @@ class DrafterRecipe:
       decay: draft i (from 0) has the weight `decay ** i` in the loss.
       anchors: the places of a text that are learnt at a time.
       texts: how the verifier writes.
+      greedy_texts: whether each prompt also gets the verifier's text at temperature 0.
       tokens_per_batch: padded tokens per batch.
       export_dtype: of the head's arrays on disk.
     """
@@ -90,6 +91,7 @@ class DrafterRecipe:
     decay: float = 0.8
     anchors: int = 128
     texts: VerifierTexts = dataclasses.field(default_factory=VerifierTexts)
+    greedy_texts: bool = False
     tokens_per_batch: int = 2048
     export_dtype: str = "float32"
 
@@ -118,7 +120,8 @@ class DrafterRecipe:
                 )
             object.__setattr__(self, "boundaries", tuple(places.tolist()))
         one_number("decay", self.decay, low=0.0, high=1.0, open_low=True)
-        check_flag("confidence", self.confidence)
+        for name in ("confidence", "greedy_texts"):
+            check_flag(name, getattr(self, name))
         if self.kind != "block" and (self.layers or self.markov or self.confidence):
             raise UserError(
                 "`layers`, `markov` and `confidence` are options of kind='block', got "
@@ -218,7 +221,8 @@ class DrafterRecipe:
 class VerifierBatches:
     """Batches of the texts that a verifier writes for prompts; see `Batches`.
 
-    The texts are drawn for `pairs`, shard by shard, and kept in the run's directory.
+    The texts are drawn for `pairs`, shard by shard and at each temperature, and kept in the run's
+    directory.
     """
 
     def __init__(
@@ -229,6 +233,7 @@ class VerifierBatches:
         prompts: ReadPrompts,
         name: str,
         *,
+        temperatures: tuple[float, ...],
         tokens_per_batch: int,
         draw_seed: int,
         seed: int | None,
@@ -236,7 +241,8 @@ class VerifierBatches:
         progress: bool,
     ):
         self._run, self._verifier, self._texts, self._prompts = run, verifier, texts, prompts
-        self._name, self._tokens, self._draw_seed = name, tokens_per_batch, draw_seed
+        self._name, self._temperatures = name, temperatures
+        self._tokens, self._draw_seed = tokens_per_batch, draw_seed
         self._seed, self._multiple, self._progress = seed, row_multiple, progress
 
     def describe(self) -> dict[str, Any]:
@@ -244,6 +250,7 @@ class VerifierBatches:
             "verifier": self._verifier.fingerprint,
             "prompts": self._prompts.fingerprint,
             **dataclasses.asdict(self._texts),
+            "temperature": list(self._temperatures),
             "draw_seed": self._draw_seed,
             "tokens_per_batch": self._tokens,
             "order": self._seed,
@@ -254,10 +261,11 @@ class VerifierBatches:
     def pairs(self) -> TokenPairs:
         """Prompts and texts; the directory must be claimed."""
         size, parts = self._texts.shard_rows, []
-        for start in range(0, len(self._prompts.tokens), size):
-            draw = functools.partial(self._draw, slice(start, start + size))
-            drawn = stored_pairs(self._run, (self._name, start // size), draw)
-            parts += [each for i in range(len(drawn)) for each in drawn[i]]
+        for place, temperature in enumerate(self._temperatures):
+            for start in range(0, len(self._prompts.tokens), size):
+                draw = functools.partial(self._draw, slice(start, start + size), temperature)
+                drawn = stored_pairs(self._run, (self._name, place, start // size), draw)
+                parts += [each for i in range(len(drawn)) for each in drawn[i]]
         ends = set(self._verifier.tokenizer.eos_ids)
         if all(set(target.tolist()) <= ends for target in parts[1::2]):
             raise UserError(
@@ -266,18 +274,18 @@ class VerifierBatches:
             )
         return TokenPairs.of(parts)
 
-    def _draw(self, shard: slice) -> TokenPairs:
+    def _draw(self, shard: slice, temperature: float) -> TokenPairs:
         prompts, texts = self._prompts, self._texts
         if self._progress:
             count = f"{shard.start:,} of {len(prompts.tokens):,}"
-            say(f"the verifier writes {self._name} texts: {count}")
+            say(f"the verifier writes {self._name} texts at temperature {temperature:g}: {count}")
         inputs = prompts.tokens[shard]
         return draw_pairs(
             self._verifier,
             inputs,
             [texts.max_new_tokens] * len(inputs),
             prompts.ids[shard],
-            temperature=texts.temperature,
+            temperature=temperature,
             seed=self._draw_seed,
             batch_size=texts.batch_size,
             progress=self._progress,
@@ -290,7 +298,8 @@ class VerifierBatches:
         layout: Any = JoinedLayout(pad_id=words.pad_id)
         if not joined:
             layout = PairLayout(pad_id=words.pad_id, eos_id=words.eos_ids[0])
-        lengths = covering(range(x) for x in layout.lengths(pairs))
+        # Each length compiles the whole verifier: the longest three.
+        lengths = covering(range(x) for x in layout.lengths(pairs))[-3:]
         batching = Batching(tokens_per_batch=self._tokens, bucket_lengths=lengths)
         options: dict[str, Any] = {"seed": self._seed, "row_multiple": self._multiple}
         return BucketedBatches(pairs, batching, layout, **options)
@@ -448,26 +457,26 @@ def _batches(
     multiple = len(trainer.devices()) if place is None else place.row_multiple
     seed, texts = trainer.seed, recipe.texts
     # Validation texts are other draws, because a prompt may be in both.
-    sets: dict[str, tuple[str, float, int, int | None]] = {
-        "training": ("training", texts.temperature, seed, seed),
-        **{
-            name: ("validation", temperature, seed + 1, None) for name, temperature in TEXTS.items()
-        },
+    own = tuple(dict.fromkeys((texts.temperature, *(0.0,) * recipe.greedy_texts)))
+    sets: dict[str, tuple[str, tuple[float, ...], int, int | None]] = {
+        "training": ("training", own, seed, seed),
+        **{name: ("validation", (value,), seed + 1, None) for name, value in TEXTS.items()},
     }
     return {
         name: VerifierBatches(
             run,
             verifier,
-            dataclasses.replace(texts, temperature=temperature),
+            texts,
             prompts[data],
             name,
+            temperatures=temperatures,
             tokens_per_batch=recipe.tokens_per_batch,
             draw_seed=draw_seed,
             seed=order,
             row_multiple=multiple,
             progress=trainer.progress,
         )
-        for name, (data, temperature, draw_seed, order) in sets.items()
+        for name, (data, temperatures, draw_seed, order) in sets.items()
     }
 
 

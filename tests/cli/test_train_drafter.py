@@ -5,10 +5,12 @@ import json
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import specjax
 from specjax.checkpoints import save_model
 from specjax.cli.main import main
+from specjax.data.batching import TokenPairs
 from tests.cli import stopped
 from tests.heads.tiny_heads import llama
 from tests.tiny_pair import sentences, write_pair
@@ -109,6 +111,21 @@ def test_it_learns(data, trained, tmp_path):
     assert trained["validation_acceptance"] > untrained["validation_acceptance"]
 
 
+def test_each_prompt_gets_its_greedy_text_too(data, tmp_path):
+    assert run(data, tmp_path, NUM_STEPS=2, WARMUP_STEPS=1, GREEDY_TEXTS=True) == 0
+    written = []
+    for file in sorted((tmp_path / "samples").glob("training-1-*")):
+        stored = load_file(file)
+        pairs = TokenPairs(stored["tokens"], stored["offsets"])
+        written += [pairs[i][1].tolist() for i in range(len(pairs))]
+    verifier = specjax.load_text_model(data / "pair" / "verifier")
+    greedy = specjax.Decoder(
+        verifier, max_new_tokens=8, batch_size=12, buckets=(64,), sampling=GREEDY
+    )((data / "train.txt").read_text().splitlines())
+    ends = [[] if row.eos_id is None else [row.eos_id] for row in greedy]
+    assert written == [[*row.tokens, *end] for row, end in zip(greedy, ends, strict=True)]
+
+
 KINDS = {
     "dflash": ("pair/verifier", {"KIND": "block", "LAYERS": 1}),
     "dspark": (
@@ -207,7 +224,7 @@ def test_a_verifier_that_writes_empty_texts_is_refused(data, tmp_path, capsys):
 def test_another_configuration_in_the_same_directory_is_refused(data, trained, capsys):
     for bindings, message in (
         ({"MAX_DRAFT": 2}, "task.max_draft: 3 there, 2 here"),
-        ({"TEMPERATURE": 0.5}, "training.temperature: 1.0 there, 0.5 here"),
+        ({"TEMPERATURE": 0.5}, "training.temperature: [1.0] there, [0.5] here"),
         ({"TRAIN": "validation.txt"}, "training.prompts"),
     ):
         assert run(data, trained, **bindings) == 2
