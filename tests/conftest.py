@@ -56,6 +56,15 @@ import pytest
 from benchmarks.spare_maps import spare_maps
 
 
+@pytest.fixture
+def patched(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
+    """A monkeypatch for the code of layers, which keep their traces."""
+    jax.clear_caches()
+    yield monkeypatch
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _free_compiled_programs() -> Iterator[None]:
     """XLA maps some 10 pieces of memory per program; Linux ends a process that holds 65,530."""

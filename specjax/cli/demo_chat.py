@@ -49,16 +49,21 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (96, 1024),  # few programs to compile
     }
-    drafting = None if "drafter" in models.named else Lookup(min_ngram=2)
-    drafts = Decoder(models, drafting=drafting, max_draft=args.max_draft, **options)
+    copies: dict[str, Any] = {}
+    if "drafter" not in models.named:
+        # On a CPU a pass of two tokens takes as long as one of five.
+        copies = {"drafting": Lookup(min_ngram=2), "widths": (1, args.max_draft + 1)}
+    drafts = Decoder(models, max_draft=args.max_draft, **copies, **options)
     decoders = {"alone": Decoder(models.verifier, **options), "with drafts": drafts}
     rows: dict[str, list[Row]] = {name: [] for name in decoders}
     for question in args.questions:
         print(f"\n> {question}", flush=True)
         for name, decoder in decoders.items():
-            decoder.chat()(question, max_new_tokens=2, sources=True)  # compiles
+            prompt = decoder.encode([{"role": "user", "content": question}])
+            # Compiles.
+            list(decoder.turn(prompt, None, max_new_tokens=2, sources=True).added())
             print(f"\n{name}:", flush=True)
-            rows[name].append(answered(decoder, question))
+            rows[name].append(answered(decoder, prompt))
     print()
     for line in summary(Result((*rows["alone"],)), Result((*rows["with drafts"],)), temperature):
         print(line)
@@ -82,9 +87,8 @@ def _models(args: argparse.Namespace) -> Models:
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
-def answered(decoder: Decoder, question: str) -> Row:
+def answered(decoder: Decoder, prompt: np.ndarray) -> Row:
     """Prints an answer, marked by the sources of its tokens; on a terminal while it grows."""
-    prompt = decoder.encode([{"role": "user", "content": question}])
     engine = decoder.turn(prompt, None, sources=True)
     text_of, names = decoder.text_after(prompt), engine.method.source_names
     streams = has_colours(sys.stdout)

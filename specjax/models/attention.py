@@ -6,9 +6,10 @@ P D lanes: there are K / P sets of P N queries. Keys are `[B, K, S, D]` and valu
 the default layout. Masks are additive: 0 or `MASKED`.
 """
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from specjax.models.config import ModelConfig, Style
 from specjax.models.layers import Dense, RMSNorm
 from specjax.models.position_encoding import Rope, rotate
 from specjax.models.weights import normal_init
-from specjax.types import TreeShape
+from specjax.types import TreeShape, traced_dataclass
 
 # Far below any logit but finite, so that adding a bias gives no NaN.
 MASKED = -1e30
@@ -214,24 +215,25 @@ def around_bias(length: int, before: int, after: int) -> Float32[Array, "1 1 1 T
     return jnp.where((age <= before) & (-age <= after), 0.0, MASKED).astype(jnp.float32)
 
 
-class LayerMemory(NamedTuple):
+@traced_dataclass
+class LayerMemory:
     """A layer's entries of earlier tokens.
 
     Attributes:
-      write: writes the keys and values of a block into the cache, where the block then reads them;
-        None if the block's entries are read beside the cache.
+      start: where a block's keys and values are written into the cache, and read there; None if
+        they are read beside the cache.
       hides_nan: whether a token's NaN entries are hidden from tokens that do not see it.
     """
 
     keys: Array
     values: Array
     bias: Float32[Array, "..."]
-    write: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None
-    hides_nan: bool = False
+    start: Int32[Array, " B"] | None = None
+    hides_nan: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 def attended(
-    past: LayerMemory | None, keys: Array, values: Array, bias: Array
+    past: LayerMemory | None, layout: CacheLayout, keys: Array, values: Array, bias: Array
 ) -> tuple[list[Segment], Array, Array]:
     """The segments that a block attends to, and the block's entries or the cache with them."""
     if past is not None and past.hides_nan:
@@ -239,9 +241,9 @@ def attended(
     block = Segment(keys, values, bias)
     if past is None:
         return [block], keys, values
-    if past.write is None:
+    if past.start is None:
         return [Segment(past.keys, past.values, past.bias), block], keys, values
-    keys, values = past.write(past.keys, past.values, keys, values)
+    keys, values = write_layer(past.start, layout, past.keys, past.values, keys, values)
     return [Segment(keys, values, past.bias)], keys, values
 
 
@@ -321,10 +323,9 @@ class Memory(NamedTuple):
         start, tree = self.positions, self.tree
         if tree is not None:
             start = start + (tree.depths.shape[1] - tree.seen.shape[1])
-        write = functools.partial(write_layer, start, self.layout)
         keys, values = self.cache.keys[index], self.cache.values[index]
-        hides_nan = tree is not None and not self.written  # `write` does
-        return LayerMemory(keys, values, bias, write if self.written else None, hides_nan)
+        hides_nan = tree is not None and not self.written  # `write_layer` does
+        return LayerMemory(keys, values, bias, start if self.written else None, hides_nan)
 
 
 def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array:

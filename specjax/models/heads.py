@@ -298,7 +298,7 @@ class HeadLayer(nn.Module):
         more: Sequence[Segment] = (),
     ) -> tuple[Array, Array, Array]:
         keys, values = self.keys_values(y, rope)
-        segments, keys, values = attended(past, keys, values, bias)
+        segments, keys, values = attended(past, self.layout, keys, values, bias)
         x = residual + self.self_attention(y, [*more, *segments], rope)
         if encoded is not None:
             x = x + self.cross_attention(self.pre_cross_layer_norm(x), [encoded])

@@ -164,9 +164,9 @@ def carried(text, dtype, shapes):
 
 
 @pytest.mark.parametrize("few", [64, 0])
-def test_a_loop_carries_integers_and_no_converted_matrix(few, monkeypatch):
+def test_a_loop_carries_integers_and_no_converted_matrix(few, patched):
     """In pieces, as on CPUs for few tokens, and whole, as elsewhere."""
-    monkeypatch.setattr(int8, "_FEW_TOKENS", few)
+    patched.setattr(int8, "_FEW_TOKENS", few)
     text, shapes = loop_text()
     # Of a layer: four and two kernels of attention (two are used only before the loop), three of
     # the MLP; and the logits.
@@ -174,9 +174,9 @@ def test_a_loop_carries_integers_and_no_converted_matrix(few, monkeypatch):
     assert carried(text, "f32", shapes) == 0
 
 
-def test_without_the_barrier_a_loop_would_carry_floats(monkeypatch):
+def test_without_the_barrier_a_loop_would_carry_floats(patched):
     """The negative control."""
-    monkeypatch.setattr(int8, "_FEW_TOKENS", 0)
-    monkeypatch.setattr(jax.lax, "optimization_barrier", lambda x: x)
+    patched.setattr(int8, "_FEW_TOKENS", 0)
+    patched.setattr(jax.lax, "optimization_barrier", lambda x: x)
     text, shapes = loop_text()
     assert carried(text, "f32", shapes) > 9

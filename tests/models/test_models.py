@@ -1,5 +1,6 @@
 """Properties of models other than logits: protocol, parameters, axes, dtypes, dropout."""
 
+import contextlib
 import inspect
 import pathlib
 
@@ -10,6 +11,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from specjax.models import Seq2SeqLM, T5Config, model_from_config
+from specjax.models.attention import Attention
+from specjax.partitioning import Partitioner, make_mesh
+from specjax.platforms import compiled_for
 from specjax.types import LanguageModel, Prompts
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
 from tests.variants import variants
@@ -42,6 +46,32 @@ def test_models_are_language_models(name):
     again = model_from_config(CONFIGS[name])
     assert again == model
     assert hash(again) == hash(model)
+
+
+def test_the_layers_of_a_program_share_a_trace(patched):
+    model = model_from_config(CONFIGS["llama"].replace(num_layers=5))
+    params, traced, attend = model.abstract_params(), [], Attention._attend
+
+    def counted(self, *args):
+        traced.append(self)
+        return attend(self, *args)
+
+    patched.setattr(Attention, "_attend", counted)
+
+    def traces(length, context):
+        traced.clear()
+        tokens = jnp.ones((1, length), jnp.int32)
+        with context:
+            jax.make_jaxpr(model.apply)(params, tokens)
+        return len(traced)
+
+    callers, alone = contextlib.nullcontext(), compiled_for(None)
+    # The form of a layer depends on the devices of the program.
+    meshed = compiled_for(Partitioner(make_mesh(2, 1)))
+    counts = [traces(3, callers), traces(4, callers), traces(3, alone), traces(3, meshed)]
+    # The first trace shows in which order the arrays are used.
+    assert counts == [2] * 4
+    assert traces(3, callers) == 0
 
 
 @pytest.mark.parametrize(

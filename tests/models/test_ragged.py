@@ -82,19 +82,17 @@ def test_logits_equal_the_full_forward_pass_in_the_layout_of_tpus(name):
     assert worst_error(t, quick_jit(apart)) <= 1e-5
 
 
-def test_the_comparison_sees_wrong_lanes(monkeypatch):
+def test_the_comparison_sees_wrong_lanes(patched):
     t = _on_tpu("t5_v1_1")
     assert t.model.layout.heads > 1
     every = lambda heads, width: jnp.ones((heads, 1, heads * width), bool)  # noqa: E731
-    monkeypatch.setattr(attention, "_lanes", every)
+    patched.setattr(attention, "_lanes", every)
     assert worst_error(t, quick_jit(lambda *args: t.model.extend(*args)), [MAX_BLOCK]) > 1e-3
 
 
-def test_the_comparison_sees_a_block_that_is_not_written(monkeypatch):
+def test_the_comparison_sees_a_block_that_is_not_written(patched):
     t = _on_tpu("t5_v1_1")
-    monkeypatch.setattr(
-        attention, "write_layer", lambda at, layout, keys, values, *new: (keys, values)
-    )
+    patched.setattr(attention, "write_layer", lambda at, layout, keys, values, *new: (keys, values))
     assert worst_error(t, quick_jit(lambda *args: t.model.extend(*args)), [MAX_BLOCK]) > 1e-3
 
 
