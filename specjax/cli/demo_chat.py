@@ -14,6 +14,7 @@ from specjax.text import Decoder, Lookup, Models, Result, load_models
 from specjax.text.results import Row, coloured, has_colours
 from specjax.types import Sampling
 
+HEAD = "built-in:smollm2/head"
 QUESTIONS = (
     "Why is the sky blue? Explain it to a child.",
     "Write a Python function that counts the vowels of a text, and explain it.",
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter",
-        help="a draft head or a smaller model of the verifier (default: drafts are copied from the "
-        "text so far)",
+        help="a draft head or a smaller model of the verifier (default: the built-in head of "
+        "SmolLM2; for another verifier drafts are copied from the text so far)",
     )
     parser.add_argument("--max-draft", type=int, default=4, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="the longest answer")
@@ -49,11 +50,10 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (96, 1024),  # few programs to compile
     }
-    copies: dict[str, Any] = {}
-    if "drafter" not in models.named:
-        # On a CPU a pass of two tokens takes as long as one of five.
-        copies = {"drafting": Lookup(min_ngram=2), "widths": (1, args.max_draft + 1)}
-    drafts = Decoder(models, max_draft=args.max_draft, **copies, **options)
+    drafting = None if "drafter" in models.named else Lookup(min_ngram=2)
+    # On a CPU a pass of two tokens takes as long as one of five.
+    widths = 1, args.max_draft + 1
+    drafts = Decoder(models, drafting=drafting, max_draft=args.max_draft, widths=widths, **options)
     decoders = {"alone": Decoder(models.verifier, **options), "with drafts": drafts}
     rows: dict[str, list[Row]] = {name: [] for name in decoders}
     for question in args.questions:
@@ -83,7 +83,8 @@ def smollm2() -> Path:
 
 
 def _models(args: argparse.Namespace) -> Models:
-    named: dict[str, Any] = {} if args.drafter is None else {"drafter": args.drafter}
+    drafter = args.drafter or (HEAD if args.verifier is None else None)
+    named = {} if drafter is None else {"drafter": drafter}
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 

@@ -43,8 +43,12 @@ PAIRS = Path(__file__).parents[1] / "pairs"
 DEFAULT_PAIR = "multi30k_ende"
 PREFIX = "built-in:"
 PathLike = str | os.PathLike[str]
-# What the built-in pairs write.
-_ABOUT = {"multi30k_ende": "built in: English to German captions", "gsm8k": "built in: school math"}
+# What the built-in models write.
+_ABOUT = {
+    "multi30k_ende": "built in: English to German captions",
+    "gsm8k": "built in: school math",
+    "smollm2": "built in: a draft head of SmolLM2-135M-Instruct",
+}
 # The arrays of a bigram table by the version: the second has longer contexts.
 _TABLES = {1: ("successors",), 2: ("successors", "contexts", "followers")}
 _LOGGER = logging.getLogger(__name__)  # the commands print its lines
@@ -71,7 +75,8 @@ def real_path(path: PathLike) -> PathLike:
     if not isinstance(path, str) or not path.startswith(PREFIX):
         return path
     name, _, part = path.removeprefix(PREFIX).partition("/")
-    pair = built_in_pair(name)
+    # A head has no verifier beside it.
+    pair = PAIRS / name if name in _ABOUT else built_in_pair(name)
     parts = sorted(each.name for each in pair.iterdir() if each.is_dir())
     if part not in parts:
         raise UserError(f"{path}: no such part of {name}: choose from {', '.join(parts)}")
