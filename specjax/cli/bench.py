@@ -28,6 +28,7 @@ from specjax.study.speedups import (
     spread,
 )
 from specjax.text import Decoder, Pair, Result, load_pair
+from specjax.text.drafts import drafter_of
 from specjax.text.engine import BUCKETS
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.requests import encode
@@ -37,12 +38,12 @@ from specjax.writing import write_atomically
 
 _NOTES = (
     "speedup: of whole calls over the verifier alone, in turns, with its 95 % interval.",
-    "c: the time of a drafter's pass, and r: that of the verifier's pass over G + 1 tokens, both",
-    "over the verifier's pass over one token (verifier_ms; check_ms is r times it, and call_ms the",
-    "rest of a call with its prompts). acceptance: the rate that yields these tokens per call;",
-    "break_even: the rate at which drafting costs what it yields (-: no rate does). ideal:",
-    "the speed-up if calls took only the time of their passes; a speedup above it means that other",
-    "work disturbed the times of the passes.",
+    "c: the time of a drafter's pass, of which a draft takes G (of a block head one), and r: that",
+    "of the verifier's pass over G + 1 tokens, both over the verifier's pass over one token",
+    "(verifier_ms; check_ms is r times it, and call_ms the rest of a call with its prompts).",
+    "acceptance: the rate that yields these tokens per call; break_even: the rate at which",
+    "drafting costs what it yields (-: no rate does). ideal: the speed-up if calls took only the",
+    "time of their passes; a speedup above it means that other work disturbed the times of passes.",
 )
 # How long passes are measured for a file of costs, for each batch size.
 _SECONDS = 5.0
@@ -121,11 +122,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
             decoders = _decoders(pair, tokens, args, batch, temperature)
             sides = measure(decoders, chunks, args.repeats)
-            costs = {
-                length: round_cost(times[length], length, side.per_pass() / sides[0].per_pass())
-                for length, side in sides.items()
-                if length
-            }
+            costs = {}
+            for length in args.drafts:
+                drafter, _ = drafter_of(pair.drafter, pair.verifier, length)
+                per_pass = sides[length].per_pass() / sides[0].per_pass()
+                costs[length] = round_cost(times[length], drafter, per_pass)
             for length, cost in costs.items():
                 sizes = {"rows": batch, "max_draft": length, "temperature": temperature}
                 rows.append({**sizes, **figures(sides[0], sides[length], cost)})
@@ -299,7 +300,7 @@ def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:
         "rows": times.rows,
         "max_draft": max_draft,
         "draft_ms": 1e3 * table.draft[0],
-        "verifier_ms": 1e3 * times.steps["verifier"],
+        "verifier_ms": 1e3 * times.step,
         "check_ms": 1e3 * table.verifier[0][-1],
         "call_ms": 1e3 * times.call,
     }
