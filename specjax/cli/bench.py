@@ -38,7 +38,7 @@ from specjax.writing import write_atomically
 
 _NOTES = (
     "speedup: of whole calls over the verifier alone, in turns, with its 95 % interval.",
-    "c: the time of a drafter's pass, of which a draft takes G (of a block head one), and r: that",
+    "c: the time of a drafter's pass, of which a draft takes G (of a block head, one), and r: that",
     "of the verifier's pass over G + 1 tokens, both over the verifier's pass over one token",
     "(verifier_ms; check_ms is r times it, and call_ms the rest of a call with its prompts).",
     "acceptance: the rate that yields these tokens per call; break_even: the rate at which",
