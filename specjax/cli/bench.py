@@ -51,9 +51,14 @@ _SECONDS = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
+    parser.add_argument(
+        "--drafter", help="the drafter's or draft head's directory (default: built-in)"
+    )
     parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+    parser.add_argument(
+        "--chat", action="store_true", help="give each prompt to the model's chat template"
+    )
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1], help="batch sizes B")
     parser.add_argument(
@@ -98,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = load(args)
+    pair, tokens = load(args, chat=args.chat)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     for batch in args.rows:
@@ -149,12 +154,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
+def load(args: argparse.Namespace, *, chat: bool = False) -> tuple[Pair, list[np.ndarray]]:
     """Loads the pair and the tokens of the prompts."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    return pair, encode_texts(args, texts, pair.verifier.tokenizer)
+    return pair, encode_texts(args, texts, pair.verifier.tokenizer, chat=chat)
 
 
 def enough_texts(args: argparse.Namespace) -> list[str]:
@@ -178,12 +183,15 @@ def read_texts(args: argparse.Namespace) -> list[str]:
     return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
 
 
-def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
+def encode_texts(
+    args: argparse.Namespace, texts: list[str], tokenizer: Any, *, chat: bool = False
+) -> list[np.ndarray]:
     """Returns the tokens of the texts; an error names a text that is empty or too long."""
     prompts = []
     for i, text in enumerate(texts):
         name = f"{args.inputs}, prompt {i + 1}"
-        prompts.append(encode(text, name, tokenizer.vocab_size, tokenizer))
+        said: Any = [{"role": "user", "content": text}] if chat and text.strip() else text
+        prompts.append(encode(said, name, tokenizer.vocab_size, tokenizer))
         if len(prompts[-1]) > BUCKETS[-1]:
             raise UserError(
                 f"{name} has {len(prompts[-1])} tokens, more than {BUCKETS[-1]}: leave it out"
