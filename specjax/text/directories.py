@@ -152,7 +152,9 @@ def load_text_model(
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
     if is_draft_head(place):
         if verifier is None:
-            raise UserError(f"{path} is a draft head: load it with its verifier, by load_pair")
+            raise UserError(
+                f"{path} is a draft head, which drafts only for its verifier: load both (load_pair)"
+            )
         return _load_head(place, verifier, options)
     return _load(place, tokenizer, replicate=replicate, weights=weights, **options)
 

@@ -359,7 +359,7 @@ def test_what_a_head_cannot_do(place):
     for kind in ("zlab", "eagle3"):
         with pytest.raises(ValueError, match="needs a drafter with a confidence head"):
             specjax.Decoder(load(place, kind), stopping=own, **SHAPE)
-    with pytest.raises(ValueError, match="is a draft head: load it with its verifier"):
+    with pytest.raises(ValueError, match="is a draft head, which drafts only for its verifier"):
         specjax.load_text_model(place / "mtp")
     with pytest.raises(ValueError, match="model must be EagleHead, got BlockHead"):
         drafting.EagleDrafter(pair.drafter.model, 2)

@@ -111,19 +111,10 @@ def test_compare_measures_heads(place, tmp_path, verifier, kind, capsys):
 
 
 REFUSED = {
-    "a cascade": (
-        {"METHODS": "('TokenCascade(rule=Chow(0.3))',)"},
-        "TokenCascade, Chow(0.3), T=0: this DFlash head drafts only for its verifier, and cannot "
-        "decode alone or in a cascade: give a Decoder the pair",
-    ),
     "a cascade of drafters": ({"DRAFTING": "('Cascade(((1,),))',)"}, "this DFlash head drafts onl"),
     "copies before a head": (
         {"DRAFTING": "('Lookup(min_match=2)',)", "METHODS": "('Lossless',)"},
         "but drafts in LookupFirst have none",
-    ),
-    "a tree of a block": (
-        {"DRAFTING": "('Tree(depth=2, width=2)',)"},
-        "trees need a drafter that reads them, not BlockHead",
     ),
     "later rounds": ({"VERIFICATIONS": "('GreedyBlock',)"}, "GreedyBlock is not exact with a"),
     "an acceptance head": (
