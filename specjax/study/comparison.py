@@ -156,7 +156,7 @@ def _possible(settings: Sequence[Setting], asked: Sequence[Setting], bench: Benc
 
     As in a `Grid`, a value that was asked for and fits no other setting is an error.
     """
-    refused: dict[Setting, UserError] = {}
+    refused: dict[Setting, str] = {}
     for setting in settings:
         policy, trial = setting.part("stopping"), setting
         if isinstance(policy, CostAware):  # a decoder would measure its costs
@@ -164,18 +164,18 @@ def _possible(settings: Sequence[Setting], asked: Sequence[Setting], bench: Benc
         if any(bench.models[name].is_head for name in setting.drafters if name in bench.models):
             try:
                 bench.decoder(trial, 1)
-            except UserError as why:
-                refused[setting] = why
+            except UserError as error:
+                refused[setting] = str(error)
     possible = [setting for setting in settings if setting not in refused]
     fitting = {value for setting in possible for value in setting.to_dict().items()}
-    for setting, error in refused.items():
+    for setting, why in refused.items():
         if setting in asked and not setting.is_alone and not fitting >= setting.to_dict().items():
-            raise UserError(f"{setting.described()}: {error}")
+            raise UserError(f"{setting.described()}: {why}")
     if refused:
-        first, error = next(iter(refused.items()))
+        first, why = next(iter(refused.items()))
         tell(
             f"left out {len(refused)} of {len(settings)} settings that a draft head cannot do; the "
-            f"first is {first.described()}: {error}"
+            f"first is {first.described()}: {why}"
         )
     return possible
 

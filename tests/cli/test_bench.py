@@ -12,6 +12,7 @@ from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
 from specjax.study.speedups import round_cost
 from specjax.text.passes import PassTimes
+from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 
 # Steps of the verifier alone take 2.0, its passes over three tokens 3.0, drafted tokens 0.5.
@@ -107,6 +108,16 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, ch
     assert main([*arguments, *(word.replace("PROMPTS", prompts) for word in change)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_chat_model_gets_its_template():
+    class Marking(ByteTokenizer):
+        def encode_chat(self, messages, **options):
+            return self.encode("".join(f"<{x['role']}: {x['content']}>" for x in messages))
+
+    words, named = Marking(), SimpleNamespace(inputs="prompts.txt")
+    (found,) = bench.encode_texts(named, ["ba"], words, chat=True)
+    assert found.tolist() == words.encode("<user: ba>")
 
 
 @pytest.mark.parametrize(

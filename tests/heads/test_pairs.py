@@ -388,6 +388,17 @@ def test_inspect_tells_what_a_head_is(place, tmp_path, capsys):
     assert values["parameters"] == sum(x.size for x in jax.tree.leaves(own))
 
 
+def test_a_head_may_be_larger_than_its_verifier(tmp_path, capsys):
+    model, params = llama(VOCAB, layers=2)
+    verifier, head = tmp_path / "verifier", tmp_path / "head"
+    save_model(verifier, model, params, format="hf")
+    write_head(head, model, "speculators")
+    assert inspect(head).params > inspect(verifier).params
+    assert main(["inspect", str(verifier), str(head)]) == 0
+    assert f"a pair: {head} drafts for {verifier}" in capsys.readouterr().out
+    specjax.load_pair(drafter=head, verifier=verifier, tokenizer="bytes")  # without a warning
+
+
 ROW = re.compile(
     r"\| `(\w+)` \| (EAGLE|block)(?:, ([\d,]+) tokens| of (\d) layers|) "
     r"\| ([\d.]+) M \| (\d+) MB \| ([\d.]+) \|"
