@@ -145,7 +145,7 @@ class _Clock:
     """The times of rounds by those of passes, which the rows of a batch share."""
 
     def __init__(self, times: PassTimes):
-        self.rows, self.step = times.rows, times.steps[VERIFIER]
+        self.rows, self.step = times.rows, times.step
         self.draft = times.tables[VERIFIER, _DRAFTER].draft[0]
         self._tables = times.tables
 
@@ -378,8 +378,7 @@ def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassT
         (VERIFIER, _DRAFTER): Costs((rows,), widths, (small[0],), (large,)),
         (_DRAFTER, None): Costs((rows,), widths, (0.0,), (small,)),
     }
-    steps = {VERIFIER: large[0], _DRAFTER: small[0]}
-    return PassTimes(rows, steps, dict.fromkeys(steps, 0.0), 0.0, tables)
+    return PassTimes(rows, large[0], 0.0, tables)
 
 
 def _sized(given: _Texts) -> dict[str, TextModel]:
@@ -395,10 +394,8 @@ def _measured(given: _Texts) -> PassTimes:
     widths = powers_of_two(max(given.args.drafted) + 1)
     tables = [(VERIFIER, _DRAFTER), (_DRAFTER, None)]
     length = max(map(len, given.texts.prompts))
-    times = measure_times(
-        _sized(given), tables, widths, rows=1, prompt_length=length, call=lambda: None
-    )
-    return dataclasses.replace(times, call=0.0, prompts=dict.fromkeys(times.prompts, 0.0))
+    sizes: Any = {"rows": 1, "prompt_length": length}
+    return measure_times(_sized(given), tables, widths, call=lambda: None, **sizes)
 
 
 def _decoded(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:

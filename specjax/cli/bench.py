@@ -28,6 +28,7 @@ from specjax.study.speedups import (
     spread,
 )
 from specjax.text import Decoder, Pair, Result, load_pair
+from specjax.text.drafts import drafter_of
 from specjax.text.engine import BUCKETS
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.requests import encode
@@ -37,12 +38,12 @@ from specjax.writing import write_atomically
 
 _NOTES = (
     "speedup: of whole calls over the verifier alone, in turns, with its 95 % interval.",
-    "c: the time of a drafter's pass, and r: that of the verifier's pass over G + 1 tokens, both",
-    "over the verifier's pass over one token (verifier_ms; check_ms is r times it, and call_ms the",
-    "rest of a call with its prompts). acceptance: the rate that yields these tokens per call;",
-    "break_even: the rate at which drafting costs what it yields (-: no rate does). ideal:",
-    "the speed-up if calls took only the time of their passes; a speedup above it means that other",
-    "work disturbed the times of the passes.",
+    "c: the time of a drafter's pass, of which a draft takes G (of a block head, one), and r: that",
+    "of the verifier's pass over G + 1 tokens, both over the verifier's pass over one token",
+    "(verifier_ms; check_ms is r times it, and call_ms the rest of a call with its prompts).",
+    "acceptance: the rate that yields these tokens per call; break_even: the rate at which",
+    "drafting costs what it yields (-: no rate does). ideal: the speed-up if calls took only the",
+    "time of their passes; a speedup above it means that other work disturbed the times of passes.",
 )
 # How long passes are measured for a file of costs, for each batch size.
 _SECONDS = 5.0
@@ -50,9 +51,14 @@ _SECONDS = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--drafter", help="the drafter's directory (default: built-in)")
+    parser.add_argument(
+        "--drafter", help="the drafter's or draft head's directory (default: built-in)"
+    )
     parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
+    parser.add_argument(
+        "--chat", action="store_true", help="give each prompt to the model's chat template"
+    )
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1], help="batch sizes B")
     parser.add_argument(
@@ -97,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = load(args)
+    pair, tokens = load(args, chat=args.chat)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     for batch in args.rows:
@@ -121,11 +127,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
             decoders = _decoders(pair, tokens, args, batch, temperature)
             sides = measure(decoders, chunks, args.repeats)
-            costs = {
-                length: round_cost(times[length], length, side.per_pass() / sides[0].per_pass())
-                for length, side in sides.items()
-                if length
-            }
+            costs = {}
+            for length in args.drafts:
+                drafter, _ = drafter_of(pair.drafter, pair.verifier, length)
+                per_pass = sides[length].per_pass() / sides[0].per_pass()
+                costs[length] = round_cost(times[length], drafter, per_pass)
             for length, cost in costs.items():
                 sizes = {"rows": batch, "max_draft": length, "temperature": temperature}
                 rows.append({**sizes, **figures(sides[0], sides[length], cost)})
@@ -148,12 +154,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
+def load(args: argparse.Namespace, *, chat: bool = False) -> tuple[Pair, list[np.ndarray]]:
     """Loads the pair and the tokens of the prompts."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    return pair, encode_texts(args, texts, pair.verifier.tokenizer)
+    return pair, encode_texts(args, texts, pair.verifier.tokenizer, chat=chat)
 
 
 def enough_texts(args: argparse.Namespace) -> list[str]:
@@ -177,12 +183,15 @@ def read_texts(args: argparse.Namespace) -> list[str]:
     return [example.inputs for example in read_examples(args.inputs)][: args.prompts]
 
 
-def encode_texts(args: argparse.Namespace, texts: list[str], tokenizer: Any) -> list[np.ndarray]:
+def encode_texts(
+    args: argparse.Namespace, texts: list[str], tokenizer: Any, *, chat: bool = False
+) -> list[np.ndarray]:
     """Returns the tokens of the texts; an error names a text that is empty or too long."""
     prompts = []
     for i, text in enumerate(texts):
         name = f"{args.inputs}, prompt {i + 1}"
-        prompts.append(encode(text, name, tokenizer.vocab_size, tokenizer))
+        said: Any = [{"role": "user", "content": text}] if chat and text.strip() else text
+        prompts.append(encode(said, name, tokenizer.vocab_size, tokenizer))
         if len(prompts[-1]) > BUCKETS[-1]:
             raise UserError(
                 f"{name} has {len(prompts[-1])} tokens, more than {BUCKETS[-1]}: leave it out"
@@ -299,7 +308,7 @@ def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:
         "rows": times.rows,
         "max_draft": max_draft,
         "draft_ms": 1e3 * table.draft[0],
-        "verifier_ms": 1e3 * times.steps["verifier"],
+        "verifier_ms": 1e3 * times.step,
         "check_ms": 1e3 * table.verifier[0][-1],
         "call_ms": 1e3 * times.call,
     }

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     infer.check_paths(("verifier", "drafter"))
     parts: dict[Callable[..., Any], Sequence[str]] = {
         infer.load_models: (),
-        text.load_text_model: ("path", "mesh", "weights"),
+        text.load_text_model: ("path", "mesh", "weights", "verifier"),
     }
     results = gin_config.call(
         study.compare, models_of, parts=parts, on_start=gin_config.recorder(args)
@@ -152,7 +152,7 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
         for name in setting.drafters:
             if name not in models:
                 place, mesh = os.path.expanduser(name), verifier.mesh
-                loading: Any = {"mesh": mesh, "weights": form}
+                loading: Any = {"mesh": mesh, "weights": form, "verifier": verifier}
                 models[name] = gin_config.call_part(text.load_text_model, place, **loading)
                 # Checks the vocabulary.
                 text.Models(**{name: models[name], "verifier": verifier})

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
       0, or 2 for two models that are not a pair: a command that decodes refuses them.
     """
     # Imported here so that `specjax --help` stays quick.
-    from specjax.text.directories import as_pair, inspect
+    from specjax.text.directories import InspectedHead, as_pair, inspect
 
     if len(args.models) > 2:
         raise UserError(f"inspect takes one or two models, got {len(args.models)}")
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.memory is not None and len(args.models) == 1:
         raise UserError("--memory needs two models: give a drafter and a verifier")
     models = sorted(
-        (inspect(path, dtype=args.dtype) for path in args.models), key=lambda x: x.params
+        (inspect(path, dtype=args.dtype) for path in args.models),
+        key=lambda x: (not isinstance(x, InspectedHead), x.params),
     )
     summaries = [model.summary() for model in models]
     values: dict[str, Any] = {"models": summaries}

@@ -177,6 +177,10 @@ class BlockDrafter(EagleDrafter):
         return super().traits._replace(draws_bonus=self._slots > self.max_draft)
 
     @property
+    def draft_passes(self) -> int:
+        return 1
+
+    @property
     def _slots(self) -> int:
         return min(self.max_draft + 1, self.model.config.most_drafts)
 

@@ -192,6 +192,11 @@ class NeuralDrafter(ModelDrafter):
         return self.max_draft * num_uniforms(self.vocab_size)
 
     @property
+    def draft_passes(self) -> int:
+        """The passes of the model for a draft of `max_draft` tokens."""
+        return self.max_draft
+
+    @property
     def traits(self) -> DraftTraits:
         fixed = self.stopping.is_fixed and not self.eos_ids
         return DraftTraits(

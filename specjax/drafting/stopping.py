@@ -651,7 +651,8 @@ class Costs:
       draft: for each of `rows`, the seconds of a pass of the drafter, with the loop's work for a
         drafted token.
       verifier: for each of `rows` and each of `widths`, the seconds of a pass of the verifier, with
-        the loop's work of a round.
+        the loop's work of a round; above width 1 also with the pass of a draft head that drafts a
+        block at once, whose `draft` is 0.
       machine: the machine of the measurement.
       pair: `Pair.fingerprint`; "" for none.
     """

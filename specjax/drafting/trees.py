@@ -266,7 +266,9 @@ class TreeDrafter(ModelDrafter):
                 f"children must be one of {', '.join(map(repr, CHILDREN))}, got {self.children!r}"
             )
         if not self.model.reads_trees:
-            raise UserError(f"model must read trees, and {type(self.model).__name__} cannot")
+            raise UserError(
+                f"trees need a drafter that reads them, not {type(self.model).__name__}"
+            )
         if getattr(self.tree, "keep", None) is not None and self.children != "top":
             raise UserError(
                 f"{self.tree!r} needs children='top', got {self.children!r}: leaving out drawn "

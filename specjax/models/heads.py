@@ -731,11 +731,15 @@ class DraftHead(LanguageModel):
         entries = cache_lib.allocate(*sizes, layers.dtype, self.layout)
         return HeadCache(entries, fresh, None, jnp.zeros((rows,), jnp.int32))
 
-    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
-        raise UserError(
-            f"this {self.config.kind} head drafts only for its verifier, and cannot decode alone: "
-            "give a Decoder the pair, without `method`"
+    def refused(self) -> UserError:
+        """The error where it would read texts without its verifier."""
+        return UserError(
+            f"this {self.config.kind} head drafts only for its verifier, and cannot decode alone "
+            "or in a cascade: give a Decoder the pair, without `method` and Cascade"
         )
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
+        raise self.refused()
 
     def begin(
         self, params: Params, verifier: PrefilledStates, max_length: int, path: int, nodes: int

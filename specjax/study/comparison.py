@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.drafting import CostAware
 from specjax.errors import UserError
 from specjax.runs.evaluation import shown
 from specjax.runs.inference import tokens_of
@@ -41,7 +42,6 @@ from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import TextModel
-from specjax.text.passes import check_timed
 from specjax.text.requests import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
@@ -115,6 +115,7 @@ def compare(
         _check_limits(settings, search, measuring.quality)
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
+        settings = _possible(settings, grid, bench)
         configuration = _configuration(bench, prompts)
         if chooses:
             configuration["search"] = dataclasses.asdict(search)
@@ -150,6 +151,35 @@ def compare(
         return points.finish(settings, advice, names, more)
 
 
+def _possible(settings: Sequence[Setting], asked: Sequence[Setting], bench: Bench) -> list[Setting]:
+    """The settings without those that a draft head cannot do, such as the drafter alone.
+
+    As in a `Grid`, a value that was asked for and fits no other setting is an error.
+    """
+    refused: dict[Setting, str] = {}
+    for setting in settings:
+        policy, trial = setting.part("stopping"), setting
+        if isinstance(policy, CostAware):  # a decoder would measure its costs
+            trial = dataclasses.replace(setting, stopping=None)
+        if any(bench.models[name].is_head for name in setting.drafters if name in bench.models):
+            try:
+                bench.decoder(trial, 1)
+            except UserError as error:
+                refused[setting] = str(error)
+    possible = [setting for setting in settings if setting not in refused]
+    fitting = {value for setting in possible for value in setting.to_dict().items()}
+    for setting, why in refused.items():
+        if setting in asked and not setting.is_alone and not fitting >= setting.to_dict().items():
+            raise UserError(f"{setting.described()}: {why}")
+    if refused:
+        first, why = next(iter(refused.items()))
+        tell(
+            f"left out {len(refused)} of {len(settings)} settings that a draft head cannot do; the "
+            f"first is {first.described()}: {why}"
+        )
+    return possible
+
+
 def _check_limits(settings: Sequence[Setting], search: Search, quality: str | None) -> None:
     """Raises an error if no setting can be chosen, whatever is measured."""
     lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
@@ -178,8 +208,8 @@ def _promising(
     known = [setting for setting in settings if why_not[setting] is None]
     if left := [setting for setting in settings if why_not[setting] is not None]:
         tell(
-            f"{len(left)} of {len(settings)} settings cannot be estimated and will be "
-            f"measured; the first is {left[0].described()}: {why_not[left[0]]}"
+            f"{len(left)} of {len(settings)} settings cannot be estimated, only measured; the "
+            f"first is {left[0].described()}: {why_not[left[0]]}"
         )
     *seen, last = parts.values()
     limit = seen[-1][1] if seen else last[1]
@@ -235,7 +265,6 @@ def _bench(
     one_bucket: bool,
 ) -> Bench:
     """The bench with the tokens of all texts."""
-    check_timed(models)
     decoder = Setting(method=VERIFIER_ALONE).decoder(models, batch_size=1, **options)
     tokens = [
         tokens_of(decoder, x.inputs, f"text {x.id}", chat=prompts.chat, truncate=prompts.truncate)

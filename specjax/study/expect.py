@@ -201,6 +201,8 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
     for name in (VERIFIER, setting.drafter):
         if name not in models:
             return f"there is no model {name!r}; the models are {', '.join(models)}"
+    if models[setting.drafter].is_head:
+        return "the drafts of a head depend on where their round began"
     if setting.is_alone:
         return None
     if setting.method is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from specjax.drafting import NeuralDrafter
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Scores, Times, over
@@ -28,12 +29,14 @@ class RoundCost(NamedTuple):
 
     Attributes:
       max_draft: G.
+      draft_passes: the drafter's passes for G tokens.
       c: t_draft / t_verifier(1), the time of a drafter's pass.
       r: t_verifier(G + 1) / t_verifier(1), the time of the pass that checks a draft.
       tokens: the tokens of a round over those of a pass of the verifier alone.
     """
 
     max_draft: int
+    draft_passes: int
     c: float
     r: float
     tokens: float
@@ -41,7 +44,7 @@ class RoundCost(NamedTuple):
     @property
     def passes(self) -> float:
         """The time of a round."""
-        return self.max_draft * self.c + self.r
+        return self.draft_passes * self.c + self.r
 
     @property
     def ideal(self) -> float:
@@ -60,9 +63,10 @@ class RoundCost(NamedTuple):
 
     def described(self) -> str:
         """Says what a round costs and yields, and which acceptance would break even."""
-        g, c, r, tokens = self
+        g, passes, c, r, tokens = self
+        each = "the drafter's only pass" if passes < g else "a drafter's pass"
         text = (
-            f"Drafting {g} tokens at c = {c:.2g} (a drafter's pass) and checking them at r = "
+            f"Drafting {g} tokens at c = {c:.2g} ({each}) and checking them at r = "
             f"{r:.2g} (a verifier's pass over {g + 1} tokens) takes {self.passes:.2g} passes of "
             f"the verifier over one token, and yields {tokens:.2g} tokens: an acceptance of "
             f"{self.acceptance:.2f}"
@@ -73,17 +77,17 @@ class RoundCost(NamedTuple):
 
     def why(self) -> str:
         """Says why drafting gains no more, and what would."""
-        g, c, r, tokens = self
+        _, passes, c, r, tokens = self
         text = f"Why: {self.described()}"
         if self.ideal > _WORTH:
             return (
                 f"{text} The passes allow {self.ideal:.2g}x; calls and prompts, or other work on "
                 "this machine, take the rest: try longer texts, or a quiet machine."
             )
-        if tokens / (g * c + 1) > _WORTH:
+        if tokens / (passes * c + 1) > _WORTH:
             return (
                 f"{text} With r near 1, as a larger verifier or a GPU or TPU has it, the passes "
-                f"would allow {tokens / (g * c + 1):.2g}x."
+                f"would allow {tokens / (passes * c + 1):.2g}x."
             )
         if tokens / r > _WORTH:
             return (
@@ -110,10 +114,11 @@ def acceptance_for(tokens: float, max_draft: int) -> float:
     return high
 
 
-def round_cost(times: PassTimes, max_draft: int, tokens: float) -> RoundCost:
+def round_cost(times: PassTimes, drafter: NeuralDrafter, tokens: float) -> RoundCost:
     """Returns what a round of a pair costs, by times of passes of the one width G + 1."""
-    table, step = times.tables["verifier", "drafter"], times.steps["verifier"]
-    return RoundCost(max_draft, table.draft[0] / step, table.verifier[0][-1] / step, tokens)
+    table, passes = times.tables["verifier", "drafter"], drafter.draft_passes
+    c, r = table.draft[0] / times.step, table.verifier[0][-1] / times.step
+    return RoundCost(drafter.max_draft, passes, c, r, tokens)
 
 
 def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:

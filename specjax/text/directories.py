@@ -124,6 +124,7 @@ def load_text_model(
     head: bool = True,
     replicate: bool = False,
     weights: str | None = None,
+    verifier: TextModel | None = None,
 ) -> TextModel:
     """Loads a model with its tokenizer.
 
@@ -138,18 +139,28 @@ def load_text_model(
       head: whether to load the acceptance head, if the directory has it.
       replicate: whether each device of the mesh has the whole model, which then needs no
         collectives; if not, the mesh's axis `model` splits it.
-      weights: "int8" or "int8+embedding"; see `specjax.checkpoints.load_model`.
+      weights: "int8" or "int8+embedding"; see `specjax.checkpoints.load_model`. Those of a draft
+        head are not quantised.
+      verifier: of a draft head the model that it is for, whose tokenizer and mesh it has.
 
     Raises:
       FileNotFoundError: a directory or file is missing.
-      UserError: the directory is unreadable, or the model does not fit its tokenizer, its head or
-        the mesh.
+      UserError: the directory is unreadable, the model does not fit its tokenizer, its head, its
+        verifier or the mesh, or a draft head has no verifier.
     """
+    from specjax.checkpoints import is_draft_head
+
     place = real_path(path)
     check_model_path("path", place)
     _check_mesh(mesh)
     log_models({"": path})
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
+    if is_draft_head(place):
+        if verifier is None:
+            raise UserError(
+                f"{path} is a draft head, which drafts only for its verifier: load both (load_pair)"
+            )
+        return _load_head(place, verifier, options)
     return _load(place, tokenizer, replicate=replicate, weights=weights, **options)
 
 

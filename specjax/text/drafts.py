@@ -22,14 +22,16 @@ from specjax.checks import check_count, check_part, check_path
 from specjax.decoding.speculative import check_rule
 from specjax.drafting import cascade, lenience
 from specjax.drafting.cascades import check_lengths
+from specjax.drafting.neural import catches_up_on
 from specjax.drafting.trees import CHILDREN
 from specjax.errors import UserError
+from specjax.models.heads import DraftHead, EagleHead
 from specjax.models.int8 import form_of
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
 from specjax.text.directories import built_in_table, load_bigram, load_text_model, real_path
 from specjax.text.text_models import Models, TextModel
-from specjax.types import Drafter, Params, Rule, Verification
+from specjax.types import Drafter, Params, Rule, Stopping, Verification
 from specjax.verification import Block, Traversal
 
 # The most nodes of a tree: each is a token that the verifier reads, and a slot of its cache.
@@ -73,6 +75,28 @@ class PlanInputs:
     @property
     def verifier(self) -> TextModel:
         return self.models["verifier"]
+
+
+def drafter_of(
+    small: TextModel,
+    main: TextModel,
+    max_draft: int,
+    stopping: Stopping | None = None,
+    params: Params = (),
+    **options: Any,
+) -> tuple[drafting.NeuralDrafter, drafting.NeuralDrafterParams]:
+    """Returns the drafter of a model, or of a draft head of `main`, and its parameters.
+
+    `params` are those of `stopping`; options are those of `drafting.NeuralDrafter`.
+    """
+    model, options = small.model, {"stopping": stopping or drafting.FixedLength(), **options}
+    if not isinstance(model, DraftHead):
+        options["catches_up"] = catches_up_on(small.platform)
+        drafter = drafting.NeuralDrafter(model, max_draft, **options)
+        return drafter, drafting.NeuralDrafterParams(small.prepared, params)
+    kind: Any = drafting.EagleDrafter if isinstance(model, EagleHead) else drafting.BlockDrafter
+    joined = model.joined(small.prepared, main.prepared)
+    return kind(model, max_draft, **options), drafting.NeuralDrafterParams(joined, params)
 
 
 class Planned(NamedTuple):
@@ -553,6 +577,7 @@ class Cascade(DraftPlan):
                     )
                 form = form_of(self.weights, "drafter")
                 source = load_text_model(source, dtype=self.dtype, mesh=main.mesh, weights=form)
+            source.check_alone()
             Models(**{name: source, "verifier": main})  # checks the vocabulary and the mesh
             levels[name] = source
         return levels

@@ -36,20 +36,17 @@ from specjax.decoding import (
 )
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import (
-    BlockDrafter,
     Budget,
     CostAware,
     Costs,
-    EagleDrafter,
     FixedLength,
     NeuralDrafter,
     NeuralDrafterParams,
 )
-from specjax.drafting.neural import catches_up_on
 from specjax.drafting.stopping import check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.models.heads import BlockHead, DraftHead, EagleHead
+from specjax.models.heads import BlockHead
 from specjax.processors import Constraint, JsonSchema, Regex
 from specjax.text.drafts import (
     MOST_NODES,
@@ -64,6 +61,7 @@ from specjax.text.drafts import (
     Tree,
     WithParams,
     check_is_plan,
+    drafter_of,
 )
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.text_models import Models, Pair, TextModel
@@ -499,12 +497,14 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         _check_cascade(chosen, rule)
         _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
         small = named["drafter"]
+        small.check_alone()
         cascade = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
         params = MethodParams(main.prepared, small.prepared, rule)
         return Assembled(cascade, params, {"drafter": small, "verifier": main}, main)
     if parts.drafting is None and len(named) == 1:
         why = "this option needs a drafter: give a Pair, or drafting"
         parts.check_none(why, but=("rule",))
+        main.check_alone()
         alone = Autoregressive(main.model, eos_ids=eos_ids, partitioner=main.partitioner)
         params = MethodParams(main.prepared)
         if rule is not None:
@@ -670,21 +670,12 @@ def _neural(
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     longest = parts.longest if longest is None else longest
-    head = small.model
-    options: Any = {"min_draft": min_draft, "eos_ids": eos_ids}
-    if not isinstance(head, DraftHead):
-        catches_up = catches_up_on(small.platform)
-        drafter = NeuralDrafter(head, longest, stopping, catches_up=catches_up, **options)
-        return drafter, NeuralDrafterParams(small.prepared, params)
-    joined = NeuralDrafterParams(head.joined(small.prepared, main.prepared), params)
-    if isinstance(head, EagleHead):
-        return EagleDrafter(head, longest, stopping, **options), joined
-    assert isinstance(head, BlockHead)
-    if parts.max_draft is None:
+    if isinstance(small.model, BlockHead) and parts.max_draft is None:
         # A rule that reads the drafter after a whole draft needs one more of the block's tokens.
         spare = int(parts.rule is not None and parts.rule.reads_draft)
-        longest = min(longest, head.config.most_drafts - spare)
-    return BlockDrafter(head, longest, stopping, **options), joined
+        longest = min(longest, small.model.config.most_drafts - spare)
+    options = {"min_draft": min_draft, "eos_ids": eos_ids}
+    return drafter_of(small, main, longest, stopping, params, **options)
 
 
 _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)
@@ -708,11 +699,6 @@ def _with_costs(
     if not isinstance(policy, CostAware):
         return parts, None
     main = pair.verifier
-    if isinstance(pair.drafter.model, DraftHead):
-        raise UserError(
-            "stopping=CostAware cannot weigh a draft head, whose passes need its verifier's "
-            "states: choose another policy"
-        )
     multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
     rows += -rows % multiple
     without = dataclasses.replace(parts, stopping=None)

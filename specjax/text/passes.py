@@ -1,7 +1,7 @@
 """Measures the cost of a pass of each model, from runs of the decoding loop.
 
 `measure_costs` makes the table for a stopping policy; `measure_times` makes such tables for
-reviewers and drafters, and measures the steps and calls of models that decode alone.
+reviewers and drafters, and measures the steps and calls of the verifier alone.
 
 Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: linear regression of the runs'
 times on their numbers of passes.
@@ -24,17 +24,11 @@ import numpy as np
 import tqdm
 
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.drafting import (
-    Costs,
-    LookupDrafter,
-    NeuralDrafter,
-    NeuralDrafterParams,
-)
-from specjax.drafting.neural import catches_up_on
+from specjax.drafting import Costs, LookupDrafter
 from specjax.environment import environment, machine
 from specjax.errors import UserError
-from specjax.models.heads import DraftHead
 from specjax.rules import Lossless
+from specjax.text.drafts import drafter_of
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
 
@@ -139,24 +133,15 @@ class PassTimes:
 
     Attributes:
       rows: B.
-      steps: model's name -> a step of the model alone.
-      prompts: model's name -> reading B prompts.
+      step: a step of the verifier alone.
       call: a call of the verifier alone with B prompts, without its steps.
       tables: (reviewer's name, drafter's name or None for copied drafts) -> their costs.
     """
 
     rows: int
-    steps: Mapping[str, float]
-    prompts: Mapping[str, float]
+    step: float
     call: float
     tables: Mapping[tuple[str, str | None], Costs]
-
-    def to_dict(self) -> dict[str, Any]:
-        tables = [
-            {"reviewer": reviewer, "drafter": drafter, **costs.to_dict()}
-            for (reviewer, drafter), costs in self.tables.items()
-        ]
-        return {**dataclasses.asdict(dataclasses.replace(self, tables={})), "tables": tables}
 
 
 def measure_costs(
@@ -195,18 +180,17 @@ def measure_costs(
     assert widths[-1] >= 2, widths
     cases = _of_review(pair.verifier, pair.drafter, widths)
     with _bar(len(rows) * len(cases), progress) as bar:
-        fits = [_steady_fit(cases, batch, prompt_length, seconds, bar)[0] for batch in rows]
+        fits = [_steady_fit(cases, batch, prompt_length, seconds, bar) for batch in rows]
+    drafter, _ = drafter_of(pair.drafter, pair.verifier, widths[-1] - 1)
+    if drafter.draft_passes < drafter.max_draft:
+        fits = [_at_once(fit) for fit in fits]
     return as_costs(fits, rows, widths, pair.fingerprint)
 
 
-def check_timed(models: Mapping[str, TextModel]) -> None:
-    """Refuses draft heads, whose passes need their verifier's states."""
-    for name, model in models.items():
-        if isinstance(model.model, DraftHead):
-            raise UserError(
-                f"{name}={model.name} is a draft head, whose passes cannot be timed without its "
-                "verifier: compare two runs of specjax infer, one with METHOD=VerifierAlone"
-            )
+def _at_once(fit: Fit) -> Fit:
+    """The costs if a drafter's pass makes a whole draft: a part of the round that checks it."""
+    verifier = {width: time + fit.draft * (width > 1) for width, time in fit.verifier.items()}
+    return fit._replace(draft=0.0, verifier=verifier)
 
 
 def measure_times(
@@ -217,7 +201,6 @@ def measure_times(
     rows: int,
     prompt_length: int,
     call: Callable[[], Any],
-    read: float = 1.0,
     seconds: float = 1.0,
     progress: bool | None = None,
 ) -> PassTimes:
@@ -230,17 +213,14 @@ def measure_times(
       rows: B.
       prompt_length: P.
       call: makes the verifier alone emit a token for each of B prompts.
-      read: the share of a prompt's tokens that a call reads, if the others come from a prefix; a
-        drafter's time for its prompts is taken to be proportional.
     """
-    check_timed(models)
+    main = models["verifier"]
+    alone = Autoregressive(main.model, partitioner=main.partitioner)
     groups: dict[Any, list[LoopCase]] = {
         (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
         for reviewer, name in tables
     }
-    for name, model in models.items():
-        alone = Autoregressive(model.model, partitioner=model.partitioner)
-        groups[name] = [LoopCase(alone, MethodParams(model.prepared), 1)]
+    groups[None] = [LoopCase(alone, MethodParams(main.prepared), 1)]
     with _bar(sum(map(len, groups.values())), progress) as bar:
         fits = {
             key: _steady_fit(cases, rows, prompt_length, seconds, bar)
@@ -251,16 +231,10 @@ def measure_times(
         start = time.perf_counter()
         call()
         least = min(least, time.perf_counter() - start)
-    for name, model in models.items():
-        _check_took_time(fits[name][0], (1,), rows, f"a step of {model.name}")
-    steps = {name: fits[name][0].verifier[1] for name in models}
-    return PassTimes(
-        rows=rows,
-        steps=steps,
-        prompts={name: read * fits[name][1] for name in models},
-        call=max(least - steps["verifier"], 0.0),
-        tables={key: as_costs([fits[key][0]], (rows,), tuple(widths), "") for key in tables},
-    )
+    _check_took_time(fits[None], (1,), rows, f"a step of {main.name}")
+    step = fits[None].verifier[1]
+    costs = {key: as_costs([fits[key]], (rows,), tuple(widths), "") for key in tables}
+    return PassTimes(rows, step, max(least - step, 0.0), costs)
 
 
 def draft_lengths(widths: Sequence[int]) -> list[int]:
@@ -314,9 +288,7 @@ def _of_review(
     # Each token has a successor in the table, so that drafts have the full length.
     drafter_params: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
     if drafter is not None:
-        catches_up = catches_up_on(drafter.platform)  # like in a Decoder
-        drafts = NeuralDrafter(drafter.model, longest, catches_up=catches_up)
-        drafter_params = NeuralDrafterParams(drafter.prepared)
+        drafts, drafter_params = drafter_of(drafter, reviewer, longest)  # like in a Decoder
     params = MethodParams(reviewer.prepared, drafter_params, Lossless())
     # Without end-of-sequence tokens all rows make all rounds.
     several = Speculative(
@@ -341,21 +313,21 @@ def _bar(cases: int, progress: bool | None) -> Any:
 
 def _steady_fit(
     cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
-) -> tuple[Fit, float]:
-    """The costs of passes, and the seconds for reading prompts."""
+) -> Fit:
+    """The costs of passes."""
     for attempt in range(_ATTEMPTS):
-        runs, start = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
+        runs = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
         costs = fit(runs)
         drafts = [costs.draft] * any(run.draft for run in runs)
         if min([*drafts, *costs.verifier.values()]) > 0:
             break
-    return costs, start
+    return costs
 
 
 def _runs(
     cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
-) -> tuple[list[Run], float]:
-    """Runs of both lengths of each case with their least times, and the least time of a start."""
+) -> list[Run]:
+    """Runs of both lengths of each case, with their least times."""
     max_new = _ROUNDS[-1] * (cases[0].method.max_draft + 1)
     words = np.arange(rows * prompt_length, dtype=np.int32).reshape(rows, prompt_length)
 
@@ -375,12 +347,11 @@ def _runs(
         counts.append(count_passes(*case[:2], start(case), _ROUNDS[-1]))
         bar.update(bar.n < bar.total)
     least = dict.fromkeys(itertools.product(range(len(cases)), _ROUNDS), math.inf)
-    least_start, begin, turns = math.inf, time.perf_counter(), 0
+    begin, turns = time.perf_counter(), 0
     while turns < 3 or time.perf_counter() - begin < seconds:
         for i, rounds in least:
-            case, before = cases[i], time.perf_counter()
+            case = cases[i]
             state = start(case)
-            least_start = min(least_start, time.perf_counter() - before)
             before = time.perf_counter()
             jax.block_until_ready(case.method.run(case.params, state, rounds))
             least[i, rounds] = min(least[i, rounds], time.perf_counter() - before)
@@ -390,7 +361,7 @@ def _runs(
         method, counted = cases[i].method, counts[i][min(rounds, len(counts[i])) - 1]
         reviewer, *drafters = (counted[name] for name in method.model_names)
         runs.append(Run(sum(drafters), reviewer, cases[i].width, spent))
-    return runs, least_start
+    return runs
 
 
 def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:

@@ -19,6 +19,7 @@ from specjax.checks import check_static
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.fingerprints import digest
+from specjax.models.heads import DraftHead
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
@@ -100,6 +101,16 @@ class TextModel:
         if self.head is not None:
             fingerprint = None if has_stored(self.params) else self.weights_fingerprint
             self.head.check_drafter(self.name, self.width, fingerprint)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a draft head, which reads the states of its verifier."""
+        return isinstance(self.model, DraftHead)
+
+    def check_alone(self) -> None:
+        """Refuses a draft head where a model reads texts by itself."""
+        if isinstance(self.model, DraftHead):
+            raise self.model.refused()
 
     @property
     def partitioner(self) -> Partitioner | None:
@@ -203,7 +214,7 @@ class Models:
                     f"{name} and verifier have different meshes: load both with the same mesh"
                 )
         drafter = named.get("drafter")
-        if drafter is not None and drafter.size > self.verifier.size:
+        if drafter is not None and not drafter.is_head and drafter.size > self.verifier.size:
             # One place, so Python shows it once, though settings make pairs of these models again.
             warnings.warn(
                 f"the drafter has {_millions(drafter.size)} parameters, the verifier "

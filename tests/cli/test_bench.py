@@ -12,12 +12,12 @@ from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
 from specjax.study.speedups import round_cost
 from specjax.text.passes import PassTimes
+from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 
 # Steps of the verifier alone take 2.0, its passes over three tokens 3.0, drafted tokens 0.5.
-TIMES = PassTimes(
-    2, {"verifier": 2.0}, {}, 0.0, {("verifier", "drafter"): Costs((2,), (3,), (0.5,), ((3.0,),))}
-)
+TIMES = PassTimes(2, 2.0, 0.0, {("verifier", "drafter"): Costs((2,), (3,), (0.5,), ((3.0,),))})
+DRAFTER = SimpleNamespace(max_draft=2, draft_passes=2)
 
 
 def side(seconds, emitted, calls):
@@ -30,7 +30,7 @@ def side(seconds, emitted, calls):
 def test_speedup_and_its_ideal():
     """Two rows in a batch. Alone: 6 and 10 tokens in 10 passes; together: in 3 and 5 rounds."""
     alone, drafts = side(40.0, [6, 10], [6, 10]), side(32.0, [6, 10], [3, 5])
-    cost = round_cost(TIMES, 2, drafts.per_pass() / alone.per_pass())
+    cost = round_cost(TIMES, DRAFTER, drafts.per_pass() / alone.per_pass())
     assert cost.c == 0.25 and cost.r == 1.5 and cost.tokens == 2.0
     row = bench.figures(alone, drafts, cost)
     assert (row["c"], row["r"], row["tokens_per_call"]) == (0.25, 1.5, 2.0)
@@ -58,7 +58,7 @@ def test_figures_fit_together(arguments, capsys, monkeypatch):
     monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
     assert main(arguments) == 0
     *_, legend, _, verdict, line = capsys.readouterr().out.splitlines()
-    assert legend == "work disturbed the times of the passes."
+    assert legend.endswith("other work disturbed the times of passes.")
     assert "at batch 2, temperature 0" in verdict and "drafts of 2" in verdict
     (row,) = json.loads(line)["rows"]
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
@@ -108,6 +108,16 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, ch
     assert main([*arguments, *(word.replace("PROMPTS", prompts) for word in change)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_chat_model_gets_its_template():
+    class Marking(ByteTokenizer):
+        def encode_chat(self, messages, **options):
+            return self.encode("".join(f"<{x['role']}: {x['content']}>" for x in messages))
+
+    words, named = Marking(), SimpleNamespace(inputs="prompts.txt")
+    (found,) = bench.encode_texts(named, ["ba"], words, chat=True)
+    assert found.tolist() == words.encode("<user: ba>")
 
 
 @pytest.mark.parametrize(

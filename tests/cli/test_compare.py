@@ -197,7 +197,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
     assert (
-        "1 of 5 settings cannot be estimated and will be measured; the first is TokenCascade"
+        "1 of 5 settings cannot be estimated, only measured; the first is TokenCascade"
         in captured.err
     )
     status = {record["setting"]: record["status"] for record in lines(output)}

@@ -7,11 +7,15 @@ import json
 import re
 import shlex
 
+import jax
 import pytest
 
 import specjax
+from specjax.checkpoints import save_draft_head
 from specjax.cli.main import main
 from specjax.evaluation import sandbox
+from specjax.models import LlamaConfig
+from specjax.models.heads import BlockConfig, draft_head
 from specjax.processors import Regex
 from specjax.tokenizers import ByteTokenizer
 from specjax.tokenizers.tokenizer import Pieces
@@ -24,6 +28,7 @@ TASK = "--gin.EXAMPLES=sums.jsonl --gin.OUTPUT_DIR=out --gin.VERIFIER=none --gin
 WORDS = {
     "RUN": "--gin.INPUT=in.txt --gin.OUTPUT_DIR=out",
     "PAIR": PAIR,
+    "HEADED": "--gin.VERIFIER=pair/verifier --gin.DRAFTER=head",
     "NO_MODELS": "--gin.VERIFIER=nowhere --gin.DRAFTER=nowhere",
     # Fields of a table, of which a column of two is the targets.
     "PAIRS": "--gin.INPUT=pairs.tsv --gin.TARGETS_FIELD=1 --gin.OUTPUT_DIR=out",
@@ -107,6 +112,20 @@ merge nowhere also
     ...there is no directory part-I-of-N...
 bench --inputs=/missing.txt
     /missing.txt...
+bench --inputs=train.txt --verifier=pair/verifier --drafter=head --drafts 3 4
+    max_draft must be at most 3 for this DFlash, whose block has 4 tokens, got 4
+bench --inputs=train.txt --verifier=head --drafter=pair/drafter
+    verifier=head is a draft head: give the model it is for
+bench --inputs=train.txt --verifier=pair/drafter --drafter=head
+    head is a head for another verifier (pair/verifier), which has width 24, not 16...
+infer RUN HEADED --gin.METHOD=DrafterAlone
+    head is a draft head, which drafts only for its verifier...
+infer RUN HEADED --gin.METHOD=TokenCascade --gin.RULE="Chow(0.3)"
+    this DFlash head drafts only for its verifier, and cannot decode alone or in a cascade: ...
+compare PAIRS HEADED --gin.METHODS="('TokenCascade(rule=Chow(0.3))',)"
+    TokenCascade, Chow(0.3), T=1: this DFlash head drafts only for its verifier, and cannot...
+compare PAIRS HEADED --gin.DRAFTING="('Tree(depth=2, width=2)',)"
+    ...trees need a drafter that reads them, not BlockHead
 infer --gin_file=runs/infer.gin
     ...required but not given: INPUT, OUTPUT_DIR...
 infer --gin.INPUT=nowhere.txt --gin.OUTPUT_DIR=out
@@ -537,6 +556,26 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "pair").symlink_to(tiny_pair.shared_pair()["verifier"].parent)
 
 
+def write_block_head(place):
+    """Writes a DFlash of the pair's verifier, for three drafts."""
+    verifier = specjax.load_text_model(place / "pair/verifier")
+    sizes = LlamaConfig(
+        vocab_size=tiny_pair.VOCAB,
+        embed_dim=24,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        mlp_dim=8,
+        num_layers=1,
+    )
+    config = BlockConfig(
+        layers=sizes, boundaries=(0, 1), windows=(None,), block_size=4, mask_token=1
+    )
+    head = draft_head(config, verifier.model)
+    params = {"verifier_params": verifier.params, "verifier_name": "pair/verifier"}
+    save_draft_head(place / "head", head, head.init(jax.random.key(0)), **params)
+
+
 CASES = re.findall(r"^(\S(?:.*\\\n)*.*)\n((?: +.*\n)+)", TYPED, re.M)
 
 
@@ -549,6 +588,8 @@ def test_what_is_typed_gets_one_line(tmp_path, capsys, typed, told):
     words = []
     for word in shlex.split(typed.replace("\\\n", " ")):
         words += shlex.split(WORDS[word]) if word in WORDS else [word]
+    if any(word.endswith("=head") for word in words):
+        write_block_head(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     assert main(words) == 2
     shown = capsys.readouterr()

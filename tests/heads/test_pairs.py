@@ -20,7 +20,6 @@ from specjax.models.qwen import Qwen3Config
 from specjax.partitioning import make_mesh
 from specjax.text.directories import inspect
 from specjax.text.drafts import ModelDrafts
-from specjax.text.passes import check_timed
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, llama
 from tests.heads.written import FORMATS, write_head
@@ -348,20 +347,20 @@ def test_what_a_head_cannot_do(place):
     pair = load(place, "dspark")
     with pytest.raises(ValueError, match="max_draft must be at most 5 for this DSpark"):
         specjax.Decoder(pair, max_draft=6, **SHAPE)
-    with pytest.raises(ValueError, match="model must read trees, and BlockHead cannot"):
+    with pytest.raises(ValueError, match="trees need a drafter that reads them, not BlockHead"):
         specjax.Decoder(pair, drafting=specjax.Tree(depth=2, width=2), **SHAPE)
-    with pytest.raises(ValueError, match="this DSpark head drafts only for its verifier"):
-        specjax.Decoder(pair.drafter, **SHAPE)(PROMPTS)
+    others = [{"method": "TokenCascade()", "rule": "Chow(0.2)"}, {"drafting": "Cascade(((2,),))"}]
+    for models, parts in ((pair.drafter, {}), *((pair, parts) for parts in others)):
+        with pytest.raises(ValueError, match="this DSpark head drafts only for its verifier"):
+            specjax.Decoder(models, **parts, **SHAPE)
     with pytest.raises(ValueError, match="is a draft head: give the model it is for"):
         specjax.load_pair(verifier=place / "mtp", drafter=place / "mtp", tokenizer="bytes")
     own = drafting.Survival(drafting.OwnEstimate(), 0.5)
     for kind in ("zlab", "eagle3"):
         with pytest.raises(ValueError, match="needs a drafter with a confidence head"):
             specjax.Decoder(load(place, kind), stopping=own, **SHAPE)
-    with pytest.raises(ValueError, match="CostAware cannot weigh a draft head"):
-        specjax.Decoder(pair, stopping=drafting.CostAware(), **SHAPE)
-    with pytest.raises(ValueError, match="drafter=.* is a draft head, whose passes cannot be"):
-        check_timed(pair.named)
+    with pytest.raises(ValueError, match="is a draft head, which drafts only for its verifier"):
+        specjax.load_text_model(place / "mtp")
     with pytest.raises(ValueError, match="model must be EagleHead, got BlockHead"):
         drafting.EagleDrafter(pair.drafter.model, 2)
     with pytest.raises(ValueError, match="model must be BlockHead, got EagleHead"):
@@ -387,6 +386,17 @@ def test_inspect_tells_what_a_head_is(place, tmp_path, capsys):
     pair = load(place, "eagle3")
     own = pair.drafter.params["network"]
     assert values["parameters"] == sum(x.size for x in jax.tree.leaves(own))
+
+
+def test_a_head_may_be_larger_than_its_verifier(tmp_path, capsys):
+    model, params = llama(VOCAB, layers=2)
+    verifier, head = tmp_path / "verifier", tmp_path / "head"
+    save_model(verifier, model, params, format="hf")
+    write_head(head, model, "speculators")
+    assert inspect(head).params > inspect(verifier).params
+    assert main(["inspect", str(verifier), str(head)]) == 0
+    assert f"a pair: {head} drafts for {verifier}" in capsys.readouterr().out
+    specjax.load_pair(drafter=head, verifier=verifier, tokenizer="bytes")  # without a warning
 
 
 ROW = re.compile(

@@ -8,11 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import Pair, decoding
+from specjax import Pair, TextModel, decoding
 from specjax.drafting import read_costs
 from specjax.text import passes
 from specjax.text.passes import Run
+from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
+from tests.heads.tiny_heads import encoded_head, tiny_head
+from tests.variants import variants
 
 DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
 
@@ -20,6 +23,22 @@ DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
 @pytest.fixture(scope="module")
 def pair():
     return Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+
+
+def pair_of(kind):
+    """Two tables; or a verifier and its head, of an encoder-decoder if the kind says so."""
+    if kind == "tables":
+        return Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
+    words = ByteTokenizer()
+    make = encoded_head if "encoded" in kind else tiny_head
+    tiny = make(kind.split()[-1], vocab=words.vocab_size)
+    verifier = TextModel(tiny.verifier, tiny.verifier_params, words)
+    return Pair(TextModel(tiny.head, tiny.params, words), verifier)
+
+
+KINDS = variants(
+    ["tables", "eagle3", "dflash", "encoded eagle3", "encoded dflash"], "tables", "eagle3", "dflash"
+)
 
 
 def _runs(noise=0.0):
@@ -89,13 +108,19 @@ def clock(monkeypatch):
     monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
 
 
-def test_the_loops_own_passes_are_measured(pair, clock, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loops_own_passes_are_measured(kind, clock, monkeypatch):
+    pair, at_once = pair_of(kind), "dflash" in kind
     monkeypatch.setattr(passes, "machine", lambda: "here")
-    found = passes.measure_costs(pair, (1, 2), tuple(VERIFIER), prompt_length=4, seconds=0.0)
-    assert found.rows == (1, 2) and found.widths == (1, 2, 4)
-    assert found.draft == pytest.approx((DRAFT, 3 * DRAFT))
-    alone = np.array(list(VERIFIER.values()))
-    np.testing.assert_allclose(found.verifier, [alone, 3 * alone], rtol=1e-6)
+    # A block of four tokens drafts three, of three two.
+    widths = (1, 2, 3) if kind == "encoded dflash" else (1, 2, 4)
+    found = passes.measure_costs(pair, (1, 2), widths, prompt_length=4, seconds=0.0)
+    assert found.rows == (1, 2) and found.widths == widths
+    drafts = DRAFT * np.array([1, 3]) * (not at_once)
+    np.testing.assert_allclose(found.draft, drafts, rtol=1e-6, atol=1e-12)
+    # The one pass of a block is a part of rounds with drafts.
+    round_of = [*VERIFIER.values()] + DRAFT * at_once * np.array([0, 1, 1])
+    np.testing.assert_allclose(found.verifier, [round_of, 3 * round_of], rtol=1e-6)
     assert found.machine == "here"
     assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
 
@@ -106,7 +131,7 @@ def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
     def runs(cases, rows, prompt_length, seconds, bar):
         tried.append(seconds)
         broken = [Run(0, 1, 1, 0.0), Run(2, 1, 1, 1.0)]
-        return (list(_runs()) if len(tried) == 2 else broken), 0.0
+        return list(_runs()) if len(tried) == 2 else broken
 
     monkeypatch.setattr(passes, "_runs", runs)
     found = passes.measure_costs(pair, (1,), tuple(VERIFIER), seconds=0.5)
@@ -131,12 +156,13 @@ def test_a_wider_pass_takes_no_less():
     assert costs.verifier == ((2.0, 3.0, 3.0, 4.0),)
 
 
-def test_times_are_those_of_steps_calls_and_all_tables(pair, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_times_are_those_of_steps_calls_and_all_tables(kind, monkeypatch):
     """A clock that only the loops move: a pass of w tokens takes w seconds, a call 5."""
     now = [0.0]
-    for kind in (decoding.Autoregressive, decoding.Speculative):
+    for loop in (decoding.Autoregressive, decoding.Speculative):
 
-        def timed(self, params, state, count, kind=kind, run=kind.run):
+        def timed(self, params, state, count, loop=loop, run=loop.run):
             for _ in range(count):
                 before = jax.device_get(state.info)
                 state = run(self, params, state, 1)
@@ -145,7 +171,7 @@ def test_times_are_those_of_steps_calls_and_all_tables(pair, monkeypatch):
                     for name, passes_of in state.info.calls.items()
                 }
                 width = 1
-                if kind is decoding.Speculative:
+                if loop is decoding.Speculative:
                     drafts = np.sum(state.info.drafted_lengths - before.drafted_lengths, axis=0)
                     longest = int(np.max(np.nonzero(drafts)[0]))
                     assert longest == state.draft_limits[0]  # also of what is copied
@@ -154,27 +180,21 @@ def test_times_are_those_of_steps_calls_and_all_tables(pair, monkeypatch):
             now[0] += 5.0
             return state
 
-        def began(self, *args, init=kind.init, **sizes):
-            now[0] += 8.0
-            return init(self, *args, **sizes)
-
-        monkeypatch.setattr(kind, "run", timed)
-        monkeypatch.setattr(kind, "init", began)
+        monkeypatch.setattr(loop, "run", timed)
     monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
 
     def call():
         now[0] += 3.0
 
-    tables = [("verifier", "drafter"), ("drafter", None)]
-    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0, "read": 0.25}
-    found = passes.measure_times(pair.named, tables, (1, 2, 4), call=call, **sizes)
-    assert found.steps == pytest.approx({"drafter": 1.0, "verifier": 1.0})
-    assert found.call == pytest.approx(2.0) and found.prompts == {"drafter": 2.0, "verifier": 2.0}
+    tables = [("verifier", "drafter"), ("drafter" if kind == "tables" else "verifier", None)]
+    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0}
+    widths = (1, 2, 3) if kind == "encoded dflash" else (1, 2, 4)
+    found = passes.measure_times(pair_of(kind).named, tables, widths, call=call, **sizes)
+    assert found.step == pytest.approx(1.0) and found.call == pytest.approx(2.0)
     reviewed, copied = (found.tables[key] for key in tables)
-    np.testing.assert_allclose([reviewed.verifier[0], copied.verifier[0]], [[1, 2, 4]] * 2)
+    np.testing.assert_allclose([reviewed.verifier[0], copied.verifier[0]], [widths] * 2)
+    # A pass of the drafter, whether it makes one token or a block.
     assert reviewed.draft == pytest.approx((DRAFT,)) and copied.draft == (0.0,)
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["tables"][1]["drafter"] is None and told["tables"][0]["reviewer"] == "verifier"
 
 
 def test_a_step_without_time_is_refused(pair, monkeypatch):
