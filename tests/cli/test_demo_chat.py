@@ -11,6 +11,7 @@ import specjax
 from specjax.cli import demo_chat
 from specjax.cli.main import main
 from specjax.models import LlamaConfig, model_from_config
+from specjax.text.directories import inspect
 from specjax.tokenizers import ByteTokenizer
 from tests.models.tiny import random_params
 
@@ -88,6 +89,19 @@ def test_the_verdict_says_why_not():
     few = demo_chat.verdict(1.2, 1.5, 4)
     assert "not faster (0.80 times)" in few and "too few drafts are accepted" in few
     assert "checking takes too long" in demo_chat.verdict(3.0, 4.0, 4)
+
+
+def test_smollm2_has_a_head_and_other_verifiers_have_none(loading, monkeypatch):
+    monkeypatch.setattr(demo_chat, "smollm2", lambda: "smollm2.gguf")
+    short = [x for x in QUICK if "verifier" not in x]
+    assert main(["demo", "chat", "two hats", *short]) == 0
+    assert loading == {"verifier": "smollm2.gguf", "drafter": "built-in:smollm2/head"}
+    head = inspect(loading["drafter"], dtype="bfloat16").summary()
+    assert head["verifier"] == {
+        "name": "SmolLM2-135M-Instruct", "width": 576, "layers": 30, "boundaries": [2, 16, 29],
+        "cross_layer": None,
+    }  # fmt: skip
+    assert sum(head["bytes_on_disk"].values()) <= 25e6
 
 
 def test_the_missing_package_is_one_line(monkeypatch, capsys):

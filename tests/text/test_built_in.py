@@ -29,6 +29,7 @@ def test_names_and_paths():
     assert portable_path("built-in:gsm8k/bigram") == "built-in:gsm8k/bigram"
     assert real_path("gsm8k/drafter") == "gsm8k/drafter"
     assert portable_path("/x/y") == "/x/y"
+    assert real_path("built-in:smollm2/head") == PAIRS / "smollm2" / "head"
     for wrong in ("built-in:gsm8k", "built-in:gsm8k/", "built-in:gsm8k/README.md"):
         with pytest.raises(ValueError, match="no such part of gsm8k: choose from bigram, drafter"):
             real_path(wrong)
