@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.core.spmd import get_logical_axis_rules
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float32, Int32, Shaped
@@ -31,7 +32,8 @@ def compiled_for(partitioner: Any) -> Iterator[None]:
 
 def traced_program() -> Any:
     """A hashable value; what reads this module is traced alike only in programs of equal values."""
-    return _partitioner.get("a caller's")
+    # A caller's own partitioner, such as T5X's, sets rules by which flax places parameters.
+    return _partitioner.get("a caller's"), tuple(get_logical_axis_rules())
 
 
 def vocabulary_ways() -> int:

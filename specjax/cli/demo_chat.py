@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a draft head or a smaller model of the verifier (default: the built-in head of "
         "SmolLM2; for another verifier drafts are copied from the text so far)",
     )
-    parser.add_argument("--max-draft", type=int, default=4, help="tokens drafted per round")
+    parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="the longest answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
 
@@ -50,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (96, 1024),  # few programs to compile
     }
-    drafting = None if "drafter" in models.named else Lookup(min_ngram=2)
-    # On a CPU a pass of two tokens takes as long as one of five.
-    widths = 1, args.max_draft + 1
-    drafts = Decoder(models, drafting=drafting, max_draft=args.max_draft, widths=widths, **options)
+    copies: dict[str, Any] = {}
+    if "drafter" not in models.named:
+        # On a CPU a pass of two tokens takes as long as one of five.
+        copies = {"drafting": Lookup(min_ngram=2), "widths": (1, args.max_draft + 1)}
+    drafts = Decoder(models, max_draft=args.max_draft, **copies, **options)
     decoders = {"alone": Decoder(models.verifier, **options), "with drafts": drafts}
     rows: dict[str, list[Row]] = {name: [] for name in decoders}
     for question in args.questions:
@@ -149,7 +150,7 @@ def verdict(tokens: float, cost: float, max_draft: int) -> str:
     if tokens > 1.05 * cost:
         return f"Drafting is {tokens / cost:.2f} times as fast: {what}."
     remedy = (
-        "too few drafts are accepted: give a head trained for this model (--drafter)"
+        "too few drafts are accepted: try a smaller --max-draft, or train a head for your prompts"
         if tokens < 1 + 0.25 * max_draft
         else "drafting and checking takes too long here: try a smaller --max-draft, or a GPU or TPU"
     )

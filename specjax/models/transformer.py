@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -121,8 +122,8 @@ class Layer(nn.Module):
         return added(-1, y), keys, values
 
 
-# The layers of a stack differ only in arrays, so they share a trace: a deep network is traced in a
-# fifth of the time. It is inlined: the program is the same.
+# The layers of a stack differ only in arrays, so they share a trace, which is inlined: a deep
+# network is traced in a fifth of the time.
 @functools.partial(jit, static_argnums=(0, 1), inline=True)
 def _read_layer(layer: Layer, program: Any, variables: Any, *inputs: Any) -> Any:
     return layer.apply(variables, *inputs)
@@ -187,11 +188,15 @@ class Stack(nn.Module):
         sizes = self.config, self.style, self.layout, self.in_encoder, self.cross
         read = functools.partial(_read_layer, Layer(*sizes, parent=None), traced_program())
         parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
-        for layer, bias, past, rope, seen in parts:
-            if self.is_initializing() or not deterministic:
+        # A trace of its own for each layer that draws, or writes variables such as intermediates.
+        assert self.scope is not None
+        own = not deterministic or self.scope.mutable is not False
+        for i, (layer, bias, past, rope, seen) in enumerate(parts):
+            if own:
                 x, layer_keys, layer_values = layer(x, bias, past, rope, seen, deterministic)
             else:
-                x, layer_keys, layer_values = read(layer.variables, x, bias, past, rope, seen)
+                with jax.named_scope(f"layers_{i}"):
+                    x, layer_keys, layer_values = read(layer.variables, x, bias, past, rope, seen)
             keys.append(layer_keys)
             values.append(layer_values)
             states.append(x)

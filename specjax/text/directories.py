@@ -76,7 +76,7 @@ def real_path(path: PathLike) -> PathLike:
         return path
     name, _, part = path.removeprefix(PREFIX).partition("/")
     # A head has no verifier beside it.
-    pair = PAIRS / name if name in _ABOUT else built_in_pair(name)
+    pair = PAIRS / name if name and (PAIRS / name).is_dir() else built_in_pair(name)
     parts = sorted(each.name for each in pair.iterdir() if each.is_dir())
     if part not in parts:
         raise UserError(f"{path}: no such part of {name}: choose from {', '.join(parts)}")

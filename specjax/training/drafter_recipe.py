@@ -246,11 +246,14 @@ class VerifierBatches:
         self._seed, self._multiple, self._progress = seed, row_multiple, progress
 
     def describe(self) -> dict[str, Any]:
+        texts = dataclasses.asdict(self._texts)
+        del texts["batch_size"]  # a text does not depend on those beside it
         return {
             "verifier": self._verifier.fingerprint,
             "prompts": self._prompts.fingerprint,
-            **dataclasses.asdict(self._texts),
-            "temperature": list(self._temperatures),
+            **texts,
+            "temperature": self._temperatures[0],
+            "greedy_texts": len(self._temperatures) > 1,
             "draw_seed": self._draw_seed,
             "tokens_per_batch": self._tokens,
             "order": self._seed,
@@ -298,8 +301,9 @@ class VerifierBatches:
         layout: Any = JoinedLayout(pad_id=words.pad_id)
         if not joined:
             layout = PairLayout(pad_id=words.pad_id, eos_id=words.eos_ids[0])
-        # Each length compiles the whole verifier: the longest three.
-        lengths = covering(range(x) for x in layout.lengths(pairs))[-3:]
+        # Each length compiles the whole verifier, so there are three: for half, most and all texts.
+        ends = np.quantile(layout.lengths(pairs), (0.5, 0.9, 1.0), method="higher")
+        lengths = tuple(sorted({covering([range(x)])[-1] for x in ends.tolist()}))
         batching = Batching(tokens_per_batch=self._tokens, bucket_lengths=lengths)
         options: dict[str, Any] = {"seed": self._seed, "row_multiple": self._multiple}
         return BucketedBatches(pairs, batching, layout, **options)
@@ -457,7 +461,9 @@ def _batches(
     multiple = len(trainer.devices()) if place is None else place.row_multiple
     seed, texts = trainer.seed, recipe.texts
     # Validation texts are other draws, because a prompt may be in both.
-    own = tuple(dict.fromkeys((texts.temperature, *(0.0,) * recipe.greedy_texts)))
+    own: tuple[float, ...] = (texts.temperature,)
+    if recipe.greedy_texts and texts.temperature > 0:
+        own = (*own, 0.0)
     sets: dict[str, tuple[str, tuple[float, ...], int, int | None]] = {
         "training": ("training", own, seed, seed),
         **{name: ("validation", (value,), seed + 1, None) for name, value in TEXTS.items()},

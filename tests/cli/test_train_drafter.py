@@ -23,7 +23,7 @@ SETTINGS = {
     "MAX_NEW_TOKENS": 8,
     "TOKENS_PER_BATCH": 256,
     "VerifierTexts.shard_rows": 24,
-    "VerifierTexts.batch_size": 12,
+    "SAMPLE_BATCH_SIZE": 12,
     "TrainerConfig.checkpoint_every": 20,
     "TrainerConfig.progress": False,
 }
@@ -224,7 +224,8 @@ def test_a_verifier_that_writes_empty_texts_is_refused(data, tmp_path, capsys):
 def test_another_configuration_in_the_same_directory_is_refused(data, trained, capsys):
     for bindings, message in (
         ({"MAX_DRAFT": 2}, "task.max_draft: 3 there, 2 here"),
-        ({"TEMPERATURE": 0.5}, "training.temperature: [1.0] there, [0.5] here"),
+        ({"GREEDY_TEXTS": True}, "training.greedy_texts: false there, true here"),
+        ({"TEMPERATURE": 0.5}, "training.temperature: 1.0 there, 0.5 here"),
         ({"TRAIN": "validation.txt"}, "training.prompts"),
     ):
         assert run(data, trained, **bindings) == 2

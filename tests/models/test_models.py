@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from specjax.models import Seq2SeqLM, T5Config, model_from_config
@@ -69,7 +70,20 @@ def test_the_layers_of_a_program_share_a_trace(patched):
     # The form of a layer depends on the devices of the program.
     meshed = compiled_for(Partitioner(make_mesh(2, 1)))
     assert [traces(3, callers), traces(4, callers), traces(3, alone), traces(3, meshed)] == [1] * 4
+    # And on flax's rules of placement, and on the precision of products.
+    assert traces(3, nn.logical_axis_rules([("embed", "data")])) == 1
+    assert traces(3, jax.default_matmul_precision("float32")) == 1
     assert traces(3, callers) == 0
+
+
+def test_flax_sees_the_intermediates_of_each_layer():
+    model = tiny("llama").model
+    tokens = jnp.ones((1, 3), jnp.int32)
+    variables = {"params": random_params(model, 0)}
+    _, seen = model.network.apply(
+        variables, tokens, capture_intermediates=True, mutable=["intermediates"]
+    )
+    assert {"layers_0", "layers_1"} <= set(seen["intermediates"]["decoder"])
 
 
 @pytest.mark.parametrize(
