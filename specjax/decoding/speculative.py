@@ -504,10 +504,12 @@ class Round:
         if not reads_bonus and self.drafter.traits.catches_up:
             return AfterBlock(*skipped, took=nothing)
         inputs = inputs._replace(sampling=advance(inputs.sampling, block.tokens, block.num_drafted))
+        # Taken out here: the loop would bring all of p into another layout.
+        last, last_conf = at_bonus(p), jax.tree.map(at_bonus, p_conf)
 
         def run(before: tuple[Any, ...]) -> tuple[Any, ...]:
             bonus, drafter = read_bonus(self.drafter, params.drafter, before[2], inputs, block)
-            read = bonus.probs, at_bonus(p), bonus.confidences, jax.tree.map(at_bonus, p_conf)
+            read = bonus.probs, last, bonus.confidences, last_conf
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: bonus.calls[name] for name in names}
             nan = needed & rule.reads_draft_confidence & jnp.isnan(bonus.probs[:, 0])
