@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import os
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -84,7 +85,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 GPUS = {"h100": _H100}
 # Kernels cannot be tried without a GPU.
-GPU_OPTIONS = {"xla_gpu_autotune_level": 0}
+GPU_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 
 
 def mesh_of(chip: str, data: int, ways: int) -> Mesh:
