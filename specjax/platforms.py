@@ -6,14 +6,16 @@ Axes: B rows, N rows of a matrix, T positions, V vocabulary.
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax.core.spmd import get_logical_axis_rules
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float32, Int32, Shaped
+from jaxtyping import Array, Bool, Float32, Int32, Shaped
+
+_T = TypeVar("_T")
 
 _as_on_tpus: contextvars.ContextVar[bool] = contextvars.ContextVar("as_on_tpus", default=False)
 # Not set in a caller's own program.
@@ -65,6 +67,20 @@ def by_platform(*args: Any, default: Callable[..., Any], **special: Callable[...
     if _as_on_tpus.get():
         return special.get("tpu", default)(*args)
     return lax.platform_dependent(*args, default=default, **special)
+
+
+def when(wanted: Bool[Array, ""], run: Callable[[_T], _T], before: _T) -> _T:
+    """`run(before)` if it is wanted, else `before`.
+
+    A loop that runs once at most: XLA copies the caches that pass through a branch, but not those
+    that a loop carries.
+    """
+
+    def once(carry: tuple[Array, _T]) -> tuple[Array, _T]:
+        return jnp.zeros_like(carry[0]), run(carry[1])
+
+    with jax.named_scope("once"):
+        return lax.while_loop(lambda carry: carry[0], once, (wanted, before))[1]
 
 
 def entry(x: Shaped[Array, " V"], index: Int32[Array, ""]) -> Shaped[Array, ""]:

@@ -19,6 +19,24 @@ def random(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_is_wanted_runs_once(wanted):
+    ran = []
+
+    def run(before):
+        jax.debug.callback(lambda: ran.append(1))
+        count, (x, _) = before
+        return count + 1, (x * 2.0, None)
+
+    before = jnp.int32(3), (jnp.ones(2), None)
+    count, (x, none) = jax.jit(lambda wanted: platforms.when(wanted, run, before))(wanted)
+    jax.effects_barrier()
+    assert (int(count), x.tolist(), none) == (
+        (4, [2.0, 2.0], None) if wanted else (3, [1.0] * 2, None)
+    )
+    assert len(ran) == wanted
+
+
 @pytest.mark.parametrize("special", [None, np.nan, np.inf])
 def test_masks_find_what_indices_find(special):
     x = random(5, 700)

@@ -1,4 +1,4 @@
-"""The programs to compile for TPUs: pairs of networks, methods, and few or all layers."""
+"""The programs to compile: pairs of networks, methods, and few or all layers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.shapes import Sizes, lowered, of_numbers, of_params
+from benchmarks.tpu.topologies import GPU_OPTIONS, GPUS
 from specjax import decoding, drafting, rules, verification
 from specjax.models import (
     PRESETS,
@@ -72,7 +73,7 @@ class Case:
 
     Attributes:
       pair: a name of `PAIRS`, or VERIFIER+DRAFTER with two presets.
-      chip: the TPU.
+      chip: a TPU or a GPU.
       mesh: its chips, the axes `data` and `model`.
       method: a name of `METHODS`; `ALONE` decodes with only the verifier, token by token.
       sizes: the shapes.
@@ -90,6 +91,11 @@ class Case:
     depth: int | None = None
     weights: str | None = None
     draft_vocab: int | None = None
+
+    @property
+    def platform(self) -> str:
+        """As `jax.Device.platform` names it."""
+        return "gpu" if self.chip in GPUS else "tpu"
 
     @property
     def has_head(self) -> bool:
@@ -114,14 +120,14 @@ class Case:
         """The verifier and the drafter, or a head, with these layers; a head keeps its own."""
         ways = Partitioner(self.mesh).ways("kv_heads")
         large, small = (
-            model_from_config(_of_depth(config, depth)).for_devices("tpu", ways)
+            model_from_config(_of_depth(config, depth)).for_devices(self.platform, ways)
             for config, depth in zip(self.configs, layers, strict=True)
         )
         count = METHODS[self.method].head
         if count is None:
             return large, small
         config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
-        return large, draft_head(config, large).for_devices("tpu")
+        return large, draft_head(config, large).for_devices(self.platform)
 
     def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
         """The compiled programs by name.
@@ -140,8 +146,9 @@ class Case:
             large, small, variant, self.sizes.draft, part, self.weights
         )
         made = lowered(method, params, self.sizes, programs, filtered=variant.filtered)
+        options = GPU_OPTIONS if self.platform == "gpu" else None
         try:
-            return {name: program.compile() for name, program in made.items()}
+            return {name: program.compile(options) for name, program in made.items()}
         except jax.errors.JaxRuntimeError as error:
             what = f"{self.pair} with {' + '.join(map(str, layers))} layers on {self.chip}"
             raise ValueError(f"{what} does not compile: {str(error).splitlines()[0]}") from error

@@ -1,13 +1,13 @@
-"""Estimates of a TPU's compiler for a step: cycles by part, read from the compiled program.
+"""The instructions of a step, read from the compiled program, and a TPU compiler's estimates.
 
-The sum is over the estimates of the instructions of a round's loop (in other programs: of all),
-each multiplied by its runs in a usual round:
+The sums are over the instructions of a round's loop (in other programs: of all), each multiplied by
+its runs in a usual round:
 
 - A loop whose counter is compared with a constant runs that often. The drafting loop, which may end
-early, runs to its limit, G times. Any other loop that the program ends counts once.
-- Of branches the most expensive counts: the widest of the verifier's passes, and the drafter's
-catching up, which a round makes after any row's whole draft was accepted. The bonus pass counts
-under `bonus`: a round without it costs that much less.
+early, drafts G tokens; the first is drafted where the drafter catches up, if it does. Any other
+loop that the program ends counts once, such as those of `specjax.platforms.when`.
+- Of branches the most expensive counts, as the widest of the verifier's passes. The bonus pass
+counts under `bonus`: a round without it costs that much less.
 - An instruction belongs to the outermost part in its `op_name`, or to its caller's; instructions
 that the compiler adds without a name are "unnamed", all others "bookkeeping". A fusion has a single
 name: everything fused into a pass counts as the pass.
@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from benchmarks.compiled import Instruction, Program
 from benchmarks.traffic import KINDS
@@ -39,8 +40,9 @@ REGIONS = OUTSIDE, DRAFTING, BONUS, SKIPPED = ("outside", "draft steps", "bonus"
 
 _PART = re.compile(rf"(?<![\w.])({'|'.join(PARTS)})(?![\w.])")
 # They compute nothing: they only name or reserve arrays.
-_FREE = ("bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "tuple")
+FREE = ("bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "tuple")
 _FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast")
+CALLS = ("while", "conditional", "call", "async-start")
 _SMALL = 1024  # numbers: one register
 _MOVES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 
@@ -102,64 +104,91 @@ def executed(program: Program, draft: int, *, loop: bool) -> list[Executed]:
     Raises:
       ValueError: the program has no loop.
     """
-    reader = _Reader(program, draft)
-    if not loop:
-        return list(reader.block(program.entry, "", OUTSIDE, 1))
-    loops = [one for one in program.instructions(program.entry) if one.opcode == "while"]
-    if not loops:
-        raise ValueError("the program has no loop of steps")
-    rounds = max(loops, key=lambda one: reader.cycles(one.called[0]))
-    return [item for name in rounds.called for item in reader.block(name, "", OUTSIDE, 1)]
+    reader = Reader(program, draft)
+    return [item for call in reader.step(loop=loop) for item in reader.block(call)]
+
+
+class Call(NamedTuple):
+    """A computation of a step; the fields are those of `Executed`."""
+
+    name: str
+    part: str = ""
+    region: str = OUTSIDE
+    times: int = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Reader:
+class Reader:
+    """Reads a compiled program; G = `draft`."""
+
     program: Program
     draft: int
 
-    def block(self, name: str, part: str, region: str, times: int) -> Iterator[Executed]:
-        """The instructions of a computation; `part` is its caller's, "" without a caller."""
-        for one in self.program.instructions(name):
-            own = part if part == "bonus" else _part(one) or part
-            if one.opcode == "while":
-                inside, count = self._loop(one, own, region)
-                for called in one.called:
-                    yield from self.block(called, own, inside, times * count)
-            elif one.opcode == "conditional":
-                yield from self._branches(one, own, region, times)
-            elif one.opcode in ("call", "async-start"):
-                for called in one.called:
-                    yield from self.block(called, own, region, times)
-            elif one.opcode not in _FREE:
-                yield Executed(one, own or _rest(one), region, times)
+    def step(self, *, loop: bool) -> list[Call]:
+        """The computations of a step: a loop's body and its condition; see `executed`."""
+        if not loop:
+            return [Call(self.program.entry)]
+        inside = self.program.instructions(self.program.entry)
+        loops = [one for one in inside if one.opcode == "while"]
+        if not loops:
+            raise ValueError("the program has no loop of steps")
+        rounds = max(loops, key=lambda one: self.cost(one.called[0]))
+        return [Call(name) for name in rounds.called]
+
+    def block(self, call: Call) -> Iterator[Executed]:
+        """The instructions of a computation, with those that it calls."""
+        for one in self.program.instructions(call.name):
+            if one.opcode in CALLS:
+                for inner in self.calls(one, call):
+                    yield from self.block(inner)
+            elif one.opcode not in FREE:
+                yield Executed(one, self._own(one, call) or _rest(one), call.region, call.times)
+
+    def calls(self, one: Instruction, caller: Call) -> list[Call]:
+        """The computations that an instruction of a computation calls."""
+        part, region, times = self._own(one, caller), caller.region, caller.times
+        if one.opcode == "while":
+            region, count = self._loop(one, part, region)
+            return [Call(name, part, region, times * count) for name in one.called]
+        if one.opcode == "conditional":
+            costs = [self.cost(name) for name in one.called]
+            taken = costs.index(max(costs))
+            where = BONUS if part == "bonus" else region
+            return [
+                Call(name, part, where, times) if i == taken else Call(name, part, SKIPPED, 0)
+                for i, name in enumerate(one.called)
+            ]
+        return [Call(name, part, region, times) for name in one.called]
+
+    def _own(self, one: Instruction, caller: Call) -> str:
+        return caller.part if caller.part == "bonus" else _part(one) or caller.part
 
     def _loop(self, one: Instruction, part: str, region: str) -> tuple[str, int]:
         """The region of a loop, and the number of its runs."""
+        if _is_once(one):
+            return BONUS if part == "bonus" else region, 1
         drafts = not part and region == OUTSIDE and "drafter_pass" in self.parts(one.called[0])
         if drafts:
             bound = self.program.most_trips(one)
-            return DRAFTING, self.draft if bound is None else bound
+            return DRAFTING, (self.draft if bound is None else bound) - self._catches_up
         known = self.program.trips(one)
         return region, 1 if known is None else known
 
-    def _branches(self, one: Instruction, part: str, region: str, times: int) -> Iterator[Executed]:
-        costs = [self.cycles(name) for name in one.called]
-        taken = costs.index(max(costs))
-        where = BONUS if part == "bonus" else region
-        for i, name in enumerate(one.called):
-            if i == taken:
-                yield from self.block(name, part, where, times)
-            else:
-                yield from self.block(name, part, SKIPPED, 0)
+    @functools.cached_property
+    def _catches_up(self) -> bool:
+        every = (one for block in self.program.computations.values() for one in block)
+        once = (one for one in every if _is_once(one) and not _part(one))
+        return any("drafter_pass" in self.parts(one.called[0]) for one in once)
 
     @functools.cached_property
-    def _known(self) -> dict[str, int]:
+    def _known(self) -> dict[str, tuple[int, int]]:
         return {}
 
-    def cycles(self, name: str) -> int:
-        """The estimate of a computation."""
+    def cost(self, name: str) -> tuple[int, int]:
+        """The estimate of a computation, and its instructions, where a compiler gives none."""
         if name not in self._known:
-            self._known[name] = sum(x.cycles for x in self.block(name, "bonus", BONUS, 1))
+            inside = list(self.block(Call(name, "bonus", BONUS)))
+            self._known[name] = sum(x.cycles for x in inside), sum(x.times for x in inside)
         return self._known[name]
 
     def parts(self, name: str) -> set[str]:
@@ -167,6 +196,11 @@ class _Reader:
         own = self.program.instructions(name)
         inner = [self.parts(called) for one in own for called in one.called]
         return {_part(one) for one in own}.union(*inner)
+
+
+def _is_once(one: Instruction) -> bool:
+    """Whether it is the loop of `specjax.platforms.when`."""
+    return one.opcode == "while" and "once/while" in one.op_name.split("/body/")[-1]
 
 
 def _part(one: Instruction) -> str:

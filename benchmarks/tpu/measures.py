@@ -82,8 +82,8 @@ def rooflines(case: Case) -> dict[str, float]:
     Collectives are excluded, for which the compiler gives no estimate either. Of the trips of the
     logits through memory, one (the write) belongs to the pass, one to the distribution, one to the
     draw and one to the verification. The draw after the verifier's pass is part of the
-    verification; without verification, its trip is the draw's. "late" is the pass in which the
-    drafter catches up after a whole accepted draft, or what a head reads of the verifier's states.
+    verification; without verification, its trip is the draw's. "late" is what a head reads of the
+    verifier's states; another drafter catches up in its first pass.
     """
     chip, sizes = CHIPS[case.chip], case.sizes
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
@@ -107,7 +107,6 @@ def rooflines(case: Case) -> dict[str, float]:
     elif not alone:
         small = Network.of(case.configs[1], case.weights)
         draft, small_trip = pass_of(small, 1, 1 if small.heads % ways else ways)
-        late = draft
     drafts, trips = sizes.draft * draft, sizes.draft * small_trip
     return {
         "verifier_pass": block - (LOGIT_TRIPS - 1) * trip,

@@ -27,12 +27,21 @@ HELP = "bytes, copies, padding and estimated cycles of the programs that a TPU w
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pairs, methods, sizes and chips."""
+    """Adds the cases, the chips and what is printed of them."""
+    add_cases(parser)
+    parser.add_argument("--chips", nargs="+", default=["v5e"], choices=list(TPUS))
+    parser.add_argument("--meshes", nargs="+", default=["1x1"], help="DATAxMODEL")
+    parser.add_argument(
+        "--tokens-per-round", type=float, nargs="+", default=[3.3], help="for the speed-ups"
+    )
+    parser.add_argument("--top", type=int, default=0, help="list the costliest instructions")
+
+
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """Adds the pairs, methods and sizes."""
     parser.add_argument(
         "--pairs", nargs="+", default=["t5"], help=f"{', '.join(PAIRS)}, or VERIFIER+DRAFTER"
     )
-    parser.add_argument("--chips", nargs="+", default=["v5e"], choices=list(TPUS))
-    parser.add_argument("--meshes", nargs="+", default=["1x1"], help="DATAxMODEL")
     parser.add_argument("--methods", nargs="+", default=["block"], choices=list(METHODS))
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--rows", type=int, nargs="+", default=[8], help="B")
@@ -49,24 +58,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", nargs="+", default=["None"], choices=["None", *FORMS], help="of both networks"
     )
     parser.add_argument("--draft-vocab", type=int, help="tokens that a head drafts; by default all")
-    parser.add_argument(
-        "--tokens-per-round", type=float, nargs="+", default=[3.3], help="for the speed-ups"
-    )
-    parser.add_argument("--top", type=int, default=0, help="list the costliest instructions")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Compiles all requested programs; a row for each."""
+    rows, notes = [], []
+    for case, name, few in programs(args):
+        row, facts = _measured(case, name, few, args)
+        rows.append(row)
+        notes += notes_of(row, facts, args.top)
+    return Report(rows, COLUMNS, notes)
+
+
+def programs(args: argparse.Namespace) -> Iterator[tuple[Case, str, tuple[int, int] | None]]:
+    """The programs to compile: case, name, and two depths if all layers are extrapolated."""
     check_positive(args, "rows", "draft", "cache", "prompt")
     depths = _depths(args.layers)
     few = (depths[0], depths[1]) if len(depths) == 2 else None
-    rows, notes = [], []
     for case in _cases(args, depths[0] if len(depths) == 1 else None):
-        for name in _programs(case, args):
-            row, facts = _measured(case, name, few, args)
-            rows.append(row)
-            notes += notes_of(row, facts, args.top)
-    return Report(rows, COLUMNS, notes)
+        for name in args.programs:
+            # Methods differ only in steps: only the first compiles the others.
+            if name == "step" or case.method == args.methods[0]:
+                yield case, name, few
 
 
 def _depths(words: Sequence[str]) -> tuple[int, ...]:
@@ -110,29 +123,23 @@ def _sizes_of(mesh: str) -> tuple[int, int]:
     return int(data), int(ways)
 
 
-def _programs(case: Case, args: argparse.Namespace) -> list[str]:
-    """The programs of a case; methods differ only in steps: only the first compiles the others."""
-    first = case.method == args.methods[0]
-    return [name for name in args.programs if first or name == "step"]
-
-
 def _measured(
     case: Case, name: str, few: tuple[int, int] | None, args: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    numbers, facts = _numbers(case, name, few)
+    numbers, facts = numbers_at(case, name, few)
     if name != "step":
         return row_of(case, name, numbers, facts), facts
     least, alone = rooflines(case), None
     if case.method != ALONE:
         reference = dataclasses.replace(case, method=ALONE, draft_vocab=None)
-        alone = _numbers(reference, name, few)[0], rooflines(reference)
+        alone = numbers_at(reference, name, few)[0], rooflines(reference)
     row = row_of(case, name, numbers, facts)
     return row | step_of(case, numbers, least, alone, args.tokens_per_round), facts
 
 
 @functools.cache
-def _numbers(
-    case: Case, name: str, few: tuple[int, int] | None
+def numbers_at(
+    case: Case, name: str, few: tuple[int, int] | None, numbers_of: Any = numbers_of
 ) -> tuple[Mapping[str, float], dict[str, Any]]:
     """The numbers of a program with all layers, and facts of the compiled programs."""
     facts: dict[str, Any] = {"padding": 0.0}
@@ -143,7 +150,7 @@ def _numbers(
         program = case.compile(layers, (name,))[name]
         what = f"{case.pair} {case.chip} {case.method} {name}, {layers[0]} + {layers[1]} layers"
         seconds = time.perf_counter() - begin
-        print(f"benchmarks.tpu: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"benchmarks: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
         numbers, found = numbers_of(program, name, case)
         facts = max(facts, found, key=lambda one: one["padding"])
         return numbers

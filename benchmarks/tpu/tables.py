@@ -140,7 +140,8 @@ def _parts(
 ) -> list[dict[str, Any]]:
     """A line for each part, for each region, and for the whole step."""
     scale, bandwidth = 1e6 / TPUS[case.chip].hertz, CHIPS[case.chip].bandwidth
-    draft = case.sizes.draft
+    # A head has caught up when its first step begins.
+    steps = case.sizes.draft if case.has_head else max(case.sizes.draft - 1, 1)
     whole = sum(numbers[f"part/{part}"] for part in _all_parts())
 
     def line(name: str, cycles: float, moved: float | None, seconds: float | None) -> Any:
@@ -163,7 +164,7 @@ def _parts(
     lines.append(line("= outside the loops", *inside[estimates.OUTSIDE], None))
     if least["draft step"]:
         cycles, moved = inside[estimates.DRAFTING]
-        lines.append(line("= a draft step", cycles / draft, moved / draft, least["draft step"]))
+        lines.append(line("= a draft step", cycles / steps, moved / steps, least["draft step"]))
         lines.append(line("= the bonus branch", *inside[estimates.BONUS], None))
     moved = sum(moved for _, moved in inside.values())
     return [*lines, line("= the step", whole, moved, least["step"])]

@@ -39,7 +39,7 @@ from specjax.decoding.method import (
 )
 from specjax.errors import UserError
 from specjax.partitioning import Partitioner
-from specjax.platforms import entry
+from specjax.platforms import entry, when
 from specjax.processing import advance, distributions, draws, logs_along, with_processing
 from specjax.rules import FallbackRollback, Lossless
 from specjax.rules.deferral import check_deferral, check_reads_drafter_alone
@@ -556,11 +556,11 @@ class _FallbackCascade(PairMethod):
         tokens = jnp.concatenate([inner.tokens[:, None], drafted.tokens[:, :-1]], axis=1)
         with_confidence = rollback is not None and rollback.reads_verifier_confidence
 
-        def run(cache: Any) -> Scored:
+        def run(before: Scored) -> Scored:
             return score(
                 self.verifier,
                 params,
-                cache,
+                before.cache,
                 state.sampling,
                 powers_of_two(self.limit + 1),
                 tokens,
@@ -570,11 +570,10 @@ class _FallbackCascade(PairMethod):
                 with_logits=True,
             )
 
-        def skip(cache: Any) -> Scored:
-            nothing = jnp.zeros((*tokens.shape, self.vocab_size), jnp.float32)
-            return Scored(nothing, nothing if with_confidence else None, None, nothing, cache)
-
-        return lax.cond(jnp.any(waiting), run, skip, inner.verifier.cache)
+        none = jnp.zeros((*tokens.shape, self.vocab_size), jnp.float32)
+        confidences = none if with_confidence else None
+        before = Scored(none, confidences, None, none, inner.verifier.cache)
+        return when(jnp.any(waiting), run, before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -736,14 +735,12 @@ def _pass(
 ) -> tuple[Array, Cache]:
     """A pass over one token of each row, `[B, V]` float32 logits; none if no row needs it."""
 
-    def run(cache: Cache) -> tuple[Array, Cache]:
-        logits, _, cache = model.extend(params, cache, tokens[:, None], read.positions)
+    def run(before: tuple[Array, Cache]) -> tuple[Array, Cache]:
+        logits, _, cache = model.extend(params, before[1], tokens[:, None], read.positions)
         return logits[:, 0].astype(jnp.float32), cache
 
-    def skip(cache: Cache) -> tuple[Array, Cache]:
-        return jnp.zeros((tokens.size, vocab), jnp.float32), cache
-
-    return lax.cond(jnp.any(rows), run, skip, read.cache)
+    none = jnp.zeros((tokens.size, vocab), jnp.float32)
+    return when(jnp.any(rows), run, (none, read.cache))
 
 
 def _restart(state: DecodeState, rows: Array) -> DecodeState:

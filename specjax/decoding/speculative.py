@@ -50,7 +50,7 @@ from specjax.decoding.method import (
     step_uniforms,
 )
 from specjax.errors import UserError
-from specjax.platforms import entry, row, rows_in_tiles
+from specjax.platforms import entry, row, rows_in_tiles, when
 from specjax.processing import advance, logs_along, unprocessed
 from specjax.rules import Budgeted
 from specjax.rules.target import check_is_rule
@@ -499,25 +499,23 @@ class Round:
         none = {name: jnp.int32(0) for name in names}
         at_bonus = lambda x: jax.vmap(row)(x, block.num_drafted)  # noqa: E731
 
-        def skip(drafter: Any) -> tuple[Any, ...]:
-            return at_bonus(targets), state.credit, drafter, none, needed & False
-
+        nothing = needed & False
+        skipped = at_bonus(targets), state.credit, state.drafter, none, nothing
+        if not reads_bonus and self.drafter.traits.catches_up:
+            return AfterBlock(*skipped, took=nothing)
         inputs = inputs._replace(sampling=advance(inputs.sampling, block.tokens, block.num_drafted))
+        # Taken out here: the loop would bring all of p into another layout.
+        last, last_conf = at_bonus(p), jax.tree.map(at_bonus, p_conf)
 
-        def run(drafter: Any) -> tuple[Any, ...]:
-            bonus, drafter = read_bonus(self.drafter, params.drafter, drafter, inputs, block)
-            read = bonus.probs, at_bonus(p), bonus.confidences, jax.tree.map(at_bonus, p_conf)
+        def run(before: tuple[Any, ...]) -> tuple[Any, ...]:
+            bonus, drafter = read_bonus(self.drafter, params.drafter, before[2], inputs, block)
+            read = bonus.probs, last, bonus.confidences, last_conf
             target, credit = next_target(rule, state.credit, *read)
             calls = {name: bonus.calls[name] for name in names}
             nan = needed & rule.reads_draft_confidence & jnp.isnan(bonus.probs[:, 0])
             return target, credit, drafter, calls, nan
 
-        if not reads_bonus and self.drafter.traits.catches_up:
-            target, credit, drafter, calls, nan = skip(state.drafter)
-            return AfterBlock(target, credit, drafter, calls, nan, took=nan)
-        after = lax.cond(jnp.any(needed), run, skip, state.drafter)
-        target, credit, drafter, calls, nan = after
-        return AfterBlock(target, credit, drafter, calls, nan, took=needed)
+        return AfterBlock(*when(jnp.any(needed), run, skipped), took=needed)
 
 
 @dataclasses.dataclass(frozen=True)

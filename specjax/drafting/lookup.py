@@ -21,6 +21,7 @@ from specjax.drafting.cascades import SeveralDrafters, SeveralState
 from specjax.drafting.ngrams import NGrams, follower
 from specjax.drafting.trees import united
 from specjax.errors import UserError
+from specjax.platforms import when
 from specjax.types import Bonus, DraftBlock, Drafter, DraftInputs, DraftTraits, Params, Prompts
 
 # The number of tokens compared in a pass over the context; longer matches are rare.
@@ -424,14 +425,12 @@ class LookupFirst(SeveralDrafters):
             num_drafted=drafted,
         )
 
-        def read(drafter: Any) -> tuple[Bonus, Any]:
-            return self.drafter.bonus(params[1], drafter, inputs, mine)
+        def read(before: tuple[Bonus, Any]) -> tuple[Bonus, Any]:
+            return self.drafter.bonus(params[1], before[1], inputs, mine)
 
-        def leave(drafter: Any) -> tuple[Bonus, Any]:
-            calls = {name: jnp.int32(0) for name in self.model_names}
-            return Bonus(jnp.zeros_like(copied.probs), None, calls), drafter
-
-        extra, drafter = lax.cond(jnp.any(drafting), read, leave, state.drafters[1])
+        none = {name: jnp.int32(0) for name in self.model_names}
+        nothing = Bonus(jnp.zeros_like(copied.probs), None, none)
+        extra, drafter = when(jnp.any(drafting), read, (nothing, state.drafters[1]))
         probs = jnp.where(drafting[:, None], extra.probs, copied.probs)
         return Bonus(probs, None, extra.calls), state._replace(drafters=(lookup, drafter))
 

@@ -4,7 +4,6 @@ Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -26,6 +25,7 @@ from specjax.drafting.stopping import (
     learn,
 )
 from specjax.errors import UserError
+from specjax.platforms import when
 from specjax.processing import advance, distributions, draws, with_processing
 from specjax.sampling import confidence, num_uniforms
 from specjax.types import (
@@ -275,14 +275,15 @@ class NeuralDrafter(ModelDrafter):
             logits, hidden, cache = self._read(params, carry.cache, carry.last, at)
             return choose(carry._replace(cache=cache), logits, hidden)
 
-        def late(carry: _DraftLoop) -> tuple[_DraftLoop, History, Array]:
+        def late(before: tuple[_DraftLoop, History, Array]) -> tuple[_DraftLoop, History, Array]:
+            start, history, _ = before
             with jax.named_scope("drafter_pass"):
                 last = history_lib.read_last(
-                    self.model, params.model, carry.cache, state.positions, state.history, active,
+                    self.model, params.model, start.cache, state.positions, history, active,
                     2 if self.catches_up else longest + 1,
                 )  # fmt: skip
-            carry = choose(carry._replace(cache=last.cache), last.logits, last.hidden)
-            return carry, last.history, last.calls - 1  # the last is counted as the first step
+            first = choose(start._replace(cache=last.cache), last.logits, last.hidden)
+            return first, last.history, last.calls - 1  # the last is counted as the first step
 
         def unfinished(carry: _DraftLoop) -> Array:
             return (carry.step < longest) & jnp.any(carry.going)
@@ -301,11 +302,10 @@ class NeuralDrafter(ModelDrafter):
             # Even if no row lags: a single width, so that a row's rounding does not depend on
             # others.
             lags |= jnp.any(start.going)
-        in_time = lambda carry: (carry, state.history, jnp.int32(0))  # noqa: E731
-        caught_up = functools.partial(lax.cond, lags, late, in_time) if self._lags else in_time
-        start, history, behind = caught_up(start)
+        before = start, state.history, jnp.int32(0)
+        start, history, extra = when(lags, late, before) if self._lags else before
         done = lax.while_loop(unfinished, step, start)
-        block = done.block._replace(calls={self.name: done.step + behind})
+        block = done.block._replace(calls={self.name: done.step + extra})
         # Step i read the token before draft token i + 1.
         history = history_lib.note_block(history, state.positions, block.tokens, done.step)
         past = state.past

@@ -38,7 +38,7 @@ from specjax.drafting.cascades import (
 )
 from specjax.drafting.neural import ModelDrafter, NeuralDrafterParams, NeuralDrafterState
 from specjax.errors import UserError
-from specjax.platforms import entry, row
+from specjax.platforms import entry, row, when
 from specjax.processing import distributions, distributions_along
 from specjax.sampling import TINY, confidence, draw, num_uniforms
 from specjax.types import (
@@ -318,12 +318,12 @@ class TreeDrafter(ModelDrafter):
         active = inputs.active & (inputs.limits > 0)
         uniforms = inputs.uniforms.reshape(active.size, -1, num_uniforms(self.vocab_size))
 
-        def draft(before: NeuralDrafterState) -> tuple[DraftBlock, NeuralDrafterState]:
-            return self._draft(params, before, uniforms, inputs, active)
+        def draft(before: tuple[Any, NeuralDrafterState]) -> tuple[Any, NeuralDrafterState]:
+            return self._draft(params, before[1], uniforms, inputs, active)
 
-        like = jax.eval_shape(draft, state)[0]
-        none = lambda before: (jax.tree.map(jnp.zeros_like, like), before)  # noqa: E731
-        block, state = lax.cond(jnp.any(active), draft, none, state)
+        like = jax.eval_shape(draft, (None, state))[0]
+        none = jax.tree.map(jnp.zeros_like, like), state
+        block, state = when(jnp.any(active), draft, none)
         count = jnp.where(active, jnp.minimum(inputs.limits, self.max_draft), 0)
         return block._replace(num_drafted=count), state
 

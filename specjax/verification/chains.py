@@ -220,7 +220,9 @@ def block_acceptance_probs(
         reached = jnp.where(reached == 0.0, 0.0, jnp.minimum(reached * ratio, 1.0))
         return reached, reached
 
-    probs = lax.scan(step, jnp.float32(1.0), ratios(tokens, draft_probs, target_probs))[1]
+    # Unrolled: a loop costs more than its few numbers.
+    steps = ratios(tokens, draft_probs, target_probs)
+    probs = lax.scan(step, jnp.float32(1.0), steps, unroll=True)[1]
     return jnp.where(is_drafted(tokens, num_drafted), probs, 0.0)
 
 
@@ -390,7 +392,7 @@ def _joint_ratios(
     first = jnp.asarray(start, jnp.float32)
     along = ratios(tokens, draft_probs, target_probs)
     along = jnp.where(is_drafted(tokens, num_drafted), along, 1.0)
-    return jnp.concatenate([first[None], lax.scan(step, first, along)[1]])
+    return jnp.concatenate([first[None], lax.scan(step, first, along, unroll=True)[1]])
 
 
 def _times(joint: Array, target: Array, draft: Array) -> Array:
