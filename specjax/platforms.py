@@ -73,7 +73,7 @@ def when(wanted: Bool[Array, ""], run: Callable[[_T], _T], before: _T) -> _T:
     """`run(before)` if it is wanted, else `before`.
 
     A loop that runs once at most: XLA copies the caches that pass through a branch, but not those
-    that a loop carries.
+    that a loop carries. It has no gradient.
     """
 
     def once(carry: tuple[Array, _T]) -> tuple[Array, _T]:

@@ -31,6 +31,8 @@ from specjax.types import Acceptance, DraftTraits, ScoredBlock, Verification, Ve
 
 # At this ratio R pi - q equals R pi in float32. Sums of larger ones could overflow.
 _MAX_RATIO = 1e30
+# A loop over the few numbers of a usual block costs more than they do.
+_UNROLLED = 16
 
 
 def verify(
@@ -220,9 +222,8 @@ def block_acceptance_probs(
         reached = jnp.where(reached == 0.0, 0.0, jnp.minimum(reached * ratio, 1.0))
         return reached, reached
 
-    # Unrolled: a loop costs more than its few numbers.
     steps = ratios(tokens, draft_probs, target_probs)
-    probs = lax.scan(step, jnp.float32(1.0), steps, unroll=True)[1]
+    probs = lax.scan(step, jnp.float32(1.0), steps, unroll=_UNROLLED)[1]
     return jnp.where(is_drafted(tokens, num_drafted), probs, 0.0)
 
 
@@ -392,7 +393,8 @@ def _joint_ratios(
     first = jnp.asarray(start, jnp.float32)
     along = ratios(tokens, draft_probs, target_probs)
     along = jnp.where(is_drafted(tokens, num_drafted), along, 1.0)
-    return jnp.concatenate([first[None], lax.scan(step, first, along, unroll=True)[1]])
+    later = lax.scan(step, first, along, unroll=_UNROLLED)[1]
+    return jnp.concatenate([first[None], later])
 
 
 def _times(joint: Array, target: Array, draft: Array) -> Array:
