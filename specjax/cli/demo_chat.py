@@ -85,7 +85,7 @@ def smollm2() -> Path:
 
 def _models(args: argparse.Namespace) -> Models:
     drafter = args.drafter or (HEAD if args.verifier is None else None)
-    named = {} if drafter is None else {"drafter": drafter}
+    named: dict[str, Any] = {} if drafter is None else {"drafter": drafter}
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
