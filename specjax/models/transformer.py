@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.core.spmd import get_logical_axis_rules
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
 from specjax.compilation import jit
@@ -186,7 +187,9 @@ class Stack(nn.Module):
         x = self.dropout(x, deterministic=deterministic)
         keys, values, states = [], [], [x]
         sizes = self.config, self.style, self.layout, self.in_encoder, self.cross
-        read = functools.partial(_read_layer, Layer(*sizes, parent=None), traced_program())
+        # A caller's own partitioner, such as T5X's, sets rules by which flax places parameters.
+        program = traced_program(), tuple(get_logical_axis_rules())
+        read = functools.partial(_read_layer, Layer(*sizes, parent=None), program)
         parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
         # A trace of its own for each layer that draws, or writes variables such as intermediates.
         assert self.scope is not None
