@@ -51,11 +51,7 @@ def run(args: argparse.Namespace) -> Report:
 def _row(case: Case, name: str, few: tuple[int, int] | None) -> dict[str, Any]:
     numbers, _ = numbers_at(case, name, few, numbers_of)
     return {
-        "pair": case.pair,
-        "chip": case.chip,
-        "rows": case.sizes.rows,
-        "weights": case.weights,
-        "method": case.method,
+        **case.names,
         "program": name,
         "arguments_MB": numbers["arguments"] / MB,
         "temporaries_MB": numbers["temporaries"] / MB,

@@ -98,6 +98,17 @@ class Case:
         return "gpu" if self.chip in GPUS else "tpu"
 
     @property
+    def names(self) -> dict[str, Any]:
+        """What a row of a table calls it."""
+        return {
+            "pair": self.pair,
+            "chip": self.chip,
+            "rows": self.sizes.rows,
+            "weights": self.weights,
+            "method": self.method,
+        }
+
+    @property
     def has_head(self) -> bool:
         """Whether a draft head drafts."""
         return METHODS[self.method].head is not None

@@ -48,12 +48,8 @@ def row_of(
     data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
     filled = numbers["arguments"] + numbers["temporaries"]
     return {
-        "pair": case.pair,
-        "chip": case.chip,
+        **case.names,
         "mesh": f"{data}x{ways}",
-        "rows": case.sizes.rows,
-        "weights": case.weights,
-        "method": case.method,
         "program": name,
         "arguments_MB": numbers["arguments"] / MB,
         "temporaries_MB": numbers["temporaries"] / MB,

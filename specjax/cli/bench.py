@@ -28,7 +28,6 @@ from specjax.study.speedups import (
     spread,
 )
 from specjax.text import Decoder, Pair, Result, load_pair
-from specjax.text.drafts import drafter_of
 from specjax.text.engine import BUCKETS
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.requests import encode
@@ -129,9 +128,9 @@ def run(args: argparse.Namespace) -> int:
             sides = measure(decoders, chunks, args.repeats)
             costs = {}
             for length in args.drafts:
-                drafter, _ = drafter_of(pair.drafter, pair.verifier, length)
+                method: Any = decoders[length].method
                 per_pass = sides[length].per_pass() / sides[0].per_pass()
-                costs[length] = round_cost(times[length], drafter, per_pass)
+                costs[length] = round_cost(times[length], method.drafter, per_pass)
             for length, cost in costs.items():
                 sizes = {"rows": batch, "max_draft": length, "temperature": temperature}
                 rows.append({**sizes, **figures(sides[0], sides[length], cost)})

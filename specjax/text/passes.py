@@ -181,7 +181,8 @@ def measure_costs(
     cases = _of_review(pair.verifier, pair.drafter, widths)
     with _bar(len(rows) * len(cases), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar) for batch in rows]
-    drafter, _ = drafter_of(pair.drafter, pair.verifier, widths[-1] - 1)
+    method: Any = cases[0].method
+    drafter = method.drafter
     if drafter.draft_passes < drafter.max_draft:
         fits = [_at_once(fit) for fit in fits]
     return as_costs(fits, rows, widths, pair.fingerprint)
