@@ -104,6 +104,8 @@ class Case:
             "pair": self.pair,
             "chip": self.chip,
             "rows": self.sizes.rows,
+            "cache": self.sizes.cache,
+            "draft": self.sizes.draft,
             "weights": self.weights,
             "method": self.method,
         }

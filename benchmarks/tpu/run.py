@@ -45,8 +45,8 @@ def add_cases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=["block"], choices=list(METHODS))
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--rows", type=int, nargs="+", default=[8], help="B")
-    parser.add_argument("--draft", type=int, default=5, help="G")
-    parser.add_argument("--cache", type=int, default=256, help="S, cache positions")
+    parser.add_argument("--draft", type=int, nargs="+", default=[5], help="G")
+    parser.add_argument("--cache", type=int, nargs="+", default=[256], help="S, cache positions")
     parser.add_argument("--prompt", type=int, default=64, help="P")
     parser.add_argument(
         "--layers",
@@ -99,21 +99,19 @@ def _cases(args: argparse.Namespace, depth: int | None) -> Iterator[Case]:
             for mesh in args.meshes:
                 data, ways = _sizes_of(mesh)
                 where = mesh_of(chip, data, ways)
-                for batch in args.rows:
-                    if batch % data:
-                        raise ValueError(f"--rows must be a multiple of {data}, got {batch}")
-                    sizes = Sizes(
-                        rows=batch,
-                        refill=data,
-                        prompt=args.prompt,
-                        output=max(1, args.cache - args.prompt - args.draft - 1),
-                        cache=args.cache,
-                        draft=args.draft,
-                    )
+                for sizes in _sizes(args, data):
                     for form, method in itertools.product(args.weights, args.methods):
                         weights = None if form == "None" else form
                         vocab = args.draft_vocab
                         yield Case(pair, chip, where, method, sizes, depth, weights, vocab)
+
+
+def _sizes(args: argparse.Namespace, data: int) -> Iterator[Sizes]:
+    for batch, cache, draft in itertools.product(args.rows, args.cache, args.draft):
+        if batch % data:
+            raise ValueError(f"--rows must be a multiple of {data}, got {batch}")
+        output = max(1, cache - args.prompt - max(args.draft) - 1)
+        yield Sizes(batch, refill=data, prompt=args.prompt, output=output, cache=cache, draft=draft)
 
 
 def _sizes_of(mesh: str) -> tuple[int, int]:
@@ -131,7 +129,8 @@ def _measured(
         return row_of(case, name, numbers, facts), facts
     least, alone = rooflines(case), None
     if case.method != ALONE:
-        reference = dataclasses.replace(case, method=ALONE, draft_vocab=None)
+        sizes = case.sizes._replace(draft=1)  # one program for all lengths of drafts
+        reference = dataclasses.replace(case, method=ALONE, sizes=sizes, draft_vocab=None)
         alone = numbers_at(reference, name, few)[0], rooflines(reference)
     row = row_of(case, name, numbers, facts)
     return row | step_of(case, numbers, least, alone, args.tokens_per_round), facts

@@ -15,6 +15,8 @@ COLUMNS = (
     "chip",
     "mesh",
     "rows",
+    "cache",
+    "draft",
     "weights",
     "method",
     "program",
@@ -171,7 +173,7 @@ _SHOWN = (estimates.OUTSIDE, estimates.DRAFTING, estimates.BONUS)
 
 def notes_of(row: Mapping[str, Any], facts: Mapping[str, Any], top: int) -> list[str]:
     """The notes below the table of all programs: a table for each step."""
-    title = " ".join(str(row[key]) for key in COLUMNS[:6])
+    title = " ".join(str(row[key]) for key in COLUMNS[:8])
     notes = [f"\n{title}: most padded {row['padded'] or '-'}"]
     if row["no_estimate"]:
         listed = ", ".join(f"{name} x{n}" for name, n in row["no_estimate"].items())
