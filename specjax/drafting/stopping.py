@@ -868,8 +868,7 @@ class CostAware(WeighsTokens):
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
         longest = jnp.max(outcome.drafted)
         whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
-        # After a block that is accepted whole, the drafter still reads its last token.
-        passes = longest + jnp.any(whole).astype(jnp.int32)
+        passes = longest + jnp.any(whole & outcome.lags).astype(jnp.int32)
         prices, spent = state.policy, memory.policy
         seconds = passes.astype(jnp.float32) * prices.draft + prices.verifier[:, longest]
         tokens = 1.0 + outcome.agreed.astype(jnp.float32)
@@ -975,10 +974,12 @@ def learn(
     drafted: Int32[Array, "B G"],
     tokens: Int32[Array, "B T"],
     counts: Int32[Array, " B"],
+    *,
+    lags: bool,
 ) -> PolicyPast | tuple[()]:
     """The memory after the first `counts` of `tokens` are committed; `drafted`: the last drafts.
 
-    A row without committed tokens learns nothing.
+    A row without committed tokens learns nothing. For `lags` see `DraftOutcome`.
     """
     if not isinstance(past, PolicyPast):
         return past
@@ -987,7 +988,7 @@ def learn(
     agrees = tokens[:, :width] == drafted[:, :width]
     agrees &= jnp.arange(width, dtype=jnp.int32)[None] < judged[:, None]
     agreed = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
-    outcome = DraftOutcome(past.drafted, agreed, agreed < judged)
+    outcome = DraftOutcome(past.drafted, agreed, agreed < judged, lags)
     memory = policy.learn(past.memory, past.state, outcome)
     learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
     return past._replace(memory=where_rows(learns, memory, past.memory))
