@@ -171,11 +171,12 @@ def test_the_page_runs_as_printed(pair, monkeypatch):
     monkeypatch.setattr(specjax, "load_pair", lambda: pair)
     text, names = PAGE.read_text(encoding="utf-8"), {}
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    assert len(blocks) == text.count("```python") == 4
+    assert len(blocks) == text.count("```python") == 5
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     # Given costs are used, and are not measured again.
     assert names["again"].costs is None
+    assert f"    {names['chosen'].length.why}\n" in text
     assert "rows=(1, 4)" in str(names["again"].describe()["stopping"])
     assert len(names["result"]) == 16
 
