@@ -163,7 +163,6 @@ def tables(results: dict[str, Any]) -> str:
     """Returns the tables as text: the best settings, then table 2 or the rounds and the answer."""
     from specjax.cli.report import Report
     from specjax.study.tables import table_2_rows
-    from specjax.text import Setting
 
     best, parts = results["best"], []
     if not best:
@@ -173,14 +172,9 @@ def tables(results: dict[str, Any]) -> str:
     counts = {"estimated": results["estimated"], "measured": results["done"]}
     counts = {name: count for name, count in counts.items() if count}
     parts.append(Report(best, columns, notes, summary=counts).table())
-    chosen = {Setting(**one["setting"]): one["why"] for one in results.get("lengths", ())}
-    lines = [
-        f"{setting.described(without=('max_draft',))}: {why}"
-        for setting, why in chosen.items()
-        if setting.is_lossless
-    ]
-    if lines:
-        parts.append("\n".join(lines))
+    lengths = [one for one in results.get("lengths", ()) if one["lossless"]]
+    if lengths:
+        parts.append("\n".join(f"{one['setting']}: {one['why']}" for one in lengths))
     if "answer" in results:
         parts += [_rounds(results), _answer(results)]
     elif results["table_2"]:

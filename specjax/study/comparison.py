@@ -43,7 +43,7 @@ from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import Pair, TextModel
-from specjax.text.draft_length import draft_length, round_costs
+from specjax.text.draft_length import DraftLength, draft_length, round_costs
 from specjax.text.drafts import catches_up
 from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
@@ -273,7 +273,7 @@ def _with_lengths(
             assert setting.max_draft is not None
             tokens[setting.max_draft] = points.estimates[setting].tokens_per_call
 
-    def choose() -> list[dict[str, Any]]:
+    def choose() -> list[DraftLength]:
         costs: dict[str, Costs] = {}
         chosen = []
         for curve, tokens in curves.items():
@@ -284,20 +284,28 @@ def _with_lengths(
                 pair = Pair(small, verifier)
                 costs[name] = measure_costs(pair, (rows,), widths, prompt_length=longest)
             rounds = round_costs(costs[name], rows, tokens, catches_up=catches_up(small))
-            chosen.append({"setting": curve.to_dict(), **draft_length(rounds)._asdict()})
+            chosen.append(draft_length(rounds))
         return chosen
 
     about = [rows, *([curve.to_dict(), *tokens.items()] for curve, tokens in curves.items())]
-    lengths = points.once("lengths", about, choose)
-    of_curve = {Setting(**one["setting"]): one["max_draft"] for one in lengths}
+    lengths = map(DraftLength._make, points.once("lengths", about, choose))
+    of_curve = dict(zip(curves, lengths, strict=True))
     kept = []
     for setting in known:
-        curve = dataclasses.replace(setting, max_draft=1)
-        if of_curve.get(curve, setting.max_draft) == setting.max_draft:
+        length = of_curve.get(dataclasses.replace(setting, max_draft=1))
+        if length is None or length.max_draft == setting.max_draft:
             kept.append(setting)
         else:
             del points.estimates[setting]
-    return kept, lengths
+    told = [
+        {
+            "setting": curve.described(without=("max_draft",)),
+            "lossless": curve.is_lossless,
+            **length._asdict(),
+        }
+        for curve, length in of_curve.items()
+    ]
+    return kept, told
 
 
 def _promising(

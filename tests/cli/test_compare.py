@@ -210,24 +210,22 @@ def test_lengths_are_chosen_by_estimates_and_measured_passes(data, tmp_path, cap
     assert run(data, output, "--estimate", **settings) == 0
     out, _ = capsys.readouterr()
     results = json.loads((output / "results.json").read_text())
-    chosen = {Setting(**one["setting"]): one for one in results["lengths"]}
-    assert len(chosen) == 6 and asked == [((1,), (1, 2, 4, 8, 11))]
+    assert len(results["lengths"]) == 6 and asked == [((1,), (1, 2, 4, 8, 11))]
     known = [x for x in lines(output) if x["method"] is None]
-    for curve, one in chosen.items():
-        lengths = [
-            x["max_draft"]
-            for x in known
-            if (x["rule"], x["temperature"]) == (curve.rule, curve.temperature)
-            and x["stopping"] is None
-            and x["drafting"] is None
-        ]
-        assert lengths == ([one["max_draft"]] if one["max_draft"] else [])
-        assert one["why"].startswith(f"G = {one['max_draft']}: ")
-        told = f"{curve.described(without=('max_draft',))}: {one['why']}"
-        assert (told in out) == curve.is_lossless
-    # The drafter writes what OPT(0.9) keeps, so longer drafts pay.
-    warm = {x.rule: one["max_draft"] for x, one in chosen.items() if x.temperature == 1.0}
-    assert warm["OPT(0.9)"] > warm["Lossless"]
+    left = {}
+    for x in known:
+        if x["stopping"] is None and x["drafting"] is None:
+            name = f"{x['rule']}, Block, T={x['temperature']:g}"
+            left.setdefault(name, []).append(x["max_draft"])
+    for one in results["lengths"]:
+        name, length, why = one["setting"], one["max_draft"], one["why"]
+        assert left.pop(name, []) == ([length] if length else [])
+        assert why.startswith(f"G = {length}: ")
+        assert (f"{name}: {why}" in out) == one["lossless"] == name.startswith("Lossless")
+    assert not left
+    # OPT(0.9) keeps what the drafter writes, so longer drafts pay.
+    chosen = {one["setting"]: one["max_draft"] for one in results["lengths"]}
+    assert chosen["OPT(0.9), Block, T=1"] > chosen["Lossless, Block, T=1"]
     # With a policy, and for copies, the usual length.
     others = {x["max_draft"] for x in known if x["stopping"] or x["drafting"]}
     assert others == {5}
