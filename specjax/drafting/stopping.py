@@ -868,7 +868,7 @@ class CostAware(WeighsTokens):
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
         longest = jnp.max(outcome.drafted)
         whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
-        passes = longest + jnp.any(whole & outcome.lags).astype(jnp.int32)
+        passes = longest + jnp.any(whole).astype(jnp.int32) if outcome.lags else longest
         prices, spent = state.policy, memory.policy
         seconds = passes.astype(jnp.float32) * prices.draft + prices.verifier[:, longest]
         tokens = 1.0 + outcome.agreed.astype(jnp.float32)
