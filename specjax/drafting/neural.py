@@ -335,10 +335,11 @@ class NeuralDrafter(ModelDrafter):
     def commit(
         self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> NeuralDrafterState:
+        drafted, lags = state.history.drafted, not self.traits.catches_up
         return state._replace(
             positions=state.positions + counts,
             history=history_lib.commit(state.history, state.positions, tokens, counts),
-            past=learn(self.stopping, state.past, state.history.drafted, tokens, counts),
+            past=learn(self.stopping, state.past, drafted, tokens, counts, lags=lags),
         )
 
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
