@@ -23,8 +23,16 @@ from specjax.cli.report import Report
 HELP = "kernels, launches, copies and memory of the programs that a GPU would run"
 
 _COLUMNS = (
-    *("pair", "chip", "rows", "weights", "method", "program", "arguments_MB", "temporaries_MB"),
-    *("cache_copies", "vocabulary_copies", "verifier_pass", "drafter_pass", "kernels"),
+    *("pair", "chip", "rows", "cache", "weights", "method", "program"),
+    *(
+        "arguments_MB",
+        "temporaries_MB",
+        "cache_copies",
+        "vocabulary_copies",
+        "verifier_pass",
+        "drafter_pass",
+        "kernels",
+    ),
     *("launches", "waits", "roofline_us"),
 )
 # XLA records so many successive kernels, or more, as a CUDA graph.

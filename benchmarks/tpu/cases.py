@@ -104,6 +104,7 @@ class Case:
             "pair": self.pair,
             "chip": self.chip,
             "rows": self.sizes.rows,
+            "cache": self.sizes.cache,
             "weights": self.weights,
             "method": self.method,
         }

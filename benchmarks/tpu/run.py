@@ -46,7 +46,7 @@ def add_cases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--rows", type=int, nargs="+", default=[8], help="B")
     parser.add_argument("--draft", type=int, default=5, help="G")
-    parser.add_argument("--cache", type=int, default=256, help="S, cache positions")
+    parser.add_argument("--cache", type=int, nargs="+", default=[256], help="S, cache positions")
     parser.add_argument("--prompt", type=int, default=64, help="P")
     parser.add_argument(
         "--layers",
@@ -99,15 +99,15 @@ def _cases(args: argparse.Namespace, depth: int | None) -> Iterator[Case]:
             for mesh in args.meshes:
                 data, ways = _sizes_of(mesh)
                 where = mesh_of(chip, data, ways)
-                for batch in args.rows:
+                for batch, cache in itertools.product(args.rows, args.cache):
                     if batch % data:
                         raise ValueError(f"--rows must be a multiple of {data}, got {batch}")
                     sizes = Sizes(
                         rows=batch,
                         refill=data,
                         prompt=args.prompt,
-                        output=max(1, args.cache - args.prompt - args.draft - 1),
-                        cache=args.cache,
+                        output=max(1, cache - args.prompt - args.draft - 1),
+                        cache=cache,
                         draft=args.draft,
                     )
                     for form, method in itertools.product(args.weights, args.methods):

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.compilation import product_precision
 from specjax.kernel_choice import on_one_tpu
-from specjax.models.attention_kernel import BLOCK, attend_long, heads_of_a_set
+from specjax.models.attention_kernel import BLOCK, attend_long
 from specjax.models.cache import (
     CacheEntries,
     CacheLayout,
@@ -152,18 +152,8 @@ def _forms(scale: float, softcap: float | None) -> tuple[Any, Any]:
     """
 
     def kernel(query: Float[Array, "B T K N D"], *parts: Array) -> Float[Array, "B T K N D"]:
-        rows, _, kv_heads, groups, width = query.shape
-        heads = heads_of_a_set(kv_heads, width)
-        flat: list[Array] = []
-        for keys, values, bias in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            flat += [x.reshape(*x.shape[:2], -1) for x in (keys, values)]
-            if bias.shape[1:3] == (1, 1):
-                flat.append(bias[:, 0])
-            else:
-                bias = jnp.broadcast_to(bias, (rows, kv_heads, groups, *bias.shape[3:]))
-                flat.append(bias.reshape(rows, -1, heads * groups, *bias.shape[3:]))
-        y = attend_long(_spread(query, heads), *flat, scale=scale, softcap=softcap)
-        return _gathered(y, heads, groups)
+        flat = [x if x.ndim == 5 else x.reshape(*x.shape[:2], -1) for x in parts]
+        return attend_long(query, *flat, scale=scale, softcap=softcap)
 
     def plain(query: Float[Array, "T K N D"], *parts: Array) -> Float[Array, "T K N D"]:
         parts = tuple(part[None] for part in parts)

@@ -3,15 +3,17 @@
 XLA writes the logits of all positions to main memory. Here blocks of the cache pass by under an
 online softmax, and only blocks that some query of their row sees are read.
 
-Axes: B rows, T queries, S positions of a segment, J numbers of a position, for all heads. A set of
-heads has U queries of W lanes at each of the T places, R = U T in all; see `attention.Attention`.
+Axes: B rows, T places, S positions of a segment, K key-value heads of width D, each with N query
+heads. P heads are a set, of P D lanes, with R = P N T queries that have zeros at the other heads'
+lanes.
 
 Sources: Milakov and Gimelshein 2018 (online softmax); Dao et al. 2023, Flash-Decoding.
 """
 
 import functools
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,7 @@ _SUBLANES = 8
 _VMEM = 40 << 20
 
 
-def heads_of_a_set(kv_heads: int, width: int) -> int:
+def _heads_of_a_set(kv_heads: int, width: int) -> int:
     """The number of heads whose keys are one operand: they fill the lanes, or are all heads."""
     sizes = (n for n in range(1, kv_heads) if kv_heads % n == 0)
     full = (n for n in sizes if n * width >= _MATRIX and n * width % _LANES == 0)
@@ -42,31 +44,31 @@ def heads_of_a_set(kv_heads: int, width: int) -> int:
 
 @functools.partial(jit, static_argnames=("scale", "softcap", "interpret"))
 def attend_long(
-    query: Float[Array, "B T sets U W"],
+    query: Float[Array, "B T K N D"],
     *segments: Array,
     scale: float,
     softcap: float | None,
     interpret: bool = False,
-) -> Float[Array, "B T sets U W"]:
-    """The values that queries of sets of heads attend to, in a long segment and short ones.
+) -> Float[Array, "B T K N D"]:
+    """The values that a few queries attend to, in a long segment and short ones.
 
     Args:
-      query: with zeros at the lanes of other heads of its set.
-      *segments: for each the keys and values `[B, S, J]` and the bias, `[B, 1, T or 1, S]` or
-        `[B, sets, U, T or 1, S]`, with what `attention.Segment` says; the long segment first, the
-        others with at most `BLOCK` positions. Entries of the first after the last position that a
-        query sees may be NaN.
+      query: for each of K heads those of N query heads.
+      *segments: for each the keys and values `[B, S, K D]` and the bias `[B, 1 or K, 1 or N, 1 or
+        T, S]`, as in `attention.Segment`, which hides the same from all heads; the long segment
+        first, the others with at most `BLOCK`
+        positions. Entries of the first after the last position that a query sees may be NaN.
       scale: factor of the products.
       softcap: limit of the logits before the bias; None for none.
       interpret: works on any machine.
     """
-    rows, length, sets, own, lanes = query.shape
-    # A tile has eight of the places, so that a bias for all heads is the same for each query.
-    padded = length if length == 1 else pl.cdiv(length, _SUBLANES) * _SUBLANES
-    query = jnp.pad(query, [(0, 0), (0, padded - length), (0, 0), (0, 0), (0, 0)])
-    query = query.transpose(0, 2, 3, 1, 4).reshape(rows, sets, own * padded, lanes)
-    size = min(BLOCK, segments[0].shape[1])
+    rows, length, kv_heads, groups, width = query.shape
+    heads = _heads_of_a_set(kv_heads, width)
+    sets, lanes = kv_heads // heads, heads * width
     inside = math.gcd(sets, max(_STEP // lanes, 1))
+    # A tile has eight places, so that a bias for all heads is the same for each query.
+    padded = length if length == 1 else pl.cdiv(length, _SUBLANES) * _SUBLANES
+    size = min(BLOCK, segments[0].shape[1])
 
     def part_of_row(shape: tuple[int, ...], *places: str) -> pl.BlockSpec:
         def index(part: Any, i: Any, row_of: Any, block_of: Any, _: Any) -> tuple[Any, ...]:
@@ -75,21 +77,25 @@ def attend_long(
 
         return pl.BlockSpec((1, *shape), index)
 
-    queries = part_of_row((inside, own * padded, lanes), "part", "", "")
-    args, specs = [query], [queries]
+    queries = part_of_row((length, inside * lanes * groups), "", "part")
+    args, specs = [query.reshape(rows, length, -1)], [queries]
     for i in range(0, len(segments), 3):
         number = segments[i].shape[1]
         step, place = (number, "") if i else (size, "block")
-        bias = _bias_of_rows(segments[i + 2], sets, padded)
-        heads, part = (inside, "part") if bias.shape[1] > 1 else (1, "")
+        bias = _bias_of_sets(segments[i + 2], query.shape, sets, padded)
+        among, part = (inside, "part") if bias.shape[1] > 1 else (1, "")
         args += [*segments[i : i + 2], bias]
         specs += [part_of_row((step, inside * lanes), place, "part")] * 2
-        specs.append(part_of_row((heads, bias.shape[2], step), part, "", place))
+        specs.append(part_of_row((among, bias.shape[2], step), part, "", place))
     row_of, block_of, ends, count = _steps(segments[2], size)
-    state = (inside, own * padded)
+    state = (inside, heads * groups * padded)
     out = pl.pallas_call(
         functools.partial(
-            _kernel, scale=scale, softcap=softcap, precision=product_precision(query.dtype)
+            _kernel,
+            sizes=_Sizes(heads, groups, width, padded),
+            scale=scale,
+            softcap=softcap,
+            precision=product_precision(query.dtype),
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -97,37 +103,38 @@ def attend_long(
             in_specs=specs,
             out_specs=queries,
             scratch_shapes=[
+                pltpu.VMEM((*state, lanes), jnp.float32),
                 pltpu.VMEM((*state, _LANES), jnp.float32),
                 pltpu.VMEM((*state, _LANES), jnp.float32),
                 pltpu.VMEM((*state, lanes), jnp.float32),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(query.shape, query.dtype),
+        out_shape=jax.ShapeDtypeStruct(args[0].shape, query.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_VMEM
         ),
         interpret=interpret,
         name="attend_long",
     )(row_of, block_of, ends, *args)
-    out = out.reshape(rows, sets, own, padded, lanes)[:, :, :, :length]
-    return out.transpose(0, 3, 1, 2, 4)
+    return out.reshape(query.shape)
 
 
-def _bias_of_rows(
-    bias: Float32[Array, "B ..."], sets: int, padded: int
+def _bias_of_sets(
+    bias: Float32[Array, "B _ _ _ S"], query: tuple[int, ...], sets: int, padded: int
 ) -> Float32[Array, "B _ _ S"]:
-    """The bias with the padded places: of all sets, or `[B, sets, R, S]`."""
-    if bias.shape[-2] > 1:
-        more = [(0, 0)] * (bias.ndim - 2) + [(0, padded - bias.shape[-2]), (0, 0)]
+    """The bias with the padded places: `[B, 1, 1 or T, S]` for all heads, or `[B, sets, R, S]`."""
+    rows, _, kv_heads, groups, _ = query
+    if bias.shape[3] > 1:
+        more = [(0, 0)] * 3 + [(0, padded - bias.shape[3]), (0, 0)]
         bias = jnp.pad(bias, more, constant_values=MASKED)
-    if bias.ndim == 4:
-        return bias
-    bias = jnp.broadcast_to(bias, (*bias.shape[:3], padded, bias.shape[-1]))
-    return bias.reshape(bias.shape[0], sets, -1, bias.shape[-1])
+    if bias.shape[1:3] == (1, 1):
+        return bias[:, 0]
+    bias = jnp.broadcast_to(bias, (rows, kv_heads, groups, padded, bias.shape[4]))
+    return bias.reshape(rows, sets, -1, bias.shape[4])
 
 
 def _steps(
-    bias: Float32[Array, "B ..."], size: int
+    bias: Float32[Array, "B _ _ _ S"], size: int
 ) -> tuple[Int32[Array, " n"], Int32[Array, " n"], Int32[Array, " B"], Int32[Array, ""]]:
     """The row and the block of each step, the end of what each row sees, and the number of steps.
 
@@ -136,7 +143,7 @@ def _steps(
     """
     rows, length = bias.shape[0], bias.shape[-1]
     blocks = pl.cdiv(length, size)
-    seen: Bool[Array, "B S"] = jnp.any(bias > 0.5 * MASKED, axis=tuple(range(1, bias.ndim - 1)))
+    seen: Bool[Array, "B S"] = jnp.any(bias[:, 0, 0] > 0.5 * MASKED, axis=1)
     places = jnp.arange(length, dtype=jnp.int32)[None]
     ends = jnp.max(jnp.where(seen, places + 1, 0), axis=1)
     first = jnp.min(jnp.where(seen, places, length), axis=1)
@@ -151,54 +158,77 @@ def _steps(
     return row_of, block_of, ends, stops[-1]
 
 
+class _Sizes(NamedTuple):
+    """Of a set of heads: P heads of N queries each, of width D, at T places with the padding."""
+
+    heads: int
+    groups: int
+    width: int
+    places: int
+
+    def parts(self, sets: int, length: int) -> Iterator[tuple[slice, tuple[int, slice, slice]]]:
+        """Each query's lanes in `[T, sets P N D]`, and its place in `[sets, R, P D]`."""
+        for number in range(sets * self.heads * self.groups):
+            at, among = divmod(number, self.heads * self.groups)
+            lanes = slice(number * self.width, (number + 1) * self.width)
+            own = among // self.groups * self.width
+            rows = slice(among * self.places, among * self.places + length)
+            yield lanes, (at, rows, slice(own, own + self.width))
+
+
 def _kernel(
     row_of: Any,
     block_of: Any,
     ends: Any,
     query_ref: Any,
     *refs: Any,
+    sizes: _Sizes,
     scale: float,
     softcap: float | None,
     precision: Any,
 ) -> None:
-    """One block: queries `[1, sets, R, W]`, keys and values `[1, S, sets W]`, bias as above."""
-    *segments, out_ref, most_ref, sum_ref, mean_ref = refs
+    """One block: queries `[1, T, sets P N D]`, keys and values `[1, S, sets P D]`, their bias."""
+    *segments, out_ref, spread_ref, most_ref, sum_ref, mean_ref = refs
     step = pl.program_id(1)
     row = row_of[step]
     starts = (step == 0) | (row_of[jnp.maximum(step - 1, 0)] != row)
     following = row_of[jnp.minimum(step + 1, pl.num_programs(1) - 1)]
     stops = (step + 1 == pl.num_programs(1)) | (following != row)
     fold = functools.partial(
-        _fold, query_ref, most_ref, sum_ref, mean_ref, scale, softcap, precision
+        _fold, spread_ref, most_ref, sum_ref, mean_ref, scale, softcap, precision
     )
+    parts = list(sizes.parts(len(spread_ref), query_ref.shape[1]))
 
     @pl.when(starts)
     def _() -> None:
+        spread_ref[...] = jnp.zeros(spread_ref.shape, jnp.float32)
+        for lanes, place in parts:
+            spread_ref[place] = query_ref[0, :, lanes].astype(jnp.float32)
         most_ref[...] = jnp.full(most_ref.shape, MASKED, jnp.float32)
         sum_ref[...] = jnp.zeros(sum_ref.shape, jnp.float32)
         mean_ref[...] = jnp.zeros(mean_ref.shape, jnp.float32)
         for i in range(3, len(segments), 3):
             fold(*segments[i : i + 3], None)
 
-    size = segments[0].shape[1]
-    live = ends[row] - block_of[step] * size
+    live = ends[row] - block_of[step] * segments[0].shape[1]
 
-    @pl.when(live >= size)
+    @pl.when(live >= segments[0].shape[1])
     def _() -> None:
         fold(*segments[:3], None)
 
-    @pl.when(live < size)
+    @pl.when(live < segments[0].shape[1])
     def _() -> None:
         fold(*segments[:3], live)
 
     @pl.when(stops)
     def _() -> None:
-        for i in range(out_ref.shape[1]):
-            out_ref[0, i] = (mean_ref[i] / sum_ref[i][:, :1]).astype(out_ref.dtype)
+        for lanes, place in parts:
+            mean = mean_ref[place] / sum_ref[place[0], place[1], :1]
+            out_ref[0, :, lanes] = mean.astype(out_ref.dtype)
 
 
 def _fold(
-    query_ref: Any,
+    spread_ref: Any,
     most_ref: Any,
     sum_ref: Any,
     mean_ref: Any,
@@ -214,7 +244,7 @@ def _fold(
 
     After `live` entries the values may be NaN, which a weight of zero does not hide.
     """
-    _, sets, queries, lanes = query_ref.shape
+    sets, queries, lanes = spread_ref.shape
     product = functools.partial(
         lax.dot_general, precision=precision, preferred_element_type=jnp.float32
     )
@@ -227,7 +257,8 @@ def _fold(
         if live is not None:
             place = lax.broadcasted_iota(jnp.int32, values.shape, 0)
             values = jnp.where(place < live, values, jnp.zeros_like(values))
-        logits = product(query_ref[0, i], keys, (((1,), (1,)), ((), ()))) * scale
+        query = spread_ref[i].astype(keys.dtype)
+        logits = product(query, keys, (((1,), (1,)), ((), ()))) * scale
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)
         logits = jnp.where(bias > 0.5 * MASKED, logits + bias, MASKED)
