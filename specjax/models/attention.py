@@ -134,7 +134,7 @@ class Attention(nn.Module):
             and is_long(longest.keys)
             and all(segment.bias.shape[-1] <= BLOCK for segment in others)
         ):
-            kernel, plain = _forms(style.query_scale, style.attn_softcap)
+            kernel, plain = forms(style.query_scale, style.attn_softcap)
             rows = query.shape[0]
             parts = [query]
             for keys, values, bias in (longest, *others):
@@ -145,10 +145,11 @@ class Attention(nn.Module):
 
 
 @functools.cache
-def _forms(scale: float, softcap: float | None) -> tuple[Any, Any]:
-    """Attention to a long segment and others: the kernel for rows, and plain code for a row.
+def forms(scale: float, softcap: float | None) -> tuple[Any, Any]:
+    """Attention to a long segment and short ones: the kernel for rows, plain code for a row.
 
-    They are cached because they identify programs.
+    Both take the query, then each segment's keys and values by position, and its bias. They are
+    cached because they identify programs.
     """
 
     def kernel(query: Float[Array, "B T K N D"], *parts: Array) -> Float[Array, "B T K N D"]:
