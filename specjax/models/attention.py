@@ -180,7 +180,9 @@ def _attend(
         heads = segments[0].keys.shape[-1] // width if length <= _FEW else 1
         shape = kv_heads // heads, heads * width
         segments = [
-            Segment(*(x.reshape(*x.shape[:2], *shape) for x in (keys, values)), bias)
+            Segment(
+                keys.reshape(*keys.shape[:2], *shape), values.reshape(*keys.shape[:2], *shape), bias
+            )
             for keys, values, bias in segments
         ]
     query = _spread(query, heads)

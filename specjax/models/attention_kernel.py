@@ -80,11 +80,17 @@ def attend_long(
     queries = part_of_row((length, inside * lanes * groups), "", "part")
     args, specs = [query.reshape(rows, length, -1)], [queries]
     for i in range(0, len(segments), 3):
-        number = segments[i].shape[1]
-        step, place = (number, "") if i else (size, "block")
-        bias = _bias_of_sets(segments[i + 2], query.shape, sets, padded)
+        keys, values, bias = segments[i : i + 3]
+        step, place = size, "block"
+        if i:
+            # Mosaic has no product with a single entry.
+            more = -keys.shape[1] % _SUBLANES
+            keys, values = (jnp.pad(x, [(0, 0), (0, more), (0, 0)]) for x in (keys, values))
+            bias = jnp.pad(bias, [(0, 0)] * 4 + [(0, more)], constant_values=MASKED)
+            step, place = keys.shape[1], ""
+        bias = _bias_of_sets(bias, query.shape, sets, padded)
         among, part = (inside, "part") if bias.shape[1] > 1 else (1, "")
-        args += [*segments[i : i + 2], bias]
+        args += [keys, values, bias]
         specs += [part_of_row((step, inside * lanes), place, "part")] * 2
         specs.append(part_of_row((among, bias.shape[2], step), part, "", place))
     row_of, block_of, ends, count = _steps(segments[2], size)
@@ -188,7 +194,7 @@ def _kernel(
     precision: Any,
 ) -> None:
     """One block: queries `[1, T, sets P N D]`, keys and values `[1, S, sets P D]`, their bias."""
-    *segments, out_ref, spread_ref, most_ref, sum_ref, mean_ref = refs
+    keys_ref, values_ref, bias_ref, *others, out_ref, spread_ref, most_ref, sum_ref, mean_ref = refs
     step = pl.program_id(1)
     row = row_of[step]
     starts = (step == 0) | (row_of[jnp.maximum(step - 1, 0)] != row)
@@ -207,18 +213,19 @@ def _kernel(
         most_ref[...] = jnp.full(most_ref.shape, MASKED, jnp.float32)
         sum_ref[...] = jnp.zeros(sum_ref.shape, jnp.float32)
         mean_ref[...] = jnp.zeros(mean_ref.shape, jnp.float32)
-        for i in range(3, len(segments), 3):
-            fold(*segments[i : i + 3], None)
+        for i in range(0, len(others), 3):
+            fold(others[i], others[i + 1], others[i + 2], None)
 
-    live = ends[row] - block_of[step] * segments[0].shape[1]
+    size = keys_ref.shape[1]
+    live = ends[row] - block_of[step] * size
 
-    @pl.when(live >= segments[0].shape[1])
+    @pl.when(live >= size)
     def _() -> None:
-        fold(*segments[:3], None)
+        fold(keys_ref, values_ref, bias_ref, None)
 
-    @pl.when(live < segments[0].shape[1])
+    @pl.when(live < size)
     def _() -> None:
-        fold(*segments[:3], live)
+        fold(keys_ref, values_ref, bias_ref, live)
 
     @pl.when(stops)
     def _() -> None:
