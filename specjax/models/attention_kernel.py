@@ -55,9 +55,9 @@ def attend_long(
     Args:
       query: for each of K heads those of N query heads.
       *segments: for each the keys and values `[B, S, K D]` and the bias `[B, 1 or K, 1 or N, 1 or
-        T, S]`, as in `attention.Segment`, which hides the same from all heads; the long segment
-        first, the others with at most `BLOCK`
-        positions. Entries of the first after the last position that a query sees may be NaN.
+        T, S]`, as in `attention.Segment`, which hides the same from all heads. The long segment is
+        the first; its entries after the last position that a query sees may be NaN. The others have
+        at most `BLOCK` positions.
       scale: factor of the products.
       softcap: limit of the logits before the bias; None for none.
       interpret: works on any machine.
