@@ -14,6 +14,9 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
+# A bias that hides a key: far below any logit but finite, so that adding a bias gives no NaN.
+MASKED = -1e30
+
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
     """The angle in radians per position of each pair of dimensions: `[D // 2]` float32."""
