@@ -818,8 +818,8 @@ def _progress(state: DecodeState) -> Progress:
 @functools.cache
 def _packing(mesh: jax.sharding.Mesh | None) -> Callable[[Progress], Array]:
     """`_packed` as a program; on a mesh each process has all rows."""
-    there = {} if mesh is None else {"out_shardings": jax.NamedSharding(mesh, jax.P())}
-    return jit(_packed, **there)
+    everywhere = None if mesh is None else jax.NamedSharding(mesh, jax.P())
+    return jit(_packed, out_shardings=everywhere)
 
 
 def _packed(progress: Progress) -> Int32[Array, "B K"]:
