@@ -27,7 +27,8 @@ def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
     Args:
       *args: arrays of one row.
       kernel: takes arrays with a leading axis of rows, and returns such arrays.
-      plain: takes arrays of one row. Both must be functions of modules: they identify programs.
+      plain: takes arrays of one row. Both must be functions of modules or
+        cached: they identify programs.
     """
     # JAX tracks differences between devices only in plain code, and only plain code knows while it
     # is traced what it is traced for.

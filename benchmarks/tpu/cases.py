@@ -131,7 +131,7 @@ class Case:
 
     def networks(self, layers: tuple[int, int]) -> tuple[Any, Any]:
         """The verifier and the drafter, or a head, with these layers; a head keeps its own."""
-        ways = Partitioner(self.mesh).ways("kv_heads")
+        ways = Partitioner(self.mesh).ways("kv_heads") if self.mesh.size > 1 else None
         large, small = (
             model_from_config(_of_depth(config, depth)).for_devices(self.platform, ways)
             for config, depth in zip(self.configs, layers, strict=True)
@@ -140,7 +140,7 @@ class Case:
         if count is None:
             return large, small
         config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
-        return large, draft_head(config, large).for_devices(self.platform)
+        return large, draft_head(config, large).for_devices(self.platform, ways and 1)
 
     def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
         """The compiled programs by name.

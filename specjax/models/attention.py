@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.compilation import product_precision
 from specjax.kernel_choice import on_one_tpu
-from specjax.models.attention_kernel import BLOCK, attend_long
+from specjax.models.attention_kernel import BLOCK, attend_long, fits
 from specjax.models.cache import (
     CacheEntries,
     CacheLayout,
@@ -124,14 +124,15 @@ class Attention(nn.Module):
         segments: Sequence[Segment],
         deterministic: bool,
     ) -> Float[Array, "B T K N D"]:
-        style, by_position = self.style, self.layout.by_position
+        style = self.style
         longest = max(segments, key=lambda segment: segment.bias.shape[-1])
         others = [segment for segment in segments if segment is not longest]
         if (
-            by_position
+            self.layout.joins_long
             and deterministic
             and query.shape[1] <= _FEW
             and is_long(longest.keys)
+            and fits(query)
             and all(segment.bias.shape[-1] <= BLOCK for segment in others)
         ):
             kernel, plain = forms(style.query_scale, style.attn_softcap)
@@ -141,7 +142,8 @@ class Attention(nn.Module):
                 parts += [keys, values, jnp.broadcast_to(bias, (rows, *bias.shape[1:]))]
             return jax.vmap(functools.partial(on_one_tpu, kernel=kernel, plain=plain))(*parts)
         dropout = functools.partial(self.dropout, deterministic=deterministic)
-        return _attend(query, segments, by_position, style.query_scale, style.attn_softcap, dropout)
+        by_position, softcap = self.layout.by_position, style.attn_softcap
+        return _attend(query, segments, by_position, style.query_scale, softcap, dropout)
 
 
 @functools.cache

@@ -33,6 +33,8 @@ _LANES, _MATRIX = 128, 256
 _STEP = 512
 _SUBLANES = 8
 _VMEM = 40 << 20
+# Of a set; their logits for a block take 4 MiB, several times.
+_QUERIES = 1024
 
 
 def _heads_of_a_set(kv_heads: int, width: int) -> int:
@@ -40,6 +42,13 @@ def _heads_of_a_set(kv_heads: int, width: int) -> int:
     sizes = (n for n in range(1, kv_heads) if kv_heads % n == 0)
     full = (n for n in sizes if n * width >= _MATRIX and n * width % _LANES == 0)
     return next(full, kv_heads)
+
+
+def fits(query: Array) -> bool:
+    """Whether a chip's memory holds the logits of a block for these queries, `[B, T, K, N, D]`."""
+    _, length, kv_heads, groups, width = query.shape
+    padded = pl.cdiv(length, _SUBLANES) * _SUBLANES
+    return _heads_of_a_set(kv_heads, width) * groups * padded <= _QUERIES
 
 
 @functools.partial(jit, static_argnames=("scale", "softcap", "interpret"))
@@ -249,7 +258,8 @@ def _fold(
 ) -> None:
     """Adds a block to the largest logits, the sums and the weighted values.
 
-    After `live` entries the values may be NaN, which a weight of zero does not hide.
+    After `live` entries nothing is seen. Values may be NaN there, which a weight of zero does not
+    hide.
     """
     sets, queries, lanes = spread_ref.shape
     product = functools.partial(
@@ -268,7 +278,10 @@ def _fold(
         logits = product(query, keys, (((1,), (1,)), ((), ()))) * scale
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)
-        logits = jnp.where(bias > 0.5 * MASKED, logits + bias, MASKED)
+        seen = bias > 0.5 * MASKED
+        if live is not None:  # after the end of the cache the bias is arbitrary, too
+            seen &= lax.broadcasted_iota(jnp.int32, logits.shape, 1) < live
+        logits = jnp.where(seen, logits + bias, MASKED)
         before = most_ref[i]
         most = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
         weights = jnp.exp(logits - most[:, :1])

@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
-from specjax import platforms
-
 # Past the end of any cache.
 _NOWHERE = 1 << 30
 
@@ -26,9 +24,7 @@ _NOWHERE = 1 << 30
 _LANES = 128
 # With up to six queries for each of these heads, the rows of a TPU's matrix unit are not full.
 _FEW_HEADS = 16
-
-
-# On a TPU `attend_long` reads a cache of so many positions, in which all heads share a vector.
+# On one TPU `attend_long` reads a cache of so many positions, in which all heads share a vector.
 # Two blocks: short rows read less. At one block XLA's estimate of plain code is above the kernel's
 # time, but both are simulated as equal: `python -m benchmarks.kernels --operations attend`.
 LONG = 2048
@@ -41,10 +37,13 @@ class CacheLayout(NamedTuple):
       heads: P, the number of heads that share a vector of lanes.
       by_position: whether keys and values are `[B, S, K / P, P D]`; else keys are
         `[B, K / P, S, P D]` and values `[B, K / P, P D, S]`.
+      joins_long: whether all heads share a vector where a cache by position has `LONG` positions or
+        more. The functions below read it off the arrays.
     """
 
     heads: int = 1
     by_position: bool = False
+    joins_long: bool = False
 
     @property
     def key_axis(self) -> int:
@@ -69,7 +68,7 @@ class CacheLayout(NamedTuple):
 
 
 def layout_for(
-    platform: str, heads: int, kv_heads: int, head_dim: int, ways: int = 1
+    platform: str, heads: int, kv_heads: int, head_dim: int, ways: int | None = None
 ) -> CacheLayout:
     """The fastest layout for decoding.
 
@@ -77,15 +76,17 @@ def layout_for(
     a CPU, two to seven times as fast as with values `[B, K, S, D]`. On a TPU, a write is fast if
     all entries of a position lie together. Heads of less than 128 share a vector, because a product
     with so few queries waits for the memory: if the heads are few, all share one vector, which
-    avoids transposes; else as many as fill the lanes. So many `ways` of devices split the heads.
+    avoids transposes; else as many as fill the lanes. So many `ways` of a mesh's devices split
+    the heads; None: there is a single device.
     """
     if platform != "tpu":
         return CacheLayout()
-    local = kv_heads // ways if kv_heads % ways == 0 else kv_heads
+    joins_long = ways is None
+    local = kv_heads // ways if ways is not None and kv_heads % ways == 0 else kv_heads
     if head_dim < _LANES and local * (heads // kv_heads) <= _FEW_HEADS:
-        return CacheLayout(local, by_position=True)
+        return CacheLayout(local, True, joins_long)
     fits = [p for p in range(1, max(_LANES // head_dim, 1) + 1) if local % p == 0]
-    return CacheLayout(max(fits), by_position=True)
+    return CacheLayout(max(fits), True, joins_long)
 
 
 def is_long(keys: Array) -> bool:
@@ -138,12 +139,9 @@ def allocate(
     dtype: Any,
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
-    """An empty cache: zeros, without `cross`.
-
-    In a long cache by position, on a single device, all heads share a vector.
-    """
+    """An empty cache: zeros, without `cross`."""
     assert max_length >= 1
-    if layout.by_position and max_length >= LONG and not platforms.is_special():
+    if layout.joins_long and max_length >= LONG:
         layout = CacheLayout(kv_heads, by_position=True)
     groups, width = kv_heads // layout.heads, layout.heads * head_dim
     keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)

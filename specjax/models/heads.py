@@ -574,11 +574,11 @@ class DraftHead(LanguageModel):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.verifier.prompt_positions(input_lengths, prefix_lengths)
 
-    def for_devices(self, platform: str) -> Self:
-        """See `Model.for_devices`; a mesh does not split a head."""
+    def for_devices(self, platform: str, ways: int | None = None) -> Self:
+        """See `Model.for_devices`; of a mesh, one device has all heads: `ways` is 1."""
         layers = self.config.layers
         sizes = (layers.num_heads, layers.kv_heads, layers.head_dim)
-        return dataclasses.replace(self, layout=layout_for(platform, *sizes))
+        return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
 
     def init(self, key: Array) -> Params:
         """Random parameters of its own."""

@@ -83,14 +83,16 @@ class Model(LanguageModel, abc.ABC):
     @abc.abstractmethod
     def _init_variables(self, key: Array) -> Any: ...
 
-    def for_devices(self, platform: str, ways: int = 1) -> "Model":
+    def for_devices(self, platform: str, ways: int | None = None) -> "Model":
         """The same model with the fastest cache layout for these devices.
 
         Args:
           platform: as `jax.Device.platform` names it: "cpu", "gpu" or "tpu".
-          ways: the number of devices that split it.
+          ways: the number of a mesh's devices that split it; None: there is a single device.
         """
-        config, ways = self.config, ways if self.split else 1
+        config = self.config
+        if ways is not None and not self.split:
+            ways = 1
         sizes = (config.num_heads, config.kv_heads, config.head_dim)
         return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
 

@@ -348,7 +348,8 @@ def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) 
         sharding=where,
         check_weights=options["check_weights"],
     )
-    head = head.for_devices(verifier.platform)
+    alone = verifier.mesh is None or verifier.mesh.size == 1
+    head = head.for_devices(verifier.platform, None if alone else 1)
     return TextModel(head, params, verifier.tokenizer, verifier.mesh, os.fspath(path))
 
 

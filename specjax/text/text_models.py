@@ -86,7 +86,9 @@ class TextModel:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, Model):
-            ways = 1 if self.partitioner is None else self.partitioner.ways("kv_heads")
+            ways = None
+            if self.partitioner is not None and self.partitioner.mesh.size > 1:
+                ways = self.partitioner.ways("kv_heads")
             object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
         check_static("model", self.model)
         words = self.tokenizer.vocab_size

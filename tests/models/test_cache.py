@@ -217,5 +217,15 @@ def test_the_cache_names_its_axes():
     ],
 )
 def test_layouts_for_tpus(sizes, ways, layout):
-    assert cache_lib.layout_for("tpu", *sizes, ways) == layout
+    assert cache_lib.layout_for("tpu", *sizes, ways) == (*layout, False)
     assert cache_lib.layout_for("cpu", *sizes, ways) == cache_lib.CacheLayout()
+
+
+@pytest.mark.parametrize(
+    ("ways", "length", "shape"),
+    [(None, 2047, (4, 128)), (None, 2048, (1, 512)), (1, 2048, (4, 128)), (2, 2048, (4, 128))],
+)
+def test_all_heads_share_a_vector_of_a_long_cache_on_one_device(ways, length, shape):
+    layout = cache_lib.layout_for("tpu", 32, 8, 64, ways)
+    made = jax.eval_shape(lambda: cache_lib.allocate(1, 2, 8, length, 64, jnp.bfloat16, layout))
+    assert made.keys[0].shape == made.values[0].shape == (2, length, *shape)
