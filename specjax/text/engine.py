@@ -482,8 +482,8 @@ class Engine:
         """Like `step`, but returns after a few rounds, with the text that each row got.
 
         At most `every` rounds are done: a return to the host takes time, so more are faster. The
-        next rounds start before the texts are read, so a request that is added now waits for them, and
-        if no request waits, a row that ends comes after these rounds, with the texts of the others.
+        next rounds start before the texts are read, so a request that is added now waits for them.
+        If no request waits, a row that ends comes after these rounds, with the texts of the others.
         Use `stream_step` for all steps of an engine: the text of a row that `step` finishes is not
         streamed.
 
