@@ -223,7 +223,7 @@ def test_layouts_for_tpus(sizes, ways, layout):
 
 @pytest.mark.parametrize(
     ("ways", "length", "shape"),
-    [(None, 2047, (4, 128)), (None, 2048, (1, 512)), (1, 2048, (4, 128)), (2, 2048, (4, 128))],
+    [(None, 2047, (4, 128)), (None, 2048, (1, 512)), (1, 2048, (4, 128)), (2, 2048, (2, 256))],
 )
 def test_all_heads_share_a_vector_of_a_long_cache_on_one_device(ways, length, shape):
     layout = cache_lib.layout_for("tpu", 32, 8, 64, ways)
