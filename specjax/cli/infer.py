@@ -81,7 +81,8 @@ def check_values() -> None:
     if gin_config.value_of("make_decoder.costs") is not None and not _reads_costs(setting):
         raise UserError(
             "COSTS is for STOPPING='CostAware()', or chooses MAX_DRAFT of lossless drafts by "
-            "DRAFTER: leave out COSTS, or MAX_DRAFT, METHOD, RULE, STOPPING and DRAFTING"
+            "DRAFTER: leave out COSTS, or MAX_DRAFT, MIN_DRAFT, METHOD, RULE, STOPPING and "
+            "DRAFTING"
         )
     values = {name: gin_config.value_of(f"make_decoder.{name}") for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not None})
@@ -157,7 +158,7 @@ def _reads_costs(setting: "text.Setting") -> bool:
 
     if setting.stopping is not None:
         return isinstance(setting.part("stopping"), CostAware)
-    chosen = gin_config.value_of("Setting.max_draft") is None
+    chosen = gin_config.value_of("Setting.max_draft") is None and not setting.min_draft
     return chosen and setting.drafting is None and setting.method is None and setting.is_lossless
 
 

@@ -660,6 +660,8 @@ class Costs:
       temperatures: those of `acceptance`, increasing; () if it was not measured.
       acceptance: for each of `temperatures`, the rate at which drafted tokens are accepted under
         `Lossless`.
+      alone: for each of `rows`, the seconds of a step of the verifier alone, to which the choice
+        of a length compares rounds; (): those of `verifier` at width 1.
     """
 
     rows: tuple[int, ...]
@@ -670,6 +672,7 @@ class Costs:
     pair: str = ""
     temperatures: tuple[float, ...] = ()
     acceptance: tuple[float, ...] = ()
+    alone: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "widths"):
@@ -692,6 +695,11 @@ class Costs:
             raise UserError(
                 f"verifier must be a tuple of {count} tuples of {width} seconds above 0, got "
                 f"{self.verifier}"
+            )
+        if self.alone != () and not _are_times(self.alone, count, least=1e-30):
+            raise UserError(
+                f"alone must be () or a tuple of {count} seconds above 0, one for each of rows, "
+                f"got {self.alone}"
             )
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):

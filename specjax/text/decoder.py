@@ -93,7 +93,8 @@ class Decoder:
         of the above except the rule. "VerifierAlone" and "DrafterAlone" decode with one model.
       costs: `drafting.read_costs(FILE)`: what passes cost and how often drafts are accepted. They
         choose `max_draft` for the batch size and the temperature, or are for `CostAware()`. If no
-        draft pays, the verifier decodes alone.
+        draft pays, the verifier decodes alone as with method="VerifierAlone", and `verification`
+        and `process_drafts` have nothing to do.
       widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
       processors: change the distribution that tokens are drawn from, such as
         `(processors.RepetitionPenalty(1.3), processors.MinP(0.05))`; they run in the order of
@@ -117,7 +118,7 @@ class Decoder:
         variables such as `{"enable_thinking": False}`; see `Tokenizer.render_chat`.
 
     Attributes:
-      models, stop, chat_template_kwargs: as given.
+      models, stop, chat_template_kwargs: as given, but the only model where one decodes alone.
       method, params, rule, sampling: what decodes; `rule` is None if the method has none.
       tokenizer: the verifier's tokenizer.
       costs: those that were measured here for `drafting.CostAware()`, or None.
@@ -177,6 +178,8 @@ class Decoder:
         self.models, self._assembled, self.tokenizer = models, assembled, main.tokenizer
         self.method, self.costs = assembled.method, assembled.costs
         self.length = assembled.length
+        if self.length is not None and not self.length.max_draft:
+            self.models = main
         self.rule: Rule | None = getattr(assembled.params, "rule", None)
         self.params = assembled.params
         self.sampling = dataclasses.replace(sampling, processors=None)

@@ -141,15 +141,16 @@ def round_costs(
       rows: B, within `costs.rows`.
       tokens: G -> the tokens of a round.
       catches_up: whether the drafter reads the last token of a draft that is accepted whole in the
-        first pass of the next draft, not in a pass of its own.
+        first pass of the next draft, not in a pass of its own, which all rows wait for.
     """
     costs = costs.at_widths([1, *(length + 1 for length in tokens)])
-    alone, *checks = (np.interp(rows, costs.rows, times) for times in np.array(costs.verifier).T)
+    first, *checks = (np.interp(rows, costs.rows, times) for times in np.array(costs.verifier).T)
+    alone = np.interp(rows, costs.rows, costs.alone) if costs.alone else first
     c = float(np.interp(rows, costs.rows, costs.draft) / alone)
     rounds = []
     for (length, emitted), check in zip(tokens.items(), checks, strict=True):
         whole = min(max(acceptance_for(emitted, length), 0.0), 1.0) ** length
-        passes = length if catches_up else length + whole
+        passes = length if catches_up else length + 1 - (1 - whole) ** rows
         rounds.append(RoundCost(length, passes, c, float(check / alone), emitted))
     return rounds
 

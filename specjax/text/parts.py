@@ -534,7 +534,7 @@ def assemble(
         pair = Pair(named["drafter"], main)
         if parts.costs is not None and parts.stopping is None:
             length = chosen_length(parts.costs, pair, rows, temperature)
-            if not length.max_draft:
+            if not length.max_draft:  # the rule is its default, and no draft is verified
                 assembled = assemble(main, Parts(), rows, prompt_length)
                 return dataclasses.replace(assembled, length=length)
             parts = dataclasses.replace(parts, max_draft=length.max_draft)
@@ -590,13 +590,14 @@ def _check_plan(parts: Parts, plan: DraftPlan) -> None:
         if getattr(parts, part) is not None:
             raise UserError(f"{part} must be left out: {why}")
     is_lossless = parts.rule is None or type(parts.rule) is rules.Lossless
-    is_free = parts.stopping is None and parts.max_draft is None and is_lossless
+    lengths = parts.max_draft, parts.min_draft, parts.stopping, parts.widths
+    is_free = is_lossless and all(length is None for length in lengths)
     weighs = isinstance(parts.policy, CostAware) or (is_free and plan.weighs_costs)
     if parts.costs is not None and not weighs:
         raise UserError(
             "costs must be left out: they are for stopping=CostAware(), or choose max_draft where "
-            "the drafts of a single drafter are lossless and neither max_draft nor stopping is "
-            "given"
+            "the drafts of a single drafter are lossless and max_draft, min_draft, stopping and "
+            "widths are left out"
         )
     if isinstance(parts.policy, CostAware) and not plan.weighs_costs:
         raise UserError(
@@ -758,6 +759,11 @@ def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> Draf
     small = pair.drafter
     rows += -rows % _row_multiple(pair)
     longest = costs.widths[-1] - 1
+    if longest < 1:
+        raise UserError(
+            f"costs has the widths {costs.widths}, and a draft needs one of at least 2 to choose "
+            "its length: measure it with `specjax bench --costs FILE`"
+        )
     if isinstance(small.model, BlockHead):
         longest = min(longest, small.model.config.most_drafts)
     check_costs(costs, pair, rows, longest)

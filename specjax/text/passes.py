@@ -163,8 +163,8 @@ def measure_costs(
       widths: the numbers of tokens in the verifier's passes, increasing; the last is G + 1, at
         least 2 (`decoding.Round.verifier_widths`).
       prompt_length: P, the tokens of artificial prompts.
-      seconds: the time to measure a batch size, without compilation; up to twice more, and longer,
-        if noise makes the time of a pass 0.
+      seconds: the time to measure a batch size, without compilation, and as long for the verifier
+        alone; up to twice more, and longer, if noise makes the time of a pass 0.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
     Raises:
@@ -178,14 +178,17 @@ def measure_costs(
         )
     widths = tuple(widths)
     assert widths[-1] >= 2, widths
-    cases = _of_review(pair.verifier, pair.drafter, widths)
-    with _bar(len(rows) * len(cases), progress) as bar:
+    cases, alone = _of_review(pair.verifier, pair.drafter, widths), _alone(pair.verifier)
+    with _bar(len(rows) * (len(cases) + 1), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar) for batch in rows]
+        steps = [_steady_fit(alone, batch, prompt_length, seconds, bar) for batch in rows]
     method: Any = cases[0].method
     drafter = method.drafter
     if drafter.draft_passes < drafter.max_draft:
         fits = [_at_once(fit) for fit in fits]
-    return as_costs(fits, rows, widths, pair.fingerprint)
+    costs = as_costs(fits, rows, widths, pair.fingerprint)
+    times = [_step(fit, batch, pair.verifier) for fit, batch in zip(steps, rows, strict=True)]
+    return dataclasses.replace(costs, alone=tuple(times))
 
 
 def _at_once(fit: Fit) -> Fit:
@@ -216,12 +219,11 @@ def measure_times(
       call: makes the verifier alone emit a token for each of B prompts.
     """
     main = models["verifier"]
-    alone = Autoregressive(main.model, partitioner=main.partitioner)
     groups: dict[Any, list[LoopCase]] = {
         (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
         for reviewer, name in tables
     }
-    groups[None] = [LoopCase(alone, MethodParams(main.prepared), 1)]
+    groups[None] = _alone(main)
     with _bar(sum(map(len, groups.values())), progress) as bar:
         fits = {
             key: _steady_fit(cases, rows, prompt_length, seconds, bar)
@@ -232,8 +234,7 @@ def measure_times(
         start = time.perf_counter()
         call()
         least = min(least, time.perf_counter() - start)
-    _check_took_time(fits[None], (1,), rows, f"a step of {main.name}")
-    step = fits[None].verifier[1]
+    step = _step(fits[None], rows, main)
     costs = {key: as_costs([fits[key]], (rows,), tuple(widths), "") for key in tables}
     return PassTimes(rows, step, max(least - step, 0.0), costs)
 
@@ -278,6 +279,18 @@ def _check_took_time(costs: Fit, widths: Sequence[int], rows: int, what: str) ->
                 f"the measured time of {what} of {width} tokens and {rows} rows is 0: other work "
                 "disturbed the measurement; repeat it on a machine without other work"
             )
+
+
+def _alone(main: TextModel) -> list[LoopCase]:
+    """The case for the cost of a step of the verifier alone."""
+    method = Autoregressive(main.model, partitioner=main.partitioner)
+    return [LoopCase(method, MethodParams(main.prepared), 1)]
+
+
+def _step(costs: Fit, rows: int, main: TextModel) -> float:
+    """The seconds of a step of the verifier alone, from a fit to the runs of `_alone`."""
+    _check_took_time(costs, (1,), rows, f"a step of {main.name}")
+    return costs.verifier[1]
 
 
 def _of_review(

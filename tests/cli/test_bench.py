@@ -99,6 +99,16 @@ def test_costs_are_written_for_policies_and_lengths(arguments, tmp_path, monkeyp
     assert main([*arguments, f"--costs={path}"]) == 0  # a file of costs may be replaced
 
 
+def test_a_file_of_costs_of_an_earlier_version_may_be_replaced(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text('{"format": 1, "rows": [1], "widths": [1, 2], "draft": [0.1]}')
+    bench.check_output("--costs", path)
+    for other in ('{"format": 1}', '{"widths": [1]}', '["format", "widths"]', "{", "[" * 9999):
+        path.write_text(other)
+        with pytest.raises(specjax.UserError, match="is not a file of costs: choose another name"):
+            bench.check_output("--costs", path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -347,6 +347,7 @@ MISFITS = {
         r"COSTS is for STOPPING='CostAware\(\)', or chooses MAX_DRAFT of lossless drafts",
     ),
     "costs, length": (["COSTS=costs.json", "MAX_DRAFT=3"], "leave out COSTS, or MAX_DRAFT"),
+    "costs, least": (["COSTS=costs.json", "MIN_DRAFT=2"], "or MAX_DRAFT, MIN_DRAFT, METHOD"),
     "costs, rule": (["COSTS=costs.json", "RULE=OPT(0.2)"], "leave out COSTS, or MAX_DRAFT"),
     "costs, copies": (["COSTS=costs.json", "DRAFTING=Lookup()"], "leave out COSTS, or MAX_DRAFT"),
     "no draft": (["MAX_DRAFT=0"], "max_draft must be a whole number of at least 1, got 0"),

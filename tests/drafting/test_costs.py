@@ -16,6 +16,7 @@ COSTS = Costs(
     pair="a+b",
     temperatures=(0.0, 1.0),
     acceptance=(0.8, 0.6),
+    alone=(9.0, 28.0),
 )
 
 
@@ -51,6 +52,8 @@ def test_costs_may_be_static():
         ("verifier", ((1.0, 2.0, 3.0), (1.0, 2.0)), "verifier must be a tuple of 2 tuples"),
         ("machine", None, "machine must be a string, got None"),
         ("verifier", ((1.0, 2.0, 3.0), (0.0, 2.0, 3.0)), "tuples of 3 seconds above 0"),
+        ("alone", (1.0,), "alone must be .* a tuple of 2 seconds above 0, one for each of rows"),
+        ("alone", (0.0, 1.0), "alone must be .* a tuple of 2 seconds above 0"),
         ("temperatures", (1.0, 0.0), "temperatures must be a tuple that increases from 0"),
         ("temperatures", (-1.0, 0.0), "temperatures must be a tuple that increases from 0"),
         ("acceptance", (0.8,), "acceptance must be a tuple of 2 rates"),

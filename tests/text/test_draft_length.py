@@ -1,5 +1,7 @@
 """What a round costs, yields and needs; the length of drafts that follows, with its reason."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -138,3 +140,23 @@ def test_costs_between_rows_and_widths_are_interpolated():
     costs = Costs((1, 5), (1, 2, 4), (0.1, 0.3), ((1.0, 2.0, 4.0), (2.0, 4.0, 8.0)))
     (found,) = round_costs(costs, 3, {2: 2.0}, catches_up=True)
     assert found == pytest.approx((2, 2, 0.2 / 1.5, 4.5 / 1.5, 2.0))
+    # Rounds are compared to a step of the verifier alone, without the work of a round.
+    costs = dataclasses.replace(costs, alone=(0.5, 1.5))
+    (found,) = round_costs(costs, 3, {2: 2.0}, catches_up=True)
+    assert found == pytest.approx((2, 2, 0.2 / 1.0, 4.5 / 1.0, 2.0))
+
+
+def test_a_gain_over_rounds_without_drafts_is_none_over_the_verifier_alone():
+    costs = Costs((1,), (1, 2), (0.1,), ((1.0, 1.1),))
+    for alone, length in (((), 1), ((1.0,), 1), ((0.7,), 0)):
+        given = dataclasses.replace(costs, alone=alone)
+        rounds = round_costs(given, 1, {1: 1.5}, catches_up=True)
+        assert draft_length(rounds).max_draft == length
+
+
+@pytest.mark.parametrize(("rows", "more"), [(1, 0.25), (2, 0.4375), (40, 1.0)])
+def test_all_rows_wait_for_the_pass_after_any_whole_draft(rows, more):
+    costs = Costs((1, 64), (1, 4), (0.1, 0.1), ((1.0, 1.0),) * 2)
+    tokens = {2: 1.0 + 0.5 + 0.25}  # a draft is whole with the chance 0.25
+    (found,) = round_costs(costs, rows, tokens, catches_up=False)
+    assert found.draft_passes == pytest.approx(2 + more, abs=1e-4)

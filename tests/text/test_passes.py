@@ -18,6 +18,8 @@ from tests.heads.tiny_heads import encoded_head, tiny_head
 from tests.variants import variants
 
 DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
+# A step of the verifier alone, without the work of a round.
+ALONE = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,14 @@ def clock(monkeypatch):
             now[0] += scale * (DRAFT * drafted + pass_of * verified)
         return state
 
+    run_alone = decoding.Autoregressive.run
+
+    def timed_alone(self, params, state, stop_after):
+        now[0] += {1: 1.0, 2: 3.0}[state.ended_by.shape[0]] * (2 * CALL + ALONE * stop_after)
+        return run_alone(self, params, state, stop_after)
+
     monkeypatch.setattr(decoding.Speculative, "run", timed)
+    monkeypatch.setattr(decoding.Autoregressive, "run", timed_alone)
     monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
 
 
@@ -121,6 +130,7 @@ def test_the_loops_own_passes_are_measured(kind, clock, monkeypatch):
     # The one pass of a block is a part of rounds with drafts.
     round_of = [*VERIFIER.values()] + DRAFT * at_once * np.array([0, 1, 1])
     np.testing.assert_allclose(found.verifier, [round_of, 3 * round_of], rtol=1e-6)
+    np.testing.assert_allclose(found.alone, [ALONE, 3 * ALONE], rtol=1e-6)
     assert found.machine == "here"
     assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
 
@@ -130,12 +140,15 @@ def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
 
     def runs(cases, rows, prompt_length, seconds, bar):
         tried.append(seconds)
+        if cases[0].limit is None:
+            return [Run(0, 2, 1, 3.0), Run(0, 10, 1, 15.0)]
         broken = [Run(0, 1, 1, 0.0), Run(2, 1, 1, 1.0)]
         return list(_runs()) if len(tried) == 2 else broken
 
     monkeypatch.setattr(passes, "_runs", runs)
     found = passes.measure_costs(pair, (1,), tuple(VERIFIER), seconds=0.5)
-    assert tried == [0.5, 1.5] and min(found.verifier[0]) > 0
+    assert tried == [0.5, 1.5, 0.5] and min(found.verifier[0]) > 0
+    assert found.alone == pytest.approx((1.5,))
 
 
 def test_a_file_of_costs_is_read_back(pair, tmp_path):

@@ -249,7 +249,9 @@ def test_where_no_draft_pays_the_verifier_decodes_alone(pair, alone):
     assert decoder.length.max_draft == 0 and decoder.length.why.startswith("G = 0: no draft pays")
     own = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
     assert decoder.describe() == own.describe()
-    result = decoder(PROMPTS)
+    named = specjax.Decoder(pair, method="VerifierAlone", sampling=Sampling(0.0), **SHAPE)
+    assert decoder.models is named.models and repr(decoder) == repr(named)
+    result = decoder(PROMPTS, rule=specjax.rules.Lossless())
     assert result.texts == alone and "drafter" not in result.info.per_row.calls
 
 
@@ -265,6 +267,8 @@ def test_given_costs_serve_a_policy_without_costs(pair):
     ("options", "message"),
     [
         ({"max_draft": 3}, "costs must be left out: they are for stopping=CostAware"),
+        ({"min_draft": 2}, "costs must be left out: .* min_draft, stopping and widths are left"),
+        ({"widths": (1, 6)}, "costs must be left out: "),
         ({"stopping": "Confidence(0.4)"}, "costs must be left out"),
         ({"rule": "OPT(0.2)"}, "costs must be left out"),
         ({"drafting": "Lookup()"}, "costs must be left out"),
@@ -279,6 +283,12 @@ def test_costs_that_choose_nothing_are_refused(pair, options, message):
     given = {"costs": costs(pair, acceptance=(0.7, 0.7), **CHEAP), "batch_size": 8, **options}
     with pytest.raises(specjax.UserError, match=message):
         specjax.Decoder(pair, **given)
+
+
+def test_costs_without_a_width_of_drafts_choose_nothing(pair):
+    given = drafting.Costs((1,), (1,), (0.1,), ((1.0,),), temperatures=(1.0,), acceptance=(0.7,))
+    with pytest.raises(specjax.UserError, match=r"costs has the widths \(1,\), and a draft needs"):
+        specjax.Decoder(pair, costs=given, batch_size=1)
 
 
 def test_costs_without_an_acceptance_choose_nothing(pair):
