@@ -28,7 +28,7 @@ for length, kv_heads, groups, width, own, beside, dtype in (
     (6, 8, 2, 256, False, 0, "bfloat16"), (1, 1, 8, 256, False, 1, "bfloat16"),
     (1, 1, 1, 128, False, 0, "float32"), (2, 32, 1, 128, False, 0, "bfloat16"),
     (31, 8, 4, 128, False, 31, "bfloat16"), (6, 5, 3, 64, False, 6, "float32"),
-    (32, 1, 32, 64, False, 32, "float32"), (32, 25, 1, 64, False, 32, "float32"),
+    (32, 1, 32, 64, False, 32, "float32"), (32, 25, 1, 64, False, 32, "bfloat16"),
 ):
     def segment(number):
         entries = (3, number, 1, kv_heads * width), dtype
