@@ -140,7 +140,7 @@ class Case:
         if count is None:
             return large, small
         config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
-        return large, draft_head(config, large).for_devices(self.platform, ways and 1)
+        return large, draft_head(config, large).for_devices(self.platform, ways)
 
     def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
         """The compiled programs by name.

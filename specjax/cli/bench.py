@@ -147,7 +147,8 @@ def run(args: argparse.Namespace) -> int:
         tell("measuring the costs of passes of every width ...")
         widths = powers_of_two(max(args.drafts) + 1)
         length = max(map(len, tokens))
-        every = measure_costs(pair, args.rows, widths, prompt_length=length, seconds=_SECONDS)
+        options: dict[str, Any] = {"prompt_length": length, "seconds": _SECONDS}
+        every = measure_costs(pair, args.rows, widths, with_alone=True, **options)
         tried = sorted(acceptance)
         rates = tuple(float(np.mean(acceptance[temperature])) for temperature in tried)
         every = dataclasses.replace(every, temperatures=tuple(tried), acceptance=rates)

@@ -575,7 +575,8 @@ class DraftHead(LanguageModel):
         return self.verifier.prompt_positions(input_lengths, prefix_lengths)
 
     def for_devices(self, platform: str, ways: int | None = None) -> Self:
-        """See `Model.for_devices`; of a mesh, one device has all heads: `ways` is 1."""
+        """See `Model.for_devices`; a mesh does not split a head."""
+        ways = None if ways is None else 1
         layers = self.config.layers
         sizes = (layers.num_heads, layers.kv_heads, layers.head_dim)
         return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))

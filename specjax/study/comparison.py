@@ -264,8 +264,7 @@ def _with_lengths(
       The settings, and the choices for `results.json`.
     """
     rows, verifier = bench.measuring.latency_batch_size, bench.models["verifier"]
-    if verifier.partitioner is not None:
-        rows += -rows % verifier.partitioner.row_multiple
+    rows += -rows % verifier.row_multiple
     curves: dict[Setting, dict[int, float]] = {}
     for setting in known:
         if setting.method is None and setting.stopping is None:
@@ -282,7 +281,9 @@ def _with_lengths(
                 tell(f"measuring the passes of {small.name} and {verifier.name} ...")
                 widths, longest = powers_of_two(max(tokens) + 1), max(map(len, bench.prompts))
                 pair = Pair(small, verifier)
-                costs[name] = measure_costs(pair, (rows,), widths, prompt_length=longest)
+                costs[name] = measure_costs(
+                    pair, (rows,), widths, prompt_length=longest, with_alone=True
+                )
             rounds = round_costs(costs[name], rows, tokens, catches_up=catches_up(small))
             chosen.append(draft_length(rounds))
         return chosen

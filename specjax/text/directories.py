@@ -348,8 +348,6 @@ def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) 
         sharding=where,
         check_weights=options["check_weights"],
     )
-    alone = verifier.mesh is None or verifier.mesh.size == 1
-    head = head.for_devices(verifier.platform, None if alone else 1)
     return TextModel(head, params, verifier.tokenizer, verifier.mesh, os.fspath(path))
 
 
@@ -643,8 +641,8 @@ def _near_preset(name: str) -> str | None:
 def as_pair(
     drafter: Inspected | InspectedHead,
     verifier: Inspected | InspectedHead,
-    memory: float | None = None,
-    acceptance: float = 0.7,
+    memory: float | None,
+    acceptance: float,
 ) -> dict[str, Any]:
     """Whether two models are a pair, what a draft costs, and what fits a device.
 

@@ -730,7 +730,7 @@ def _with_costs(
     policy = parts.stopping
     if not isinstance(policy, CostAware):
         return parts, None
-    main, multiple = pair.verifier, _row_multiple(pair)
+    main, multiple = pair.verifier, pair.verifier.row_multiple
     rows += -rows % multiple
     without = dataclasses.replace(parts, stopping=None)
     longest = _speculative(pair.named, main, without, plan)[0].max_draft + 1
@@ -757,7 +757,7 @@ def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> Draf
       UserError: the costs are not those of the pair, the rows and the temperatures.
     """
     small = pair.drafter
-    rows += -rows % _row_multiple(pair)
+    rows += -rows % pair.verifier.row_multiple
     longest = costs.widths[-1] - 1
     if longest < 1:
         raise UserError(
@@ -776,11 +776,6 @@ def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> Draf
     acceptance = np.mean(np.interp(temperature, costs.temperatures, costs.acceptance))
     tokens = expected_rounds(float(acceptance), longest)
     return draft_length(round_costs(costs, rows, tokens, catches_up=catches_up(small)))
-
-
-def _row_multiple(pair: Pair) -> int:
-    partitioner = pair.verifier.partitioner
-    return 1 if partitioner is None else partitioner.row_multiple
 
 
 def _hash(params: Params, described: str = "") -> str | None:

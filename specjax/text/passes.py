@@ -151,6 +151,7 @@ def measure_costs(
     *,
     prompt_length: int = 32,
     seconds: float = 1.0,
+    with_alone: bool = False,
     progress: bool | None = None,
 ) -> Costs:
     """Measures a pair on this machine with a few rounds, for the start of a run.
@@ -163,8 +164,9 @@ def measure_costs(
       widths: the numbers of tokens in the verifier's passes, increasing; the last is G + 1, at
         least 2 (`decoding.Round.verifier_widths`).
       prompt_length: P, the tokens of artificial prompts.
-      seconds: the time to measure a batch size, without compilation, and as long for the verifier
-        alone; up to twice more, and longer, if noise makes the time of a pass 0.
+      seconds: the time to measure a batch size, without compilation; up to twice more, and longer,
+        if noise makes the time of a pass 0.
+      with_alone: whether to measure `Costs.alone` too, as long.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
     Raises:
@@ -178,17 +180,21 @@ def measure_costs(
         )
     widths = tuple(widths)
     assert widths[-1] >= 2, widths
-    cases, alone = _of_review(pair.verifier, pair.drafter, widths), _alone(pair.verifier)
-    with _bar(len(rows) * (len(cases) + 1), progress) as bar:
+    cases = _of_review(pair.verifier, pair.drafter, widths)
+    alone = _alone(pair.verifier) if with_alone else []
+    with _bar(len(rows) * (len(cases) + len(alone)), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar) for batch in rows]
-        steps = [_steady_fit(alone, batch, prompt_length, seconds, bar) for batch in rows]
+        steps = {
+            batch: _steady_fit(alone, batch, prompt_length, seconds, bar)
+            for batch in (rows if alone else ())
+        }
     method: Any = cases[0].method
     drafter = method.drafter
     if drafter.draft_passes < drafter.max_draft:
         fits = [_at_once(fit) for fit in fits]
     costs = as_costs(fits, rows, widths, pair.fingerprint)
-    times = [_step(fit, batch, pair.verifier) for fit, batch in zip(steps, rows, strict=True)]
-    return dataclasses.replace(costs, alone=tuple(times))
+    times = tuple(_step(fit, batch, pair.verifier) for batch, fit in steps.items())
+    return dataclasses.replace(costs, alone=times)
 
 
 def _at_once(fit: Fit) -> Fit:

@@ -85,7 +85,7 @@ class TextModel:
         return f"TextModel({self.name})"
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, Model):
+        if isinstance(self.model, Model | DraftHead):
             ways = None
             if self.partitioner is not None and self.partitioner.mesh.size > 1:
                 ways = self.partitioner.ways("kv_heads")
@@ -117,6 +117,11 @@ class TextModel:
     @property
     def partitioner(self) -> Partitioner | None:
         return None if self.mesh is None else Partitioner(self.mesh)
+
+    @property
+    def row_multiple(self) -> int:
+        """The divisor of a batch: a mesh spreads rows over several devices."""
+        return 1 if self.partitioner is None else self.partitioner.row_multiple
 
     @property
     def platform(self) -> str:

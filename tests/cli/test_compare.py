@@ -192,9 +192,9 @@ def test_lengths_are_chosen_by_estimates_and_measured_passes(data, tmp_path, cap
     """And are not chosen again where the comparison goes on."""
     asked = []
 
-    def measured(pair, rows, widths, prompt_length):
+    def measured(pair, rows, widths, prompt_length, with_alone):
         asked.append((rows, widths))
-        assert prompt_length == 7
+        assert prompt_length == 7 and with_alone
         times = tuple(1.0 + 0.1 * width for width in widths)
         return Costs(tuple(rows), tuple(widths), (0.01,), (times,), pair=pair.fingerprint)
 

@@ -123,7 +123,8 @@ def test_the_loops_own_passes_are_measured(kind, clock, monkeypatch):
     monkeypatch.setattr(passes, "machine", lambda: "here")
     # A block of four tokens drafts three, of three two.
     widths = (1, 2, 3) if kind == "encoded dflash" else (1, 2, 4)
-    found = passes.measure_costs(pair, (1, 2), widths, prompt_length=4, seconds=0.0)
+    options = {"prompt_length": 4, "seconds": 0.0, "with_alone": True}
+    found = passes.measure_costs(pair, (1, 2), widths, **options)
     assert found.rows == (1, 2) and found.widths == widths
     drafts = DRAFT * np.array([1, 3]) * (not at_once)
     np.testing.assert_allclose(found.draft, drafts, rtol=1e-6, atol=1e-12)
@@ -146,7 +147,7 @@ def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
         return list(_runs()) if len(tried) == 2 else broken
 
     monkeypatch.setattr(passes, "_runs", runs)
-    found = passes.measure_costs(pair, (1,), tuple(VERIFIER), seconds=0.5)
+    found = passes.measure_costs(pair, (1,), tuple(VERIFIER), seconds=0.5, with_alone=True)
     assert tried == [0.5, 1.5, 0.5] and min(found.verifier[0]) > 0
     assert found.alone == pytest.approx((1.5,))
 
