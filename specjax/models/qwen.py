@@ -1,29 +1,35 @@
-"""Qwen 2, 2.5 and 3.
+"""Qwen 2, 2.5, 3 and 3.5.
 
 Qwen 2 is Llama with biases on queries, keys and values, and perhaps windows in later layers. Qwen 3
-has an RMS norm of each head's queries and keys instead of the biases.
+has an RMS norm of each head's queries and keys instead of the biases. In Qwen 3.5 three of four
+layers are gated delta networks.
 
-Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`.
+Source: Qwen Team 2024, 2025 and 2026; `transformers/models/qwen2`, `qwen3`, `qwen3_5`.
 """
 
 import dataclasses
 import functools
 from typing import Any
 
+from specjax.errors import UserError
+from specjax.models.config import DecoderOnlyConfig, DeltaSizes, Style
 from specjax.models.decoder_only import (
     FULL,
+    LLAMA_NAMES,
     SILU,
     SLIDING,
     UNBIASED,
     Constants,
     RotaryConfig,
     decoder_only_family,
+    llama_style,
     rotary_from_hf,
     rotary_to_hf,
     types_of_layers,
     windows_from_hf,
 )
-from specjax.models.family import HFFields
+from specjax.models.family import HFFields, Nested, Renaming, T
+from specjax.models.position_encoding import rope_frequencies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,4 +111,155 @@ QWEN3 = decoder_only_family(
         "qwen3_14b": _qwen3_size(5_120, 40, 8, 128, 17_408, 40),
         "qwen3_32b": _qwen3_size(5_120, 64, 8, 128, 25_600, 64),
     },
+)
+
+
+LINEAR = "linear_attention"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen35Config(DecoderOnlyConfig):
+    """The text network of a dense Qwen 3.5.
+
+    Attributes:
+      layer_types: for each layer, "linear_attention", a gated delta network, or "full_attention",
+        of which there is at least one; empty: every fourth layer has full attention.
+      rope_theta: base of the rotary frequencies.
+      rotary_fraction: the part of each head that is rotated.
+      linear_key_heads: of a gated delta network, for its queries and keys; likewise the others.
+      linear_window: the tokens that its convolutions see.
+    """
+
+    layer_types: tuple[str, ...] = ()
+    rope_theta: float = 1e7
+    rotary_fraction: float = 0.25
+    linear_key_heads: int = 16
+    linear_key_dim: int = 128
+    linear_value_heads: int = 32
+    linear_value_dim: int = 128
+    linear_window: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        types = tuple(self.layer_types) or _every_fourth(self.num_layers)
+        if len(types) != self.num_layers:
+            raise UserError(
+                f"layer_types has {len(types)} names, but there are {self.num_layers} layers"
+            )
+        if FULL not in types or not set(types) <= {LINEAR, FULL}:
+            raise UserError(
+                f"layer_types={list(types)} may only name {LINEAR}, and must name {FULL}"
+            )
+        object.__setattr__(self, "layer_types", types)
+        if self.linear_value_heads % self.linear_key_heads:
+            raise UserError(
+                f"linear_value_heads={self.linear_value_heads} must be a multiple of "
+                f"linear_key_heads={self.linear_key_heads}"
+            )
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise UserError(
+                f"rotary_fraction={self.rotary_fraction} of head_dim={self.head_dim} must be an "
+                "even number of dimensions"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        return int(self.head_dim * self.rotary_fraction)
+
+    @property
+    def style(self) -> Style:
+        delta = DeltaSizes(
+            self.linear_key_heads,
+            self.linear_key_dim,
+            self.linear_value_heads,
+            self.linear_value_dim,
+            self.linear_window,
+        )
+        return llama_style(
+            self,
+            rope_frequencies(self.rotary_dim, self.rope_theta),
+            deltas=tuple(delta if kind == LINEAR else None for kind in self.layer_types),
+            qk_norms="head",
+            gated=True,
+            plus_one_norms=True,
+        )
+
+
+def _every_fourth(count: int, interval: int = 4) -> tuple[str, ...]:
+    return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(count))
+
+
+_LINEAR_FIELDS = {
+    "linear_key_heads": ("linear_num_key_heads", 16),
+    "linear_key_dim": ("linear_key_head_dim", 128),
+    "linear_value_heads": ("linear_num_value_heads", 32),
+    "linear_value_dim": ("linear_value_head_dim", 128),
+    "linear_window": ("linear_conv_kernel_dim", 4),
+}
+
+
+def _qwen35_from_hf(fields: HFFields) -> Qwen35Config:
+    rope = HFFields(fields.objects("rope_parameters"))
+    fraction = rope.positive(
+        "partial_rotary_factor", fields.positive("partial_rotary_factor", 0.25)
+    )
+    # All positions of a text are equal in the sections of images.
+    plain = {k: v for k, v in rope.values.items() if k != "partial_rotary_factor"}
+    values = {k: v for k, v in fields.values.items() if k != "partial_rotary_factor"}
+    plain_fields = dataclasses.replace(fields, values={**values, "rope_parameters": plain})
+    sizes = rotary_from_hf(plain_fields, UNBIASED, head_dim=256, num_key_value_heads=4)
+    fields.refuse("attn_output_gate", (True,), True)
+    count = sizes["num_layers"]
+    types = fields.values.get("layer_types")
+    if types is None:
+        types = _every_fourth(count, fields.whole("full_attention_interval", 4))
+    if not isinstance(types, list | tuple):
+        raise UserError(f"layer_types={types!r} must be a list of names")
+    linear = {name: fields.whole(*theirs) for name, theirs in _LINEAR_FIELDS.items()}
+    return Qwen35Config(**sizes, **linear, layer_types=tuple(types), rotary_fraction=fraction)
+
+
+def _qwen35_to_hf(config: Qwen35Config) -> dict[str, Any]:
+    values = rotary_to_hf(config, UNBIASED, 262_144)
+    del values["rope_scaling"]  # would replace the parameters
+    values["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
+    linear = {theirs: getattr(config, name) for name, (theirs, _) in _LINEAR_FIELDS.items()}
+    return {**values, **linear, "layer_types": list(config.layer_types)}
+
+
+def _delta_names() -> tuple[Renaming, ...]:
+    hf, ours = "model.layers.{i}.linear_attn", "decoder/layers_{i}/delta"
+    joined = ("query", "key", "value")
+    others = {"in_proj_z": "gate", "in_proj_b": "beta", "in_proj_a": "decay", "out_proj": "out"}
+    return (
+        *(
+            Renaming(f"{hf}.in_proj_qkv.weight", f"{ours}/{x}/kernel", T, i)
+            for i, x in enumerate(joined)
+        ),
+        *(
+            Renaming(f"{hf}.conv1d.weight", f"{ours}/{x}_conv/kernel", part=i)
+            for i, x in enumerate(joined)
+        ),
+        *(Renaming(f"{hf}.{a}.weight", f"{ours}/{b}/kernel", T) for a, b in others.items()),
+        Renaming(f"{hf}.A_log", f"{ours}/log_rate"),
+        Renaming(f"{hf}.dt_bias", f"{ours}/rate_bias"),
+        Renaming(f"{hf}.norm.weight", f"{ours}/norm/scale"),
+    )
+
+
+QWEN35 = decoder_only_family(
+    "qwen3_5_text",
+    config=Qwen35Config,
+    architectures=("Qwen3_5ForCausalLM",),
+    names=(*LLAMA_NAMES, *_delta_names()),
+    from_hf=_qwen35_from_hf,
+    to_hf=_qwen35_to_hf,
+    unused=r"mtp\..*",
+    nested=Nested(
+        model_type="qwen3_5",
+        architectures=("Qwen3_5ForConditionalGeneration",),
+        field="text_config",
+        prefixes={"model.language_model.": "model."},
+        others=r"(model\.visual|mtp)\..*",
+    ),
 )

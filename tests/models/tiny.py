@@ -15,6 +15,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
+from specjax.models.qwen import Qwen35Config
 from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 
@@ -72,6 +73,16 @@ CONFIGS = {
         encoder=Gemma3Config(**_DECODER, num_kv_heads=4, sliding_window=3),
     ),
     "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
+    # Recurrent layers around one with attention.
+    "qwen3_5": Qwen35Config(
+        **{**_DECODER, "num_layers": 3},
+        num_kv_heads=2,
+        layer_types=("linear_attention", "full_attention", "linear_attention"),
+        linear_key_heads=2,
+        linear_key_dim=6,
+        linear_value_heads=4,
+        linear_value_dim=5,
+    ),
 }
 
 
