@@ -90,10 +90,11 @@ def random_params(model, seed=0):
     """Unlike in `model.init`, all norms differ, so that a mix-up shows."""
     rng = np.random.default_rng(seed)
     dtype = model.config.param_dtype
+    low = -0.5 if model.config.style.plus_one_norms else 0.5
 
     def draw(leaf):
         norm = leaf.ndim == 1
-        value = rng.uniform(0.5, 1.5, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
+        value = rng.uniform(low, low + 1, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
         return jnp.asarray(value, jnp.float32).astype(dtype)
 
     return jax.tree.map(draw, model.abstract_params())
