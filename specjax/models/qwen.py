@@ -115,6 +115,11 @@ QWEN3 = decoder_only_family(
 
 
 LINEAR = "linear_attention"
+# The sizes of a gated delta network, named as in Hugging Face's files.
+_LINEAR_SIZES = (
+    "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads",
+    "linear_value_head_dim", "linear_conv_kernel_dim",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,59 +130,53 @@ class Qwen35Config(DecoderOnlyConfig):
       layer_types: for each layer, "linear_attention", a gated delta network, or "full_attention",
         of which there is at least one; empty: every fourth layer has full attention.
       rope_theta: base of the rotary frequencies.
-      rotary_fraction: the part of each head that is rotated.
-      linear_key_heads: of a gated delta network, for its queries and keys; likewise the others.
-      linear_window: the tokens that its convolutions see.
+      partial_rotary_factor: the part of each head that is rotated.
+      linear_num_key_heads: of a gated delta network; its queries have as many.
+      linear_conv_kernel_dim: the tokens that its convolutions see.
     """
 
     layer_types: tuple[str, ...] = ()
     rope_theta: float = 1e7
-    rotary_fraction: float = 0.25
-    linear_key_heads: int = 16
-    linear_key_dim: int = 128
-    linear_value_heads: int = 32
-    linear_value_dim: int = 128
-    linear_window: int = 4
+    partial_rotary_factor: float = 0.25
+    linear_num_key_heads: int = 16
+    linear_key_head_dim: int = 128
+    linear_num_value_heads: int = 32
+    linear_value_head_dim: int = 128
+    linear_conv_kernel_dim: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        types = tuple(self.layer_types) or _every_fourth(self.num_layers)
-        if len(types) != self.num_layers:
+        types = self.layer_types
+        if not isinstance(types, list | tuple) or not set(types) <= {LINEAR, FULL}:
+            raise UserError(f"layer_types={types!r} may only name {LINEAR} and {FULL}")
+        types = tuple(types) or _types(self.num_layers, 4)
+        if len(types) != self.num_layers or FULL not in types:
             raise UserError(
-                f"layer_types has {len(types)} names, but there are {self.num_layers} layers"
-            )
-        if FULL not in types or not set(types) <= {LINEAR, FULL}:
-            raise UserError(
-                f"layer_types={list(types)} may only name {LINEAR}, and must name {FULL}"
+                f"layer_types={types} must have {self.num_layers} names, of the "
+                f"num_layers={self.num_layers} layers, with a {FULL}"
             )
         object.__setattr__(self, "layer_types", types)
-        if self.linear_value_heads % self.linear_key_heads:
+        if self.linear_num_value_heads % self.linear_num_key_heads:
             raise UserError(
-                f"linear_value_heads={self.linear_value_heads} must be a multiple of "
-                f"linear_key_heads={self.linear_key_heads}"
+                f"linear_num_value_heads={self.linear_num_value_heads} must be a multiple of "
+                f"linear_num_key_heads={self.linear_num_key_heads}"
             )
-        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+        if self._rotated % 2 or not 0 < self._rotated <= self.head_dim:
             raise UserError(
-                f"rotary_fraction={self.rotary_fraction} of head_dim={self.head_dim} must be an "
-                "even number of dimensions"
+                f"partial_rotary_factor={self.partial_rotary_factor} of head_dim={self.head_dim} "
+                "must be an even number of dimensions"
             )
 
     @property
-    def rotary_dim(self) -> int:
-        return int(self.head_dim * self.rotary_fraction)
+    def _rotated(self) -> int:
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def style(self) -> Style:
-        delta = DeltaSizes(
-            self.linear_key_heads,
-            self.linear_key_dim,
-            self.linear_value_heads,
-            self.linear_value_dim,
-            self.linear_window,
-        )
+        delta = DeltaSizes(*(getattr(self, name) for name in _LINEAR_SIZES))
         return llama_style(
             self,
-            rope_frequencies(self.rotary_dim, self.rope_theta),
+            rope_frequencies(self._rotated, self.rope_theta),
             deltas=tuple(delta if kind == LINEAR else None for kind in self.layer_types),
             qk_norms="head",
             gated=True,
@@ -185,76 +184,63 @@ class Qwen35Config(DecoderOnlyConfig):
         )
 
 
-def _every_fourth(count: int, interval: int = 4) -> tuple[str, ...]:
-    return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(count))
-
-
-_LINEAR_FIELDS = {
-    "linear_key_heads": ("linear_num_key_heads", 16),
-    "linear_key_dim": ("linear_key_head_dim", 128),
-    "linear_value_heads": ("linear_num_value_heads", 32),
-    "linear_value_dim": ("linear_value_head_dim", 128),
-    "linear_window": ("linear_conv_kernel_dim", 4),
-}
+# The types of `count` layers of which every n-th has full attention.
+def _types(count: int, n: int) -> tuple[str, ...]:
+    return tuple(FULL if (i + 1) % n == 0 else LINEAR for i in range(count))
 
 
 def _qwen35_from_hf(fields: HFFields) -> Qwen35Config:
-    rope = HFFields(fields.objects("rope_parameters"))
-    fraction = rope.positive(
-        "partial_rotary_factor", fields.positive("partial_rotary_factor", 0.25)
+    rope, factor = fields.objects("rope_parameters"), "partial_rotary_factor"
+    rotated = HFFields(rope).positive(factor, fields.positive(factor, 0.25))
+    whole = {**fields.values, factor: None, "rope_parameters": {**rope, factor: None}}
+    sizes = rotary_from_hf(
+        dataclasses.replace(fields, values=whole), UNBIASED, head_dim=256, num_key_value_heads=4
     )
-    # All positions of a text are equal in the sections of images.
-    plain = {k: v for k, v in rope.values.items() if k != "partial_rotary_factor"}
-    values = {k: v for k, v in fields.values.items() if k != "partial_rotary_factor"}
-    plain_fields = dataclasses.replace(fields, values={**values, "rope_parameters": plain})
-    sizes = rotary_from_hf(plain_fields, UNBIASED, head_dim=256, num_key_value_heads=4)
     fields.refuse("attn_output_gate", (True,), True)
-    count = sizes["num_layers"]
     types = fields.values.get("layer_types")
     if types is None:
-        types = _every_fourth(count, fields.whole("full_attention_interval", 4))
-    if not isinstance(types, list | tuple):
-        raise UserError(f"layer_types={types!r} must be a list of names")
-    linear = {name: fields.whole(*theirs) for name, theirs in _LINEAR_FIELDS.items()}
-    return Qwen35Config(**sizes, **linear, layer_types=tuple(types), rotary_fraction=fraction)
+        types = _types(sizes["num_layers"], fields.whole("full_attention_interval", 4))
+    linear = {name: fields.whole(name, getattr(Qwen35Config, name)) for name in _LINEAR_SIZES}
+    return Qwen35Config(**sizes, **linear, layer_types=types, partial_rotary_factor=rotated)
 
 
 def _qwen35_to_hf(config: Qwen35Config) -> dict[str, Any]:
     values = rotary_to_hf(config, UNBIASED, 262_144)
-    del values["rope_scaling"]  # would replace the parameters
-    values["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
-    linear = {theirs: getattr(config, name) for name, (theirs, _) in _LINEAR_FIELDS.items()}
+    del values["rope_scaling"]  # it would replace the parameters
+    values["rope_parameters"]["partial_rotary_factor"] = config.partial_rotary_factor
+    linear = {name: getattr(config, name) for name in _LINEAR_SIZES}
     return {**values, **linear, "layer_types": list(config.layer_types)}
 
 
-def _delta_names() -> tuple[Renaming, ...]:
-    hf, ours = "model.layers.{i}.linear_attn", "decoder/layers_{i}/delta"
-    joined = ("query", "key", "value")
-    others = {"in_proj_z": "gate", "in_proj_b": "beta", "in_proj_a": "decay", "out_proj": "out"}
-    return (
-        *(
-            Renaming(f"{hf}.in_proj_qkv.weight", f"{ours}/{x}/kernel", T, i)
-            for i, x in enumerate(joined)
-        ),
-        *(
-            Renaming(f"{hf}.conv1d.weight", f"{ours}/{x}_conv/kernel", part=i)
-            for i, x in enumerate(joined)
-        ),
-        *(Renaming(f"{hf}.{a}.weight", f"{ours}/{b}/kernel", T) for a, b in others.items()),
-        Renaming(f"{hf}.A_log", f"{ours}/log_rate"),
-        Renaming(f"{hf}.dt_bias", f"{ours}/rate_bias"),
-        Renaming(f"{hf}.norm.weight", f"{ours}/norm/scale"),
-    )
+_HF, _OURS = "model.layers.{i}.linear_attn", "decoder/layers_{i}/delta"
+_JOINED = {"query": 0, "key": 1, "value": 2}
+_OTHERS = {"in_proj_z": "gate", "in_proj_b": "beta", "in_proj_a": "decay", "out_proj": "out"}
+_DELTA_NAMES = (
+    *(
+        Renaming(f"{_HF}.in_proj_qkv.weight", f"{_OURS}/{a}/kernel", T, i)
+        for a, i in _JOINED.items()
+    ),
+    *(
+        Renaming(f"{_HF}.conv1d.weight", f"{_OURS}/{a}_conv/kernel", part=i)
+        for a, i in _JOINED.items()
+    ),
+    *(Renaming(f"{_HF}.{a}.weight", f"{_OURS}/{b}/kernel", T) for a, b in _OTHERS.items()),
+    Renaming(f"{_HF}.A_log", f"{_OURS}/log_rate"),
+    Renaming(f"{_HF}.dt_bias", f"{_OURS}/rate_bias"),
+    Renaming(f"{_HF}.norm.weight", f"{_OURS}/norm/scale"),
+)
 
+_qwen35_size = functools.partial(Qwen35Config.of, 248_320)
+_qwen35_small = functools.partial(_qwen35_size, tie_embeddings=True, linear_num_value_heads=16)
 
 QWEN35 = decoder_only_family(
     "qwen3_5_text",
     config=Qwen35Config,
     architectures=("Qwen3_5ForCausalLM",),
-    names=(*LLAMA_NAMES, *_delta_names()),
+    names=(*LLAMA_NAMES, *_DELTA_NAMES),
     from_hf=_qwen35_from_hf,
     to_hf=_qwen35_to_hf,
-    unused=r"mtp\..*",
+    unused=r"mtp\..*",  # a draft head
     nested=Nested(
         model_type="qwen3_5",
         architectures=("Qwen3_5ForConditionalGeneration",),
@@ -262,4 +248,11 @@ QWEN35 = decoder_only_family(
         prefixes={"model.language_model.": "model."},
         others=r"(model\.visual|mtp)\..*",
     ),
+    presets={
+        "qwen3.5_0.8b": _qwen35_small(1_024, 8, 2, 256, 3_584, 24),
+        "qwen3.5_2b": _qwen35_small(2_048, 8, 2, 256, 6_144, 24),
+        "qwen3.5_4b": _qwen35_size(2_560, 16, 4, 256, 9_216, 32, tie_embeddings=True),
+        "qwen3.5_9b": _qwen35_size(4_096, 16, 4, 256, 12_288, 32),
+        "qwen3.5_27b": _qwen35_size(5_120, 24, 4, 256, 17_408, 64, linear_num_value_heads=48),
+    },
 )

@@ -78,10 +78,10 @@ CONFIGS = {
         **{**_DECODER, "num_layers": 3},
         num_kv_heads=2,
         layer_types=("linear_attention", "full_attention", "linear_attention"),
-        linear_key_heads=2,
-        linear_key_dim=6,
-        linear_value_heads=4,
-        linear_value_dim=5,
+        linear_num_key_heads=2,
+        linear_key_head_dim=6,
+        linear_num_value_heads=4,
+        linear_value_head_dim=5,
     ),
 }
 
