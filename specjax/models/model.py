@@ -70,6 +70,10 @@ class Model(LanguageModel, abc.ABC):
         return not self.config.style.deltas
 
     @property
+    def most_rollback(self) -> int | None:
+        return self.rollback if self.config.style.deltas else None
+
+    @property
     def vocab_size(self) -> int:
         return self.config.vocab_size if self.tokens is None else self.tokens
 

@@ -55,12 +55,10 @@ class RecurrentMemory(NamedTuple):
 
     Attributes:
       starts: the number of tokens that the states have read.
-      ends: the number of tokens that the layers have read.
     """
 
     layers: tuple[DeltaMemory, ...]
     starts: Int32[Array, " B"]
-    ends: Int32[Array, " B"]
 
 
 class DeltaPast(NamedTuple):
@@ -97,9 +95,7 @@ def empty_memory(
             decays=jnp.zeros((rows, rollback, heads, groups), jnp.float32),
         )
 
-    return RecurrentMemory(
-        tuple(map(layer, sizes)), jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32)
-    )
+    return RecurrentMemory(tuple(map(layer, sizes)), jnp.zeros(rows, jnp.int32))
 
 
 def continued(
@@ -107,18 +103,12 @@ def continued(
 ) -> tuple[tuple[DeltaPast, ...], RecurrentMemory]:
     """The pasts of blocks of `counts` tokens, and the memory after them, still without layers.
 
-    A row that did not read the tokens before its block, because it lags, keeps its memory; its
-    output is arbitrary. That of a row that went back too far is NaN.
+    The output of a row that went back too far is NaN.
     """
-    starts, ends = memory.starts, memory.ends
-    lags = positions > ends
-    ends = jnp.where(lags, ends, positions + counts)
     rollback = memory.layers[0].keys.shape[1]
-    after = jnp.maximum(starts, ends - rollback)
-    # Past all that is kept, a block overwrites nothing.
-    offsets = jnp.where(lags, rollback, positions - starts)
-    pasts = tuple(DeltaPast(layer, offsets, after - starts) for layer in memory.layers)
-    return pasts, RecurrentMemory((), after, ends)
+    after = jnp.maximum(memory.starts, positions + counts - rollback)
+    places = positions - memory.starts, after - memory.starts
+    return tuple(DeltaPast(x, *places) for x in memory.layers), RecurrentMemory((), after)
 
 
 def logical_axes(memory: RecurrentMemory) -> RecurrentMemory:
@@ -131,7 +121,7 @@ def logical_axes(memory: RecurrentMemory) -> RecurrentMemory:
         writes=(*heads, None, None),
         decays=(*heads, None),
     )
-    return RecurrentMemory((layer,) * len(memory.layers), ("batch",), ("batch",))
+    return RecurrentMemory((layer,) * len(memory.layers), ("batch",))
 
 
 class Convolution(nn.Module):
@@ -219,7 +209,7 @@ class GatedDeltaNet(nn.Module):
         )
         y = jnp.where((offsets < 0)[:, None, None, None, None], jnp.nan, y)
         gate = nn.silu(self.gate(x).astype(jnp.float32)).reshape(y.shape)
-        y = (self.norm(y.astype(x.dtype)) * gate).astype(x.dtype)
+        y = (self.norm(y.astype(x.dtype)).astype(jnp.float32) * gate).astype(x.dtype)
         return self.out(y.reshape(*x.shape[:2], -1)), after
 
 

@@ -161,8 +161,8 @@ _OPTIONS = {
          "use_sliding_window": True, "sliding_window": 7},
     ),
     "qwen3_5": (
-        {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-         "linear_key_head_dim": 6, "linear_value_head_dim": 5},
+        {"num_hidden_layers": 4, "rms_norm_eps": 1e-3, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5},
         {"head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
          "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 4,
          "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True,
