@@ -1,4 +1,4 @@
-"""Recurrent verifiers and drafters in the loop: exact laws, with the shortest memory that serves."""
+"""Recurrent verifiers and drafters in the loop: exact laws, with the least memory that serves."""
 
 import functools
 import itertools
