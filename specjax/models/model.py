@@ -249,9 +249,8 @@ class Model(LanguageModel, abc.ABC):
         return Memory(cache, positions.astype(jnp.int32), self.layout, written, tree)
 
     def _empty_cache(self, rows: int, max_length: int) -> RaggedCache:
-        config = self.config
-        deltas = tuple(size for size in config.style.deltas if size is not None)
-        layers = len(config.style.windows) - len(deltas)
+        config, deltas = self.config, self.config.style.deltas
+        layers = len(config.style.windows) - sum(delta is not None for delta in deltas)
         sizes = (layers, rows, config.kv_heads, max_length, config.head_dim)
         cache = cache_lib.allocate(*sizes, config.dtype, self.layout)
         if not deltas:

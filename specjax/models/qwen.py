@@ -200,7 +200,7 @@ def _qwen35_from_hf(fields: HFFields) -> Qwen35Config:
     types = fields.values.get("layer_types")
     if types is None:
         types = _types(sizes["num_layers"], fields.whole("full_attention_interval", 4))
-    linear = {name: fields.whole(name, getattr(Qwen35Config, name)) for name in _LINEAR_SIZES}
+    linear: Any = {name: fields.whole(name, getattr(Qwen35Config, name)) for name in _LINEAR_SIZES}
     return Qwen35Config(**sizes, **linear, layer_types=types, partial_rotary_factor=rotated)
 
 

@@ -75,7 +75,7 @@ class DeltaPast(NamedTuple):
 
 
 def empty_memory(
-    sizes: tuple[DeltaSizes, ...], rows: int, rollback: int, dtype: Any
+    deltas: tuple[DeltaSizes | None, ...], rows: int, rollback: int, dtype: Any
 ) -> RecurrentMemory:
     """The memory of rows that have read nothing, and that may go back by R = `rollback`."""
 
@@ -95,7 +95,8 @@ def empty_memory(
             decays=jnp.zeros((rows, rollback, heads, groups), jnp.float32),
         )
 
-    return RecurrentMemory(tuple(map(layer, sizes)), jnp.zeros(rows, jnp.int32))
+    layers = tuple(layer(size) for size in deltas if size is not None)
+    return RecurrentMemory(layers, jnp.zeros(rows, jnp.int32))
 
 
 def continued(
@@ -111,17 +112,17 @@ def continued(
     return tuple(DeltaPast(x, *places) for x in memory.layers), RecurrentMemory((), after)
 
 
-def logical_axes(memory: RecurrentMemory) -> RecurrentMemory:
+def logical_axes(memory: Any) -> Any:
     """The memory with a tuple of axis names in place of each array."""
     heads = ("batch", "length", "delta_heads")
-    layer = DeltaMemory(
+    layer = memory.layers[0]._replace(
         state=("batch", "delta_heads", None, None, None),
         inputs=tuple(("batch", "length", f"joined_delta_{x}") for x in ("keys", "keys", "values")),
         keys=(*heads, None),
         writes=(*heads, None, None),
         decays=(*heads, None),
     )
-    return RecurrentMemory((layer,) * len(memory.layers), ("batch",))
+    return memory._replace(layers=(layer,) * len(memory.layers), starts=("batch",))
 
 
 class Convolution(nn.Module):
@@ -152,8 +153,10 @@ class GatedDeltaNet(nn.Module):
 
     def setup(self) -> None:
         config, sizes = self.config, self.sizes
-        types = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        dense = functools.partial(Dense, kernel_init=normal_init, **types)
+        dtypes = (config.dtype, config.param_dtype)
+        dense = functools.partial(
+            Dense, dtype=config.dtype, param_dtype=config.param_dtype, kernel_init=normal_init
+        )
         convolution = functools.partial(Convolution, sizes.window, param_dtype=config.param_dtype)
         width = sizes.key_heads * sizes.key_dim
         axis = "joined_delta_keys"
@@ -162,33 +165,33 @@ class GatedDeltaNet(nn.Module):
         width = sizes.value_heads * sizes.value_dim
         axis = "joined_delta_values"
         self.value, self.value_conv = dense(width, ("embed", axis)), convolution(axis)
-        self.gate, self.out = (
-            dense(width, ("embed", axis)),
-            dense(config.embed_dim, (axis, "embed")),
-        )
+        self.gate = dense(width, ("embed", axis))
+        self.out = dense(config.embed_dim, (axis, "embed"))
         width, axis = sizes.value_heads, "joined_delta_heads"
         self.beta, self.decay = dense(width, ("embed", axis)), dense(width, ("embed", axis))
         ones = nn.initializers.ones
         of_heads = ((width,), config.param_dtype)
         self.log_rate = param_with_axes("log_rate", _log_rates, *of_heads, axes=(axis,))
         self.rate_bias = param_with_axes("rate_bias", ones, *of_heads, axes=(axis,))
-        self.norm = RMSNorm(config.norm_eps, axis="kv", **types)
+        self.norm = RMSNorm(config.norm_eps, *dtypes, axis="kv")
 
     def __call__(
         self, x: Float[Array, "B T E"], past: DeltaPast
     ) -> tuple[Float[Array, "B T E"], DeltaMemory]:
         sizes, (memory, offsets, moves) = self.sizes, past
-        # Other tokens would see a NaN; the output of the token itself is NaN anyway.
-        parts = zip(memory.inputs, (self.query, self.key, self.value), strict=True)
-        places = offsets + (sizes.window - 1)
-        inputs = [_put(kept, _without_nan(dense(x)), places) for kept, dense in parts]
-        seen = x.shape[1] + sizes.window - 1
-        queries, keys, values = (
-            convolution(_cut(channels, offsets, seen)).reshape(*x.shape[:2], sizes.key_heads, -1)
-            for convolution, channels in zip(
-                (self.query_conv, self.key_conv, self.value_conv), inputs, strict=True
-            )
-        )
+        earlier, rollback = sizes.window - 1, memory.keys.shape[1]
+
+        def convolved(kept: Array, dense: Dense, convolution: Convolution) -> tuple[Array, Array]:
+            # Other tokens would see a NaN; the output of the token itself is NaN anyway.
+            channels = _put(kept, _without_nan(dense(x)), offsets + earlier)
+            y = convolution(_cut(channels, offsets, earlier + x.shape[1]))
+            y = y.reshape(*x.shape[:2], sizes.key_heads, -1)
+            return y, _cut(channels, moves, earlier + rollback)
+
+        of_queries, of_keys, of_values = memory.inputs
+        queries, of_queries = convolved(of_queries, self.query, self.query_conv)
+        keys, of_keys = convolved(of_keys, self.key, self.key_conv)
+        values, of_values = convolved(of_values, self.value, self.value_conv)
         queries, keys = _unit(queries) * sizes.key_dim**-0.5, _unit(keys)
         values = values.reshape(*values.shape[:3], -1, sizes.value_dim)
         betas = nn.sigmoid(_without_nan(self.beta(x).astype(jnp.float32)))
@@ -199,13 +202,15 @@ class GatedDeltaNet(nn.Module):
         state = advanced(memory.state, memory.keys, memory.writes, memory.decays, offsets)
         y, writes = delta_rule(state, queries, keys, values, betas, decays)
 
-        parts = zip(memory[2:], (keys, writes, decays), strict=True)
-        entries = [_put(kept, new, offsets) for kept, new in parts]
-        rollback = memory.keys.shape[1]
+        keys = _put(memory.keys, keys, offsets)
+        writes = _put(memory.writes, writes, offsets)
+        decays = _put(memory.decays, decays, offsets)
         after = DeltaMemory(
-            advanced(memory.state, *entries, moves),
-            tuple(_cut(channels, moves, sizes.window - 1 + rollback) for channels in inputs),
-            *(_cut(kept, moves, rollback) for kept in entries),
+            advanced(memory.state, keys, writes, decays, moves),
+            (of_queries, of_keys, of_values),
+            _cut(keys, moves, rollback),
+            _cut(writes, moves, rollback),
+            _cut(decays, moves, rollback),
         )
         y = jnp.where((offsets < 0)[:, None, None, None, None], jnp.nan, y)
         gate = nn.silu(self.gate(x).astype(jnp.float32)).reshape(y.shape)

@@ -124,6 +124,7 @@ class Layer(nn.Module):
             return x + self.dropout(y, deterministic=deterministic)
 
         y = normed(self.before, 0, x)
+        entries: Any
         if isinstance(past, DeltaPast):
             y, entries = self.network(y, past)
         else:
@@ -204,24 +205,25 @@ class Stack(nn.Module):
             past_biases = self._past_biases(length, memory)
             for number, i in enumerate(attending):
                 pasts[i] = memory.layer(number, past_biases[i])
-        recurrent, others = None, sorted({*range(len(biases))} - {*attending})
+        recurrent, others = fresh, [i for i in range(len(biases)) if i not in attending]
         if others:
-            recurrent, start = fresh, jnp.zeros(x.shape[0], jnp.int32)
+            start = jnp.zeros(x.shape[0], jnp.int32)
             if memory is not None:
                 recurrent, start = memory.cache.recurrent, memory.positions
-            elif fresh is None:  # nothing follows
-                sizes = tuple(self.layers[i].delta for i in others)
-                recurrent = empty_memory(sizes, x.shape[0], 0, x.dtype)
-            parts, recurrent = continued(recurrent, start, length if counts is None else counts)
-            for i, part in zip(others, parts, strict=True):
-                pasts[i] = part
+            if recurrent is None:  # nothing follows
+                recurrent = empty_memory(self.style.deltas, x.shape[0], 0, x.dtype)
+            counted = length if counts is None else counts
+            remembered, recurrent = continued(recurrent, start, counted)
+            for i, of_layer in zip(others, remembered, strict=True):
+                pasts[i] = of_layer
         encoded: list[Segment | None] = [None] * len(biases)
         if cross is not None:
             cross_bias = _mask_bias(cross.mask)
             pairs = zip(cross.keys, cross.values, strict=True)
             encoded = [Segment(*pair, cross_bias) for pair in pairs]
         x = self.dropout(x, deterministic=deterministic)
-        entries, states = [], [x]
+        entries: list[Any] = []
+        states = [x]
         sizes = self.config, self.style, self.layout, self.in_encoder, self.cross
         # A caller's own partitioner, such as T5X's, sets rules by which flax places parameters.
         program = traced_program(), tuple(get_logical_axis_rules())
