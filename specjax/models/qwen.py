@@ -205,7 +205,7 @@ def _qwen35_from_hf(fields: HFFields) -> Qwen35Config:
 
 
 def _qwen35_to_hf(config: Qwen35Config) -> dict[str, Any]:
-    values = rotary_to_hf(config, UNBIASED, 262_144)
+    values = rotary_to_hf(config, UNBIASED, 262_144, any_heads=True)
     del values["rope_scaling"]  # it would replace the parameters
     values["rope_parameters"]["partial_rotary_factor"] = config.partial_rotary_factor
     linear = {name: getattr(config, name) for name in _LINEAR_SIZES}

@@ -32,7 +32,7 @@ def differences(model, params, passes):
 
     `passes` tells how a block is read: at once, or token by token, as by a drafter.
     """
-    extend, rng = quick_jit(model.extend), np.random.default_rng(1)
+    extend, rng = quick_jit(lambda *args: model.extend(*args)), np.random.default_rng(1)
     prefill = quick_jit(model.prefill, static_argnums=2)
     cache, last, start = prefill(params, Prompts(INPUTS, LENGTHS), LENGTH)
     start, texts = np.asarray(start), [[int(token)] for token in last]
