@@ -1,4 +1,7 @@
-"""Estimates of a TPU's compiler for the kernels of `sampling.draw_kernels` and their plain code.
+"""Estimates of a TPU's compiler for kernels and the plain code that they replace.
+
+The operations are those of `sampling.draw_kernels`, with V numbers for each row, and attention to a
+cache of S positions by six queries of Llama 3 8B (`attend`) and one of Llama 3.2 1B (`attend_one`).
 
 Each operation is compiled twice as its own program: as plain code, vmapped over rows, and as a
 kernel. Nothing runs: an estimate is not a measurement. For each program there are two estimates, in
@@ -14,18 +17,21 @@ program at least the time of all of them, with parallel copies. The simulator fa
 """
 
 import argparse
+import functools
 import itertools
 import multiprocessing
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import command
@@ -36,35 +42,77 @@ from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax import sampling
 from specjax.cli.bench import check_positive
 from specjax.cli.report import Report
+from specjax.models import attention_kernel, preset
+from specjax.models.attention import forms
+from specjax.models.cache import layout_for
 from specjax.sampling import distributions, draw_kernels, draws
 from specjax.types import Sampling
 
 HELP = "estimated microseconds of the TPU kernels for softmax and draws, and of plain code"
 
-# Plain code for a row, the kernel for many, and the inputs of both: see `_compile`.
-OPERATIONS: dict[str, tuple[Any, Any, str]] = {
-    "drawn": (
+Shape = tuple[tuple[int, ...], Any]
+
+
+class Operation(NamedTuple):
+    """Plain code for a row, the kernel for many, and the arrays of a row.
+
+    The arrays follow from V or S, and from whether they are the kernel's.
+    """
+
+    plain: Any
+    kernel: Any
+    arrays: Callable[[int, bool], Sequence[Shape]]
+
+
+def _draw(names: str) -> Callable[[int, bool], Sequence[Shape]]:
+    """Of logits or weights x, temperatures t and uniforms u."""
+
+    def arrays(size: int, _: bool) -> Sequence[Shape]:
+        shapes = {"x": (size,), "t": (), "u": (sampling.num_uniforms(size),)}
+        return [(shapes[name], jnp.float32) for name in names]
+
+    return arrays
+
+
+def _attention(name: str, queries: int) -> Operation:
+    config = preset(name)
+    heads, kv_heads, width = config.num_heads, config.kv_heads, config.head_dim
+
+    def arrays(size: int, kernel: bool) -> Sequence[Shape]:
+        shared = kv_heads if kernel else layout_for("tpu", heads, kv_heads, width).heads
+        entries = (size, kv_heads // shared, shared * width), jnp.bfloat16
+        query = (queries, kv_heads, heads // kv_heads, width), jnp.bfloat16
+        return query, entries, entries, ((1, 1, queries, size), jnp.float32)
+
+    kernel, plain = forms(width**-0.5, None)
+    return Operation(plain, kernel, arrays)
+
+
+OPERATIONS = {
+    "drawn": Operation(
         lambda x, t, u: distributions.drawn_plainly(x, Sampling(t), u),
         draw_kernels.drawn,
-        "xtu",
+        _draw("xtu"),
     ),
-    "draw": (draws.draw_plainly, draw_kernels.draw_by_weights, "xu"),
-    "distribution": (
+    "draw": Operation(draws.draw_plainly, draw_kernels.draw_by_weights, _draw("xu")),
+    "distribution": Operation(
         lambda x, t: distributions.distribution_plainly(x, Sampling(t)),
         draw_kernels.distribution,
-        "xt",
+        _draw("xt"),
     ),
+    "attend": _attention("llama3_8b", 6),
+    "attend_one": _attention("llama3.2_1b", 1),
 }
 _FORMS = PLAIN, KERNEL = ("plain", "kernel")
 
 
 class Case(NamedTuple):
-    """A name of `OPERATIONS`, a name of `TPUS`, B rows and V numbers per row."""
+    """A name of `OPERATIONS`, a name of `TPUS`, B rows and V or S."""
 
     operation: str
     chip: str
     rows: int
-    vocabulary: int
+    size: int
 
 
 def simulated(text: str) -> dict[str, int]:
@@ -110,17 +158,64 @@ def _compile(case: Case, form: str, simulate: bool, folder: Path) -> None:
         os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_jf_dump_static_llo_profile_to={folder}"
     jax.config.update("jax_enable_compilation_cache", False)  # cached programs are not simulated
     where = NamedSharding(mesh_of(case.chip, 1, 1), PartitionSpec())
-    plain, kernel, names = OPERATIONS[case.operation]
-    uniforms = sampling.num_uniforms(case.vocabulary)
-    shapes = {"x": (case.vocabulary,), "t": (), "u": (uniforms,)}
+    plain, kernel, arrays = OPERATIONS[case.operation]
     args = [
-        jax.ShapeDtypeStruct((case.rows, *shapes[name]), jnp.float32, sharding=where)
-        for name in names
+        jax.ShapeDtypeStruct((case.rows, *shape), dtype, sharding=where)
+        for shape, dtype in arrays(case.size, form == KERNEL)
     ]
+    if simulate:
+        attention_kernel.pl.pallas_call = _of_all_blocks  # type: ignore[assignment]
     code = jax.vmap(plain) if form == PLAIN else kernel
     text = jax.jit(code).lower(*args).compile().as_text()
     assert text is not None, "libtpu's programs have a text"
     (folder / "program").write_text(text)
+
+
+_pallas_call = pl.pallas_call
+
+
+class _Numbers(NamedTuple):
+    """Numbers that are computed where a kernel reads them."""
+
+    at: Callable[[Any], Any]
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.at(i)
+
+
+def _of_all_blocks(kernel: Any, **options: Any) -> Any:
+    """A call of `attend_long` that reads all blocks of all rows.
+
+    The simulator does not know the copy of numbers that decide what a kernel reads.
+    """
+    if "grid_spec" not in options:
+        return _pallas_call(kernel, **options)
+    spec, name = options.pop("grid_spec"), options.pop("name")
+
+    def call(row_of: Array, block_of: Array, ends: Array, *args: Array) -> Array:
+        steps = row_of.size
+        blocks = steps // ends.size
+        rows = _Numbers(lambda i: jax.lax.div(i, jnp.int32(blocks)))
+        places = _Numbers(lambda i: jax.lax.rem(i, jnp.int32(blocks)))
+        whole = _Numbers(lambda _: jnp.int32(1 << 30))
+
+        def of_step(one: Any) -> Any:
+            index = one.index_map
+            return pl.BlockSpec(
+                one.block_shape, lambda part, i: index(part, i, rows, places, whole)
+            )
+
+        return _pallas_call(
+            functools.partial(kernel, rows, places, whole),
+            grid=(spec.grid[0], steps),
+            in_specs=[of_step(one) for one in spec.in_specs],
+            out_specs=of_step(spec.out_specs),
+            scratch_shapes=spec.scratch_shapes,
+            name=name,
+            **options,
+        )(*args)
+
+    return call
 
 
 def _measured(
@@ -156,7 +251,7 @@ def _row(case: Case, seconds: float) -> tuple[dict[str, Any], list[str]]:
     row: dict[str, Any] = case._asdict()
     notes, found = [], {}
     for form in _FORMS:
-        what = f"{form} {case.operation}, {case.chip}, {case.rows} x {case.vocabulary}"
+        what = f"{form} {case.operation}, {case.chip}, {case.rows} x {case.size}"
         print(f"benchmarks.kernels: {what}", file=sys.stderr, flush=True)
         found[form], why = _measured(case, form, True, seconds)
         if why and form == PLAIN:  # a kernel has only the simulation
@@ -180,17 +275,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocabularies", type=int, nargs="+", default=[32128, 128256, 256000], help="V"
     )
+    parser.add_argument("--caches", type=int, nargs="+", default=[256, 1024, 4096], help="S")
     parser.add_argument("--seconds", type=int, default=300, help="the limit of each compilation")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Compiles all requested programs; a row for each operation."""
-    check_positive(args, "rows", "vocabularies", "seconds")
+    check_positive(args, "rows", "vocabularies", "caches", "seconds")
     if unsuited := [size for size in args.vocabularies if not draw_kernels.suits(size)]:
         raise ValueError(f"--vocabularies must be sizes that kernels support, got {unsuited}")
     mesh_of(args.chips[0], 1, 1)  # raises if libtpu is missing
-    cases = itertools.product(args.operations, args.chips, args.rows, args.vocabularies)
-    made = [_row(Case(*case), args.seconds) for case in cases]
+    made = [
+        _row(Case(operation, chip, rows, size), args.seconds)
+        for operation, chip, rows in itertools.product(args.operations, args.chips, args.rows)
+        for size in (args.caches if operation.startswith("attend") else args.vocabularies)
+    ]
     notes = [note for _, failed in made for note in failed]
     return Report([row for row, _ in made], list(made[0][0]), notes)
 

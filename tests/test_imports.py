@@ -16,7 +16,7 @@ ROOT = pathlib.Path(specjax.__file__).parent
 FLOORS = (
     {"errors"},
     {"checks", "compilation", "memory", "platforms", "tokenizers", "writing"},
-    {"data", "environment", "theory", "types"},
+    {"data", "environment", "kernel_choice", "theory", "types"},
     {"acceptance_head", "evaluation", "fingerprints", "models", "partitioning", "sampling"},
     {"checkpoints", "processing", "processors", "rules", "verification"},
     {"decoding", "testing"},

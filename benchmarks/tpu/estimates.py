@@ -12,8 +12,10 @@ counts under `bonus`: a round without it costs that much less.
 that the compiler adds without a name are "unnamed", all others "bookkeeping". A fusion has a single
 name: everything fused into a pass counts as the pass.
 - Parallel copies (`copy-start`, `slice-start`) have no estimate: their bytes are counted, and shown
-beside the cycles. Other instructions without an estimate that make 1024 numbers or more are listed
-by name, and so are kernels and collectives: they count as 0.
+beside the cycles. A kernel that reads a cache takes the time of its bytes, all positions of all
+rows: libtpu's simulation of it is shorter (`python -m benchmarks.kernels --operations attend`).
+Other instructions without an estimate that make 1024 numbers or more are listed by name, and so are
+other kernels and collectives: they count as 0.
 """
 
 import collections
@@ -57,17 +59,19 @@ class Executed:
       region: one of `REGIONS`: outside the inner loops, in the drafting loop, in the branch of the
         bonus pass, or in a branch that a usual round does not take.
       times: how often it runs in a usual round.
+      reading: the cycles in which it reads a cache once, if it is a kernel.
     """
 
     instruction: Instruction
     part: str
     region: str
     times: int
+    reading: int = 0
 
     @property
     def cycles(self) -> int:
         """The estimate of all its runs; 0 without one."""
-        return self.times * (self.instruction.cycles or 0)
+        return self.times * (self.instruction.cycles or self.reading)
 
     @property
     def moved(self) -> int:
@@ -83,20 +87,35 @@ class Executed:
     def lacks_estimate(self) -> bool:
         """Whether it takes time without an estimate."""
         one = self.instruction
-        if one.cycles is not None or one.opcode in _MOVES or one.opcode.endswith("-done"):
+        if (
+            one.cycles is not None
+            or self.reading
+            or one.opcode in _MOVES
+            or one.opcode.endswith("-done")
+        ):
             return False
         if one.target or one.opcode.removesuffix("-start") in KINDS:
             return one.target not in _FREE_TARGETS
         return max((array.size for array in one.arrays), default=0) >= _SMALL
 
 
-def executed(program: Program, draft: int, *, loop: bool) -> list[Executed]:
+class Cache(NamedTuple):
+    """S positions of a cache, and the bytes that a chip reads in a cycle."""
+
+    length: int
+    rate: float
+
+
+def executed(
+    program: Program, draft: int, *, loop: bool, cache: Cache | None = None
+) -> list[Executed]:
     """The instructions of a step.
 
     Args:
       program: a compiled program.
       draft: G, the runs of a drafting loop without a known limit.
       loop: whether the program is a loop of steps: only its outermost loop counts, once.
+      cache: whose kernels take the time of their bytes.
 
     Returns:
       Each once per place from which it is called.
@@ -104,7 +123,7 @@ def executed(program: Program, draft: int, *, loop: bool) -> list[Executed]:
     Raises:
       ValueError: the program has no loop.
     """
-    reader = Reader(program, draft)
+    reader = Reader(program, draft, cache)
     return [item for call in reader.step(loop=loop) for item in reader.block(call)]
 
 
@@ -123,6 +142,7 @@ class Reader:
 
     program: Program
     draft: int
+    cache: Cache | None = None
 
     def step(self, *, loop: bool) -> list[Call]:
         """The computations of a step: a loop's body and its condition; see `executed`."""
@@ -137,12 +157,21 @@ class Reader:
 
     def block(self, call: Call) -> Iterator[Executed]:
         """The instructions of a computation, with those that it calls."""
-        for one in self.program.instructions(call.name):
+        block = self.program.instructions(call.name)
+        for one in block:
             if one.opcode in CALLS:
                 for inner in self.calls(one, call):
                     yield from self.block(inner)
             elif one.opcode not in FREE:
-                yield Executed(one, self._own(one, call) or _rest(one), call.region, call.times)
+                part, reading = self._own(one, call) or _rest(one), self._reading(one, block)
+                yield Executed(one, part, call.region, call.times, reading)
+
+    def _reading(self, one: Instruction, block: Sequence[Instruction]) -> int:
+        if self.cache is None or one.target != "tpu_custom_call":
+            return 0
+        arrays = [array for other in block if other.name in one.operands for array in other.arrays]
+        read = (x.padded_nbytes for x in arrays if x.space == 0 and self.cache.length in x.shape)
+        return round(sum(read) / self.cache.rate)
 
     def calls(self, one: Instruction, caller: Call) -> list[Call]:
         """The computations that an instruction of a computation calls."""
@@ -217,6 +246,14 @@ def cycles_by_part(run: Sequence[Executed]) -> dict[str, int]:
     sums = dict.fromkeys((*PARTS, BOOKKEEPING, UNNAMED), 0)
     for one in run:
         sums[one.part] += one.cycles
+    return sums
+
+
+def reading_by_part(run: Sequence[Executed]) -> dict[str, int]:
+    """The cycles of each part in which kernels read a cache."""
+    sums = dict.fromkeys((*PARTS, BOOKKEEPING, UNNAMED), 0)
+    for one in run:
+        sums[one.part] += one.times * one.reading
     return sums
 
 

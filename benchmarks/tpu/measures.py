@@ -10,6 +10,7 @@ from benchmarks.compiled import parse
 from benchmarks.predicted import CHIPS, LOGIT_TRIPS, Network, logit_bytes, pass_seconds
 from benchmarks.tpu import estimates, waste
 from benchmarks.tpu.cases import ALONE, METHODS, Case
+from benchmarks.tpu.topologies import TPUS
 from benchmarks.traffic import KINDS, collectives
 from specjax.partitioning import Partitioner
 
@@ -29,7 +30,8 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
     """
     text = program.as_text()
     parsed = parse(text)
-    run = estimates.executed(parsed, case.sizes.draft, loop=name == "step")
+    cache = estimates.Cache(case.sizes.cache, CHIPS[case.chip].bandwidth / TPUS[case.chip].hertz)
+    run = estimates.executed(parsed, case.sizes.draft, loop=name == "step", cache=cache)
     steps = [one.instruction for one in run]
     large = large_arrays(case)
     memory = program.memory_analysis()
@@ -43,6 +45,7 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
         "collectives": sum(one.times for one in crossing),
         **waste.copies(parsed, steps, large),
         **{f"part/{part}": n for part, n in estimates.cycles_by_part(run).items()},
+        **{f"reading/{part}": n for part, n in estimates.reading_by_part(run).items()},
     }
     for region, (cycles, moved) in estimates.by_region(run).items():
         numbers |= {f"region/{region}": cycles, f"moved/{region}": moved}

@@ -1,12 +1,13 @@
 """The rows and the tables of `benchmarks.tpu`."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.predicted import CHIPS
 from benchmarks.tpu import estimates
 from benchmarks.tpu.cases import Case
-from benchmarks.tpu.measures import MB
+from benchmarks.tpu.measures import MB, rooflines
 from benchmarks.tpu.topologies import TPUS
 from specjax.cli.report import Report
 
@@ -33,6 +34,7 @@ COLUMNS = (
     "collectives",
     "instructions",
     "us",
+    "half_full_us",
     "roofline_us",
     "ratio",
     "speedup",
@@ -84,6 +86,9 @@ def step_of(
     bandwidth = CHIPS[case.chip].bandwidth
     row: dict[str, Any] = _times(case, numbers, least)
     row["parts"] = _parts(case, numbers, least)
+    sizes = case.sizes._replace(cache=case.sizes.cache // 2)
+    half_least = rooflines(dataclasses.replace(case, sizes=sizes))
+    row["half_full_us"] = _times(case, numbers, half_least, filled=0.5)["us"]
     row["roofline_us"] = 1e6 * least["step"]
     row["ratio"] = row["us"] / row["roofline_us"]
     row["copied_us"] = _copied(numbers, bandwidth)
@@ -102,11 +107,17 @@ def step_of(
 
 
 def _times(
-    case: Case, numbers: Mapping[str, float], least: Mapping[str, float]
+    case: Case, numbers: Mapping[str, float], least: Mapping[str, float], filled: float = 1.0
 ) -> dict[str, float]:
-    """Times by the estimates; a pass takes no less than its roofline."""
+    """Times by the estimates, of rows that fill a part of the cache.
+
+    A pass takes no less than its roofline.
+    """
     hertz = TPUS[case.chip].hertz
-    cycles = {part: numbers[f"part/{part}"] for part in _all_parts()}
+    cycles = {
+        part: numbers[f"part/{part}"] - (1.0 - filled) * numbers[f"reading/{part}"]
+        for part in _all_parts()
+    }
     for part in ("verifier_pass", "drafter_pass"):
         cycles[part] = max(cycles[part], hertz * least.get(part, 0.0))
     whole = sum(cycles.values())

@@ -4,7 +4,9 @@ Further measurements are in the folder `benchmarks/` of a checkout: `python -m b
 """
 
 import argparse
+import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +20,11 @@ from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.study.measure import Times, in_turns, tell, timed
-from specjax.study.speedups import (
-    RoundCost,
-    best,
-    conclusion,
-    round_cost,
-    speedup,
-    speedups,
-    spread,
-)
+from specjax.study.speedups import best, conclusion, round_cost, speedup, speedups, spread
 from specjax.text import Decoder, Pair, Result, load_pair
+from specjax.text.draft_length import RoundCost
 from specjax.text.engine import BUCKETS
+from specjax.text.parts import chosen_length
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.requests import encode
 from specjax.text.results import finite
@@ -72,8 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
     parser.add_argument(
         "--costs",
-        help="writes the times of passes into this JSON file, for CostAware; give --rows up to "
-        "your batch size and --drafts up to your longest draft (of specjax infer: 1 16 and 12)",
+        help="writes the times of passes and the acceptance into this JSON file, which chooses the "
+        "length of drafts (specjax infer --gin.COSTS=FILE); give --rows up to your batch size, "
+        "--drafts up to your longest draft and your --temperatures (of specjax infer: 1 16, 12 "
+        "and 1)",
     )
 
 
@@ -105,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
     pair, tokens = load(args, chat=args.chat)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
+    acceptance: dict[float, list[float]] = {}
     for batch in args.rows:
         chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
         decoders = _decoders(pair, tokens, args, batch, args.temperatures[0])
@@ -134,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
             for length, cost in costs.items():
                 sizes = {"rows": batch, "max_draft": length, "temperature": temperature}
                 rows.append({**sizes, **figures(sides[0], sides[length], cost)})
+                rate = min(max(cost.acceptance, 0.0), 1.0)
+                acceptance.setdefault(temperature, []).append(rate)
             where = f"at batch {batch}, temperature {temperature:g}"
             verdicts.append(_verdict(sides, costs, where))
     table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
@@ -147,9 +148,15 @@ def run(args: argparse.Namespace) -> int:
         widths = powers_of_two(max(args.drafts) + 1)
         length = max(map(len, tokens))
         every = measure_costs(pair, args.rows, widths, prompt_length=length, seconds=_SECONDS)
+        tried = sorted(acceptance)
+        rates = tuple(float(np.mean(acceptance[temperature])) for temperature in tried)
+        every = dataclasses.replace(every, temperatures=tuple(tried), acceptance=rates)
         names = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
         write_atomically(Path(args.costs), costs_file(every, models=names))
         tell(f"wrote {args.costs}")
+        for batch, temperature in itertools.product(args.rows, tried):
+            why = chosen_length(every, pair, batch, temperature).why
+            tell(f"at batch {batch}, temperature {temperature:g}: {why}")
     return 0
 
 

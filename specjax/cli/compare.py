@@ -172,6 +172,9 @@ def tables(results: dict[str, Any]) -> str:
     counts = {"estimated": results["estimated"], "measured": results["done"]}
     counts = {name: count for name, count in counts.items() if count}
     parts.append(Report(best, columns, notes, summary=counts).table())
+    lengths = [one for one in results.get("lengths", ()) if one["lossless"]]
+    if lengths:
+        parts.append("\n".join(f"{one['setting']}: {one['why']}" for one in lengths))
     if "answer" in results:
         parts += [_rounds(results), _answer(results)]
     elif results["table_2"]:

@@ -78,8 +78,11 @@ def check_values() -> None:
             if value := gin_config.value_of(f"Setting.{name}"):
                 raise UserError(f"{name} must be left out: {why}, got {value!r}")
     check_paths(setting.needed, "; METHOD=VerifierAlone and METHOD=DrafterAlone need only one")
-    if gin_config.value_of("make_decoder.costs") is not None:
-        _policy_with_costs(setting)
+    if gin_config.value_of("make_decoder.costs") is not None and not _reads_costs(setting):
+        raise UserError(
+            "COSTS is for STOPPING='CostAware()', or chooses MAX_DRAFT of lossless drafts by "
+            "DRAFTER: leave out COSTS, or MAX_DRAFT, METHOD, RULE, STOPPING and DRAFTING"
+        )
     values = {name: gin_config.value_of(f"make_decoder.{name}") for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not None})
 
@@ -114,19 +117,26 @@ def make_decoder(
 
     Args:
       setting: the way to decode.
-      costs: a file of `specjax bench --costs`, for `CostAware`; None: they are measured.
+      costs: a file of `specjax bench --costs`, which chooses `max_draft` or is for `CostAware`;
+        None: `CostAware` measures them.
     """
+    from specjax.drafting import read_costs
+
     options: dict[str, Any] = {"process_drafts": process_drafts, "buckets": buckets}
     options["drafting"] = _loading_alike(setting.part("drafting"))
     if costs is not None:
-        options["stopping"] = _policy_with_costs(setting, costs)
-    return setting.decoder(
+        options["costs"] = read_costs(costs)
+        options["max_draft"] = gin_config.value_of("Setting.max_draft")
+    decoder = setting.decoder(
         gin_config.call_part(load_models, setting.needed),
         max_new_tokens=max_new_tokens,
         stop=stop,
         batch_size=batch_size,
         **options,
     )
+    if decoder.length is not None:
+        print(f"specjax: {decoder.length.why}", file=sys.stderr)
+    return decoder
 
 
 def _loading_alike(plan: Any) -> Any:
@@ -142,15 +152,13 @@ def _loading_alike(plan: Any) -> Any:
     return dataclasses.replace(plan, **usual)
 
 
-def _policy_with_costs(setting: "text.Setting", file: "str | None" = None) -> Any:
-    from specjax import drafting
+def _reads_costs(setting: "text.Setting") -> bool:
+    from specjax.drafting import CostAware
 
-    policy = setting.part("stopping")
-    if not isinstance(policy, drafting.CostAware):
-        raise UserError(
-            f"COSTS is for STOPPING='CostAware()', got STOPPING={setting.stopping!r}: leave out one"
-        )
-    return policy if file is None else dataclasses.replace(policy, costs=drafting.read_costs(file))
+    if setting.stopping is not None:
+        return isinstance(setting.part("stopping"), CostAware)
+    chosen = gin_config.value_of("Setting.max_draft") is None
+    return chosen and setting.drafting is None and setting.method is None and setting.is_lossless
 
 
 def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.sharding.Mesh | None":

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any
 
+from specjax.checks import one_number
 from specjax.errors import UserError
 
 
@@ -21,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GB",
         type=float,
         help="of two models: print the largest batch for a device of this memory",
+    )
+    parser.add_argument(
+        "--acceptance",
+        type=float,
+        default=0.7,
+        help="of two models: the rate of accepted tokens for which to choose the length of drafts; "
+        "specjax bench measures it (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
@@ -46,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"inspect takes one or two models, got {len(args.models)}")
     if args.memory is not None and not 0 < args.memory < 1e6:
         raise UserError(f"--memory must be above 0 and below 1,000,000 GB, got {args.memory:g}")
+    one_number("--acceptance", args.acceptance, low=0.0, high=1.0)
     if args.memory is not None and len(args.models) == 1:
         raise UserError("--memory needs two models: give a drafter and a verifier")
     models = sorted(
@@ -56,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     values: dict[str, Any] = {"models": summaries}
     if len(models) == 2:
         memory = None if args.memory is None else args.memory * 1e9
-        values |= as_pair(models[0], models[1], memory)
+        values |= as_pair(models[0], models[1], memory, args.acceptance)
     status = 2 if isinstance(values.get("pair"), str) else 0
     if args.json:
         json.dump(values, sys.stdout, indent=1)
@@ -75,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("give their directories to compare the vocabularies")
         print(f"c = {values['c']:.3f} (bytes read by a drafter's pass, over a verifier's)")
+        if "why" in values:
+            print(values["why"], "(If a pass takes the time of its bytes: specjax bench measures.)")
         for context, batch in values.get("batches", {}).items():
             print(f"  {context:>7,} tokens of prompt and output: batches up to {batch:,}")
     return status

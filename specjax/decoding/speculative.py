@@ -344,7 +344,7 @@ class Round:
         before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter_state)
         with jax.named_scope("bonus"):
             after = self._after_whole_blocks(
-                params, inputs, before, block, targets, p, p_conf, active & whole
+                params, inputs, before, block, targets, p, p_conf, accepted, active & whole
             )
         with jax.named_scope("verification"):
             next_token = draw_after(judged, for_next, block, after.target)
@@ -362,8 +362,6 @@ class Round:
 
         # Report: targets and statistics of what was emitted.
         last_target = jnp.where(whole[:, None], after.target, jax.vmap(row)(targets, accepted))
-        at_bonus = jnp.arange(targets.shape[1])[None] == block.num_drafted[:, None]
-        targets = jnp.where(at_bonus[..., None], after.target[:, None], targets)
         sources = _round_sources(block, accepted) if with_sources else None
         counts = accepted + 1
         real = jnp.arange(tokens.shape[1])[None] < counts[:, None]
@@ -371,6 +369,8 @@ class Round:
         log_target, nan_in_rule = _target_logs(
             targets, block.tokens, last_target, tokens, counts, accepted
         )
+        at_bonus = jnp.arange(targets.shape[1])[None] == jnp.where(whole, accepted, -1)[:, None]
+        targets = jnp.where(at_bonus[..., None], after.target[:, None], targets)
         nan_in = jnp.where(
             nan_in_verifier,
             0,
@@ -486,9 +486,10 @@ class Round:
         targets: Array,
         p: Array,
         p_conf: Array | None,
+        accepted: Array,
         whole: Array,
     ) -> AfterBlock:
-        """The target after whole blocks.
+        """The target after whole blocks; arbitrary after others.
 
         Only here the drafter reads the last drafted token, if a row needs that; this also gives q
         at the bonus position.
@@ -498,7 +499,8 @@ class Round:
         needed = whole if reads_bonus else whole & (block.num_drafted > 0)
         names = self.drafter.model_names
         none = {name: jnp.int32(0) for name in names}
-        at_bonus = lambda x: jax.vmap(row)(x, block.num_drafted)  # noqa: E731
+        # Of whole blocks; the draw after others reads this row too.
+        at_bonus = lambda x: jax.vmap(row)(x, accepted)  # noqa: E731
 
         nothing = needed & False
         skipped = at_bonus(targets), state.credit, state.drafter, none, nothing

@@ -305,7 +305,7 @@ class NeuralDrafter(ModelDrafter):
             lags |= jnp.any(start.going)
         before = start, state.history, jnp.int32(0)
         start, history, extra = when(lags, late, before) if self._lags else before
-        starts = self._starts(state.positions, history)
+        starts = self._within(state.positions, history)
         done = lax.while_loop(unfinished, step, start)
         block = done.block._replace(calls={self.name: done.step + extra})
         # Step i read the token before draft token i + 1.
@@ -325,8 +325,8 @@ class NeuralDrafter(ModelDrafter):
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
-        starts = self._starts(state.positions, state.history)
-        logits, _, cache = self._read(params, state.cache, last, starts + block.num_drafted)
+        place = self._within(at, state.history)
+        logits, _, cache = self._read(params, state.cache, last, place)
         with jax.named_scope("distribution"):
             q = distributions(logits, inputs.sampling)
         q_conf = _confidences(logits) if inputs.with_confidence else None
@@ -338,10 +338,11 @@ class NeuralDrafter(ModelDrafter):
     def commit(
         self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> NeuralDrafterState:
+        drafted, lags = state.history.drafted, not self.traits.catches_up
         return state._replace(
             positions=state.positions + counts,
             history=history_lib.commit(state.history, state.positions, tokens, counts),
-            past=learn(self.stopping, state.past, state.history.drafted, tokens, counts),
+            past=learn(self.stopping, state.past, drafted, tokens, counts, lags=lags),
         )
 
     def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
@@ -361,11 +362,13 @@ class NeuralDrafter(ModelDrafter):
         assert kind == (limits.shape, jnp.int32), f"{name}.begin: limits are int32[B]"
         return jnp.clip(chosen, jnp.minimum(self.min_draft, limits), limits), policy
 
-    def _starts(self, positions: Array, history: History) -> Array:
-        """Where rows read on; a row that lags is not active, so it may read anything anywhere."""
+    def _within(self, positions: Array, history: History) -> Array:
+        """Where rows read on: one that lags is not active, and may read anything anywhere.
+
+        Beyond the tokens that it lacks, a recurrent model would read these, too.
+        """
         if self.model.most_rollback is None:
             return positions
-        # Beyond the tokens that it lacks, the model would read them, too.
         return jnp.minimum(positions, history.read)
 
     def _read(

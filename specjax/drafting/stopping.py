@@ -44,7 +44,7 @@ KEPT = 0.9
 # The start of each row: high, because a draft that is not tried teaches nothing.
 _START, _WEIGHT = 0.85, 2.0
 # The format of the files that `Costs.to_dict` makes.
-FORMAT = 1
+FORMAT = 2
 _HOW = (
     "measure it with specjax bench --costs FILE, --rows up to your batch size and --drafts up to "
     "your longest draft"
@@ -645,6 +645,8 @@ class Budget(WeighsTokens):
 class Costs:
     """The seconds of a pass of a pair's models, by batch size and width; hashable.
 
+    They choose the length of drafts too if they say how often drafted tokens are accepted.
+
     Attributes:
       rows: the measured batch sizes, increasing.
       widths: the tokens per row of a verifier's pass, increasing.
@@ -655,6 +657,9 @@ class Costs:
         block at once, whose `draft` is 0.
       machine: the machine of the measurement.
       pair: `Pair.fingerprint`; "" for none.
+      temperatures: those of `acceptance`, increasing; () if it was not measured.
+      acceptance: for each of `temperatures`, the rate at which drafted tokens are accepted under
+        `Lossless`.
     """
 
     rows: tuple[int, ...]
@@ -663,6 +668,8 @@ class Costs:
     verifier: tuple[tuple[float, ...], ...]
     machine: str = ""
     pair: str = ""
+    temperatures: tuple[float, ...] = ()
+    acceptance: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("rows", "widths"):
@@ -689,6 +696,14 @@ class Costs:
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name} must be a string, got {getattr(self, name)!r}")
+        tried, count = self.temperatures, len(self.temperatures)
+        if not _are_times(tried, count) or list(tried) != sorted(set(tried)):
+            raise UserError(f"temperatures must be a tuple that increases from 0, got {tried!r}")
+        if not _are_times(self.acceptance, count) or max(self.acceptance, default=0.0) > 1.0:
+            raise UserError(
+                f"acceptance must be a tuple of {count} rates in [0, 1], one for each of "
+                f"temperatures, got {self.acceptance!r}"
+            )
 
     def __repr__(self) -> str:
         times = f"{zlib.crc32(repr((self.draft, self.verifier)).encode()):08x}"
@@ -719,7 +734,7 @@ class Costs:
         """The costs as JSON values, as `read_costs` reads them from a file."""
         values = dataclasses.asdict(self)
         verifier = [list(times) for times in self.verifier]
-        lists = {name: list(values[name]) for name in ("rows", "widths", "draft")}
+        lists = {n: list(x) for n, x in values.items() if isinstance(x, tuple)}
         return {"format": FORMAT, **values, **lists, "verifier": verifier}
 
 
@@ -853,8 +868,7 @@ class CostAware(WeighsTokens):
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
         longest = jnp.max(outcome.drafted)
         whole = (outcome.drafted > 0) & (outcome.agreed == outcome.drafted)
-        # After a block that is accepted whole, the drafter still reads its last token.
-        passes = longest + jnp.any(whole).astype(jnp.int32)
+        passes = longest + jnp.any(whole).astype(jnp.int32) if outcome.lags else longest
         prices, spent = state.policy, memory.policy
         seconds = passes.astype(jnp.float32) * prices.draft + prices.verifier[:, longest]
         tokens = 1.0 + outcome.agreed.astype(jnp.float32)
@@ -960,10 +974,12 @@ def learn(
     drafted: Int32[Array, "B G"],
     tokens: Int32[Array, "B T"],
     counts: Int32[Array, " B"],
+    *,
+    lags: bool,
 ) -> PolicyPast | tuple[()]:
     """The memory after the first `counts` of `tokens` are committed; `drafted`: the last drafts.
 
-    A row without committed tokens learns nothing.
+    A row without committed tokens learns nothing. For `lags` see `DraftOutcome`.
     """
     if not isinstance(past, PolicyPast):
         return past
@@ -972,7 +988,7 @@ def learn(
     agrees = tokens[:, :width] == drafted[:, :width]
     agrees &= jnp.arange(width, dtype=jnp.int32)[None] < judged[:, None]
     agreed = jnp.cumprod(agrees.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
-    outcome = DraftOutcome(past.drafted, agreed, agreed < judged)
+    outcome = DraftOutcome(past.drafted, agreed, agreed < judged, lags)
     memory = policy.learn(past.memory, past.state, outcome)
     learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
     return past._replace(memory=where_rows(learns, memory, past.memory))

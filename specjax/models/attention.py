@@ -9,7 +9,7 @@ the default layout. Masks are additive: 0 or `MASKED`.
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,15 +19,21 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.compilation import product_precision
-from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, without_nan, write_layer
+from specjax.kernel_choice import on_one_tpu
+from specjax.models.attention_kernel import BLOCK, attend_long
+from specjax.models.cache import (
+    CacheEntries,
+    CacheLayout,
+    RaggedCache,
+    is_long,
+    without_nan,
+    write_layer,
+)
 from specjax.models.config import ModelConfig, Style
 from specjax.models.layers import Dense, RMSNorm
-from specjax.models.position_encoding import Rope, rotate
+from specjax.models.position_encoding import MASKED, Rope, rotate
 from specjax.models.weights import normal_init
 from specjax.types import TreeShape, traced_dataclass
-
-# Far below any logit but finite, so that adding a bias gives no NaN.
-MASKED = -1e30
 
 # Blocks of at most this many queries multiply keys of several heads with zeros beside their own.
 _FEW = 32
@@ -124,52 +130,104 @@ class Attention(nn.Module):
         segments: Sequence[Segment],
         deterministic: bool,
     ) -> Float[Array, "B T K N D"]:
-        length, groups = query.shape[1], query.shape[3]
-        heads, by_position = self.layout
-        if length > _FEW:
-            parts = (self.layout.separate(segment.keys, segment.values) for segment in segments)
-            segments = [
-                Segment(*part, segment.bias) for part, segment in zip(parts, segments, strict=True)
-            ]
-            heads = 1
-        query = _spread(query, heads)
-        # On TPUs the product of a matrix and a single vector does not use the matrix units: it
-        # takes three times as long as with two vectors.
-        single = by_position and length * query.shape[3] == 1
-        if single:
-            query = jnp.pad(query, [(0, 0)] * 3 + [(0, 1), (0, 0)])
-        logits = jnp.concatenate([self._logits(query, segment) for segment in segments], axis=-1)
-        weights = jax.nn.softmax(logits, axis=-1).astype(self.config.dtype)
-        weights = self.dropout(weights, deterministic=deterministic)
-        ends = np.cumsum([segment.bias.shape[-1] for segment in segments])[:-1].tolist()
-        # Back to the heads that share keys.
-        weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
-        values = "bskd" if by_position else "bkds"
-        precision = product_precision(self.config.dtype)
-        y = functools.reduce(
-            operator.add,
-            (
-                jnp.einsum(f"bknts,{values}->btknd", part, segment.values, precision=precision)
-                for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
-            ),
-        )
-        return _gathered(y[:, :, :, :1] if single else y, heads, groups)
+        style, by_position = self.style, self.layout.by_position
+        longest = max(segments, key=lambda segment: segment.bias.shape[-1])
+        others = [segment for segment in segments if segment is not longest]
+        if (
+            by_position
+            and deterministic
+            and query.shape[1] <= _FEW
+            and is_long(longest.keys)
+            and all(segment.bias.shape[-1] <= BLOCK for segment in others)
+        ):
+            kernel, plain = forms(style.query_scale, style.attn_softcap)
+            rows = query.shape[0]
+            parts = [query]
+            for keys, values, bias in (longest, *others):
+                parts += [keys, values, jnp.broadcast_to(bias, (rows, *bias.shape[1:]))]
+            return jax.vmap(functools.partial(on_one_tpu, kernel=kernel, plain=plain))(*parts)
+        dropout = functools.partial(self.dropout, deterministic=deterministic)
+        return _attend(query, segments, by_position, style.query_scale, style.attn_softcap, dropout)
 
-    def _logits(self, query: Array, segment: Segment) -> Float32[Array, "B K N T S"]:
-        keys = "bskd" if self.layout.by_position else "bksd"
+
+@functools.cache
+def forms(scale: float, softcap: float | None) -> tuple[Any, Any]:
+    """Attention to a long segment and short ones: the kernel for rows, plain code for a row.
+
+    Both take the query, then each segment's keys and values by position, and its bias. They are
+    cached because they identify programs.
+    """
+
+    def kernel(query: Float[Array, "B T K N D"], *parts: Array) -> Float[Array, "B T K N D"]:
+        flat = [x if x.ndim == 5 else x.reshape(*x.shape[:2], -1) for x in parts]
+        return attend_long(query, *flat, scale=scale, softcap=softcap)
+
+    def plain(query: Float[Array, "T K N D"], *parts: Array) -> Float[Array, "T K N D"]:
+        parts = tuple(part[None] for part in parts)
+        segments = list(map(Segment, parts[::3], parts[1::3], parts[2::3]))
+        return _attend(query[None], segments, True, scale, softcap)[0]
+
+    return kernel, plain
+
+
+def _attend(
+    query: Float[Array, "B T K N D"],
+    segments: Sequence[Segment],
+    by_position: bool,
+    scale: float,
+    softcap: float | None,
+    dropout: Callable[[Array], Array] = lambda weights: weights,
+) -> Float[Array, "B T K N D"]:
+    length, kv_heads, groups, width = query.shape[1:]
+    dtype, precision = query.dtype, product_precision(query.dtype)
+    heads = 1
+    if by_position:
+        # Those of a long cache are all in one vector.
+        heads = segments[0].keys.shape[-1] // width if length <= _FEW else 1
+        shape = kv_heads // heads, heads * width
+        segments = [
+            Segment(
+                keys.reshape(*keys.shape[:2], *shape), values.reshape(*keys.shape[:2], *shape), bias
+            )
+            for keys, values, bias in segments
+        ]
+    query = _spread(query, heads)
+    # On TPUs the product of a matrix and a single vector does not use the matrix units: it
+    # takes three times as long as with two vectors.
+    single = by_position and length * query.shape[3] == 1
+    if single:
+        query = jnp.pad(query, [(0, 0)] * 3 + [(0, 1), (0, 0)])
+
+    def logits_of(segment: Segment) -> Float32[Array, "B K N T S"]:
+        keys = "bskd" if by_position else "bksd"
         logits = jnp.einsum(
             f"btknd,{keys}->bknts",
             query,
             segment.keys,
-            precision=product_precision(self.config.dtype),
+            precision=precision,
             preferred_element_type=jnp.float32,
         )
-        logits = logits.reshape(logits.shape[0], self.config.kv_heads, -1, *logits.shape[3:])
-        if self.style.query_scale != 1.0:
-            logits = logits * self.style.query_scale
-        if (cap := self.style.attn_softcap) is not None:
-            logits = cap * jnp.tanh(logits / cap)
+        logits = logits.reshape(logits.shape[0], kv_heads, -1, *logits.shape[3:])
+        if scale != 1.0:
+            logits = logits * scale
+        if softcap is not None:
+            logits = softcap * jnp.tanh(logits / softcap)
         return logits + segment.bias
+
+    logits = jnp.concatenate([logits_of(segment) for segment in segments], axis=-1)
+    weights = dropout(jax.nn.softmax(logits, axis=-1).astype(dtype))
+    ends = np.cumsum([segment.bias.shape[-1] for segment in segments])[:-1].tolist()
+    # Back to the heads that share keys.
+    weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
+    values = "bskd" if by_position else "bkds"
+    y = functools.reduce(
+        operator.add,
+        (
+            jnp.einsum(f"bknts,{values}->btknd", part, segment.values, precision=precision)
+            for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
+        ),
+    )
+    return _gathered(y[:, :, :, :1] if single else y, heads, groups)
 
 
 def _lanes(heads: int, width: int) -> Bool[Array, "P 1 lanes"]:

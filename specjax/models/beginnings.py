@@ -8,6 +8,7 @@ caches of a beginning are noted in this order, and continued in it. Only decoder
 import contextlib
 import contextvars
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,8 @@ def filled(empty: Any, beginning: Any) -> Any:
     """An empty cache of any number of rows and positions, filled with that of a beginning."""
 
     def fill(empty: Array, part: Array) -> Array:
+        if math.prod(part.shape[2:]) == math.prod(empty.shape[2:]):
+            part = part.reshape(*part.shape[:2], *empty.shape[2:])  # see `CacheLayout`
         rows = jnp.repeat(part, empty.shape[0] // part.shape[0], axis=0)
         kept = rows[tuple(map(slice, empty.shape))]
         sizes = zip(empty.shape, kept.shape, strict=True)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
+from specjax import platforms
 from specjax.models import recurrent
 from specjax.models.recurrent import RecurrentMemory
 
@@ -27,6 +28,12 @@ _NOWHERE = 1 << 30
 _LANES = 128
 # With up to six queries for each of these heads, the rows of a TPU's matrix unit are not full.
 _FEW_HEADS = 16
+
+
+# On a TPU `attend_long` reads a cache of so many positions, in which all heads share a vector.
+# Two blocks: short rows read less. At one block XLA's estimate of plain code is above the kernel's
+# time, but both are simulated as equal: `python -m benchmarks.kernels --operations attend`.
+LONG = 2048
 
 
 class CacheLayout(NamedTuple):
@@ -62,15 +69,6 @@ class CacheLayout(NamedTuple):
             return keys, values
         return keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 3, 1)
 
-    def separate(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Keys and values of a cache in a layout without shared vectors."""
-        if self.heads == 1:
-            return keys, values
-        assert self.by_position
-        rows, length, sets, width = keys.shape
-        shape = (rows, length, sets * self.heads, width // self.heads)
-        return keys.reshape(shape), values.reshape(shape)
-
 
 def layout_for(
     platform: str, heads: int, kv_heads: int, head_dim: int, ways: int = 1
@@ -90,6 +88,11 @@ def layout_for(
         return CacheLayout(local, by_position=True)
     fits = [p for p in range(1, max(_LANES // head_dim, 1) + 1) if local % p == 0]
     return CacheLayout(max(fits), by_position=True)
+
+
+def is_long(keys: Array) -> bool:
+    """Whether these keys, in a layout by position, lie as `attend_long` reads them."""
+    return keys.shape[1] >= LONG and keys.shape[2] == 1
 
 
 class CacheEntries(NamedTuple):
@@ -140,8 +143,13 @@ def allocate(
     dtype: Any,
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
-    """An empty cache: zeros, without `cross`."""
+    """An empty cache: zeros, without `cross`.
+
+    In a long cache by position, on a single device, all heads share a vector.
+    """
     assert max_length >= 1
+    if layout.by_position and max_length >= LONG and not platforms.is_special():
+        layout = CacheLayout(kv_heads, by_position=True)
     groups, width = kv_heads // layout.heads, layout.heads * head_dim
     keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)
     if layout.by_position:
@@ -233,6 +241,9 @@ def _places(positions: Integer[Array, " B"], length: int) -> Int32[Array, "B T"]
 
 # Writes a block at places of an axis, which does not count the rows.
 def _write_at(axis: int, entries: Array, block: Array, place: Int32[Array, "B T"]) -> Array:
+    if axis == 0:  # all heads of a long cache share a vector
+        block = block.reshape(*block.shape[:2], *entries.shape[2:])
+
     def write_row(row: Array, block: Array, slots: Array) -> Array:
         index = (slice(None),) * axis + (slots,)
         return row.at[index].set(

@@ -34,7 +34,6 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from specjax.errors import UserError
 from specjax.models import cache as cache_lib
 from specjax.models.attention import (
-    MASKED,
     Attention,
     LayerMemory,
     Memory,
@@ -48,7 +47,7 @@ from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_
 from specjax.models.config import DecoderOnlyConfig
 from specjax.models.layers import MLP, Dense, Embed, LogitsDense, RMSNorm
 from specjax.models.model import Model
-from specjax.models.position_encoding import Rope, rope_angles
+from specjax.models.position_encoding import MASKED, Rope, rope_angles
 from specjax.types import (
     LanguageModel,
     Params,

@@ -14,6 +14,9 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
+# A bias that hides a key: far below any logit but finite, so that adding a bias gives no NaN.
+MASKED = -1e30
+
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
     """The angle in radians per position of each pair of dimensions: `[D // 2]` float32."""
@@ -36,10 +39,12 @@ def rope_angles(positions: Int32[Array, "B T"], frequencies: np.ndarray) -> Rope
 
 def rotate(x: Float[Array, "B T heads D"], rope: Rope) -> Float[Array, "B T heads D"]:
     """Rotates queries or keys; of the first 2n dimensions, for n pairs, i is paired with i + n."""
-    pairs = rope.cos.shape[-1]
-    first, second, rest = jnp.split(x, [pairs, 2 * pairs], axis=-1)
+    width = 2 * rope.cos.shape[-1]
+    if width < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :width], rope), x[..., width:]], axis=-1)
+    first, second = jnp.split(x, 2, axis=-1)
     cos, sin = rope.cos.astype(x.dtype), rope.sin.astype(x.dtype)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def buckets(

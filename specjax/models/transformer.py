@@ -19,7 +19,6 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from specjax.compilation import jit
 from specjax.models.attention import (
-    MASKED,
     Attention,
     LayerMemory,
     Memory,
@@ -32,7 +31,7 @@ from specjax.models.attention import (
 from specjax.models.cache import CacheEntries, CacheLayout, Cross
 from specjax.models.config import DeltaSizes, ModelConfig, Style
 from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
-from specjax.models.position_encoding import RelativePositionBias, Rope, rope_angles
+from specjax.models.position_encoding import MASKED, RelativePositionBias, Rope, rope_angles
 from specjax.models.recurrent import (
     DeltaPast,
     GatedDeltaNet,

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt32
 
+from specjax.kernel_choice import on_one_tpu
 from specjax.platforms import by_platform, entry
 from specjax.sampling import draw_kernels
 from specjax.sampling.draws import TINY, descend, levels_of, total
@@ -30,7 +31,7 @@ def distribution(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Arra
     """
     if not _has_kernel(logits, sampling):
         return distribution_plainly(logits, sampling)
-    return draw_kernels.on_one_tpu(
+    return on_one_tpu(
         *_unfiltered(logits, sampling),
         kernel=draw_kernels.distribution,
         plain=_distribution_at,
@@ -88,7 +89,7 @@ def drawn(
     """
     if not _has_kernel(logits, sampling) or uniform.ndim == 0:
         return drawn_plainly(logits, sampling, uniform)
-    return draw_kernels.on_one_tpu(
+    return on_one_tpu(
         *_unfiltered(logits, sampling),
         uniform,
         kernel=draw_kernels.drawn,

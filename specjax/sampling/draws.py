@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from specjax import platforms
+from specjax.kernel_choice import on_one_tpu
 from specjax.platforms import by_platform
 from specjax.sampling import draw_kernels
 
@@ -48,9 +49,7 @@ def draw(weights: Float32[Array, " V"], uniform: Float32[Array, "*U"]) -> Int32[
     assert weights.dtype == jnp.float32, "weights must be float32"
     if uniform.shape != (num_uniforms(weights.size),) or not draw_kernels.suits(weights.size):
         return draw_plainly(weights, uniform)
-    return draw_kernels.on_one_tpu(
-        weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly
-    )
+    return on_one_tpu(weights, uniform, kernel=draw_kernels.draw_by_weights, plain=draw_plainly)
 
 
 def draw_plainly(weights: Float32[Array, " V"], uniform: Float32[Array, "*U"]) -> Int32[Array, ""]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from specjax.drafting import CostAware
+from specjax.decoding.blocks import powers_of_two
+from specjax.drafting import CostAware, Costs
 from specjax.errors import UserError
 from specjax.runs.evaluation import shown
 from specjax.runs.inference import tokens_of
@@ -41,7 +42,10 @@ from specjax.study.measure import (
 from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
-from specjax.text import TextModel
+from specjax.text import Pair, TextModel
+from specjax.text.draft_length import DraftLength, draft_length, round_costs
+from specjax.text.drafts import catches_up
+from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
@@ -96,10 +100,13 @@ def compare(
     measuring = measuring.fitted(texts, quiet=measured == NONE)
     prompts, search = prompts or Prompting(), search or Search()
     chooses = bool(search.limits)
+    chooses_lengths = isinstance(settings, Grid) and settings.max_drafts is None
     if measured not in (FRONT, ALL, NONE):
         raise UserError(f"measured must be 'front', 'all' or 'none', got {measured!r}")
     if chooses and measured == NONE:
         raise UserError("limits need measurements: leave out --estimate, or the limits")
+    if chooses_lengths and measured == ALL:
+        raise UserError("max_drafts=None needs estimates: leave out --full, or give the lengths")
     parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}
     if chooses:
         order = np.random.default_rng(search.seed).permutation(len(texts.examples))
@@ -115,6 +122,13 @@ def compare(
         _check_limits(settings, search, measuring.quality)
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
+        if chooses_lengths:  # of what has no estimate the usual length is measured
+            usual = Setting().max_draft
+            settings = [
+                x
+                for x in settings
+                if x.max_draft in (None, usual) or cannot_estimate(x, bench.models) is None
+            ]
         settings = _possible(settings, grid, bench)
         configuration = _configuration(bench, prompts)
         if chooses:
@@ -127,19 +141,23 @@ def compare(
             on_start(run)
         measurer = Measurer(bench, points, prompts, parts)
         taken = settings
+        more: dict[str, Any] = {}
         if measured != ALL:
-            taken = _promising(bench, points, settings, search, parts)
+            known, left = _estimated(bench, points, settings, search, parts)
+            if chooses_lengths:
+                known, more["lengths"] = _with_lengths(bench, points, known)
+            taken = _promising(points, settings, known, left, search)
             if measured != NONE and len(taken) < len(settings):
                 tell(
                     f"measuring {len(taken)} of {len(settings)} settings, the best by the "
                     "estimates; --full measures all"
                 )
-        more: dict[str, Any] = {}
         names = [*parts]
         if chooses:
             judge = Judge(search, settings[0].verifier_alone, points.quality, points.bootstrap)
             others = [setting for setting in taken if not setting.is_alone]
-            more, choice = answer(measurer.look, others, judge, parts)
+            answered, choice = answer(measurer.look, others, judge, parts)
+            more |= answered
             names = names[:-1]
             chosen = choice.setting, choice.why
         elif measured != NONE:
@@ -196,14 +214,14 @@ def _check_limits(settings: Sequence[Setting], search: Search, quality: str | No
         )
 
 
-def _promising(
+def _estimated(
     bench: Bench,
     points: Points,
     settings: Sequence[Setting],
     search: Search,
     parts: Mapping[str, tuple[int, int, int]],
-) -> list[Setting]:
-    """Estimates settings; returns the settings to measure, in the order of the grid."""
+) -> tuple[list[Setting], list[Setting]]:
+    """Estimates settings; returns those that have estimates, and the others."""
     why_not = {setting: cannot_estimate(setting, bench.models) for setting in settings}
     known = [setting for setting in settings if why_not[setting] is None]
     if left := [setting for setting in settings if why_not[setting] is not None]:
@@ -234,6 +252,70 @@ def _promising(
         lambda: estimate(bench.models, [*known, *line], read, options=bench.options, **how),
         line,
     )
+    return known, left
+
+
+def _with_lengths(
+    bench: Bench, points: Points, known: Sequence[Setting]
+) -> tuple[list[Setting], list[dict[str, Any]]]:
+    """Keeps of the lengths of drafts the best, by estimated tokens and measured passes.
+
+    Returns:
+      The settings, and the choices for `results.json`.
+    """
+    rows, verifier = bench.measuring.latency_batch_size, bench.models["verifier"]
+    if verifier.partitioner is not None:
+        rows += -rows % verifier.partitioner.row_multiple
+    curves: dict[Setting, dict[int, float]] = {}
+    for setting in known:
+        if setting.method is None and setting.stopping is None:
+            tokens = curves.setdefault(dataclasses.replace(setting, max_draft=1), {})
+            assert setting.max_draft is not None
+            tokens[setting.max_draft] = points.estimates[setting].tokens_per_call
+
+    def choose() -> list[DraftLength]:
+        costs: dict[str, Costs] = {}
+        chosen = []
+        for curve, tokens in curves.items():
+            name, small = curve.drafter, bench.models[curve.drafter]
+            if name not in costs:
+                tell(f"measuring the passes of {small.name} and {verifier.name} ...")
+                widths, longest = powers_of_two(max(tokens) + 1), max(map(len, bench.prompts))
+                pair = Pair(small, verifier)
+                costs[name] = measure_costs(pair, (rows,), widths, prompt_length=longest)
+            rounds = round_costs(costs[name], rows, tokens, catches_up=catches_up(small))
+            chosen.append(draft_length(rounds))
+        return chosen
+
+    about = [rows, *([curve.to_dict(), *tokens.items()] for curve, tokens in curves.items())]
+    lengths = map(DraftLength._make, points.once("lengths", about, choose))
+    of_curve = dict(zip(curves, lengths, strict=True))
+    kept = []
+    for setting in known:
+        length = of_curve.get(dataclasses.replace(setting, max_draft=1))
+        if length is None or length.max_draft == setting.max_draft:
+            kept.append(setting)
+        else:
+            del points.estimates[setting]
+    told = [
+        {
+            "setting": curve.described(without=("max_draft",)),
+            "lossless": curve.is_lossless,
+            **length._asdict(),
+        }
+        for curve, length in of_curve.items()
+    ]
+    return kept, told
+
+
+def _promising(
+    points: Points,
+    settings: Sequence[Setting],
+    known: Sequence[Setting],
+    left: Sequence[Setting],
+    search: Search,
+) -> list[Setting]:
+    """Returns the settings to measure, in the order of the grid."""
     taken = {setting for setting in settings if setting.is_alone} | set(left)
     for group in drawn_alike(known):
         estimates = [points.estimates[setting] for setting in group]

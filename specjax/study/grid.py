@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 from specjax.checks import one_number, tuple_text
 from specjax.errors import UserError
+from specjax.text.draft_length import LONGEST
 from specjax.text.parts import PARTS, PLACE, Part, make_part
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, MisfitError, Setting
 
 # Texts, or text with {} -> a number or several numbers.
 Choices = Sequence[Any] | Mapping[Any, Any]
+# The lengths of drafts to choose from.
+LENGTHS = tuple(range(1, LONGEST + 1))
 _TENTHS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _MARGINS = (-0.1, 0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 # Every rule with usual strengths.
@@ -55,7 +58,8 @@ class Grid:
         number or several numbers, which replace `{}`. The verifier alone and the drafters alone
         are always included. None: every rule with usual strengths.
       top_k: the top-k of all settings; None for all tokens. Likewise `top_p` and `processors`.
-      max_drafts: the lengths of drafts, or the longest drafts with a policy.
+      max_drafts: the lengths of drafts, or the longest drafts with a policy. None: `LENGTHS`, of
+        which a comparison chooses one for each rule, drafter and sampling; with a policy 5.
       min_draft: the fewest tokens of a draft with a policy.
       stopping: policies and their thresholds, in the form of `methods`; None is a fixed length.
       longest: the longest draft with a policy; None: each of `max_drafts`.
@@ -73,7 +77,7 @@ class Grid:
     top_k: int | None = None
     top_p: float | None = None
     processors: Sequence[str] = ()
-    max_drafts: Sequence[int] = (5,)
+    max_drafts: Sequence[int] | None = (5,)
     min_draft: int = 0
     stopping: Choices = (None,)
     longest: int | None = None
@@ -87,7 +91,8 @@ class Grid:
         for name in ("methods", "stopping"):
             _check_axis(name, getattr(self, name), Sequence | Mapping, "a tuple of texts or a dict")
         for name in ("temperatures", "max_drafts", "drafting", "drafters", "verifications"):
-            _check_axis(name, getattr(self, name), Sequence, "a tuple")
+            if name != "max_drafts" or self.max_drafts is not None:
+                _check_axis(name, getattr(self, name), Sequence, "a tuple")
         self.settings()  # checks the parts
 
     def settings(self) -> list[Setting]:
@@ -151,7 +156,11 @@ class Grid:
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""
         for policy in _filled("stopping", self.stopping):
-            lengths: Sequence[int] = self.max_drafts
+            lengths: Sequence[int | None] = LENGTHS
+            if self.max_drafts is not None:
+                lengths = self.max_drafts
+            elif policy is not None:
+                lengths = [None]
             if policy is not None and self.longest is not None:
                 lengths = [self.longest]
             for length in lengths:

@@ -150,18 +150,23 @@ class Points:
           about: JSON values that identify these estimates.
           frontier: the settings that are estimated for the frontier.
         """
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-        key = f"estimates {digest}"
-        record = self.store.get(key)
-        if record is None:
-            estimates = [[x.setting.to_dict(), x.to_dict()] for x in make()]
-            self.store.put(key, {"estimates": estimates})
-            record = self.store.get(key)
-        assert record is not None
-        for values, figures in record.value["estimates"]:
+        known = self.once(
+            "estimates", about, lambda: [[x.setting.to_dict(), x.to_dict()] for x in make()]
+        )
+        for values, figures in known:
             setting = Setting(**values)
             kept = self.frontier if setting in frontier else self.estimates
             kept[setting] = Expected.of(setting, figures)
+
+    def once(self, what: str, about: Any, make: Callable[[], Any]) -> Any:
+        """Returns JSON values that are made by the first start; `about` identifies them."""
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        key = f"{what} {digest}"
+        if self.store.get(key) is None:
+            self.store.put(key, {what: make()})
+        record = self.store.get(key)
+        assert record is not None
+        return record.value[what]
 
     def put(
         self,

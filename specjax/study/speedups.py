@@ -13,105 +13,13 @@ from specjax.drafting import NeuralDrafter
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Scores, Times, over
+from specjax.text.draft_length import RoundCost
 from specjax.text.passes import PassTimes
 from specjax.text.setting import Setting
-from specjax.theory import expected_tokens
 
 _Name = TypeVar("_Name")
 # Times of the same work whose quartiles differ by more than this were disturbed.
 _STEADY = 1.15
-# A cause is named if without it the passes would allow this speed-up.
-_WORTH = 1.1
-
-
-class RoundCost(NamedTuple):
-    """What a round costs and yields, in verifier passes over one token.
-
-    Attributes:
-      max_draft: G.
-      draft_passes: the drafter's passes for G tokens.
-      c: t_draft / t_verifier(1), the time of a drafter's pass.
-      r: t_verifier(G + 1) / t_verifier(1), the time of the pass that checks a draft.
-      tokens: the tokens of a round over those of a pass of the verifier alone.
-    """
-
-    max_draft: int
-    draft_passes: int
-    c: float
-    r: float
-    tokens: float
-
-    @property
-    def passes(self) -> float:
-        """The time of a round."""
-        return self.draft_passes * self.c + self.r
-
-    @property
-    def ideal(self) -> float:
-        """The speed-up of calls that take only the time of their passes."""
-        return self.tokens / self.passes
-
-    @property
-    def acceptance(self) -> float:
-        """The rate of acceptance that yields these tokens."""
-        return acceptance_for(self.tokens, self.max_draft)
-
-    @property
-    def break_even(self) -> float:
-        """The rate of acceptance at which a round yields what it costs; above 1: none does."""
-        return acceptance_for(self.passes, self.max_draft)
-
-    def described(self) -> str:
-        """Says what a round costs and yields, and which acceptance would break even."""
-        g, passes, c, r, tokens = self
-        each = "the drafter's only pass" if passes < g else "a drafter's pass"
-        text = (
-            f"Drafting {g} tokens at c = {c:.2g} ({each}) and checking them at r = "
-            f"{r:.2g} (a verifier's pass over {g + 1} tokens) takes {self.passes:.2g} passes of "
-            f"the verifier over one token, and yields {tokens:.2g} tokens: an acceptance of "
-            f"{self.acceptance:.2f}"
-        )
-        if self.break_even > 1.0:
-            return f"{text}, and no acceptance breaks even."
-        return f"{text}, and {self.break_even:.2f} breaks even."
-
-    def why(self) -> str:
-        """Says why drafting gains no more, and what would."""
-        _, passes, c, r, tokens = self
-        text = f"Why: {self.described()}"
-        if self.ideal > _WORTH:
-            return (
-                f"{text} The passes allow {self.ideal:.2g}x; calls and prompts, or other work on "
-                "this machine, take the rest: try longer texts, or a quiet machine."
-            )
-        if tokens / (passes * c + 1) > _WORTH:
-            return (
-                f"{text} With r near 1, as a larger verifier or a GPU or TPU has it, the passes "
-                f"would allow {tokens / (passes * c + 1):.2g}x."
-            )
-        if tokens / r > _WORTH:
-            return (
-                f"{text} With a much cheaper drafter (c near 0) the passes would allow "
-                f"{tokens / r:.2g}x."
-            )
-        return f"{text} A drafter that agrees more often would help: distil it from the verifier."
-
-
-def acceptance_for(tokens: float, max_draft: int) -> float:
-    """Returns the rate of acceptance at which drafts of G tokens yield this many tokens a round.
-
-    It is above 1 if no rate does, and below 0 for less than a token.
-    """
-    if not 1.0 <= tokens <= max_draft + 1:
-        return math.inf if tokens > 1.0 else -math.inf
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        if expected_tokens(middle, max_draft) < tokens:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def round_cost(times: PassTimes, drafter: NeuralDrafter, tokens: float) -> RoundCost:

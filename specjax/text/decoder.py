@@ -24,6 +24,7 @@ from specjax import environment
 from specjax.checks import check_count, check_flag, shown, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.cascades import PairMethod
+from specjax.drafting import Costs
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.memory import explain_full_memory
@@ -81,15 +82,18 @@ class Decoder:
         single model needs a rule that does not read a drafter.
       verification: the algorithm; by default `verification.Block()`, and of trees
         `verification.Traversal()`.
-      max_draft: G, tokens drafted per round; 5 by default.
+      max_draft: G, tokens drafted per round; by default 5, or what `costs` choose.
       min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
       stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`, or
         `WithParams(policy, params)`; `drafting.FixedLength()` by default. Another threshold
-        compiles nothing. `drafting.CostAware()` without costs measures them now.
+        compiles nothing. `drafting.CostAware()` without any costs measures them now.
       drafting: how drafts are made, such as `Lookup()`, `Cascade(...)`, `Tree(...)` or
         `WithParams(...)`; by default the pair's small model drafts.
       method: a cascade such as `TokenCascade()`, or `WithParams(method, params)`; it replaces all
         of the above except the rule. "VerifierAlone" and "DrafterAlone" decode with one model.
+      costs: `drafting.read_costs(FILE)`: what passes cost and how often drafts are accepted. They
+        choose `max_draft` for the batch size and the temperature, or are for `CostAware()`. If no
+        draft pays, the verifier decodes alone.
       widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
       processors: change the distribution that tokens are drawn from, such as
         `(processors.RepetitionPenalty(1.3), processors.MinP(0.05))`; they run in the order of
@@ -116,7 +120,8 @@ class Decoder:
       models, stop, chat_template_kwargs: as given.
       method, params, rule, sampling: what decodes; `rule` is None if the method has none.
       tokenizer: the verifier's tokenizer.
-      costs: the costs measured for `drafting.CostAware()`, or None.
+      costs: those that were measured here for `drafting.CostAware()`, or None.
+      length: G as given costs have chosen it, and why; or None.
 
     Raises:
       UserError: a value is out of range, or the parts cannot be combined.
@@ -133,6 +138,7 @@ class Decoder:
         stopping: Stopping | WithParams | str | None = None,
         drafting: DraftPlan | WithParams | str | None = None,
         method: PairMethod | WithParams | str | None = None,
+        costs: Costs | None = None,
         widths: Sequence[int] | None = None,
         processors: Sequence[Processor | WithParams | str] | None = None,
         process_drafts: bool | None = None,
@@ -159,15 +165,18 @@ class Decoder:
             method=method,
             widths=widths,
             process_drafts=process_drafts,
+            costs=costs,
         )
         if isinstance(parts.method, VerifierAlone | DrafterAlone):
             models = model_alone(models, parts.method)
             parts = dataclasses.replace(parts, method=None)
-        assembled = assemble(models, parts, self.batch_size, (lengths or BUCKETS)[0])
+        sizes = self.batch_size, (lengths or BUCKETS)[0]
+        assembled = assemble(models, parts, *sizes, sampling.temperature)
         self._main = main = assembled.main
         self.buckets = buckets_to(main.context) if lengths is None else lengths
         self.models, self._assembled, self.tokenizer = models, assembled, main.tokenizer
         self.method, self.costs = assembled.method, assembled.costs
+        self.length = assembled.length
         self.rule: Rule | None = getattr(assembled.params, "rule", None)
         self.params = assembled.params
         self.sampling = dataclasses.replace(sampling, processors=None)

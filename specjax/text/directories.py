@@ -27,9 +27,11 @@ from specjax.drafting import Bigram
 from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
+from specjax.models.heads import BlockConfig
 from specjax.models.int8 import form_of
 from specjax.models.recurrent import empty_memory
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
+from specjax.text.draft_length import LONGEST, RoundCost, draft_length, expected_rounds
 from specjax.text.text_models import (
     SAMPLE,
     Models,
@@ -644,21 +646,36 @@ def as_pair(
     drafter: Inspected | InspectedHead,
     verifier: Inspected | InspectedHead,
     memory: float | None = None,
+    acceptance: float = 0.7,
 ) -> dict[str, Any]:
     """Whether two models are a pair, what a draft costs, and what fits a device.
 
-    `memory` is that of a device in bytes; None leaves out `batches`.
+    Args:
+      memory: that of a device in bytes; None leaves out `batches`.
+      acceptance: the rate at which drafted tokens are accepted, for `max_draft`.
 
     Returns:
       JSON values: `pair` (True, why not, or None for published sizes), `c` (the bytes that a
-      drafter's pass reads, over those of the verifier's) and `batches` (the largest batch by the
+      drafter's pass reads, over those of the verifier's), of a pair `max_draft` (the best G if
+      passes took the time of these bytes) with `why`, and `batches` (the largest batch by the
       length of prompt and output together, in tokens; 0: none).
     """
     opened = drafter.opened is not None and verifier.opened is not None
+    c = drafter.read_params / verifier.read_params
     values: dict[str, Any] = {
         "pair": (_why_not(drafter, verifier) or True) if opened else None,
-        "c": drafter.read_params / verifier.read_params,
+        "c": c,
     }
+    is_head = isinstance(drafter, InspectedHead)
+    if values["pair"] is True or not (opened or is_head):
+        longest, at_once = LONGEST, False
+        if isinstance(drafter, InspectedHead) and isinstance(verifier, Inspected):
+            config = drafter.opened.config_for(verifier.model)
+            if at_once := isinstance(config, BlockConfig):
+                longest = config.most_drafts
+        tokens = expected_rounds(acceptance, longest)
+        rounds = [RoundCost(g, 1 if at_once else g, c, 1.0, each) for g, each in tokens.items()]
+        values |= draft_length(rounds)._asdict()
     if memory is not None:
         both = (drafter, verifier)
         left = _USABLE * memory - sum(each.params * each.dtype.itemsize for each in both)

@@ -99,6 +99,11 @@ def drafter_of(
     return kind(model, max_draft, **options), drafting.NeuralDrafterParams(joined, params)
 
 
+def catches_up(small: TextModel) -> bool:
+    """Whether a drafter reads the last token of a whole draft in the next draft's first pass."""
+    return small.is_head or catches_up_on(small.platform)
+
+
 class Planned(NamedTuple):
     """The result of a plan; the decoder's fingerprint has `own` and `described`.
 

@@ -1,6 +1,6 @@
 """The engine: requests enter slots, all slots step together, finished rows leave.
 
-Axes: B slots, L prompt length, N longest output.
+Axes: B slots, L prompt length, N longest output, K numbers of a row.
 """
 
 import bisect
@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Array, Int32
 
 from specjax import types
 from specjax.checks import check_count
@@ -39,7 +39,7 @@ from specjax.text.requests import Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
 from specjax.text.stops import Added, StopBlocks, StreamedText, check_stops, cut
 from specjax.text.text_models import TextModel
-from specjax.types import DecodeState, Params, PromptBatch, Sampling
+from specjax.types import DecodeInfo, DecodeState, Params, PromptBatch, Sampling
 
 # Powers of two and a length between them: padding adds at most about half to a row. Longer ones are
 # powers of two, because each is another large program.
@@ -224,6 +224,16 @@ class Slots:
                     self.held[place] = None
 
 
+class Progress(NamedTuple):
+    """The fields of a `DecodeState` that the host reads after a run."""
+
+    tokens: Any
+    lengths: Any
+    ended_by: Any
+    steps: Any
+    info: DecodeInfo
+
+
 # Steps between two returns to the host, so that Ctrl-C works.
 STOP_AFTER = 64
 _REMEDY = (
@@ -319,6 +329,11 @@ class Engine:
         self._widths = widths if same else (prompt_length,)
         self._slots = Slots(rows, refill)
         self.state: DecodeState | None = None
+        # The packed `Progress` after each run that was not read yet, and the entries during it.
+        self._reports: collections.deque[tuple[Array, list[Entry | None]]] = collections.deque()
+        places, where = np.arange(rows), method.partitioner
+        # The slots whose rows this process returns.
+        self._own = {*local_rows(places if where is None else where.place_rows(places))[0].tolist()}
         self._next_index = 0
         # The id of the next row without one.
         self._next_row = 0
@@ -466,8 +481,9 @@ class Engine:
     def stream_step(self, *, every: int = 1) -> list[Added]:
         """Like `step`, but returns after a few rounds, with the text that each row got.
 
-        At most `every` rounds are done: a return to the host takes time, so more are faster. Use
-        `stream_step` for all steps of an engine: the text of a row that `step` finishes is not
+        At most `every` rounds are done: a return to the host takes time, so more are faster. The
+        next rounds start before the texts are read, so a request that is added now waits for them.
+        Use `stream_step` for all steps of an engine: the text of a row that `step` finishes is not
         streamed.
 
         Returns:
@@ -490,23 +506,35 @@ class Engine:
         self._check_alive()
         try:
             with explain_full_memory(self._in_words(), _REMEDY):
-                self._fill()
-                steps = self._next_steps(until_empty, every)
-                if steps is None:
-                    return []
-                assert self.state is not None
-                self.state = self.method.run(self._params_now(), self.state, *steps, **self._stops)
-                return self._drain(every is not None)
+                # The next run of a stream starts before a report is read, so that no device waits
+                # for the host. If it must wait, for slots to be filled, that run has no steps.
+                while len(self._reports) < (1 if every is None else 2):
+                    self._fill()
+                    steps = self._next_steps(until_empty, every)
+                    if steps is None:
+                        break
+                    self._start(*steps)
+                return self._drain(every is not None) if self._reports else []
         except BaseException as error:  # `run` takes the state's buffers
             self._end, self.state = type(error).__name__, None
+            self._reports.clear()
             raise
+
+    def _start(self, stop_after: int, until_finished: int) -> None:
+        assert self.state is not None
+        method, params = self.method, self._params_now()
+        self.state = method.run(params, self.state, stop_after, until_finished, **self._stops)
+        mesh = None if method.partitioner is None else method.partitioner.mesh
+        packed = _packing(mesh)(_progress(self.state))
+        packed.copy_to_host_async()
+        self._reports.append((packed, [*self._slots.held]))
 
     def _next_steps(self, until_empty: bool, every: int | None) -> tuple[int, int] | None:
         """The most steps of the next run, and the finished rows that end it; None for no run."""
         free, idle = self._slots.free, self._slots.idle_steps()
         if free == self._rows:
             return None
-        finished = self._rows if until_empty else free + 1
+        finished = self._rows if until_empty or every else free + 1
         finished = max(self._slots.refill, free + 1) if self._slots.waiting else finished
         if free + len(idle) == self._rows:
             # No row is decoded: skip the steps.
@@ -659,29 +687,31 @@ class Engine:
     def _drain(self, streams: bool) -> list[Added]:
         """Removes the finished rows from their slots; `streams`: also returns others' texts."""
         assert self.state is not None
-        ended_by, steps, places, rows = _read(self.state)
-        local = {int(place): i for i, place in enumerate(places)}
+        packed, held = self._reports.popleft()
+        read = _unpacked(np.asarray(packed), _progress(self.state))
         added, ended = [], []
         now, compiled, passed = time.perf_counter(), compile_seconds(), 0
-        for place, entry in enumerate(self._slots.held):
-            if entry is None or entry.idle_steps is not None:
+        for place, entry in enumerate(held):
+            # An entry may have lost its slot since the run started.
+            if entry is None or entry is not self._slots.held[place]:
                 continue
-            passed = max(passed, int(steps[place]) - entry.steps)
-            entry.steps = int(steps[place])
-            row, text, i = None, "", local.get(place)
-            if ended_by[place]:
+            if entry.idle_steps is not None:
+                continue
+            passed = max(passed, int(read.steps[place]) - entry.steps)
+            entry.steps = int(read.steps[place])
+            row, text, is_own = None, "", place in self._own
+            if read.ended_by[place]:
                 ended.append(place)
-                if i is not None:
+                if is_own:
                     times = split_time(now - entry.since, compiled - entry.compiled)
-                    row = self._row(entry, i, int(ended_by[place]), rows, times)
+                    row = self._row(entry, place, read, times)
                     text = row.text
-            if streams and i is not None:
+            if streams and is_own:
                 if entry.streamed is None:
                     stops = self._stops_of(entry.request)
                     entry.streamed = StreamedText(self._model, entry.tokens, stops)
                 if row is None:
-                    all_tokens, lengths, *_ = rows
-                    text = entry.streamed.more(all_tokens[i, : lengths[i]])
+                    text = entry.streamed.more(read.tokens[place, : read.lengths[place]])
                 else:
                     text = entry.streamed.rest(row.text)
             if text or row:
@@ -692,16 +722,16 @@ class Engine:
         self._slots.pass_steps(passed)
         return added
 
-    def _row(self, entry: Entry, i: int, code: int, rows: Any, times: dict[str, Any]) -> Row:
-        all_tokens, lengths, steps, all_info = rows
+    def _row(self, entry: Entry, place: int, read: Progress, times: dict[str, Any]) -> Row:
         # Copies: a view would keep the whole batch in memory.
-        info: Any = jax.tree.map(lambda x: np.array(x[i]), all_info)
-        tokens, ended_by = np.array(all_tokens[i, : lengths[i]]), types.ENDED_BY[code]
+        read = jax.tree.map(lambda x: np.array(x[place]), read)
+        info, tokens = read.info, read.tokens[: read.lengths].copy()
+        ended_by = types.ENDED_BY[read.ended_by]
         output = tokens[:-1] if ended_by == "eos" else tokens
         error = None
-        if code == types.NAN:
+        if read.ended_by == types.NAN:
             source = self.method.nan_sources[int(info.nan_in)]
-            error = f"{source} gave NaN in step {int(steps[i])}"
+            error = f"{source} gave NaN in step {int(read.steps)}"
         text = "" if self._model is None else self._model.decode(entry.tokens, output)
         logs = types.LogProbs()
         if info.log_probs is not None and entry.request.log_probs is not False:
@@ -716,7 +746,7 @@ class Engine:
             text=cut(text, self._stops_of(entry.request)),
             tokens=output,
             ended_by=ended_by,
-            info=RowInfo.of(info, np.array(lengths[i]), np.array(steps[i])),
+            info=RowInfo.of(info, read.lengths, read.steps),
             **times,
             log_probs=logs.plain,
             log_probs_processed=logs.processed,
@@ -781,24 +811,33 @@ def _columns(default: Any, of_rows: Sequence[Any], rows: int) -> Any:
     )
 
 
-def _read(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Reads all rows' `ended_by` and `steps`, and this process's rows, in a single transfer."""
-    ends = (state.ended_by, state.steps)
-    outputs = (state.tokens, state.lengths, state.steps, state.info)
-    if state.ended_by.is_fully_addressable:
-        (device, *_) = state.ended_by.devices()
-        # On a CPU `np.asarray` copies nothing, and is four times as fast as `device_get`.
-        get = functools.partial(jax.tree.map, np.asarray)
-        (ended_by, steps), rows = (get if device.platform == "cpu" else jax.device_get)(
-            (ends, outputs)
-        )
-        return ended_by, steps, np.arange(len(ended_by)), rows
-    everywhere = jax.NamedSharding(state.ended_by.sharding.mesh, jax.P())  # type: ignore[attr-defined]
-    ended_by, steps = map(np.asarray, _copy_to(everywhere)(ends))
-    places, _ = local_rows(state.ended_by)
-    return ended_by, steps, places, jax.tree.map(lambda x: local_rows(x)[1], outputs)
+def _progress(state: DecodeState) -> Progress:
+    return Progress(*(getattr(state, name) for name in Progress._fields))
 
 
 @functools.cache
-def _copy_to(sharding: Any) -> Any:
-    return jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=sharding)
+def _packing(mesh: jax.sharding.Mesh | None) -> Callable[[Progress], Array]:
+    """`_packed` as a program; on a mesh each process has all rows."""
+    everywhere = None if mesh is None else jax.NamedSharding(mesh, jax.P())
+    return jit(_packed, out_shardings=everywhere)
+
+
+def _packed(progress: Progress) -> Int32[Array, "B K"]:
+    """The numbers of each row in one array, which a device sends faster than several."""
+    leaves = [
+        leaf.view(jnp.int32) if leaf.dtype == jnp.float32 else leaf.astype(jnp.int32)
+        for leaf in jax.tree.leaves(progress)
+    ]
+    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+
+
+def _unpacked(packed: Int32[np.ndarray, "B K"], like: Progress) -> Progress:
+    """What was packed, with the shapes of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    arrays, start = [], 0
+    for leaf in leaves:
+        end = start + leaf.size // len(packed)
+        numbers = packed[:, start:end].reshape(leaf.shape)
+        arrays.append(numbers.view(np.float32) if leaf.dtype == np.float32 else numbers)
+        start = end
+    return jax.tree.unflatten(structure, arrays)

@@ -48,6 +48,7 @@ from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models.heads import BlockHead
 from specjax.processors import Constraint, JsonSchema, Regex
+from specjax.text.draft_length import DraftLength, draft_length, expected_rounds, round_costs
 from specjax.text.drafts import (
     MOST_NODES,
     Branches,
@@ -60,6 +61,7 @@ from specjax.text.drafts import (
     Planned,
     Tree,
     WithParams,
+    catches_up,
     check_is_plan,
     drafter_of,
 )
@@ -399,6 +401,7 @@ class Parts:
     method: Any = None
     widths: Any = None
     process_drafts: bool | None = None
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -414,6 +417,9 @@ class Parts:
             put("widths", tuple(widths.reshape(-1).tolist()))
         if self.process_drafts is not None:
             check_flag("process_drafts", self.process_drafts)
+        if self.costs is not None:
+            needed = ("rows", "widths", "draft", "verifier")
+            check_part("costs", self.costs, needed, "drafting.read_costs(FILE)")
 
     @property
     def policy(self) -> Stopping | None:
@@ -448,6 +454,7 @@ class Assembled:
       own_params: a hash of the parameters that belong to no model, or None.
       stopping: the text of the policy with its costs, or None.
       costs: the costs measured for a policy without costs, or None.
+      length: the choice of G by given costs, or None.
       most_rows: the largest batch with known costs; None if the policy needs no costs.
       budget: the tokens of a `drafting.Budget` without a smallest draft; None for other policies.
     """
@@ -459,6 +466,7 @@ class Assembled:
     own_params: str | None = None
     stopping: str | None = None
     costs: Costs | None = None
+    length: DraftLength | None = None
     most_rows: int | None = None
     budget: int | None = None
 
@@ -470,10 +478,17 @@ _OF_METHODS = (
 )
 
 
-def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length: int) -> Assembled:
+def assemble(
+    models: Models | TextModel,
+    parts: Parts,
+    rows: int,
+    prompt_length: int,
+    temperature: Any = 1.0,
+) -> Assembled:
     """Makes a method from models and parts.
 
-    Costs are measured with `rows` prompts of `prompt_length` tokens.
+    Costs are measured with `rows` prompts of `prompt_length` tokens. Given costs choose G for these
+    rows at `temperature`, a number or one for each row.
     """
     if isinstance(models, TextModel):
         named, main = {"verifier": models}, models
@@ -514,9 +529,15 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
     _check_plan(parts, plan)
     what = "decoding with several models" if parts.drafting is None else f"drafting={plan!r}"
     _check_names(named, plan.needs, what)
-    costs = None
+    costs = length = None
     if plan.weighs_costs:
         pair = Pair(named["drafter"], main)
+        if parts.costs is not None and parts.stopping is None:
+            length = chosen_length(parts.costs, pair, rows, temperature)
+            if not length.max_draft:
+                assembled = assemble(main, Parts(), rows, prompt_length)
+                return dataclasses.replace(assembled, length=length)
+            parts = dataclasses.replace(parts, max_draft=length.max_draft)
         parts, costs = _with_costs(parts, plan, pair, rows, prompt_length)
     method, rule, planned = _speculative(named, main, parts, plan)
     used = {name: model for name, model in named.items() if model is main or name in plan.needs}
@@ -530,6 +551,7 @@ def assemble(models: Models | TextModel, parts: Parts, rows: int, prompt_length:
         own_params=_hash(planned.own, planned.described),
         stopping=None if parts.policy is None else repr(parts.policy),
         costs=costs,
+        length=length,
         most_rows=None if weighed is None else weighed.rows[-1],
         budget=None if shared is None else shared.tokens,
     )
@@ -567,6 +589,15 @@ def _check_plan(parts: Parts, plan: DraftPlan) -> None:
     for part, why in plan.left_out.items():
         if getattr(parts, part) is not None:
             raise UserError(f"{part} must be left out: {why}")
+    is_lossless = parts.rule is None or type(parts.rule) is rules.Lossless
+    is_free = parts.stopping is None and parts.max_draft is None and is_lossless
+    weighs = isinstance(parts.policy, CostAware) or (is_free and plan.weighs_costs)
+    if parts.costs is not None and not weighs:
+        raise UserError(
+            "costs must be left out: they are for stopping=CostAware(), or choose max_draft where "
+            "the drafts of a single drafter are lossless and neither max_draft nor stopping is "
+            "given"
+        )
     if isinstance(parts.policy, CostAware) and not plan.weighs_costs:
         raise UserError(
             f"stopping=CostAware cannot be used with drafting={plan!r}, because it needs a single "
@@ -698,12 +729,12 @@ def _with_costs(
     policy = parts.stopping
     if not isinstance(policy, CostAware):
         return parts, None
-    main = pair.verifier
-    multiple = 1 if main.partitioner is None else main.partitioner.row_multiple
+    main, multiple = pair.verifier, _row_multiple(pair)
     rows += -rows % multiple
     without = dataclasses.replace(parts, stopping=None)
     longest = _speculative(pair.named, main, without, plan)[0].max_draft + 1
     widths, costs = parts.widths or powers_of_two(longest), None
+    policy = policy if policy.costs else dataclasses.replace(policy, costs=parts.costs)
     if policy.costs is None:
         costs = _known_costs.get()
         if costs is None or costs.pair != pair.fingerprint:
@@ -716,6 +747,34 @@ def _with_costs(
     check_costs(weighed, pair, rows, widths[-1] - 1)
     policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
     return dataclasses.replace(parts, stopping=policy), costs
+
+
+def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> DraftLength:
+    """Chooses the length of a pair's drafts, up to the longest that `costs` were measured with.
+
+    Raises:
+      UserError: the costs are not those of the pair, the rows and the temperatures.
+    """
+    small = pair.drafter
+    rows += -rows % _row_multiple(pair)
+    longest = costs.widths[-1] - 1
+    if isinstance(small.model, BlockHead):
+        longest = min(longest, small.model.config.most_drafts)
+    check_costs(costs, pair, rows, longest)
+    low, high = np.min(temperature), np.max(temperature)
+    if not costs.temperatures or not costs.temperatures[0] <= low <= high <= costs.temperatures[-1]:
+        raise UserError(
+            f"costs has acceptance at the temperatures {costs.temperatures}, which must include "
+            f"{low:g} to {high:g}: measure it with `specjax bench --costs FILE --temperatures`"
+        )
+    acceptance = np.mean(np.interp(temperature, costs.temperatures, costs.acceptance))
+    tokens = expected_rounds(float(acceptance), longest)
+    return draft_length(round_costs(costs, rows, tokens, catches_up=catches_up(small)))
+
+
+def _row_multiple(pair: Pair) -> int:
+    partitioner = pair.verifier.partitioner
+    return 1 if partitioner is None else partitioner.row_multiple
 
 
 def _hash(params: Params, described: str = "") -> str | None:

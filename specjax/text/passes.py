@@ -370,18 +370,18 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
     how = "measure them with `specjax bench --costs FILE`"
     if costs.pair and costs.pair != pair.fingerprint:
         raise UserError(
-            f"CostAware: the costs belong to another pair ({costs.pair}, not {pair.fingerprint}): "
+            f"the costs belong to another pair ({costs.pair}, not {pair.fingerprint}): "
             f"{how} for this pair"
         )
     if not costs.rows[0] <= rows <= costs.rows[-1]:
         sizes = " ".join(map(str, sorted((*costs.rows, rows))))
         raise UserError(
-            f"CostAware: the costs are those of {costs.rows[0]} to {costs.rows[-1]} rows, but "
+            f"the costs are those of {costs.rows[0]} to {costs.rows[-1]} rows, but "
             f"the batch has {rows}: {how} and --rows {sizes}"
         )
     if costs.widths[-1] <= max_draft:
         warnings.warn(
-            f"CostAware: the costs were measured with drafts of up to {costs.widths[-1] - 1} "
+            f"the costs were measured with drafts of up to {costs.widths[-1] - 1} "
             f"tokens, but max_draft is {max_draft}, so the times of wider passes are extrapolated: "
             f"{how} and --drafts {max_draft}",
             stacklevel=2,
@@ -389,7 +389,7 @@ def check_costs(costs: Costs, pair: Pair, rows: int, max_draft: int) -> None:
     here = machine()
     if costs.machine and costs.machine != here:
         warnings.warn(
-            f"CostAware: the costs were measured on another machine ({costs.machine}, not {here}), "
-            f"so drafts may end too early or too late: {how} here",
+            f"the costs were measured on another machine ({costs.machine}, not {here}), "
+            f"so drafts may be too short or too long: {how} here",
             stacklevel=2,
         )

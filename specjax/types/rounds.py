@@ -292,11 +292,14 @@ class DraftOutcome(NamedTuple):
       agreed: the number of drafted tokens that were committed.
       rejected: whether the next drafted token was replaced by another one. False if the row's
         output ended before it.
+      lags: whether the drafter reads the last token of a draft that is accepted whole in a pass of
+        its own.
     """
 
     drafted: Int32[Array, " B"]
     agreed: Int32[Array, " B"]
     rejected: Bool[Array, " B"]
+    lags: bool = True
 
 
 class Drawn(NamedTuple):

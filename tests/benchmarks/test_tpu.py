@@ -61,6 +61,19 @@ def test_what_has_no_estimate_is_named(small):
     assert estimates.by_region(found)["outside"][1] == 2 * 8 * 640 * 128 * 2
 
 
+def test_a_kernel_that_reads_a_cache_takes_the_time_of_its_bytes(small):
+    reads = PROGRAM.replace("custom-call(%s), custom_call", "custom-call(%turned), custom_call")
+    assert reads != PROGRAM
+    found = estimates.executed(parse(reads), 5, loop=True, cache=estimates.Cache(640, 1000.0))
+    cycles = round(8 * 640 * 128 * 4 / 1000)
+    assert {part: n for part, n in estimates.reading_by_part(found).items() if n} == {
+        "unnamed": cycles
+    }
+    before = estimates.cycles_by_part(small[1])["unnamed"]
+    assert estimates.cycles_by_part(found)["unnamed"] == before + cycles
+    assert estimates.without_estimate(found) == {}
+
+
 def test_a_loop_starts_where_its_counter_does():
     later = PROGRAM.replace("%zero = s32[]{:T(128)} constant(0)", "%zero = s32[] constant(1)")
     found = estimates.executed(parse(later), 5, loop=True)

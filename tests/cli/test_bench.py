@@ -66,7 +66,7 @@ def test_figures_fit_together(arguments, capsys, monkeypatch):
     assert row["passes"]["draft_ms"] == 500.0 and row["passes"]["check_ms"] == 3000.0
 
 
-def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
+def test_costs_are_written_for_policies_and_lengths(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
 
     def measured(pair, rows, widths, **_):
@@ -77,11 +77,21 @@ def test_costs_are_written_for_policies(arguments, tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench, "measure_costs", measured)
     path = tmp_path / "costs.json"
-    assert main([*arguments, "--drafts", "1", "3", "--rows", "1", "2", f"--costs={path}"]) == 0
+    sizes = ["--drafts", "1", "3", "--rows", "1", "2", "--temperatures", "1", "0"]
+    assert main([*arguments, *sizes, f"--costs={path}"]) == 0
+    out, told = capsys.readouterr()
     costs = read_costs(path)
     pair = bench.load_pair()
     assert costs.pair == pair.fingerprint
     assert costs.rows == (1, 2) and costs.widths == (1, 2, 4)
+    for temperature, rate in zip((0.0, 1.0), costs.acceptance, strict=True):
+        rows = json.loads(out.splitlines()[-1])["rows"]
+        found = [row["acceptance"] for row in rows if row["temperature"] == temperature]
+        assert len(found) == 4 and rate == pytest.approx(np.mean(found))
+        # Wider passes cost more than they save.
+        why = f"at an acceptance of {rate:.2f}"
+        where = f"at batch 2, temperature {temperature:g}: G = 0: no draft pays; the best is G = 1:"
+        assert f"{where} {why}" in told
     policy = specjax.drafting.CostAware(costs=costs)
     decoder = specjax.Decoder(pair, max_draft=3, batch_size=2, stopping=policy)
     assert decoder(["ba"], progress=False).info.emitted > 0

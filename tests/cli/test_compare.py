@@ -10,6 +10,7 @@ import pytest
 from specjax import load_models
 from specjax.cli import compare, gin_config
 from specjax.cli.main import main
+from specjax.drafting import Costs
 from specjax.study import Setting, read_points
 from specjax.text import Decoder
 from tests import tiny_pair
@@ -185,6 +186,52 @@ def test_estimates_need_no_references_and_decode_nothing(data, tmp_path, capsys)
     records = lines(output)
     assert {record["status"] for record in records} == {"estimated"}
     assert all(record["expected"]["nats_per_token"] is not None for record in records)
+
+
+def test_lengths_are_chosen_by_estimates_and_measured_passes(data, tmp_path, capsys, monkeypatch):
+    """And are not chosen again where the comparison goes on."""
+    asked = []
+
+    def measured(pair, rows, widths, prompt_length):
+        asked.append((rows, widths))
+        assert prompt_length == 7
+        times = tuple(1.0 + 0.1 * width for width in widths)
+        return Costs(tuple(rows), tuple(widths), (0.01,), (times,), pair=pair.fingerprint)
+
+    monkeypatch.setattr("specjax.study.comparison.measure_costs", measured)
+    output = tmp_path / "out"
+    settings = {
+        "METHODS": "{'Lossless': None, 'OPT({})': (0.1, 0.9)}",
+        "MAX_DRAFTS": "None",
+        "STOPPING": "(None, 'Confidence(0.4)')",
+        "DRAFTING": "(None, 'Lookup()')",
+        "TEMPERATURES": "(0, 1)",
+    }
+    assert run(data, output, "--estimate", **settings) == 0
+    out, _ = capsys.readouterr()
+    results = json.loads((output / "results.json").read_text())
+    assert len(results["lengths"]) == 6 and asked == [((1,), (1, 2, 4, 8, 11))]
+    known = [x for x in lines(output) if x["method"] is None]
+    left = {}
+    for x in known:
+        if x["stopping"] is None and x["drafting"] is None:
+            name = f"{x['rule']}, Block, T={x['temperature']:g}"
+            left.setdefault(name, []).append(x["max_draft"])
+    for one in results["lengths"]:
+        name, length, why = one["setting"], one["max_draft"], one["why"]
+        assert left.pop(name, []) == ([length] if length else [])
+        assert why.startswith(f"G = {length}: ")
+        assert (f"{name}: {why}" in out) == one["lossless"] == name.startswith("Lossless")
+    assert not left
+    # OPT(0.9) keeps what the drafter writes, so longer drafts pay.
+    chosen = {one["setting"]: one["max_draft"] for one in results["lengths"]}
+    assert chosen["OPT(0.9), Block, T=1"] > chosen["Lossless, Block, T=1"]
+    # With a policy, and for copies, the usual length.
+    others = {x["max_draft"] for x in known if x["stopping"] or x["drafting"]}
+    assert others == {5}
+    assert run(data, output, "--estimate", **settings) == 0 and len(asked) == 1
+    assert run(data, tmp_path / "other", "--full", **settings) == 2
+    assert "MAX_DRAFTS=None needs estimates: leave out --full" in capsys.readouterr().err
 
 
 def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys):

@@ -344,8 +344,12 @@ MISFITS = {
     "copies, rule": (["DRAFTING=Lookup()", "RULE=Chow(0.3)"], "cannot be combined"),
     "costs": (
         ["COSTS=costs.json", "STOPPING=Confidence(0.4)"],
-        r"COSTS is for STOPPING='CostAware\(\)', got STOPPING='Confidence\(0.4\)'",
+        r"COSTS is for STOPPING='CostAware\(\)', or chooses MAX_DRAFT of lossless drafts",
     ),
+    "costs, length": (["COSTS=costs.json", "MAX_DRAFT=3"], "leave out COSTS, or MAX_DRAFT"),
+    "costs, rule": (["COSTS=costs.json", "RULE=OPT(0.2)"], "leave out COSTS, or MAX_DRAFT"),
+    "costs, copies": (["COSTS=costs.json", "DRAFTING=Lookup()"], "leave out COSTS, or MAX_DRAFT"),
+    "no draft": (["MAX_DRAFT=0"], "max_draft must be a whole number of at least 1, got 0"),
     "budget": (["RULE=Budgeted(Lossless(), 0.1)"], "rule must have a strength to lower"),
     "budget below": (
         ["DRAFTING=Cascade(((3, 2), (0, 3)), last=Lookup(), rules=(Budgeted(OPT(0.5), 0.1),))"],
@@ -431,6 +435,38 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):
     for other in (argv[:-1], [*argv, "--gin.BATCH_SIZE=1"]):
         assert main(other) == 2
         assert "has a run of another configuration" in capsys.readouterr().err
+
+
+def test_costs_choose_the_length_of_a_run(paths, done, tmp_path, capsys):
+    """It is in the record, and a start that goes on chooses it again."""
+    pair = specjax.load_pair(**paths)
+
+    def decoded(name, acceptance, **settings):
+        costs = drafting.Costs((1, 8), (1, 2, 4), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
+        more = {"temperatures": (1.0,), "acceptance": (acceptance,), "pair": pair.fingerprint}
+        path = tmp_path / f"{acceptance}.json"
+        path.write_bytes(costs_file(dataclasses.replace(costs, **more)))
+        output = tmp_path / name
+        given = {"MAX_DRAFT": None, "COSTS": path, **settings}
+        status = main(arguments(paths, done[0], output, **given))
+        return status, capsys.readouterr().err, output
+
+    status, told, output = decoded("out", 0.8)
+    assert status == 0 and "specjax: G = 3: at an acceptance of 0.80" in told
+    assert json.loads((output / "infer_config.json").read_text())["max_draft"] == 3
+    assert [row["tokens"] for row in rows(output)] == [row["tokens"] for row in rows(done[1])]
+    whole = (output / "predictions.jsonl").read_bytes()
+    (output / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert decoded("out", 0.8)[0] == 0
+    assert (output / "predictions.jsonl").read_bytes() == whole
+    status, told, _ = decoded("out", 0.3)
+    assert status == 2 and "G = 1: " in told and "has a run of another configuration" in told
+    # No draft pays: the run is that of the verifier alone.
+    status, told, output = decoded("none", 0.0)
+    assert status == 0 and "specjax: G = 0: no draft pays" in told
+    alone = tmp_path / "alone"
+    assert main(arguments(paths, done[0], alone, METHOD="VerifierAlone")) == 0
+    assert (output / "predictions.jsonl").read_bytes() == (alone / "predictions.jsonl").read_bytes()
 
 
 def test_sources_are_written_and_shown(paths, done, tmp_path, capsys):

@@ -54,13 +54,15 @@ def test_it_is_printed_as_a_table(paths, capsys):
     assert main(["inspect", str(paths["drafter"]), str(paths["verifier"])]) == 0
     out = capsys.readouterr().out
     assert re.search(r"family +T5 \(hf\)", out) and "a pair: " in out and "c = 0." in out
+    assert "at an acceptance of 0.70" in out and "specjax bench measures" in out
 
 
 def test_what_is_no_pair_is_explained(paths, tmp_path, capsys):
     other = shutil.copytree(paths["drafter"], tmp_path / "other")
     tiny_pair.write_vocabulary(other, ["sa", "te", "wi", "xo"])
     two = (other, paths["verifier"])
-    assert "have different tokenizers" in inspected(capsys, *two, status=2)["pair"]
+    values = inspected(capsys, *two, status=2)
+    assert "have different tokenizers" in values["pair"] and "max_draft" not in values
     assert main(["inspect", *map(str, two)]) == 2
     assert "not a pair: " in capsys.readouterr().out
     (other / "spiece.model").unlink()
@@ -75,6 +77,13 @@ def test_published_sizes_need_no_files(capsys):
     # Keys and values of 28 and 36 layers, 8 heads of 128, in bfloat16.
     row = 1_024 * 4 * 8 * 128 * (28 + 36)
     assert values["batches"]["1024"] == int((72e9 - 2 * (596_049_920 + 8_190_735_360)) // row)
+    # a = 0.7: (1 - a^6) / (1 - a) tokens for 1 + 5 c passes.
+    assert values["max_draft"] == 5
+    assert "2.94 tokens a round for 1.39 passes of the verifier, 2.11x" in values["why"]
+    unsure = inspected(capsys, "t5_v1_1_base", "t5_v1_1_small", "--acceptance", "0.2")
+    assert unsure["max_draft"] == 0 and "no draft pays; the best is G = 1" in unsure["why"]
+    assert main(["inspect", "qwen3_8b", "qwen3_0.6b", "--acceptance", "1.5"]) == 2
+    assert "--acceptance must lie in [0, 1], got 1.5" in capsys.readouterr().err
     assert main(["inspect", "qwen3_8b"]) == 0
     out = capsys.readouterr().out
     assert "8,190,735,360" in out and "on disk" not in out

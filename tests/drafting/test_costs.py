@@ -14,6 +14,8 @@ COSTS = Costs(
     verifier=((10.0, 12.0, 20.0), (30.0, 32.0, 40.0)),
     machine="this",
     pair="a+b",
+    temperatures=(0.0, 1.0),
+    acceptance=(0.8, 0.6),
 )
 
 
@@ -49,6 +51,10 @@ def test_costs_may_be_static():
         ("verifier", ((1.0, 2.0, 3.0), (1.0, 2.0)), "verifier must be a tuple of 2 tuples"),
         ("machine", None, "machine must be a string, got None"),
         ("verifier", ((1.0, 2.0, 3.0), (0.0, 2.0, 3.0)), "tuples of 3 seconds above 0"),
+        ("temperatures", (1.0, 0.0), "temperatures must be a tuple that increases from 0"),
+        ("temperatures", (-1.0, 0.0), "temperatures must be a tuple that increases from 0"),
+        ("acceptance", (0.8,), "acceptance must be a tuple of 2 rates"),
+        ("acceptance", (0.8, 1.5), "acceptance must be a tuple of 2 rates in .0, 1."),
     ],
 )
 def test_what_is_no_cost_is_refused_in_code_and_in_a_file(tmp_path, field, value, message):
@@ -72,8 +78,8 @@ def test_a_file_is_read_back(tmp_path):
         (b"\xff\xfe\x00", "costs.json is not a JSON file"),
         ("[]", "costs.json is not a file of costs"),
         ('{"rows": [1]}', "costs.json is not a file of costs"),
-        ('{"format": 2}', "has the format 2, but this version reads 1"),
-        ('{"format": 1, "rows": [1]}', "costs.json lacks 'widths'"),
+        ('{"format": 1}', "has the format 1, but this version reads 2"),
+        ('{"format": 2, "rows": [1]}', "costs.json lacks 'widths'"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

@@ -121,10 +121,9 @@ def test_numbers_are_traced():
         assert one.bind()[0] == other.bind()[0] and one != other
 
 
-def outcome(drafted, agreed, rejected):
-    return DraftOutcome(
-        jnp.asarray(drafted, jnp.int32), jnp.asarray(agreed, jnp.int32), jnp.asarray(rejected)
-    )
+def outcome(drafted, agreed, rejected, **others):
+    counts = (jnp.asarray(x, jnp.int32) for x in (drafted, agreed))
+    return DraftOutcome(*counts, jnp.asarray(rejected), **others)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -275,6 +274,9 @@ def test_what_a_round_took_and_gave_is_remembered():
     memory = policy.remember(params, 5, G)
     _, state = policy.begin(params, memory, jnp.full(5, G, jnp.int32), G)
     drafted, agreed = jnp.asarray([3, 1, 0, 2, 3]), jnp.asarray([1, 1, 0, 0, 2])
+    # A drafter that catches up in its next draft makes no pass more.
+    same = policy.learn(memory, state, outcome(drafted, agreed, [1, 0, 0, 1, 1], lags=False))
+    np.testing.assert_allclose(same.policy.seconds, 3 * 0.05 + 2.6, rtol=1e-6)
     memory = policy.learn(memory, state, outcome(drafted, agreed, [1, 0, 0, 1, 1]))
     # Three drafts, one more because the block of row 1 stood; a pass over 3 + 1 tokens.
     np.testing.assert_allclose(memory.policy.seconds, 4 * 0.05 + 2.6, rtol=1e-6)

@@ -6,14 +6,8 @@ import pytest
 from specjax.evaluation import Bootstrap, Interval
 from specjax.study import Setting
 from specjax.study.measure import Scores, Times
-from specjax.study.speedups import (
-    RoundCost,
-    acceptance_for,
-    conclusion,
-    recommend,
-    speedup,
-    spread,
-)
+from specjax.study.speedups import conclusion, recommend, speedup, spread
+from specjax.text.draft_length import RoundCost
 
 # Passes over six tokens cost 2.1, a drafter's 0.2: a round of 2.8 tokens takes 3.1 passes.
 SLOW = RoundCost(5, 5, 0.2, 2.1, 2.8)
@@ -52,36 +46,6 @@ def test_the_first_sentence_is_the_verdict(gains, first):
     # The same work took other times, so c and r are doubtful too.
     text = conclusion({"A": Interval(*LOSS, 0.02)}, cost=SLOW, spread=1.3)
     assert "differ by a factor of 1.3 between turns" in text and "Why" not in text
-
-
-@pytest.mark.parametrize(
-    ("cost", "remedy"),
-    [
-        # 2.8 tokens in 5 x 0.2 + 2.1 passes; at r = 1 in 2 passes.
-        (SLOW, "r = 2.1 (a verifier's pass over 6 tokens) takes 3.1 passes"),
-        (
-            SLOW,
-            "a larger verifier or a GPU or TPU has it, the passes would allow 1.4x",
-        ),
-        (
-            RoundCost(5, 5, 0.5, 1.2, 2.8),
-            "With a much cheaper drafter (c near 0) the passes would allow 2.3x",
-        ),
-        (RoundCost(5, 5, 0.3, 1.5, 1.1), "A drafter that agrees more often would help"),
-        (
-            RoundCost(5, 5, 0.05, 1.1, 2.8),
-            "The passes allow 2.1x; calls and prompts, or other work",
-        ),
-    ],
-)
-def test_the_reason_names_what_would_help(cost, remedy):
-    assert remedy in cost.why()
-
-
-def test_a_block_head_drafts_in_one_pass():
-    cost = RoundCost(5, 1, 0.5, 1.2, 2.8)
-    assert cost.passes == pytest.approx(1.7) and cost.ideal == pytest.approx(2.8 / 1.7)
-    assert "Drafting 5 tokens at c = 0.5 (the drafter's only pass)" in cost.described()
 
 
 def test_an_interval_of_exact_ratios_is_a_point():
@@ -209,16 +173,3 @@ def test_noise_is_no_gain(chunks):
 def test_without_drafts_there_is_still_a_verdict():
     text = recommended({}).text
     assert text == "No lossless setting with drafts was measured at temperature 1."
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.77, 1.0])
-def test_the_acceptance_of_a_number_of_tokens(acceptance):
-    tokens = sum(acceptance**i for i in range(6))
-    assert acceptance_for(tokens, 5) == pytest.approx(acceptance, abs=1e-9)
-    assert RoundCost(5, 5, 0.2, 1.0, tokens).acceptance == pytest.approx(acceptance, abs=1e-9)
-
-
-def test_no_acceptance_yields_more_than_a_whole_draft():
-    cost = RoundCost(2, 2, 0.5, 2.5, 2.0)
-    assert cost.break_even == np.inf and "no acceptance breaks even" in cost.described()
-    assert acceptance_for(0.9, 2) == -np.inf

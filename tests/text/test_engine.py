@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax import partitioning, rules, verification
 from specjax.compilation import compile_seconds
+from specjax.decoding import Method
 from specjax.text import engine as engines
 from specjax.types import Sampling
 from tests import tiny_pair
@@ -47,7 +48,15 @@ def _check(finished, expected, texts=TEXTS):
         assert row.ended_by == want.ended_by and row.seconds > 0.0
 
 
-def test_requests_may_arrive_while_others_run(decoder, expected):
+def _steps(engine, streams):
+    """The finished rows of a step."""
+    if not streams:
+        return engine.step()
+    return [added.row for added in engine.stream_step(every=2) if added.row is not None]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_requests_may_arrive_while_others_run(decoder, expected, streams):
     engine = decoder.engine(prompt_length=16, rows=4, refill=1)
     assert engine.step() == [] and engine.unfinished == 0
     waiting, finished = list(range(11)), []
@@ -56,24 +65,51 @@ def test_requests_may_arrive_while_others_run(decoder, expected):
         for _ in range(min(2, len(waiting))):
             place = waiting.pop(0)
             assert engine.add(_request(decoder, TEXTS[place], place)) == place
-        finished += engine.step()
+        finished += _steps(engine, streams)
     assert sorted(row.index for row in finished) == list(range(11))
     _check(finished, expected)
 
 
-def test_a_request_can_be_dropped(decoder, expected):
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_request_can_be_dropped(decoder, expected, streams):
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     for place in range(6):
         engine.add(_request(decoder, TEXTS[place], place))
-    finished = engine.step()
+    finished = _steps(engine, streams)
     running = {0, 1, 2} - {row.index for row in finished}
     dropped = {max(running), 5}  # one runs, one waits
     assert all(engine.abort(request) for request in dropped)
     assert not any(engine.abort(request) for request in [*dropped, 99])
     while engine.unfinished:
-        finished += engine.step()
+        finished += _steps(engine, streams)
     assert {row.index for row in finished} == set(range(6)) - dropped
     _check(finished, expected)
+
+
+def test_a_stream_starts_a_run_before_it_reads_the_last(decoder, monkeypatch):
+    events, run, read = [], Method.run, engines._unpacked
+
+    def recorded(name, call):
+        return lambda *args: events.append(name) or call(*args)
+
+    monkeypatch.setattr(Method, "run", recorded("run", run))
+    monkeypatch.setattr(engines, "_unpacked", recorded("read", read))
+    rows = []
+    for every in (None, 1, 3):
+        engine = decoder.engine(prompt_length=16, rows=4, refill=2, log_probs=True, sources=True)
+        for number, text in enumerate(TEXTS):
+            engine.add(_request(decoder, text, number))
+        events.clear()
+        added = sorted(engine.added(every), key=lambda one: one.index)
+        rows.append([one.row for one in added if one.row is not None])
+        runs = 1 if every is None else 2
+        assert events == ["run"] * (runs - 1) + ["run", "read"] * events.count("read")
+    # The rounds that were started after its end change nothing of a row.
+    for step, *streamed in zip(*rows, strict=True):
+        for row in streamed:
+            jax.tree.map(np.testing.assert_array_equal, row.info, step.info)
+            assert row.tokens.tolist() == step.tokens.tolist() and row.sources == step.sources
+            np.testing.assert_array_equal(row.log_probs, step.log_probs)
 
 
 def test_settings_are_each_requests_own(decoder):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import specjax
@@ -170,11 +171,12 @@ def test_the_page_runs_as_printed(pair, monkeypatch):
     monkeypatch.setattr(specjax, "load_pair", lambda: pair)
     text, names = PAGE.read_text(encoding="utf-8"), {}
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    assert len(blocks) == text.count("```python") == 4
+    assert len(blocks) == text.count("```python") == 5
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     # Given costs are used, and are not measured again.
     assert names["again"].costs is None
+    assert f"    {names['chosen'].length.why}\n" in text
     assert "rows=(1, 4)" in str(names["again"].describe()["stopping"])
     assert len(names["result"]) == 16
 
@@ -222,3 +224,63 @@ def test_an_engine_has_no_more_rows_than_the_costs(pair):
     decoder = specjax.Decoder(pair, batch_size=8, max_draft=4, stopping=policy)
     with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: make the Decoder"):
         decoder.engine(prompt_length=8, rows=9)
+
+
+# A drafted token costs a tenth of a verifier's pass, and wide passes cost no more.
+CHEAP = {"draft": (0.1, 0.1), "temperatures": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize(("rates", "length"), [((0.7, 0.7), 4), ((0.9, 0.3), 3), ((0.0, 0.4), 1)])
+def test_costs_choose_the_length_of_drafts(pair, alone, rates, length):
+    """Between the temperatures of the measurement the acceptance is interpolated."""
+    given = costs(pair, acceptance=rates, **CHEAP)
+    warm = Sampling(np.array([0.0, 1.0], np.float32))  # for calls with two prompts
+    decoder = specjax.Decoder(pair, costs=given, sampling=warm, **SHAPE)
+    assert decoder.method.max_draft == decoder.length.max_draft == length
+    assert f"at an acceptance of {np.mean(rates):.2f}" in decoder.length.why
+    by_hand = specjax.Decoder(pair, max_draft=length, sampling=warm, **SHAPE)
+    assert by_hand.length is None and by_hand.describe() == decoder.describe()
+    assert decoder(PROMPTS, sampling=Sampling(0.0)).texts == alone
+
+
+def test_where_no_draft_pays_the_verifier_decodes_alone(pair, alone):
+    given = costs(pair, acceptance=(0.05, 0.05), **CHEAP)
+    decoder = specjax.Decoder(pair, costs=given, sampling=Sampling(0.0), **SHAPE)
+    assert decoder.length.max_draft == 0 and decoder.length.why.startswith("G = 0: no draft pays")
+    own = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
+    assert decoder.describe() == own.describe()
+    result = decoder(PROMPTS)
+    assert result.texts == alone and "drafter" not in result.info.per_row.calls
+
+
+def test_given_costs_serve_a_policy_without_costs(pair):
+    policy, given = drafting.CostAware(), costs(pair)
+    options = {"max_draft": 4, "batch_size": 8}
+    decoder = specjax.Decoder(pair, stopping=policy, costs=given, **options)
+    own = specjax.Decoder(pair, stopping=drafting.CostAware(given), **options)
+    assert decoder.describe() == own.describe() and decoder.length is decoder.costs is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft": 3}, "costs must be left out: they are for stopping=CostAware"),
+        ({"stopping": "Confidence(0.4)"}, "costs must be left out"),
+        ({"rule": "OPT(0.2)"}, "costs must be left out"),
+        ({"drafting": "Lookup()"}, "costs must be left out"),
+        ({"method": "TokenCascade()", "rule": "Chow(0.3)"}, "costs must be left out"),
+        ({"sampling": Sampling(1.5)}, "which must include 1.5 to 1.5: measure it with `specjax"),
+        ({"batch_size": 9}, "the costs are those of 1 to 8 rows, but the batch has 9"),
+        ({"costs": {}}, "costs must be "),
+        ({"max_draft": 0, "costs": None}, "max_draft must be .* at least 1, got 0"),
+    ],
+)
+def test_costs_that_choose_nothing_are_refused(pair, options, message):
+    given = {"costs": costs(pair, acceptance=(0.7, 0.7), **CHEAP), "batch_size": 8, **options}
+    with pytest.raises(specjax.UserError, match=message):
+        specjax.Decoder(pair, **given)
+
+
+def test_costs_without_an_acceptance_choose_nothing(pair):
+    with pytest.raises(specjax.UserError, match=r"the temperatures \(\), which must include"):
+        specjax.Decoder(pair, costs=costs(pair), batch_size=8)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.sampling.draw_kernels import on_one_tpu
+from specjax import kernel_choice
+from specjax.kernel_choice import on_one_tpu
 
 
 def _kernel(x, scale):
@@ -59,10 +60,9 @@ def test_rows_on_one_tpu_have_the_kernel():
 
 
 def test_flattened_rows_keep_their_places():
-    from specjax.sampling import draw_kernels
 
     x = np.arange(30.0, dtype=np.float32).reshape(2, 5, 3)
-    out, total = draw_kernels._flattened(_kernel, 2)(x, np.full((2, 5), 2.0, np.float32))
+    out, total = kernel_choice._flattened(_kernel, 2)(x, np.full((2, 5), 2.0, np.float32))
     np.testing.assert_allclose(out, 2.0 * np.tan(x), rtol=1e-5)
     np.testing.assert_allclose(total, x.sum(-1))
 
