@@ -51,8 +51,9 @@ from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_t
 from specjax.types import Params
 from specjax.writing import new_directory, write_checksums
 
-# The families of which a head's layers may be.
+# The families of which a head's layers may be; and of an MTP's, which are with attention.
 _LAYERS = ("llama", "qwen3")
+_MTP_LAYERS = (*_LAYERS, "qwen3_5_text")
 _LAYER = {
     **{
         f"{kind}_attention/{ours}{end}": f"{kind}_attn.{theirs}{other}"
@@ -362,15 +363,16 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
         eagle3 = "midlayer.input_layernorm.weight" in reader.specs or "norm.weight" in reader.specs
         format_, kind = "EAGLE", "EAGLE-3" if eagle3 else "EAGLE-1"
     inner = fields if theirs is None else HFFields(fields.objects("transformer_layer_config"))
-    if (family := inner.values.get("model_type")) not in _LAYERS:
+    known = _MTP_LAYERS if kind == "MTP" else _LAYERS
+    if (family := inner.values.get("model_type")) not in known:
         raise UserError(
-            f"layers of model_type {family!r} are not supported in a head, only "
-            f"{' and '.join(_LAYERS)}"
+            f"layers of model_type {family!r} are not supported in a head of kind {kind}, only "
+            f"{', '.join(known)}"
         )
     # Windows are the head's own, see `HeadConfig`.
     changes: dict[str, Any] = {"layer_types": None, "use_sliding_window": False}
     if kind == "MTP":  # the fields are the verifier's
-        changes["num_hidden_layers"] = 1
+        changes |= {"num_hidden_layers": 1, "layer_types": [FULL]}
     config = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
     assert isinstance(config, DecoderOnlyConfig)
     windows: tuple[int | None, ...] = (None,) * config.num_layers
@@ -591,7 +593,7 @@ def _check_portable(head: DraftHead) -> None:
     wrong = None
     if config.cross_layer is not None or getattr(config, "mask_token", 0) is None:
         wrong = "reads an encoder's output, or has a mask that is learnt"
-    elif kind != "EAGLE-3" and family_of(config.layers).name != "qwen3":
+    elif kind != "EAGLE-3" and family_of(config.layers).name not in _MTP_LAYERS[1:]:
         wrong = "has other layers than Qwen 3's"
     elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):
         wrong = "is for a verifier that scales its embedding or its logits"

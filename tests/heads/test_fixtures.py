@@ -31,6 +31,7 @@ CASES = {
         )
     },
     "speculators_mtp/qwen3": QWEN,
+    "speculators_mtp/qwen3_5": "qwen3_5",
     "dflash_zlab": QWEN,
     "speculators_dflash/full": QWEN,
     "speculators_dflash/sliding": QWEN,
