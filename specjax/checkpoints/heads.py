@@ -1,5 +1,7 @@
 """Draft heads on disk: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
 
+An MTP head may also be inside its verifier's checkpoint, as Qwen 3.5's are.
+
 Each format numbers the verifier's states in its own way. EAGLE fixes them (2, L // 2, L - 3);
 speculators names boundaries (see `specjax.types.LanguageModel.reading`); `target_layer_ids` of
 DFlash and DeepSpec, and the ids in the `eagle_config` of SpecForge and SGLang, name the layers
@@ -37,7 +39,7 @@ from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
 from specjax.models.config import float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
-from specjax.models.family import HEADS, MLP
+from specjax.models.family import HEADS, MLP, Nested
 from specjax.models.heads import (
     MARKOV,
     BlockConfig,
@@ -106,6 +108,20 @@ _SPECULATORS = {
     "dflash": ("DFlash", "DFlashDraftModel"),
     "dspark": ("DSpark", "DSparkDraftModel"),
 }
+# The names of an MTP head inside a checkpoint, and those of speculators.
+_INSIDE = Nested(
+    model_type="",
+    architectures=(),
+    field="text_config",
+    prefixes={
+        "mtp.layers.": "mtp_layers.",
+        "mtp.fc.": "mtp_layers.0.input_proj.",
+        "mtp.norm.": "mtp_layers.0.final_layernorm.",
+        "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+        "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+    },
+    others=r"(?!mtp\.).*",
+)
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
 
 
@@ -118,6 +134,13 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
     if values.get("model_type") not in _LAYERS or not (Path(path) / SINGLE).is_file():
         return False
     return "fc.weight" in SafetensorsReader(Path(path)).specs
+
+
+def has_mtp(path: str | os.PathLike[str]) -> bool:
+    """Whether the directory of a model holds an MTP head, too, which `open_draft_head` opens."""
+    values = read_json_if_there(Path(path) / "config.json")
+    known = str(values.get("model_type")).startswith("qwen3_5")
+    return known and "mtp.fc.weight" in SafetensorsReader(Path(path)).specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,7 +366,7 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
     place = Path(path)
     file = place / "config.json"
     values = read_json(file)
-    reader = SafetensorsReader(place)
+    reader = SafetensorsReader(place, _INSIDE if has_mtp(place) else None)
     return HFFields(values, file).read(lambda fields: _opened(place, reader, fields))
 
 
@@ -353,6 +376,8 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     if theirs is not None:
         fields.refuse("speculators_model_type", tuple(_SPECULATORS), None)
         format_, kind = "speculators", _SPECULATORS[theirs][0]
+    elif "mtp_layers.0.input_proj.weight" in reader.specs:
+        format_, kind = "Qwen", "MTP"
     elif values.get("dflash_config") is not None:
         format_, kind = "DFlash", "DFlash"
         if blocks.whole("markov_rank", 0, least=0) or blocks.flag("enable_confidence_head"):
@@ -362,7 +387,8 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     else:
         eagle3 = "midlayer.input_layernorm.weight" in reader.specs or "norm.weight" in reader.specs
         format_, kind = "EAGLE", "EAGLE-3" if eagle3 else "EAGLE-1"
-    inner = fields if theirs is None else HFFields(fields.objects("transformer_layer_config"))
+    place_of_layers = "transformer_layer_config" if theirs is not None else _INSIDE.field
+    inner = HFFields(fields.objects(place_of_layers)) if place_of_layers in values else fields
     known = _MTP_LAYERS if kind == "MTP" else _LAYERS
     if (family := inner.values.get("model_type")) not in known:
         raise UserError(
