@@ -53,7 +53,7 @@ from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_t
 from specjax.types import Params
 from specjax.writing import new_directory, write_checksums
 
-# The families of which a head's layers may be; and of an MTP's, which are with attention.
+# The families of which a head's layers may be; and of an MTP's.
 _LAYERS = ("llama", "qwen3")
 _MTP_LAYERS = (*_LAYERS, "qwen3_5_text")
 _LAYER = {
@@ -390,7 +390,8 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     place_of_layers = "transformer_layer_config" if theirs is not None else _INSIDE.field
     inner = HFFields(fields.objects(place_of_layers)) if place_of_layers in values else fields
     known = _MTP_LAYERS if kind == "MTP" else _LAYERS
-    if (family := inner.values.get("model_type")) not in known:
+    family: Any = inner.values.get("model_type")
+    if family not in known:
         raise UserError(
             f"layers of model_type {family!r} are not supported in a head of kind {kind}, only "
             f"{', '.join(known)}"
