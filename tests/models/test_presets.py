@@ -7,8 +7,8 @@ from tests.variants import variants
 
 # Source: the totals of the checkpoints' safetensors files on their model cards; of tied networks
 # without the copy of the embedding. Gemma 3 from 4B on: the totals, without the vision model of
-# 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5: what transformers makes of the
-# published configurations, without the vision model and the MTP layer.
+# 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5: what transformers makes of
+# the published configurations, without the vision model and the MTP layer.
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
