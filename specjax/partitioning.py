@@ -35,6 +35,11 @@ STANDARD_RULES: AxisRules = (
     ("kv", None),
     ("joined_kv", "model"),
     ("joined_grouped_kv", "model"),
+    ("delta_heads", "model"),
+    ("joined_delta_keys", "model"),
+    ("joined_delta_values", "model"),
+    ("joined_delta_heads", "model"),
+    ("window", None),
     ("relpos_buckets", None),
     ("length", None),
 )

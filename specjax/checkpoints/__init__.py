@@ -2,6 +2,7 @@
 
 from specjax.checkpoints.attachments import has_head, load_head, save_head
 from specjax.checkpoints.heads import (
+    has_mtp,
     is_draft_head,
     load_draft_head,
     open_draft_head,
@@ -16,6 +17,7 @@ __all__ = [
     "LoadedModel",
     "SpecialIds",
     "has_head",
+    "has_mtp",
     "is_draft_head",
     "load_draft_head",
     "load_head",

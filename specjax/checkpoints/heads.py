@@ -1,5 +1,7 @@
 """Draft heads on disk: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
 
+An MTP head may also be inside its verifier's checkpoint, as Qwen 3.5's are.
+
 Each format numbers the verifier's states in its own way. EAGLE fixes them (2, L // 2, L - 3);
 speculators names boundaries (see `specjax.types.LanguageModel.reading`); `target_layer_ids` of
 DFlash and DeepSpec, and the ids in the `eagle_config` of SpecForge and SGLang, name the layers
@@ -37,7 +39,7 @@ from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
 from specjax.models.config import float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
-from specjax.models.family import HEADS, MLP
+from specjax.models.family import HEADS, MLP, Nested
 from specjax.models.heads import (
     MARKOV,
     BlockConfig,
@@ -51,8 +53,9 @@ from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_t
 from specjax.types import Params
 from specjax.writing import new_directory, write_checksums
 
-# The families of which a head's layers may be.
+# The families of which a head's layers may be; and of an MTP's.
 _LAYERS = ("llama", "qwen3")
+_MTP_LAYERS = (*_LAYERS, "qwen3_5_text")
 _LAYER = {
     **{
         f"{kind}_attention/{ours}{end}": f"{kind}_attn.{theirs}{other}"
@@ -105,6 +108,20 @@ _SPECULATORS = {
     "dflash": ("DFlash", "DFlashDraftModel"),
     "dspark": ("DSpark", "DSparkDraftModel"),
 }
+# The names of an MTP head inside a checkpoint, and those of speculators.
+_INSIDE = Nested(
+    model_type="",
+    architectures=(),
+    field="text_config",
+    prefixes={
+        "mtp.layers.": "mtp_layers.",
+        "mtp.fc.": "mtp_layers.0.input_proj.",
+        "mtp.norm.": "mtp_layers.0.final_layernorm.",
+        "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+        "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+    },
+    others=r"(?!mtp\.).*",
+)
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
 
 
@@ -117,6 +134,13 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
     if values.get("model_type") not in _LAYERS or not (Path(path) / SINGLE).is_file():
         return False
     return "fc.weight" in SafetensorsReader(Path(path)).specs
+
+
+def has_mtp(path: str | os.PathLike[str]) -> bool:
+    """Whether the directory of a model holds an MTP head, too, which `open_draft_head` opens."""
+    values = read_json_if_there(Path(path) / "config.json")
+    known = str(values.get("model_type")).startswith("qwen3_5")
+    return known and "mtp.fc.weight" in SafetensorsReader(Path(path)).specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +366,7 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
     place = Path(path)
     file = place / "config.json"
     values = read_json(file)
-    reader = SafetensorsReader(place)
+    reader = SafetensorsReader(place, _INSIDE if has_mtp(place) else None)
     return HFFields(values, file).read(lambda fields: _opened(place, reader, fields))
 
 
@@ -352,6 +376,8 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     if theirs is not None:
         fields.refuse("speculators_model_type", tuple(_SPECULATORS), None)
         format_, kind = "speculators", _SPECULATORS[theirs][0]
+    elif "mtp_layers.0.input_proj.weight" in reader.specs:
+        format_, kind = "Qwen", "MTP"
     elif values.get("dflash_config") is not None:
         format_, kind = "DFlash", "DFlash"
         if blocks.whole("markov_rank", 0, least=0) or blocks.flag("enable_confidence_head"):
@@ -361,16 +387,19 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     else:
         eagle3 = "midlayer.input_layernorm.weight" in reader.specs or "norm.weight" in reader.specs
         format_, kind = "EAGLE", "EAGLE-3" if eagle3 else "EAGLE-1"
-    inner = fields if theirs is None else HFFields(fields.objects("transformer_layer_config"))
-    if (family := inner.values.get("model_type")) not in _LAYERS:
+    place_of_layers = "transformer_layer_config" if theirs is not None else _INSIDE.field
+    inner = HFFields(fields.objects(place_of_layers)) if place_of_layers in values else fields
+    known = _MTP_LAYERS if kind == "MTP" else _LAYERS
+    family: Any = inner.values.get("model_type")
+    if family not in known:
         raise UserError(
-            f"layers of model_type {family!r} are not supported in a head, only "
-            f"{' and '.join(_LAYERS)}"
+            f"layers of model_type {family!r} are not supported in a head of kind {kind}, only "
+            f"{', '.join(known)}"
         )
     # Windows are the head's own, see `HeadConfig`.
     changes: dict[str, Any] = {"layer_types": None, "use_sliding_window": False}
     if kind == "MTP":  # the fields are the verifier's
-        changes["num_hidden_layers"] = 1
+        changes |= {"num_hidden_layers": 1, "layer_types": [FULL]}
     config = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
     assert isinstance(config, DecoderOnlyConfig)
     windows: tuple[int | None, ...] = (None,) * config.num_layers
@@ -591,7 +620,7 @@ def _check_portable(head: DraftHead) -> None:
     wrong = None
     if config.cross_layer is not None or getattr(config, "mask_token", 0) is None:
         wrong = "reads an encoder's output, or has a mask that is learnt"
-    elif kind != "EAGLE-3" and family_of(config.layers).name != "qwen3":
+    elif kind != "EAGLE-3" and family_of(config.layers).name not in _MTP_LAYERS[1:]:
         wrong = "has other layers than Qwen 3's"
     elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):
         wrong = "is for a verifier that scales its embedding or its logits"

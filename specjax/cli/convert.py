@@ -129,6 +129,7 @@ def _host() -> Any:
 def _convert_head(args: argparse.Namespace) -> int:
     """Writes a draft head for speculators and vLLM."""
     from specjax.checkpoints import (
+        has_mtp,
         is_draft_head,
         load_draft_head,
         load_model,
@@ -138,7 +139,7 @@ def _convert_head(args: argparse.Namespace) -> int:
     from specjax.checkpoints.hf import longest_context
     from specjax.text.directories import real_path
 
-    if not is_draft_head(args.source):
+    if not is_draft_head(args.source) and not has_mtp(args.source):
         raise UserError(f"{args.source} is no draft head: leave out --to speculators, --verifier")
     if args.to != "speculators" or args.verifier is None:
         raise UserError(

@@ -31,6 +31,7 @@ from specjax.decoding.method import (
     Step,
     check_model,
     check_pair,
+    check_rollback,
     check_vocabularies,
     end_tokens,
     per_row,
@@ -392,6 +393,8 @@ class _FallbackCascade(PairMethod):
         remedy = "give how many tokens the drafter may write before the verifier runs"
         check_count("limit", self.limit, remedy)
         super().__post_init__()
+        for model in filter(None, self.models.values()):
+            check_rollback(model, self.limit, "limit")
 
     @property
     def max_draft(self) -> int:

@@ -892,6 +892,17 @@ def check_model(name: str, model: Any) -> None:
     check_static(name, model)
 
 
+def check_rollback(model: Any, count: int, name: str = "max_draft") -> None:
+    """Raises UserError unless the model's rows may go back by `count` + 1 tokens, a whole block."""
+    most = model.most_rollback
+    if most is not None and count >= most:
+        raise UserError(
+            f"{name} must be less than {most}, the most tokens that {type(model).__name__} can go "
+            f"back by with its recurrent layers, got {count}: give a smaller {name}, or a model "
+            "with a larger `rollback`"
+        )
+
+
 def check_drafter(name: str, drafter: Any) -> None:
     """Raises UserError unless the argument `name` is a drafter, and hashable."""
     needed = ("prefill", "draft_limits", "propose", "bonus", "commit", "mark", "rewind")

@@ -45,6 +45,7 @@ from specjax.decoding.method import (
     check_drafter,
     check_model,
     check_pair,
+    check_rollback,
     check_vocabularies,
     per_row,
     step_uniforms,
@@ -683,6 +684,8 @@ def _check_parts(
     check_part("verification", verification, needed, "verification.Block()")
     check_static("verification", verification)
     check_vocabularies(verifier, drafter)
+    # A nested round may lag behind by as many tokens as it reads otherwise.
+    check_rollback(verifier, drafter.max_draft * (2 if nested else 1))
     verification.check(drafter.max_draft, drafter.traits)
     judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
     if traits.drafts_trees and not verification.walks_trees:

@@ -15,7 +15,7 @@ from specjax.checks import check_count
 from specjax.decoding import history as history_lib
 from specjax.decoding.blocks import empty_block
 from specjax.decoding.history import History, put_column
-from specjax.decoding.method import check_eos_ids, check_model
+from specjax.decoding.method import check_eos_ids, check_model, check_rollback
 from specjax.drafting.stopping import (
     NOTHING_TO_LEARN,
     FixedLength,
@@ -178,6 +178,7 @@ class NeuralDrafter(ModelDrafter):
                 f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}: "
                 "give a smaller min_draft or a larger max_draft"
             )
+        check_rollback(self.model, self.max_draft)
         check_policy(self.stopping)
         estimate = getattr(self.stopping, "estimate", None)
         if getattr(estimate, "reads_odds", False) and not self.model.gives_odds:
@@ -271,7 +272,7 @@ class NeuralDrafter(ModelDrafter):
             return _DraftLoop(index + 1, block, carry.cache, token, going, policy, processing)
 
         def step(carry: _DraftLoop) -> _DraftLoop:
-            at = state.positions + carry.step
+            at = starts + carry.step
             logits, hidden, cache = self._read(params, carry.cache, carry.last, at)
             return choose(carry._replace(cache=cache), logits, hidden)
 
@@ -304,6 +305,7 @@ class NeuralDrafter(ModelDrafter):
             lags |= jnp.any(start.going)
         before = start, state.history, jnp.int32(0)
         start, history, extra = when(lags, late, before) if self._lags else before
+        starts = self._within(state.positions, history)
         done = lax.while_loop(unfinished, step, start)
         block = done.block._replace(calls={self.name: done.step + extra})
         # Step i read the token before draft token i + 1.
@@ -323,7 +325,8 @@ class NeuralDrafter(ModelDrafter):
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
-        logits, _, cache = self._read(params, state.cache, last, at)
+        place = self._within(at, state.history)
+        logits, _, cache = self._read(params, state.cache, last, place)
         with jax.named_scope("distribution"):
             q = distributions(logits, inputs.sampling)
         q_conf = _confidences(logits) if inputs.with_confidence else None
@@ -358,6 +361,15 @@ class NeuralDrafter(ModelDrafter):
         name = type(self.stopping).__name__
         assert kind == (limits.shape, jnp.int32), f"{name}.begin: limits are int32[B]"
         return jnp.clip(chosen, jnp.minimum(self.min_draft, limits), limits), policy
+
+    def _within(self, positions: Array, history: History) -> Array:
+        """Where rows read on: one that lags is not active, and may read anything anywhere.
+
+        Beyond the tokens that it lacks, a recurrent model would read these, too.
+        """
+        if self.model.most_rollback is None:
+            return positions
+        return jnp.minimum(positions, history.read)
 
     def _read(
         self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array

@@ -68,7 +68,7 @@ class Attention(nn.Module):
         project = functools.partial(dense, has_bias=style.biases)
         width = config.kv_heads * config.head_dim
         self.query = project(
-            config.num_heads * config.head_dim,
+            config.num_heads * config.head_dim * (2 if style.gated else 1),
             ("embed", queries),
             kernel_init=self._query_init,
         )
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         # T5 does not divide attention logits by sqrt(D); its initial queries are divided instead.
         return kernel / jnp.sqrt(jnp.asarray(self.config.head_dim, kernel.dtype))
 
-    def _heads(self, x: Float[Array, "B S joined"], norm: str) -> Float[Array, "B S heads D"]:
+    def _heads(self, x: Float[Array, "B S *joined"], norm: str) -> Float[Array, "B S heads D"]:
         norms = self.style.qk_norms
         if norms == "all":
             x = getattr(self, norm)(x)
@@ -111,11 +111,17 @@ class Attention(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, "B T E"]:
         config = self.config
-        query = self._heads(self.query(x), "query_norm")
+        query = self.query(x)
+        if self.style.gated:
+            query = query.reshape(*x.shape[:2], -1, 2, config.head_dim)
+            query, gate = query[:, :, :, 0], query[:, :, :, 1]
+        query = self._heads(query, "query_norm")
         if rope is not None:
             query = rotate(query, rope)
         query = query.reshape(*x.shape[:2], config.kv_heads, -1, config.head_dim)
         y = self._attend(query, segments, deterministic)
+        if self.style.gated:
+            y *= nn.sigmoid(gate).reshape(y.shape)
         return self.out(y.reshape(*x.shape[:2], config.num_heads * config.head_dim))
 
     def _attend(
@@ -395,7 +401,7 @@ def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array
 
 
 def block_updates(
-    keys: list[Array], values: list[Array], hidden: Float[Array, "B T E"]
+    keys: Sequence[Array], values: Sequence[Array], hidden: Float[Array, "B T E"]
 ) -> CacheEntries:
     """The entries that a block adds to a cache; the hidden states show which are NaN."""
     computed = ~jnp.any(jnp.isnan(hidden), axis=2)

@@ -16,6 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
+from specjax.models import recurrent
+from specjax.models.recurrent import RecurrentMemory
+
 # Past the end of any cache.
 _NOWHERE = 1 << 30
 
@@ -95,9 +98,10 @@ def is_long(keys: Array) -> bool:
 
 
 class CacheEntries(NamedTuple):
-    """The entries that one block adds to a cache, for each layer.
+    """The entries that one block adds to a cache, for each layer with attention.
 
     Attributes:
+      recurrent: the memory of the other layers after the block, whole; None if there are none.
       computed: true if a token's last hidden state has no NaN. It makes the write depend on every
         read of the old cache. Without it XLA cannot order reads and write, and copies the whole
         cache at every step.
@@ -106,6 +110,7 @@ class CacheEntries(NamedTuple):
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
     computed: Bool[Array, "B T"]
+    recurrent: RecurrentMemory | None = None
 
 
 class Cross(NamedTuple):
@@ -117,7 +122,7 @@ class Cross(NamedTuple):
 
 
 class RaggedCache(NamedTuple):
-    """Keys and values of the tokens read so far, for each layer.
+    """Keys and values of the tokens read so far, for each layer with attention.
 
     The leading axis of every array is the batch.
     """
@@ -125,6 +130,7 @@ class RaggedCache(NamedTuple):
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
     cross: Cross | None = None
+    recurrent: RecurrentMemory | None = None
 
     def max_length(self, layout: CacheLayout = CacheLayout()) -> int:  # noqa: B008  immutable
         return self.keys[0].shape[1 + layout.key_axis]
@@ -175,6 +181,7 @@ def write(
     return cache._replace(
         keys=write_layers(layout.key_axis, cache.keys, updates.keys),
         values=write_layers(layout.value_axis, cache.values, updates.values),
+        recurrent=updates.recurrent,
     )
 
 
@@ -263,4 +270,7 @@ def logical_axes(
         fields = [step.name for step in path if isinstance(step, jax.tree_util.GetAttrKey)]
         return names[fields[-1]]
 
-    return jax.tree_util.tree_map_with_path(axes, cache)
+    named = jax.tree_util.tree_map_with_path(axes, cache._replace(recurrent=None))
+    if cache.recurrent is None:
+        return named
+    return named._replace(recurrent=recurrent.logical_axes(cache.recurrent))

@@ -10,6 +10,10 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/self_attention/{query,key,value}/bias                  `Style.biases` only
     decoder/layers_i/self_attention/{query,key}_norm/scale                  `Style.qk_norms` only
     decoder/layers_i/self_attention/out/kernel (H·D, E)
+    decoder/layers_i/delta/{query,key,value,gate,beta,decay,out}/kernel     `Style.deltas` only,
+    decoder/layers_i/delta/{query,key,value}_conv/kernel (channels, 1, W)   in place of
+    decoder/layers_i/delta/{log_rate,rate_bias} (value heads,)              self_attention
+    decoder/layers_i/delta/norm/scale
     decoder/layers_i/pre_mlp_layer_norm/scale (E,)
     decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)                          gate, up
     decoder/layers_i/mlp/wo/kernel (M, E)
@@ -57,20 +61,40 @@ class RelativePositions(NamedTuple):
     per_layer: bool = False  # else per stack
 
 
+class DeltaSizes(NamedTuple):
+    """The sizes of a gated delta network; see `specjax.models.recurrent`.
+
+    Attributes:
+      value_heads: a multiple of `key_heads`, which also counts the queries.
+      window: W, the tokens that a convolution sees, the last included.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    window: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Style:
     """How a stack of layers computes, apart from its sizes. Families differ here.
 
     Attributes:
       activations: of the feed-forward block, one per input projection; the outputs are multiplied.
+      deltas: for each layer, the gated delta network that it has in place of attention, or None;
+        empty: all layers have attention.
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
-      ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
+      ropes: for each layer, D // 2 rotary frequencies in radians per position, or fewer, for the
+        first dimensions of a head; None: no rotation.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
       qk_norms: "head" for an RMS norm of each head's queries and keys, before any rotation;
         "all" for a norm over all heads; None for none.
+      gated: whether the output of each head of attention is multiplied by the sigmoid of a gate,
+        which the query kernel makes, too: it is (E, H·2·D).
       pre_norms: whether a norm precedes each block.
       post_norms: whether a norm follows each block, before the residual addition.
       plus_one_norms: `plus_one` of `RMSNorm`.
@@ -88,12 +112,14 @@ class Style:
     """
 
     activations: tuple[str, ...]
+    deltas: tuple[DeltaSizes | None, ...] = ()
     windows: tuple[int | tuple[int, int] | None, ...]
     ropes: tuple[tuple[float, ...] | None, ...]
     relative: RelativePositions | None = None
     query_scale: float = 1.0
     biases: bool = False
     qk_norms: str | None = None
+    gated: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     plus_one_norms: bool = False

@@ -156,13 +156,15 @@ def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> di
     }
 
 
-def decoder_only_to_hf(config: DecoderOnlyConfig) -> dict[str, Any]:
+def decoder_only_to_hf(config: DecoderOnlyConfig, any_heads: bool = False) -> dict[str, Any]:
     """Llama's names for the fields of a `DecoderOnlyConfig`, without the family's own.
+
+    With `any_heads` transformers lets their number be no divisor of the width.
 
     Raises:
       UserError: for sizes that transformers 5 does not read, though 4.x may.
     """
-    if config.embed_dim % config.num_heads:
+    if config.embed_dim % config.num_heads and not any_heads:
         raise UserError(
             f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
             "transformers 5 to read the model; convert it to orbax"
@@ -241,11 +243,11 @@ def rotary_from_hf(
 
 
 def rotary_to_hf(
-    config: Any, constants: Constants, longest: int, scaling: Any = None
+    config: Any, constants: Constants, longest: int, scaling: Any = None, any_heads: bool = False
 ) -> dict[str, Any]:
     """The inverse of `rotary_from_hf`; `longest` is the usual `max_position_embeddings`."""
     return {
-        **decoder_only_to_hf(config),
+        **decoder_only_to_hf(config, any_heads),
         **{name: allowed[0] for name, allowed in constants.items()},
         "max_position_embeddings": longest,
         **rope_to_hf(config.rope_theta, scaling),

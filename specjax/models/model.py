@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from specjax.models.beginnings import filled, next_beginning, note
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
+from specjax.models.recurrent import empty_memory
 from specjax.models.transformer import Network
 from specjax.models.weights import StoredWeight, is_stored
 from specjax.types import (
@@ -53,6 +54,8 @@ class Model(LanguageModel, abc.ABC):
       tokens: V, the first tokens, which get logits; None: all rows of the embedding. Embeddings may
         be padded with rows that are no tokens.
       boundaries: what it returns as hidden states; see `reading`.
+      rollback: the most tokens that a row may go back by, if it has recurrent layers; see
+        `specjax.models.recurrent`. Their time and memory grow with it.
     """
 
     config: ModelConfig
@@ -60,8 +63,15 @@ class Model(LanguageModel, abc.ABC):
     layout: CacheLayout = CacheLayout()  # noqa: RUF009  immutable
     tokens: int | None = None
     boundaries: tuple[int, ...] = ()
+    rollback: int = 32
 
-    reads_trees: ClassVar[bool] = True
+    @property
+    def reads_trees(self) -> bool:  # type: ignore[override]  # a state has no branches
+        return not self.config.style.deltas
+
+    @property
+    def most_rollback(self) -> int | None:
+        return self.rollback if self.config.style.deltas else None
 
     @property
     def vocab_size(self) -> int:
@@ -129,7 +139,16 @@ class Model(LanguageModel, abc.ABC):
     def axis_units(self) -> dict[str, int]:
         # Heads. Common to the heads of the encoder and the decoder.
         head = math.lcm(self.config.head_dim, self.config.encoder_config.head_dim)
-        return {"joined_kv": head, "joined_grouped_kv": head}
+        units = {"joined_kv": head, "joined_grouped_kv": head}
+        for size in filter(None, self.config.style.deltas):
+            # A key's head, and the heads of values that share it.
+            groups = size.value_heads // size.key_heads
+            units |= {
+                "joined_delta_keys": size.key_dim,
+                "joined_delta_values": groups * size.value_dim,
+                "joined_delta_heads": groups,
+            }
+        return units
 
     def num_params(self) -> int:
         """The number of parameters; it allocates nothing."""
@@ -210,7 +229,8 @@ class Model(LanguageModel, abc.ABC):
             return super().extend(params, cache, tokens, positions, tree)
         memory = self._memory(cache, positions, tree, written=True)
         logits, hidden, new = self._apply(params, tokens, memory, method="score")
-        return Extended(logits, hidden, cache._replace(keys=new.keys, values=new.values))
+        layers = {"keys": new.keys, "values": new.values, "recurrent": new.recurrent}
+        return Extended(logits, hidden, cache._replace(**layers))
 
     def write(
         self, cache: RaggedCache, updates: CacheEntries, positions: Integer[Array, " B"]
@@ -231,9 +251,14 @@ class Model(LanguageModel, abc.ABC):
         return Memory(cache, positions.astype(jnp.int32), self.layout, written, tree)
 
     def _empty_cache(self, rows: int, max_length: int) -> RaggedCache:
-        config = self.config
-        sizes = (len(config.style.windows), rows, config.kv_heads, max_length, config.head_dim)
-        return cache_lib.allocate(*sizes, config.dtype, self.layout)
+        config, deltas = self.config, self.config.style.deltas
+        layers = len(config.style.windows) - sum(delta is not None for delta in deltas)
+        sizes = (layers, rows, config.kv_heads, max_length, config.head_dim)
+        cache = cache_lib.allocate(*sizes, config.dtype, self.layout)
+        if not deltas:
+            return cache
+        memory = empty_memory(deltas, rows, self.rollback, config.dtype)
+        return cache._replace(recurrent=memory)
 
     def _prefilled(
         self, cache: RaggedCache, last: Array, positions: Array, text: Array, states: Array | None
@@ -327,8 +352,8 @@ class CausalLM(Model):
         positions = lengths + prefix_lengths - 1
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         cache = self._empty_cache(rows, max_length)
-        whole = not self.continues_beginnings
-        if not whole and (common := next_beginning()) is not None:
+        continues, whole = self.continues_beginnings, self.config.style.bidirectional_inputs
+        if continues and (common := next_beginning()) is not None:
             starts, beginning = common
             cache, states = self._continued(
                 params, tokens, positions, starts, filled(cache, beginning)
@@ -340,13 +365,17 @@ class CausalLM(Model):
             read = tokens
         states = None
         if read.shape[1]:
-            updates, states = self._apply(params, read, seen=seen, method="read")
+            recurrent = {"fresh": cache.recurrent, "counts": positions}
+            updates, states = self._apply(params, read, seen=seen, **recurrent, method="read")
             cache = self.write(cache, updates, jnp.zeros_like(positions))
-        return self._prefilled(cache if whole else note(cache), last, positions, read, states)
+        cache = note(cache) if continues else cache
+        return self._prefilled(cache, last, positions, read, states)
 
     @property
     def continues_beginnings(self) -> bool:
-        return not self.config.style.bidirectional_inputs
+        style = self.config.style
+        # A recurrent layer cannot go back to where a prompt leaves the beginning.
+        return not (style.bidirectional_inputs or style.deltas)
 
     # The cache with the tokens from `starts`, of each row or of all, up to `ends`; and the states
     # of these tokens and of the one before, for a drafter that reads them.

@@ -38,7 +38,10 @@ def rope_angles(positions: Int32[Array, "B T"], frequencies: np.ndarray) -> Rope
 
 
 def rotate(x: Float[Array, "B T heads D"], rope: Rope) -> Float[Array, "B T heads D"]:
-    """Rotates queries or keys; dimension i is paired with i + D // 2."""
+    """Rotates queries or keys; of the first 2n dimensions, for n pairs, i is paired with i + n."""
+    width = 2 * rope.cos.shape[-1]
+    if width < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :width], rope), x[..., width:]], axis=-1)
     first, second = jnp.split(x, 2, axis=-1)
     cos, sin = rope.cos.astype(x.dtype), rope.sin.astype(x.dtype)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

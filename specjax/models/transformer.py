@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.core.spmd import get_logical_axis_rules
-from jaxtyping import Array, Bool, Float, Float32, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from specjax.compilation import jit
 from specjax.models.attention import (
@@ -29,9 +29,16 @@ from specjax.models.attention import (
     block_updates,
 )
 from specjax.models.cache import CacheEntries, CacheLayout, Cross
-from specjax.models.config import ModelConfig, Style
+from specjax.models.config import DeltaSizes, ModelConfig, Style
 from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.position_encoding import MASKED, RelativePositionBias, Rope, rope_angles
+from specjax.models.recurrent import (
+    DeltaPast,
+    GatedDeltaNet,
+    RecurrentMemory,
+    continued,
+    empty_memory,
+)
 from specjax.platforms import traced_program
 
 
@@ -61,18 +68,25 @@ def _mask_bias(mask: Bool[Array, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if there is an encoder, and a feed-forward block."""
+    """Self-attention, cross-attention if there is an encoder, and a feed-forward block.
+
+    In place of attention there may be a gated delta network.
+    """
 
     config: ModelConfig
     style: Style
     layout: CacheLayout = CacheLayout()
     in_encoder: bool = False
     cross: bool = False  # whether it attends to an encoder's output
+    delta: DeltaSizes | None = None
 
     def setup(self) -> None:
         config, style = self.config, self.style
         name = "attention" if self.in_encoder else "self_attention"
-        self.attention = Attention(config, style, self.layout, name=name)
+        if self.delta is not None:
+            self.network = GatedDeltaNet(config, self.delta, name="delta")
+        else:
+            self.attention = Attention(config, style, self.layout, name=name)
         parts = [name, "mlp"]
         if self.cross and not style.merged_cross:
             parts.insert(1, "cross_attention")
@@ -95,11 +109,11 @@ class Layer(nn.Module):
         self,
         x: Float[Array, "B T E"],
         bias: Array,
-        past: LayerMemory | None = None,
+        past: LayerMemory | DeltaPast | None = None,
         rope: Rope | None = None,
         encoded: Segment | None = None,
         deterministic: bool = True,
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, Any]:
 
         def normed(norms: list[RMSNorm], block: int, y: Array) -> Array:
             return norms[block](y) if norms else y
@@ -109,17 +123,22 @@ class Layer(nn.Module):
             return x + self.dropout(y, deterministic=deterministic)
 
         y = normed(self.before, 0, x)
-        keys, values = self.attention.keys_values(y, rope)
-        segments, keys, values = attended(past, self.layout, keys, values, bias)
-        if encoded is not None and self.style.merged_cross:
-            segments, encoded = [*segments, encoded], None
-        x = added(0, self.attention(y, segments, rope, deterministic))
+        entries: Any
+        if isinstance(past, DeltaPast):
+            y, entries = self.network(y, past)
+        else:
+            keys, values = self.attention.keys_values(y, rope)
+            segments, *entries = attended(past, self.layout, keys, values, bias)
+            if encoded is not None and self.style.merged_cross:
+                segments, encoded = [*segments, encoded], None
+            y = self.attention(y, segments, rope, deterministic)
+        x = added(0, y)
         if encoded is not None:
             y = normed(self.before, 1, x)
             y = self.encoder_decoder_attention(y, [encoded], deterministic=deterministic)
             x = added(1, y)
         y = self.mlp(normed(self.before, -1, x), deterministic)
-        return added(-1, y), keys, values
+        return added(-1, y), entries
 
 
 # The layers of a stack differ only in arrays, so they share a trace, which is inlined: a deep
@@ -143,7 +162,8 @@ class Stack(nn.Module):
         if style.relative is not None and not style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
         layer = functools.partial(Layer, config, style, self.layout, self.in_encoder, self.cross)
-        self.layers = [layer() for _ in style.windows]
+        deltas = style.deltas or (None,) * len(style.windows)
+        self.layers = [layer(delta) for delta in deltas]
         self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.own_embedding:
@@ -159,9 +179,11 @@ class Stack(nn.Module):
         keys, values = zip(*pairs, strict=True)
         return Cross(keys, values, mask)
 
-    # Reads a block that continues the memory, or starts at position 0 of each row. The mask is, in
-    # an encoder, false at padding; in a decoder, true at tokens that all other tokens see, even
-    # earlier ones. The last of what it returns is the residual stream: see `LanguageModel.reading`.
+    # Reads a block that continues the memory, or starts at position 0 of each row, perhaps with the
+    # empty memory `fresh` of recurrent layers; these remember `counts [B]` tokens of it. The mask
+    # is, in an encoder, false at padding; in a decoder, true at tokens that all other tokens see,
+    # even earlier ones. The last of what it returns is the residual stream: see
+    # `LanguageModel.reading`.
     def __call__(
         self,
         x: Float[Array, "B T E"],
@@ -169,42 +191,64 @@ class Stack(nn.Module):
         cross: Cross | None = None,
         *,
         mask: Bool[Array, "B T"] | None = None,
+        fresh: RecurrentMemory | None = None,
+        counts: Array | None = None,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "B T E"], list[Array], list[Array], list[Array]]:
+    ) -> tuple[Float[Array, "B T E"], CacheEntries, list[Array]]:
         length = x.shape[1]
         ropes = self._ropes(x, memory)
         biases = self._block_biases(length, memory, mask)
-        pasts: list[LayerMemory | None] = [None] * len(biases)
+        pasts: list[LayerMemory | DeltaPast | None] = [None] * len(biases)
+        attending = [i for i, layer in enumerate(self.layers) if layer.delta is None]
         if memory is not None:
             past_biases = self._past_biases(length, memory)
-            pasts = [memory.layer(i, bias) for i, bias in enumerate(past_biases)]
+            for number, i in enumerate(attending):
+                pasts[i] = memory.layer(number, past_biases[i])
+        recurrent, others = fresh, [i for i in range(len(biases)) if i not in attending]
+        if others:
+            start = jnp.zeros(x.shape[0], jnp.int32)
+            if memory is not None:
+                recurrent, start = memory.cache.recurrent, memory.positions
+            if recurrent is None:  # nothing follows
+                recurrent = empty_memory(self.style.deltas, x.shape[0], 0, x.dtype)
+            counted = length if counts is None else counts
+            remembered, recurrent = continued(recurrent, start, counted)
+            for i, of_layer in zip(others, remembered, strict=True):
+                pasts[i] = of_layer
         encoded: list[Segment | None] = [None] * len(biases)
         if cross is not None:
             cross_bias = _mask_bias(cross.mask)
             pairs = zip(cross.keys, cross.values, strict=True)
             encoded = [Segment(*pair, cross_bias) for pair in pairs]
         x = self.dropout(x, deterministic=deterministic)
-        keys, values, states = [], [], [x]
+        entries: list[Any] = []
+        states = [x]
         sizes = self.config, self.style, self.layout, self.in_encoder, self.cross
         # A caller's own partitioner, such as T5X's, sets rules by which flax places parameters.
         program = traced_program(), tuple(get_logical_axis_rules())
-        read = functools.partial(_read_layer, Layer(*sizes, parent=None), program)
         parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
         # A trace of its own for each layer that draws, or writes variables such as intermediates.
         assert self.scope is not None
         own = not deterministic or self.scope.mutable is not False
         for i, (layer, bias, past, rope, seen) in enumerate(parts):
             if own:
-                x, layer_keys, layer_values = layer(x, bias, past, rope, seen, deterministic)
+                x, added = layer(x, bias, past, rope, seen, deterministic)
             else:
                 with jax.named_scope(f"layers_{i}"):
-                    x, layer_keys, layer_values = read(layer.variables, x, bias, past, rope, seen)
-            keys.append(layer_keys)
-            values.append(layer_values)
+                    x, added = _read_layer(
+                        Layer(*sizes, layer.delta, parent=None),
+                        *(program, layer.variables, x, bias, past, rope, seen),
+                    )
+            entries.append(added)
             states.append(x)
         last = self.output_dropout if self.in_encoder else self.dropout
         hidden = last(self.norm(x), deterministic=deterministic)
-        return hidden, keys, values, [*states, hidden]
+        keys, values = zip(*(entries[i] for i in attending), strict=True)
+        updates = block_updates(keys, values, hidden)
+        if recurrent is not None:
+            layers = tuple(entries[i] for i in others)
+            updates = updates._replace(recurrent=recurrent._replace(layers=layers))
+        return hidden, updates, [*states, hidden]
 
     def _ropes(self, x: Array, memory: Memory | None) -> list[Rope | None]:
         @functools.cache
@@ -324,20 +368,24 @@ class Network(nn.Module):
         tokens: Integer[Array, "B T"],
         cross: Cross | None = None,
         seen: Bool[Array, "B T"] | None = None,
+        fresh: RecurrentMemory | None = None,
+        counts: Int32[Array, " B"] | None = None,
     ) -> tuple[CacheEntries, Float[Array, "B T D"]]:
         """The cache entries of decoder tokens that start at position 0, and their hidden states.
 
-        All other tokens, even earlier ones, see those in `seen`.
+        All other tokens, even earlier ones, see those in `seen`. Recurrent layers, whose empty
+        memory is `fresh`, remember the first `counts`.
         """
-        hidden, keys, values, states = self.decoder(self.embed(tokens), cross=cross, mask=seen)
-        return block_updates(keys, values, hidden), self._returned(states)
+        _, updates, states = self.decoder(
+            self.embed(tokens), cross=cross, mask=seen, fresh=fresh, counts=counts
+        )
+        return updates, self._returned(states)
 
     def score(
         self, tokens: Integer[Array, "B T"], memory: Memory
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheEntries]:
         x = self.embed(tokens)
-        hidden, keys, values, states = self.decoder(x, memory, memory.cache.cross)
-        updates = block_updates(keys, values, hidden)
+        hidden, updates, states = self.decoder(x, memory, memory.cache.cross)
         return self.logits(hidden), self._returned(states), updates
 
     def _returned(self, states: list[Array]) -> Float[Array, "B T D"]:

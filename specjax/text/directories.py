@@ -25,9 +25,11 @@ from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
 from specjax.errors import UserError
+from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.heads import BlockConfig
 from specjax.models.int8 import form_of
+from specjax.models.recurrent import empty_memory
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.draft_length import LONGEST, RoundCost, draft_length, expected_rounds
 from specjax.text.text_models import (
@@ -495,13 +497,13 @@ class Inspected:
         )
         return sum(size for name, size in sizes.items() if not once.match(name))
 
-    @property
-    def cache_bytes(self) -> int:
-        """The bytes of the cache of one row per token; of an encoder-decoder, of either side."""
-        config = self.model.config
-        return (
-            2 * len(config.style.windows) * config.kv_heads * config.head_dim * self.dtype.itemsize
-        )
+    def cache_bytes(self, tokens: int) -> int:
+        """The bytes of the cache of one row of tokens; of an encoder-decoder, of either side."""
+        config, deltas = self.model.config, self.model.config.style.deltas
+        layers = len(config.style.windows) - sum(delta is not None for delta in deltas)
+        entries = 2 * tokens * layers * config.kv_heads * config.head_dim * self.dtype.itemsize
+        given = deltas, 1, self.model.rollback, self.dtype
+        return entries + nbytes(jax.eval_shape(lambda: empty_memory(*given)).layers)
 
     def summary(self) -> dict[str, Any]:
         """The figures by name, as JSON values; sizes in bytes."""
@@ -527,7 +529,7 @@ class Inspected:
             "special_ids": {} if self.opened is None else self.opened.ids.to_json(),
             "eos": {str(i): None if words is None else words.token(i) for i in eos},
             "context": context,
-            "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
+            "cache_bytes_per_row_and_1000_tokens": self.cache_bytes(1_000),
             "chat_template": words is not None and words.chat_template is not None,
         }
 
@@ -560,11 +562,12 @@ class InspectedHead:
             return own
         return own + self.opened.layers.vocab_size * self.opened.width
 
-    @property
-    def cache_bytes(self) -> int:
-        """The bytes of the cache of one row per token."""
+    def cache_bytes(self, tokens: int) -> int:
+        """The bytes of the cache of one row of tokens."""
         layers = self.opened.layers
-        return 2 * layers.num_layers * layers.kv_heads * layers.head_dim * self.dtype.itemsize
+        return (
+            2 * tokens * layers.num_layers * layers.kv_heads * layers.head_dim * self.dtype.itemsize
+        )
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -593,7 +596,7 @@ class InspectedHead:
                 "boundaries": opened.boundaries and list(opened.boundaries),
                 "cross_layer": opened.cross_layer,
             },
-            "cache_bytes_per_row_and_1000_tokens": 1_000 * self.cache_bytes,
+            "cache_bytes_per_row_and_1000_tokens": self.cache_bytes(1_000),
         }
 
 
@@ -675,8 +678,8 @@ def as_pair(
     if memory is not None:
         both = (drafter, verifier)
         left = _USABLE * memory - sum(each.params * each.dtype.itemsize for each in both)
-        row = sum(each.cache_bytes for each in both)
-        values["batches"] = {n: max(0, int(left // (row * n))) for n in CONTEXTS}
+        rows = {n: sum(each.cache_bytes(n) for each in both) for n in CONTEXTS}
+        values["batches"] = {n: max(0, int(left // row)) for n, row in rows.items()}
     return values
 
 

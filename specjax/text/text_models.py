@@ -336,6 +336,10 @@ class TranslatedModel(LanguageModel):
     def reads_trees(self) -> bool:  # type: ignore[override]  # as its model does
         return self.model.reads_trees
 
+    @property
+    def most_rollback(self) -> int | None:
+        return self.model.most_rollback
+
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.model.prompt_positions(input_lengths, prefix_lengths)
 

@@ -122,6 +122,14 @@ class LanguageModel(Protocol):
     predicts_all: ClassVar[bool] = True
     gives_odds: ClassVar[bool] = False
 
+    @property
+    def most_rollback(self) -> int | None:
+        """The most tokens that a row may go back by; None for any number.
+
+        With a number, a row must have read all tokens before its position.
+        """
+        return None
+
     # Only for the type checker: a field of a dataclass may replace it.
     if TYPE_CHECKING:
 
@@ -153,7 +161,8 @@ class LanguageModel(Protocol):
         Returns:
           Logits, hidden states, and the updates for `write`. The updates have T in one axis of each
           array that depends on it. Since they do not contain the cache, they may cross a
-          `lax.switch` between several T without copying it.
+          `lax.switch` between several T without copying it. (A memory whose size does not depend on
+          the length of a text may be among them whole.)
         """
 
     @abc.abstractmethod

@@ -1,5 +1,6 @@
 """Drafters that lag are caught up."""
 
+import dataclasses
 import functools
 
 import jax
@@ -17,10 +18,11 @@ from tests.tables import RULES, VERIFICATIONS
 from tests.variants import variants
 
 
-@pytest.mark.parametrize("family", variants(["llama", "t5_v1_1"], "llama"))
+@pytest.mark.parametrize("family", variants(["llama", "t5_v1_1", "qwen3_5"], "llama", "qwen3_5"))
 def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     """Greedy, the drafter being the verifier: every draft token must be accepted."""
     model, params = tiny(family)[:2]
+    model = dataclasses.replace(model, rollback=4)  # the least that serves
     method = decoding.Speculative(model, drafting.NeuralDrafter(model, 3))
     given = pair(params, params)
     rng = np.random.default_rng(0)
@@ -175,3 +177,37 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
 
     logits = t.apply(t.params, np.array([[3, 4, 5, 7, 8, 9]], np.int32))[0, -1]
     np.testing.assert_allclose(bonus_after(params), jax.nn.softmax(logits), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", variants(["llama", "qwen3_5"], "qwen3_5"))
+def test_what_is_read_of_a_row_that_lags_does_not_count(family):
+    """Another part drafts for the second row, until the model drafts for both rows."""
+    t, drafted, rounds = tiny(family), 2, 6
+    # Rows that lag, beside others that draft, are read in the same passes.
+    model = dataclasses.replace(t.model, rollback=drafted + 1)
+    drafter = drafting.NeuralDrafter(model, drafted)
+    params = drafting.NeuralDrafterParams(t.params)
+    rng, counts = np.random.default_rng(0), np.array([drafted, drafted + 1], np.int32)
+    text = rng.integers(3, 48, 3 + rounds * counts[1]).astype(np.int32)
+    uniforms = jnp.full((2, drafter.num_uniforms), 0.5, jnp.float32)
+    settings = sampling.Sampling(jnp.ones(2))
+
+    @quick_jit
+    def propose(params, state, last, active):
+        inputs = DraftInputs(last, jnp.where(active, drafted, 0), uniforms, settings, active)
+        return drafter.propose(params, state, inputs)
+
+    def prefilled(tokens):
+        prompts = Prompts(np.tile(tokens, (2, 1)), np.full(2, len(tokens), np.int32))
+        return quick_jit(drafter.prefill, static_argnums=2)(params, prompts, len(text) + 3)
+
+    state, last, both = prefilled(text[:3]), np.repeat(text[2], 2), jnp.array([True, True])
+    for at in range(3, len(text), counts[1]):
+        block, state = propose(params, state, last, jnp.array([True, False]))
+        tokens = np.stack([np.pad(block.tokens[0], (0, 1)), text[at : at + counts[1]]])
+        state = drafter.commit(state, tokens, counts)
+        last = tokens[[0, 1], counts - 1]
+    assert int(state.history.read[1]) < int(state.positions[1]) - 2 * drafted
+    block, _ = propose(params, state, last, both)
+    fresh, _ = propose(params, prefilled(text), np.repeat(text[-1], 2), both)
+    np.testing.assert_allclose(block.probs[1], fresh.probs[1], atol=1e-5)

@@ -10,7 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from specjax import drafting
-from specjax.checkpoints import load_draft_head, load_model, save_draft_head
+from specjax.checkpoints import (
+    has_mtp,
+    is_draft_head,
+    load_draft_head,
+    load_model,
+    save_draft_head,
+)
 from specjax.models.heads import EagleHead
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
@@ -31,6 +37,7 @@ CASES = {
         )
     },
     "speculators_mtp/qwen3": QWEN,
+    "speculators_mtp/qwen3_5": "qwen3_5",
     "dflash_zlab": QWEN,
     "speculators_dflash/full": QWEN,
     "speculators_dflash/sliding": QWEN,
@@ -189,6 +196,16 @@ def test_a_head_that_is_written_again_is_the_same(name, tmp_path):
         save_draft_head(tmp_path / "x", head, params, verifier_params=of.params, portable=True)
         found, wanted = (load_file(x / "model.safetensors") for x in (tmp_path / "x", place))
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_the_head_inside_a_checkpoint_is_that_of_speculators():
+    of, place = verifier("qwen3_5"), fixture("verifiers", "qwen3_5")
+    assert has_mtp(place) and not is_draft_head(place)
+    heads = [
+        load_draft_head(x, of.model) for x in (place, fixture("speculators_mtp/qwen3_5", "head"))
+    ]
+    assert heads[0][0] == heads[1][0]
+    jax.tree.map(np.testing.assert_array_equal, heads[0][1], heads[1][1])
 
 
 def test_a_tree_grows_as_in_eagles_code():

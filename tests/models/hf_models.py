@@ -108,8 +108,8 @@ HF_CONFIGS = {
     ),
     **{
         f"{name}{size}": functools.partial(_decoder_only, name, size)
-        for name, size in itertools.product(("qwen2", "qwen3", "mistral", "olmo2", "smollm3",
-                                             "phi3", "gemma", "gemma3"), ("", "_wide"))
+        for name, size in itertools.product(("qwen2", "qwen3", "qwen3_5", "mistral", "olmo2",
+                                             "smollm3", "phi3", "gemma", "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
 # Others of their families.
@@ -160,6 +160,15 @@ _OPTIONS = {
         {"head_dim": 10, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
          "use_sliding_window": True, "sliding_window": 7},
     ),
+    "qwen3_5": (
+        {"num_hidden_layers": 4, "rms_norm_eps": 1e-3, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5},
+        {"head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+         "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 4,
+         "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 300.0,
+                             "partial_rotary_factor": 0.6, "mrope_section": [1, 1, 1]}},
+    ),
     "mistral": (
         {"sliding_window": 6, "head_dim": 8},
         {"sliding_window": None, "head_dim": 12, "tie_word_embeddings": True},
@@ -181,9 +190,9 @@ _OPTIONS = {
     ),
 }  # fmt: skip
 _CLASSES = {
-    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "mistral": "MistralConfig",
-    "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
-    "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
+    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3_5": "Qwen3_5TextConfig",
+    "mistral": "MistralConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config",
+    "phi3": "Phi3Config", "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
 }  # fmt: skip
 
 
@@ -197,8 +206,8 @@ def save_random(name, path):
     theirs = kind.from_config(config, attn_implementation="eager").eval()
     if name in UNTIED:
         theirs.lm_head.weight = torch.nn.Parameter(torch.zeros_like(theirs.lm_head.weight))
-    # A Gemma adds 1 to the scales of its norms.
-    low = -0.5 if "gemma" in name else 0.5
+    # A Gemma and a Qwen 3.5 add 1 to the scales of their norms.
+    low = -0.5 if "gemma" in name or "qwen3_5" in name else 0.5
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in theirs.parameters():

@@ -135,6 +135,20 @@ def test_the_text_network_of_a_larger_model_is_read(names, tmp_path):
     assert error(ours, logits_of(theirs)) <= 2e-5
 
 
+def test_the_text_network_of_a_qwen_3_5_is_read(tmp_path):
+    vision = {
+        "depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "patch_size": 2,
+        "out_hidden_size": 16,
+    }  # fmt: skip
+    text = HF_CONFIGS["qwen3_5"]()
+    config = transformers.Qwen3_5Config(text_config=text.to_dict(), vision_config=vision)
+    theirs = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(str(tmp_path))
+    loaded = load_model(tmp_path)
+    ours = quick_jit(loaded.model.apply)(loaded.params, PROMPTS[0][None])
+    assert error(ours, logits_of(theirs)) <= 2e-5
+
+
 def rename_arrays(path, old, new):
     arrays = safetensors.numpy.load_file(path)
     renamed = {new + k[len(old) :] if k.startswith(old) else k: v for k, v in arrays.items()}

@@ -7,7 +7,8 @@ from tests.variants import variants
 
 # Source: the totals of the checkpoints' safetensors files on their model cards; of tied networks
 # without the copy of the embedding. Gemma 3 from 4B on: the totals, without the vision model of
-# 416,866,032 parameters and the projector of 1,152 (E + 1).
+# 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5: what transformers makes of
+# the published configurations, without the vision model and the MTP layer.
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
@@ -70,6 +71,11 @@ PUBLISHED = {
     "qwen3_8b": 8_190_735_360,
     "qwen3_14b": 14_768_307_200,
     "qwen3_32b": 32_762_123_264,
+    "qwen3.5_0.8b": 752_393_024,
+    "qwen3.5_2b": 1_881_825_088,
+    "qwen3.5_4b": 4_205_751_296,
+    "qwen3.5_9b": 8_953_803_264,
+    "qwen3.5_27b": 26_895_998_464,
     "mistral_7b_v0.1": 7_241_732_096,
     "mistral_7b_v0.3": 7_248_023_552,
     "mistral_nemo_12b": 12_247_782_400,

@@ -15,6 +15,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
+from specjax.models.qwen import Qwen35Config
 from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 
@@ -72,6 +73,16 @@ CONFIGS = {
         encoder=Gemma3Config(**_DECODER, num_kv_heads=4, sliding_window=3),
     ),
     "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
+    # Recurrent layers around one with attention.
+    "qwen3_5": Qwen35Config(
+        **{**_DECODER, "num_layers": 3},
+        num_kv_heads=2,
+        layer_types=("linear_attention", "full_attention", "linear_attention"),
+        linear_num_key_heads=2,
+        linear_key_head_dim=6,
+        linear_num_value_heads=4,
+        linear_value_head_dim=5,
+    ),
 }
 
 
@@ -79,10 +90,11 @@ def random_params(model, seed=0):
     """Unlike in `model.init`, all norms differ, so that a mix-up shows."""
     rng = np.random.default_rng(seed)
     dtype = model.config.param_dtype
+    low = -0.5 if model.config.style.plus_one_norms else 0.5
 
     def draw(leaf):
         norm = leaf.ndim == 1
-        value = rng.uniform(0.5, 1.5, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
+        value = rng.uniform(low, low + 1, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
         return jnp.asarray(value, jnp.float32).astype(dtype)
 
     return jax.tree.map(draw, model.abstract_params())

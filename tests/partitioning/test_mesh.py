@@ -20,6 +20,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
+from specjax.models.qwen import Qwen35Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from specjax.partitioning import (
     STANDARD_RULES,
@@ -61,6 +62,17 @@ CONFIGS = {
     "llama": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=4),
     "llama_few_kv_heads": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=2),
     "gemma2": Gemma2Config(**_GEMMA),
+    "qwen3_5": Qwen35Config(
+        **_SIZES,
+        num_layers=2,
+        num_kv_heads=4,
+        layer_types=("full_attention", "linear_attention"),
+        partial_rotary_factor=0.5,
+        linear_num_key_heads=4,
+        linear_key_head_dim=6,
+        linear_num_value_heads=8,
+        linear_value_head_dim=5,
+    ),
 }
 ROWS, MAX_LENGTH, BLOCK = 8, 16, 3
 RNG = np.random.default_rng(0)
@@ -121,6 +133,11 @@ def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
         assert keys.addressable_shards[0].data.shape == (ROWS // data, heads, MAX_LENGTH, 4)
     for values in [*cache.values, *second.cache.values]:
         assert values.addressable_shards[0].data.shape == (ROWS // data, heads, 4, MAX_LENGTH)
+    for cached in (cache, second.cache) if name == "qwen3_5" else ():
+        for layer in cached.recurrent.layers:
+            state, inputs = (x.addressable_shards[0].data for x in (layer.state, layer.inputs[2]))
+            assert state.shape == (ROWS // data, 4 // ways, 2, 6, 5)
+            assert inputs.shape == (ROWS // data, 35, 40 // ways)
     # The compiler moves activations between devices, never the cache.
     whole = f"{ROWS // data},{model_kv_heads(model)},"
     gathered = [line for line in extend.as_text().splitlines() if "all-gather(" in line]

@@ -1,0 +1,154 @@
+"""A recurrent layer's memory after rollbacks is that of the tokens that were kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding, drafting
+from specjax.models import model_from_config, recurrent
+from specjax.types import Prompts
+from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
+
+G, ROUNDS, ROWS, PROMPT = 4, 20, 3, 7
+LENGTH = PROMPT + ROUNDS * (G + 1) + G
+RNG = np.random.default_rng(0)
+INPUTS = RNG.integers(0, 48, (ROWS, PROMPT)).astype(np.int32)
+LENGTHS = np.array([7, 1, 4], np.int32)
+
+
+def states(cache, positions):
+    """The states of all layers after the tokens before `positions`."""
+    pasts, _ = recurrent.continued(cache.recurrent, jnp.asarray(positions), 0)
+    return [
+        recurrent.advanced(m.state, m.keys, m.writes, m.decays, past.offsets)
+        for past in pasts
+        for m in [past.memory]
+    ]
+
+
+def differences(model, params, passes):
+    """Plays rounds with forced acceptances; how far states and logits are from a fresh reading.
+
+    `passes` tells how a block is read: at once, or token by token, as by a drafter.
+    """
+    extend, rng = quick_jit(lambda *args: model.extend(*args)), np.random.default_rng(1)
+    prefill = quick_jit(model.prefill, static_argnums=2)
+    cache, last, start = prefill(params, Prompts(INPUTS, LENGTHS), LENGTH)
+    start, texts = np.asarray(start), [[int(token)] for token in last]
+    accepted = [rng.permutation(np.resize(np.arange(G + 1), ROUNDS)) for _ in range(ROWS)]
+    for now in np.stack(accepted, axis=1):
+        block = rng.integers(0, 48, (ROWS, G + 1)).astype(np.int32)
+        block[:, 0] = [text[-1] for text in texts]
+        at = start + [len(text) - 1 for text in texts]
+        for part in np.split(np.arange(G + 1), passes):
+            cache = extend(params, cache, block[:, part], at + part[0]).cache
+        for row, count in enumerate(now):
+            texts[row] += [*block[row, 1 : count + 1].tolist(), int(rng.integers(0, 48))]
+    positions = start + [len(text) - 1 for text in texts]
+    logits = extend(params, cache, np.array([text[-1:] for text in texts]), positions).logits
+    wholes = [[*x[:n], *text[1:]] for x, n, text in zip(INPUTS, LENGTHS, texts, strict=True)]
+    lengths = np.array([len(whole) for whole in wholes], np.int32)
+    assert (np.diff(np.sort(lengths)) > 0).any() and (lengths == positions + 1).all()
+    prompts = np.stack([np.pad(whole, (0, LENGTH - len(whole))) for whole in wholes])
+    fresh, last, _ = prefill(params, Prompts(prompts.astype(np.int32), lengths), LENGTH)
+    expected = extend(params, fresh, np.asarray(last)[:, None], positions).logits
+    pairs = zip(states(cache, positions), states(fresh, positions), strict=True)
+    return max(error(*pair) for pair in pairs), error(logits, expected)
+
+
+@pytest.mark.parametrize("passes", [1, G + 1])
+def test_after_rollbacks_the_memory_is_that_of_a_fresh_reading(passes):
+    t = tiny("qwen3_5")
+    of_states, of_logits = differences(t.model, t.params, passes)
+    assert of_states <= 2e-5 and of_logits <= 2e-5
+
+
+def test_the_comparison_sees_a_state_that_does_not_go_back(monkeypatch):
+    after = recurrent.continued
+
+    def hasty(memory, positions, counts):
+        """The state reads a block at once."""
+        _, moved = after(memory, positions + memory.layers[0].keys.shape[1], counts)
+        pasts = [
+            recurrent.DeltaPast(x, positions - memory.starts, moved.starts - memory.starts)
+            for x in memory.layers
+        ]
+        return tuple(pasts), moved
+
+    monkeypatch.setattr("specjax.models.transformer.continued", hasty)
+    t = tiny("qwen3_5")
+    found = differences(t.model, t.params, 1)
+    assert not max(found) <= 1e-3
+
+
+def test_the_rule_in_chunks_is_the_rule_token_by_token():
+    """In float64; more tokens than a chunk has, and a state from before."""
+    rng = np.random.default_rng(0)
+    rows, length, keys, groups, width, wide = 2, 150, 2, 2, 6, 5
+    of_keys, of_values = (rows, length, keys, width), (rows, length, keys, groups, wide)
+    queries, shared = (
+        x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.normal(size=(2, *of_keys))
+    )
+    values, betas = rng.normal(size=of_values), rng.uniform(size=of_values[:-1])
+    decays = -rng.exponential(0.3, of_values[:-1])
+    state = first = rng.normal(size=(rows, keys, groups, width, wide))
+    wanted = []
+    for t in range(length):
+        state = np.exp(decays[:, t])[..., None, None] * state
+        kept = np.einsum("bkd,bkndv->bknv", shared[:, t], state)
+        write = betas[:, t][..., None] * (values[:, t] - kept)
+        state = state + np.einsum("bkd,bknv->bkndv", shared[:, t], write)
+        wanted.append(np.einsum("bkd,bkndv->bknv", queries[:, t], state))
+    inputs = [x.astype(np.float32) for x in (first, queries, shared, values, betas, decays)]
+    read, writes = quick_jit(recurrent.delta_rule)(*inputs)
+    assert error(read, np.stack(wanted, axis=1)) <= 1e-5
+    counts = np.full(rows, length, np.int32)
+    after = quick_jit(recurrent.advanced)(inputs[0], inputs[2], writes, inputs[5], counts)
+    assert error(after, state) <= 1e-5
+
+
+def test_a_row_that_goes_back_too_far_is_nan():
+    t = tiny("qwen3_5")
+    model = type(t.model)(t.model.config, rollback=5)
+    extend = quick_jit(model.extend)
+    cache, _, start = quick_jit(model.prefill, static_argnums=2)(
+        t.params, Prompts(INPUTS, LENGTHS), LENGTH
+    )
+    block = RNG.integers(0, 48, (ROWS, 6)).astype(np.int32)
+    cache = extend(t.params, cache, block, start).cache
+    logits = extend(t.params, cache, block, start + np.array([1, 0, 6])).logits
+    fresh = t.prefill(t.params, Prompts(INPUTS, LENGTHS), LENGTH).cache
+    tokens = np.concatenate([block[:, :1], block], axis=1)
+    expected = t.extend(t.params, fresh, tokens, start).logits
+    assert np.isnan(logits[1]).all() and np.isfinite(logits[2]).all()
+    assert error(logits[0], expected[0, 1:]) <= 1e-5
+
+
+def test_what_recurrent_layers_cannot_do_is_refused():
+    model = model_from_config(CONFIGS["qwen3_5"])
+    longest = model.rollback - 1
+    decoding.Speculative(model, drafting.NeuralDrafter(model, longest))
+    for make in (
+        lambda: drafting.NeuralDrafter(model, longest + 1),
+        lambda: decoding.Speculative(model, drafting.LookupDrafter(48, longest + 1)),
+        lambda: decoding.TokenCascade(longest + 1, verifier=model, drafter=model),
+    ):
+        with pytest.raises(ValueError, match=r"(max_draft|limit) must be less than 32"):
+            make()
+    assert not model.reads_trees and not model.continues_beginnings
+
+
+def test_states_are_float32_where_activations_are_not():
+    config = CONFIGS["qwen3_5"].replace(dtype="bfloat16", param_dtype="bfloat16")
+    model = model_from_config(config)
+    params = random_params(model)
+    cache, last, start = jax.jit(model.prefill, static_argnums=2)(
+        params, Prompts(INPUTS, LENGTHS), LENGTH
+    )
+    out = jax.jit(model.extend)(params, cache, last[:, None], start)
+    layer = out.cache.recurrent.layers[0]
+    kinds = [x.dtype for x in (layer.state, layer.keys, layer.writes, layer.decays)]
+    assert set(kinds) == {jnp.float32.dtype}
+    assert {x.dtype for x in layer.inputs} == {jnp.bfloat16.dtype}
+    assert np.isfinite(out.logits).all()
