@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from specjax.checkpoints.arrays import check_finite, copy_as
+from specjax.checkpoints.arrays import Stack, View, check_finite, copy_as
 from specjax.checks import require
 from specjax.compilation import jit
 from specjax.errors import UserError
@@ -29,7 +29,7 @@ def int8_placers(
     shardings: Mapping[str, Sharding],
     form: str | None,
     check: Path | None,
-) -> dict[str, Callable[[np.ndarray], Int8Weight]]:
+) -> dict[str, Callable[[View], Int8Weight]]:
     """The functions that quantise and place the matrices of a model.
 
     Args:
@@ -53,7 +53,7 @@ def int8_placers(
 
 
 def _quantised(
-    view: np.ndarray,
+    view: View,
     *,
     kind: type[Int8Weight],
     name: str | None,
@@ -61,15 +61,24 @@ def _quantised(
     of_block: Callable[[np.ndarray], tuple[Any, Any]],
 ) -> Int8Weight:
     axis = kind.channel_axis()
-    values, scales = np.empty(view.shape, np.int8), np.empty(view.shape[axis], np.float32)
-    step = max(1, _BLOCK // max(1, view.shape[1 - axis]))
-    for start in range(0, view.shape[axis], step):
-        channels = slice(start, start + step)
-        at = (slice(None),) * axis + (channels,)
-        block = copy_as(view[at], np.dtype(np.float32))
-        if name is not None:
-            check_finite(name, block, (0, start) if axis else (start, 0))
-        values[at], scales[channels] = map(np.asarray, of_block(block))
+    values = np.empty(view.shape, np.int8)
+    scales = np.empty((*view.shape[:-2], view.shape[-2:][axis]), np.float32)
+    parts = [(view, values, scales)]
+    if isinstance(view, Stack):
+        parts = list(zip(view.matrices, values, scales, strict=True))
+    for expert, (matrix, in_8_bits, of_channels) in enumerate(parts):
+        step = max(1, _BLOCK // max(1, matrix.shape[1 - axis]))
+        for start in range(0, matrix.shape[axis], step):
+            channels = slice(start, start + step)
+            at = (slice(None),) * axis + (channels,)
+            block = copy_as(matrix[at], np.dtype(np.float32))
+            if name is not None:
+                begins = (0, start) if axis else (start, 0)
+                if isinstance(view, Stack):
+                    check_finite(name, block[None], (expert, *begins))
+                else:
+                    check_finite(name, block, begins)
+            in_8_bits[at], of_channels[channels] = map(np.asarray, of_block(block))
     return kind(_placed(values, places[0]), _placed(scales, places[1]))
 
 

@@ -13,6 +13,8 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/pre_mlp_layer_norm/scale (E,)
     decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)                          gate, up
     decoder/layers_i/mlp/wo/kernel (M, E)
+    decoder/layers_i/mlp/{router (E, X), wi_0, wi_1 (X, E, M), wo (X, M, E)}
+                                                        with X experts: `Style.routings`
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
@@ -45,6 +47,7 @@ _MOST = {
     **dict.fromkeys(_LAYERS, 1_000),
     "vocab_size": 2**24,
     **dict.fromkeys(_POSITIONS, 2**31 - 1),
+    **dict.fromkeys(("num_experts", "num_local_experts"), 10_000),
 }
 _MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
@@ -57,12 +60,29 @@ class RelativePositions(NamedTuple):
     per_layer: bool = False  # else per stack
 
 
+class Routing(NamedTuple):
+    """The experts of a layer; see `specjax.models.experts`.
+
+    Attributes:
+      experts: their number.
+      per_token: how many of them a token uses: the most probable ones.
+      mlp_dim: the width of each.
+      renormalised: whether the shares of these sum to 1; else they are their probabilities.
+    """
+
+    experts: int
+    per_token: int
+    mlp_dim: int
+    renormalised: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Style:
     """How a stack of layers computes, apart from its sizes. Families differ here.
 
     Attributes:
       activations: of the feed-forward block, one per input projection; the outputs are multiplied.
+      routings: for each layer, its experts, or None for a single block; empty: no experts.
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
@@ -88,6 +108,7 @@ class Style:
     """
 
     activations: tuple[str, ...]
+    routings: tuple[Routing | None, ...] = ()
     windows: tuple[int | tuple[int, int] | None, ...]
     ropes: tuple[tuple[float, ...] | None, ...]
     relative: RelativePositions | None = None
@@ -155,7 +176,10 @@ class ModelConfig(abc.ABC):
                 f"most {2**20}"
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
-            raise UserError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+            raise UserError(
+                f"{name}: head_dim={self.head_dim} must be even, for rotary positions; there are "
+                f"num_heads={self.num_heads}"
+            )
         start = getattr(self, "decoder_start_token", 0)
         if not 0 <= start < self.vocab_size:
             raise UserError(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.config import DecoderOnlyConfig, Routing, Style
 from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
 from specjax.models.model import CausalLM
 from specjax.models.position_encoding import rope_frequencies
@@ -53,6 +53,53 @@ class RotaryConfig(DecoderOnlyConfig):
     def style(self) -> Style:
         frequencies = rope_frequencies(self.head_dim, self.rope_theta)
         return llama_style(self, frequencies, windows=self.windows, **self.differences)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(RotaryConfig):
+    """A rotary network whose layers have experts.
+
+    Attributes:
+      num_experts: X, of a layer.
+      num_experts_per_tok: how many of them a token uses.
+      expert_dim: the width of an expert; None: `mlp_dim`.
+      renormalised: whether the shares of a token's experts sum to 1; else they are the router's
+        probabilities.
+      dense_layers: the numbers, from 0, of the layers that have a block of width `mlp_dim` instead.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    expert_dim: int | None = None
+    renormalised: bool = False
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_experts_per_tok > self.num_experts:
+            raise UserError(
+                f"num_experts_per_tok={self.num_experts_per_tok} must be at most "
+                f"num_experts={self.num_experts}"
+            )
+        dense = self.dense_layers
+        possible = isinstance(dense, tuple | list) and not set(dense) - set(range(self.num_layers))
+        if not possible or any(isinstance(number, bool) for number in dense):
+            raise UserError(
+                f"dense_layers={dense!r} must be numbers of layers in 0 .. {self.num_layers - 1}"
+            )
+        object.__setattr__(self, "dense_layers", tuple(sorted(set(dense))))
+
+    @property
+    def style(self) -> Style:
+        routing = Routing(
+            self.num_experts,
+            self.num_experts_per_tok,
+            self.expert_dim or self.mlp_dim,
+            self.renormalised,
+        )
+        layers = range(self.num_layers)
+        routings = tuple(None if layer in self.dense_layers else routing for layer in layers)
+        return dataclasses.replace(super().style, routings=routings)
 
 
 def _check_types(types: Any, count: int) -> None:
@@ -107,11 +154,32 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
     )
 
 
+def names_of_experts(block: str, kernels: Mapping[str, str]) -> tuple[Renaming, ...]:
+    """The names of a layer's router and experts.
+
+    Args:
+      block: Hugging Face's name of the feed-forward block.
+      kernels: from Hugging Face's name of each matrix of an expert to ours.
+    """
+    hf, ours = f"model.layers.{{i}}.{block}", "decoder/layers_{i}/mlp"
+    return (
+        Renaming(f"{hf}.gate.weight", f"{ours}/router", T),
+        *(Renaming(f"{hf}.experts.{{e}}.{a}.weight", f"{ours}/{b}", T) for a, b in kernels.items()),
+    )
+
+
 LLAMA_NAMES = decoder_only_names(
     {
         "input_layernorm": "pre_self_attention_layer_norm",
         "post_attention_layernorm": "pre_mlp_layer_norm",
     }
+)
+
+
+# Those of OLMoE and Qwen.
+EXPERTS_NAMES = (
+    *names_of_experts("mlp", {f"{hf}_proj": ours for hf, ours in MLP.items()}),
+    *LLAMA_NAMES,
 )
 
 
@@ -250,6 +318,23 @@ def rotary_to_hf(
         "max_position_embeddings": longest,
         **rope_to_hf(config.rope_theta, scaling),
     }
+
+
+def experts_from_hf(fields: HFFields, experts: int, used: int) -> dict[str, Any]:
+    """`num_experts` and `num_experts_per_tok` of an `ExpertsConfig`, with defaults."""
+    names = [name for name in ("num_experts", "num_local_experts") if name in fields.values]
+    counts = {name: fields.whole(name, experts) for name in names}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"num_experts and num_local_experts differ, {counts}: remove one of them")
+    return {
+        "num_experts": next(iter(counts.values()), experts),
+        "num_experts_per_tok": fields.whole("num_experts_per_tok", used),
+    }
+
+
+def experts_to_hf(config: ExpertsConfig, name: str) -> dict[str, int]:
+    """The inverse of `experts_from_hf`; `name` is Hugging Face's for the number of experts."""
+    return {name: config.num_experts, "num_experts_per_tok": config.num_experts_per_tok}
 
 
 def windows_from_hf(

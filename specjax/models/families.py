@@ -9,9 +9,9 @@ from specjax.models.config import ModelConfig
 from specjax.models.family import Family
 from specjax.models.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.llama import LLAMA
-from specjax.models.llama_variants import MISTRAL, OLMO2, PHI3, SMOLLM3
+from specjax.models.llama_variants import MISTRAL, MIXTRAL, OLMO2, OLMOE, PHI3, SMOLLM3
 from specjax.models.model import Model
-from specjax.models.qwen import QWEN2, QWEN3
+from specjax.models.qwen import QWEN2, QWEN3, QWEN3_MOE
 from specjax.models.t5 import MT5, T5, UMT5
 from specjax.models.t5gemma import T5GEMMA, T5GEMMA2
 
@@ -20,7 +20,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
-        LLAMA, QWEN2, QWEN3, MISTRAL, OLMO2, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3,
+        LLAMA, QWEN2, QWEN3, QWEN3_MOE, MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3,
+        GEMMA, GEMMA2, GEMMA3,
     )
 }  # fmt: skip
 

@@ -1,23 +1,28 @@
-"""Qwen 2, 2.5 and 3.
+"""Qwen 2, 2.5 and 3, and Qwen 3 with experts.
 
 Qwen 2 is Llama with biases on queries, keys and values, and perhaps windows in later layers. Qwen 3
 has an RMS norm of each head's queries and keys instead of the biases.
 
-Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`.
+Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`, `qwen3_moe`.
 """
 
 import dataclasses
 import functools
 from typing import Any
 
+from specjax.errors import UserError
 from specjax.models.decoder_only import (
+    EXPERTS_NAMES,
     FULL,
     SILU,
     SLIDING,
     UNBIASED,
     Constants,
+    ExpertsConfig,
     RotaryConfig,
     decoder_only_family,
+    experts_from_hf,
+    experts_to_hf,
     rotary_from_hf,
     rotary_to_hf,
     types_of_layers,
@@ -104,5 +109,72 @@ QWEN3 = decoder_only_family(
         "qwen3_8b": _qwen3_size(4_096, 32, 8, 128, 12_288, 36),
         "qwen3_14b": _qwen3_size(5_120, 40, 8, 128, 17_408, 40),
         "qwen3_32b": _qwen3_size(5_120, 64, 8, 128, 25_600, 64),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(ExpertsConfig):
+    """A Qwen 3 with experts. Published sizes have no window, and experts in all layers."""
+
+    differences = {"qk_norms": "head"}  # noqa: RUF012
+
+
+def _moe_from_hf(fields: HFFields) -> Qwen3MoeConfig:
+    sizes = rotary_from_hf(fields, UNBIASED, num_key_value_heads=4)
+    windowed = fields.flag("use_sliding_window", False)
+    dense = fields.values.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
+        raise UserError(f"mlp_only_layers={dense!r} must be a list of numbers of layers")
+    step = fields.whole("decoder_sparse_step", 1)
+    return Qwen3MoeConfig(
+        **sizes,
+        **experts_from_hf(fields, 128, 8),
+        sliding_window=fields.window(4096) if windowed else None,
+        expert_dim=fields.whole("moe_intermediate_size", 768),
+        renormalised=fields.flag("norm_topk_prob", False),
+        dense_layers=tuple(
+            layer for layer in range(sizes["num_layers"]) if layer in dense or (layer + 1) % step
+        ),
+    )
+
+
+def _moe_to_hf(config: Qwen3MoeConfig) -> dict[str, Any]:
+    if config.layer_types:
+        raise UserError(
+            "layer_types must be empty for transformers to read a Qwen 3 with experts; convert it "
+            "to orbax"
+        )
+    return {
+        **rotary_to_hf(config, UNBIASED, 32_768),
+        **experts_to_hf(config, "num_experts"),
+        "use_sliding_window": config.sliding_window is not None,
+        "sliding_window": config.sliding_window,
+        "moe_intermediate_size": config.expert_dim or config.mlp_dim,
+        "norm_topk_prob": config.renormalised,
+        "mlp_only_layers": list(config.dense_layers),
+        "decoder_sparse_step": 1,
+    }
+
+
+_moe_size = functools.partial(
+    Qwen3MoeConfig.of,
+    151_936,
+    num_experts=128,
+    num_experts_per_tok=8,
+    renormalised=True,
+    rope_theta=1e6,
+)
+
+QWEN3_MOE = decoder_only_family(
+    "qwen3_moe",
+    config=Qwen3MoeConfig,
+    architectures=("Qwen3MoeForCausalLM",),
+    names=EXPERTS_NAMES,
+    from_hf=_moe_from_hf,
+    to_hf=_moe_to_hf,
+    presets={
+        "qwen3_30b_a3b": _moe_size(2_048, 32, 4, 128, 6_144, 48, expert_dim=768),
+        "qwen3_235b_a22b": _moe_size(4_096, 64, 4, 128, 12_288, 94, expert_dim=1_536),
     },
 )

@@ -30,7 +30,8 @@ from specjax.models.attention import (
     block_updates,
 )
 from specjax.models.cache import CacheEntries, CacheLayout, Cross
-from specjax.models.config import ModelConfig, Style
+from specjax.models.config import ModelConfig, Routing, Style
+from specjax.models.experts import Experts
 from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.position_encoding import RelativePositionBias, Rope, rope_angles
 from specjax.platforms import traced_program
@@ -69,6 +70,7 @@ class Layer(nn.Module):
     layout: CacheLayout = CacheLayout()
     in_encoder: bool = False
     cross: bool = False  # whether it attends to an encoder's output
+    routing: Routing | None = None  # of its experts
 
     def setup(self) -> None:
         config, style = self.config, self.style
@@ -78,8 +80,11 @@ class Layer(nn.Module):
         if self.cross and not style.merged_cross:
             parts.insert(1, "cross_attention")
             self.encoder_decoder_attention = Attention(config, style, self.layout)
-        sizes = (config.mlp_dim, style.activations, config.dtype, config.param_dtype)
-        self.mlp = MLP(*sizes, style.dropout_rate)
+        dtypes = (config.dtype, config.param_dtype)
+        if self.routing is None:
+            self.mlp = MLP(config.mlp_dim, style.activations, *dtypes, style.dropout_rate)
+        else:
+            self.experts = Experts(self.routing, style.activations, *dtypes, name="mlp")
         norm = functools.partial(_norm, config, style)
         self.before = [norm(f"pre_{p}_layer_norm") for p in parts if style.pre_norms]
         self.after = [norm(f"post_{p}_layer_norm") for p in parts if style.post_norms]
@@ -119,7 +124,8 @@ class Layer(nn.Module):
             y = normed(self.before, 1, x)
             y = self.encoder_decoder_attention(y, [encoded], deterministic=deterministic)
             x = added(1, y)
-        y = self.mlp(normed(self.before, -1, x), deterministic)
+        y = normed(self.before, -1, x)
+        y = self.mlp(y, deterministic) if self.routing is None else self.experts(y)
         return added(-1, y), keys, values
 
 
@@ -144,7 +150,8 @@ class Stack(nn.Module):
         if style.relative is not None and not style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
         layer = functools.partial(Layer, config, style, self.layout, self.in_encoder, self.cross)
-        self.layers = [layer() for _ in style.windows]
+        routings = style.routings or (None,) * len(style.windows)
+        self.layers = [layer(routing) for routing in routings]
         self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.own_embedding:
@@ -189,7 +196,6 @@ class Stack(nn.Module):
         sizes = self.config, self.style, self.layout, self.in_encoder, self.cross
         # A caller's own partitioner, such as T5X's, sets rules by which flax places parameters.
         program = traced_program(), tuple(get_logical_axis_rules())
-        read = functools.partial(_read_layer, Layer(*sizes, parent=None), program)
         parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
         # A trace of its own for each layer that draws, or writes variables such as intermediates.
         assert self.scope is not None
@@ -199,7 +205,10 @@ class Stack(nn.Module):
                 x, layer_keys, layer_values = layer(x, bias, past, rope, seen, deterministic)
             else:
                 with jax.named_scope(f"layers_{i}"):
-                    x, layer_keys, layer_values = read(layer.variables, x, bias, past, rope, seen)
+                    x, layer_keys, layer_values = _read_layer(
+                        Layer(*sizes, layer.routing, parent=None),
+                        *(program, layer.variables, x, bias, past, rope, seen),
+                    )
             keys.append(layer_keys)
             values.append(layer_values)
             states.append(x)

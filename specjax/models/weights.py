@@ -24,11 +24,11 @@ truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_norm
 
 
 class StoredWeight(abc.ABC):
-    """A matrix that is not an array of numbers, in its place among the parameters.
+    """A matrix, or a stack of them, that is not an array of numbers, among the parameters.
 
     A subclass is a pytree of arrays, such as a `types.traced_dataclass`: for example, whole numbers
-    with their scales. Networks do not know the form of their matrices: they only call `product` and
-    `rows`.
+    with their scales. Networks do not know the form of their matrices: they only call `product`,
+    `product_of_stack` and `rows`.
     """
 
     @property
@@ -46,6 +46,15 @@ class StoredWeight(abc.ABC):
 
     def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
         """`dot(x, matrix)`; applying scales after the product may be cheaper."""
+        return dot(x, self.read(x.dtype))
+
+    def product_of_stack(
+        self,
+        dot: Callable[[Array, Array], Array],
+        x: Float[Array, "R n"],
+        experts: Integer[Array, " R"],
+    ) -> Array:
+        """`dot(x, stack)`, where row r is multiplied with matrix `experts[r]` of the stack."""
         return dot(x, self.read(x.dtype))
 
     def axes(self, names: tuple[str | None, ...]) -> Any:
@@ -79,7 +88,7 @@ def declare(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
 ) -> Any:
-    """A parameter of a module that is a matrix, in the form in which it is stored.
+    """A parameter that is a matrix or a stack of them, in the form in which it is stored.
 
     Args:
       module: has a `param_dtype`.

@@ -80,7 +80,7 @@ def _llama(**options):
 
 def _decoder_only(name, size):
     sizes = {**DECODER_SIZES, "num_key_value_heads": 2} if size == "" else _OTHER_SIZES
-    if name in ("olmo2", "smollm3", "phi3"):  # their heads divide the width
+    if name in ("olmo2", "olmoe", "smollm3", "phi3"):  # their heads divide the width
         sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
     options = _OPTIONS[name][size != ""]
     made = getattr(transformers, _CLASSES[name])
@@ -108,8 +108,9 @@ HF_CONFIGS = {
     ),
     **{
         f"{name}{size}": functools.partial(_decoder_only, name, size)
-        for name, size in itertools.product(("qwen2", "qwen3", "mistral", "olmo2", "smollm3",
-                                             "phi3", "gemma", "gemma3"), ("", "_wide"))
+        for name, size in itertools.product(("qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral",
+                                             "olmo2", "olmoe", "smollm3", "phi3", "gemma",
+                                             "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
 # Others of their families.
@@ -160,11 +161,28 @@ _OPTIONS = {
         {"head_dim": 10, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
          "use_sliding_window": True, "sliding_window": 7},
     ),
+    "qwen3_moe": (
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+         "norm_topk_prob": True},
+        {"head_dim": 10, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 8,
+         "mlp_only_layers": [0], "decoder_sparse_step": 1, "use_sliding_window": True,
+         "sliding_window": 7, "tie_word_embeddings": True},
+    ),
     "mistral": (
         {"sliding_window": 6, "head_dim": 8},
         {"sliding_window": None, "head_dim": 12, "tie_word_embeddings": True},
     ),
+    "mixtral": (
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"head_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 7,
+         "rope_theta": 300.0, "tie_word_embeddings": True},
+    ),
     "olmo2": ({}, {"tie_word_embeddings": True}),
+    "olmoe": (
+        {"num_experts": 4, "num_experts_per_tok": 2},
+        {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+         "tie_word_embeddings": True},
+    ),
     "smollm3": (
         {"num_hidden_layers": 4},
         {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9,
@@ -181,8 +199,9 @@ _OPTIONS = {
     ),
 }  # fmt: skip
 _CLASSES = {
-    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "mistral": "MistralConfig",
-    "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
+    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig",
+    "mistral": "MistralConfig", "mixtral": "MixtralConfig", "olmo2": "Olmo2Config",
+    "olmoe": "OlmoeConfig", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
     "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
 }  # fmt: skip
 
