@@ -65,6 +65,9 @@ class Stack:
     def shape(self) -> tuple[int, ...]:
         return (len(self.matrices), *self.matrices[0].shape)
 
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.matrices)
+
     def __getitem__(self, index: Any) -> "Stack":
         return Stack([matrix[index[1:]] for matrix in self.matrices[index[0]]])
 
@@ -75,11 +78,12 @@ View = np.ndarray | Stack
 class Piece(NamedTuple):
     """A parameter's source in a checkpoint: an array, and its view as the parameter.
 
-    Of a parameter that stacks arrays, it is the first of them.
+    Of a parameter that stacks several `arrays`, it is the first of them.
     """
 
     source: str
     view: Callable[[np.ndarray], View] = np.asarray
+    arrays: int = 1
 
 
 def check_same(
@@ -180,7 +184,11 @@ def materialise(
     users: dict[str, list[str]] = {}
     for path, piece in pieces.items():
         users.setdefault(piece.source, []).append(path)
-    largest_first = sorted(users, key=lambda name: -reader.specs[name].nbytes)
+
+    def size(source: str) -> int:
+        return reader.specs[source].nbytes * pieces[users[source][0]].arrays
+
+    largest_first = sorted(users, key=size, reverse=True)
     flat: dict[str, Any] = {}
     for source, array in reader.arrays(largest_first):
         for path in users[source]:
@@ -235,7 +243,7 @@ def copy_as(view: View, dtype: np.dtype) -> np.ndarray:
     """A new C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
     if isinstance(view, Stack):
         out = np.empty(view.shape, dtype)
-        for place, matrix in zip(out, view.matrices, strict=True):
+        for place, matrix in zip(out, view, strict=True):
             _copy_transposed(matrix, place)
         return out
     if view.ndim != 2 or view.flags.c_contiguous:

@@ -262,7 +262,7 @@ def hf_pieces(
         unknown.append(name)
     remedy = "Give the checkpoint whose arrays these are, or correct config.json"
     check_same(reader.directory, reader.specs, expected, remedy, unknown)
-    return {path: Piece(names[path][0], view) for path, view in views.items()}
+    return {path: Piece(names[path][0], view, len(names[path])) for path, view in views.items()}
 
 
 def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:

@@ -75,6 +75,10 @@ class Routing(NamedTuple):
     mlp_dim: int
     renormalised: bool
 
+    def expected(self, tokens: int) -> float:
+        """How many experts so many tokens use together, if each is as probable as any other."""
+        return self.experts * (1.0 - (1.0 - self.per_token / self.experts) ** tokens)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Style:

@@ -5,7 +5,7 @@ rows of a product: one for each expert of each token, sorted by expert.
 
 A product reads only the experts that its rows use, each of them once. On TPUs this is XLA's kernel
 for `jax.lax.ragged_dot`; on CPUs XLA would multiply all rows with all experts, and it is a loop.
-`python -m benchmarks.experts` compares the forms.
+`python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
 Team 2025; `transformers/models/mixtral`, `olmoe`, `qwen3_moe`.

@@ -8,12 +8,14 @@ import abc
 import dataclasses
 import functools
 import math
+import re
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
+from flax.traverse_util import flatten_dict
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Integer
 
@@ -132,6 +134,27 @@ class Model(LanguageModel, abc.ABC):
     def num_params(self) -> int:
         """The number of parameters; it allocates nothing."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params()))
+
+    def params_read(self, tokens: int) -> dict[str, float]:
+        """How many numbers of each parameter a decoding pass of so many tokens reads, by path.
+
+        Not the encoder, the kernels that only read its output, and an embedding of which a pass
+        takes rows. Of experts it is what `Routing.expected` says.
+        """
+        once = r"encoder/|.*/encoder_decoder_attention/(key|value)/"
+        if not self.config.tie_embeddings:
+            once += "|token_embedder/"
+        routings = self.config.style.routings
+        found: dict[str, float] = {}
+        for path, leaf in flatten_dict(self.abstract_params(), sep="/").items():
+            if re.match(once, path):
+                continue
+            found[path] = leaf.size
+            if leaf.ndim == 3:
+                routing = routings[int(path.split("/layers_")[1].split("/")[0])]
+                assert routing is not None
+                found[path] *= routing.expected(tokens) / routing.experts
+        return found
 
     def prepare(self, params: Params) -> Params:
         """Adds arrays that make decoding faster on the devices that hold the parameters.
