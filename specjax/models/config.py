@@ -33,7 +33,7 @@ of its decoder also has
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +90,8 @@ class Style:
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position; None: no rotation.
+      rope_scale: the factor of the cosines and sines of the rotations.
+      most_positions: the longest text that the rotations are for; None for any.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
@@ -116,6 +118,8 @@ class Style:
     windows: tuple[int | tuple[int, int] | None, ...]
     ropes: tuple[tuple[float, ...] | None, ...]
     relative: RelativePositions | None = None
+    rope_scale: float = 1.0
+    most_positions: int | None = None
     query_scale: float = 1.0
     biases: bool = False
     qk_norms: str | None = None
@@ -161,7 +165,7 @@ class ModelConfig(abc.ABC):
     param_dtype: Any = jnp.float32
 
     # Fields that are configurations themselves, by name; in files they are objects.
-    parts: ClassVar[Mapping[str, type]] = {}
+    parts: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -181,8 +185,8 @@ class ModelConfig(abc.ABC):
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
             raise UserError(
-                f"{name}: head_dim={self.head_dim} must be even, for rotary positions; there are "
-                f"num_heads={self.num_heads}"
+                f"{name}: head_dim={self.head_dim} must be even, for rotary positions; "
+                f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
             )
         start = getattr(self, "decoder_start_token", 0)
         if not 0 <= start < self.vocab_size:
@@ -192,7 +196,8 @@ class ModelConfig(abc.ABC):
             )
         for field, part in self.parts.items():
             if not isinstance(value := getattr(self, field), part | None):
-                raise UserError(f"{field}={value!r} must be None or a {part.__name__}")
+                names = " or a ".join(kind.__name__ for kind in kinds_of(part))
+                raise UserError(f"{field}={value!r} must be None or a {names}")
 
     @property
     def kv_heads(self) -> int:
@@ -264,6 +269,11 @@ class DecoderOnlyConfig(ModelConfig):
     @property
     def kv_heads(self) -> int:
         return self.num_kv_heads
+
+
+def kinds_of(part: Any) -> tuple[type, ...]:
+    """The classes of one of `ModelConfig.parts`: a class, or a union of several."""
+    return get_args(part) or (part,)
 
 
 def largest(field: str) -> int:

@@ -1,7 +1,7 @@
 """What decoder-only families share: Llama's style, names and fields, and windows by layer."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +11,10 @@ from specjax.models.config import DecoderOnlyConfig, Routing, Style
 from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
 from specjax.models.model import CausalLM
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rope_scaling import RopeScaling, scaling_from_hf, scaling_to_hf
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+ROPE_PARTS = {"rope_scaling": RopeScaling}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class RotaryConfig(DecoderOnlyConfig):
 
     Attributes:
       rope_theta: base of the rotary frequencies.
+      rope_scaling: how they are changed for longer texts.
       sliding_window: in a layer with a window, a query at position t sees keys at t - window + 1
         .. t; None: no layer has a window.
       layer_types: for each layer, "sliding_attention" or "full_attention", as in Hugging Face's
@@ -28,8 +31,11 @@ class RotaryConfig(DecoderOnlyConfig):
     """
 
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+
+    parts: ClassVar[Mapping[str, Any]] = ROPE_PARTS
 
     # The fields of `Style` in which a family differs from Llama.
     differences: ClassVar[Mapping[str, Any]] = {}
@@ -40,6 +46,13 @@ class RotaryConfig(DecoderOnlyConfig):
         if types not in ((), []):
             _check_types(types, self.num_layers)
         object.__setattr__(self, "layer_types", tuple(types))
+        for name in ("short_factors", "long_factors"):
+            count = len(getattr(self.rope_scaling, name, range(self.head_dim // 2)))
+            if count != self.head_dim // 2:
+                raise UserError(
+                    f"rope_scaling: {name} must be {self.head_dim // 2} numbers, for "
+                    f"head_dim={self.head_dim} and num_heads={self.num_heads}, got {count}"
+                )
         if SLIDING in types and self.sliding_window is None:
             raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
 
@@ -51,8 +64,7 @@ class RotaryConfig(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        frequencies = rope_frequencies(self.head_dim, self.rope_theta)
-        return llama_style(self, frequencies, windows=self.windows, **self.differences)
+        return llama_style(self, windows=self.windows, **self.differences)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,13 +121,17 @@ def _check_types(types: Any, count: int) -> None:
         raise UserError(f"layer_types has {len(types)} names, but there are {count} layers")
 
 
-def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
-    """Llama's style, with the rotary frequencies `[D // 2]` of all layers, and with changes."""
-    rope = tuple(frequencies.astype(np.float32).tolist())
+def llama_style(config: Any, **changes: Any) -> Style:
+    """Llama's style with changes, for a configuration with `rope_theta`."""
+    scaling = getattr(config, "rope_scaling", None)
+    frequencies = scaling.frequencies if scaling is not None else rope_frequencies
+    rope = tuple(frequencies(config.head_dim, config.rope_theta).astype(np.float32).tolist())
     fields: dict[str, Any] = {
         "activations": ("silu", "linear"),
         "windows": (None,) * config.num_layers,
         "ropes": (rope,) * config.num_layers,
+        "rope_scale": 1.0 if scaling is None else scaling.attention_factor,
+        "most_positions": getattr(scaling, "most_positions", None),
         "query_scale": config.head_dim**-0.5,
         "embed_stddev": config.embed_dim**-0.5 if config.tie_embeddings else 1.0,
     }
@@ -288,30 +304,33 @@ def rotary_from_hf(
     *,
     theta: float = 10_000.0,
     tied: bool = False,
+    scaling: Callable[[HFFields, str, HFFields], RopeScaling | None] = scaling_from_hf,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """Sizes, rotary base and tied embeddings of a family whose frequencies are not scaled.
+    """Sizes, rotary base and scaling, and tied embeddings of a family.
 
     Args:
       fields: of the `config.json`.
       constants: the fields that may have only certain values.
       theta: the rotary base of a file that has none.
       tied: whether the embeddings of a file that does not say are tied.
+      scaling: reads the scaling of the rotary frequencies.
       **defaults: see `decoder_only_from_hf`.
     """
     fields.refuse_others(constants)
     sizes = decoder_only_from_hf(fields, **defaults)
-    base, kind, _ = rope_from_hf(fields, theta)
-    if kind != "default":
-        raise UserError(f"rope_type={kind!r} is not supported, only 'default'")
-    tied = fields.flag("tie_word_embeddings", tied)
-    return {**sizes, "rope_theta": base, "tie_embeddings": tied}
+    base, kind, rope = rope_from_hf(fields, theta)
+    return {
+        **sizes,
+        "rope_theta": base,
+        "rope_scaling": scaling(fields, kind, rope),
+        "tie_embeddings": fields.flag("tie_word_embeddings", tied),
+    }
 
 
-def rotary_to_hf(
-    config: Any, constants: Constants, longest: int, scaling: Any = None
-) -> dict[str, Any]:
+def rotary_to_hf(config: Any, constants: Constants, longest: int) -> dict[str, Any]:
     """The inverse of `rotary_from_hf`; `longest` is the usual `max_position_embeddings`."""
+    scaling, longest = scaling_to_hf(config.rope_scaling, longest)
     return {
         **decoder_only_to_hf(config),
         **{name: allowed[0] for name, allowed in constants.items()},

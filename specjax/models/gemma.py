@@ -61,7 +61,6 @@ class Gemma2Config(DecoderOnlyConfig):
         layers = range(self.num_layers)
         return llama_style(
             self,
-            rope_frequencies(self.head_dim, self.rope_theta),
             **_shared_style(self.embed_dim),
             windows=tuple(None if i % 2 else self.sliding_window for i in layers),
             query_scale=self.query_pre_attn_scalar**-0.5,

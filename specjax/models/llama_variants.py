@@ -1,10 +1,9 @@
 """Networks that differ from Llama in few places.
 
 Mistral has a window in all layers, or none; Mixtral has experts, too. Phi 3 and 4 have fused
-projections on disk, and perhaps a window; those with stretched rotary positions (`longrope`), which
-change with the length of a text, are refused. OLMo 2 has norms after the blocks only, and a norm
-over all heads' queries and all heads' keys; OLMoE has the latter, and experts. SmolLM3 does not
-rotate in every fourth layer.
+projections on disk, and perhaps a window and two lists of factors of rotary frequencies. OLMo 2 has
+norms after the blocks only, and a norm over all heads' queries and all heads' keys; OLMoE has the
+latter, and experts. SmolLM3 does not rotate in every fourth layer.
 
 Source: Jiang et al. 2023 (Mistral) and 2024 (Mixtral), Abdin et al. 2024 (Phi), OLMo Team 2025,
 Muennighoff et al. 2024 (OLMoE), Bakouch et al. 2025 (SmolLM3); `transformers/models/mistral`,
@@ -39,6 +38,7 @@ from specjax.models.decoder_only import (
     windows_from_hf,
 )
 from specjax.models.family import HFFields, Renaming, T
+from specjax.models.rope_scaling import LongRopeScaling, longrope_from_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +144,18 @@ class Phi3Config(RotaryConfig):
     norm_eps: float = 1e-5
 
 
+def _phi3_to_hf(config: Phi3Config) -> dict[str, Any]:
+    scaling, original = config.rope_scaling, 4_096
+    if scaling is not None:
+        if not isinstance(scaling, LongRopeScaling):
+            raise UserError("rope_scaling must be a LongRopeScaling for transformers to read Phi 3")
+        original = scaling.original_max_position
+    return {
+        **_windowed_to_hf(config, "Phi 3", 4_096),
+        "original_max_position_embeddings": original,
+    }
+
+
 # Arrays that join kernels, in this order.
 _JOINED = {
     "self_attn.qkv_proj": ("self_attention/query", "self_attention/key", "self_attention/value"),
@@ -165,11 +177,10 @@ PHI3 = decoder_only_family(
         ),
         *LLAMA_NAMES,
     ),
-    from_hf=lambda fields: Phi3Config(**_windowed(fields, None, rms_norm_eps=1e-5)),
-    to_hf=lambda config: {
-        **_windowed_to_hf(config, "Phi 3", 4_096),
-        "original_max_position_embeddings": 4_096,
-    },
+    from_hf=lambda fields: Phi3Config(
+        **_windowed(fields, None, scaling=longrope_from_hf, rms_norm_eps=1e-5)
+    ),
+    to_hf=_phi3_to_hf,
     presets={
         "phi3_mini": Phi3Config.of(32_064, 3_072, 32, 32, 96, 8_192, 32, sliding_window=2_047),
         "phi3_medium": Phi3Config.of(32_064, 5_120, 40, 10, 128, 17_920, 40, sliding_window=2_047),

@@ -226,7 +226,9 @@ class Stack(nn.Module):
                 positions = start[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
             else:
                 positions = memory.places(x.shape[1])
-            return rope_angles(positions, np.asarray(frequencies, np.float32))
+            return rope_angles(
+                positions, np.asarray(frequencies, np.float32), self.style.rope_scale
+            )
 
         return [angles(frequencies) for frequencies in self.style.ropes]
 

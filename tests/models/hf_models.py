@@ -37,6 +37,21 @@ LLAMA3 = {
 }
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 9.0],
+}
+
+
 def _t5(**options):
     return transformers.T5Config(**T5_SIZES, **options)
 
@@ -103,6 +118,15 @@ HF_CONFIGS = {
     "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
     # Stretched: the prompt is longer than the context before stretching.
     "llama3": lambda: _llama(num_key_value_heads=1, rope_parameters=LLAMA3),
+    "qwen2_yarn": lambda: transformers.Qwen2Config(
+        **DECODER_SIZES, num_key_value_heads=2, rope_parameters=YARN, max_position_embeddings=128
+    ),
+    "phi3_long": lambda: transformers.Phi3Config(
+        vocab_size=48, hidden_size=16, intermediate_size=20, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=1,
+        bos_token_id=2, max_position_embeddings=800, original_max_position_embeddings=200,
+        rope_parameters=LONGROPE,
+    ),
     "gemma2": lambda: transformers.Gemma2Config(
         **DECODER_SIZES, num_key_value_heads=2, sliding_window=6, query_pre_attn_scalar=8
     ),
