@@ -14,7 +14,7 @@ from specjax.models.position_encoding import rope_frequencies
 from specjax.models.rope_scaling import RopeScaling, scaling_from_hf, scaling_to_hf
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-ROPE_PARTS = {"rope_scaling": RopeScaling}
+ROPE_PARTS: Mapping[str, Any] = {"rope_scaling": RopeScaling}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

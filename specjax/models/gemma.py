@@ -19,6 +19,7 @@ from specjax.errors import UserError
 from specjax.models.config import DecoderOnlyConfig, Style
 from specjax.models.decoder_only import (
     FULL,
+    ROPE_PARTS,
     SLIDING,
     Constants,
     RotaryConfig,
@@ -35,6 +36,7 @@ from specjax.models.decoder_only import (
 )
 from specjax.models.family import VERBATIM, HFFields, Nested, Vocabulary
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rope_scaling import RopeScaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,9 @@ class Gemma2Config(DecoderOnlyConfig):
     final_logit_softcap: float | None = 30.0
     query_pre_attn_scalar: float = 256.0
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+
+    parts = ROPE_PARTS
 
     @property
     def style(self) -> Style:
