@@ -2,6 +2,9 @@
 
 The networks use the layout that was fastest on a CPU: an `[in, out]` kernel per product, separate
 layers, and for a tied output projection a transposed copy (`Model.prepare`).
+
+Of experts one product of a layer is compared: each of `--per-token` experts of a token, in forms
+that read only the experts in use and in forms that read all.
 """
 
 import argparse
@@ -17,8 +20,9 @@ import numpy as np
 from benchmarks import command
 from benchmarks.interleaved import time_interleaved
 from specjax.cli.report import Report
+from specjax.models import experts
 
-HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits, both ways"
+HELP = "layouts of the weights: separate, transposed, fused, stacked; tied logits; experts"
 
 Layer = dict[str, Any]
 
@@ -31,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocab", type=int, default=32128)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 9, 16], help="T")
+    parser.add_argument("--experts", type=int, default=64, help="X")
+    parser.add_argument("--per-token", type=int, default=8, help="experts of a token")
     parser.add_argument("--repeats", type=int, default=7)
 
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every layout at every T, in turns."""
-    for name in ("embed_dim", "joined_kv", "mlp_dim", "layers", "vocab", "repeats"):
+    for name in ("embed_dim", "joined_kv", "mlp_dim", "layers", "vocab", "experts", "repeats"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if min(args.tokens) < 1:
@@ -68,6 +74,17 @@ def run(args: argparse.Namespace) -> Report:
         for tokens in args.tokens:
             x = draw(tokens, width)
             calls[form, tokens] = functools.partial(jax.jit(function), x, weights)
+    if not 1 <= args.per_token <= args.experts:
+        raise ValueError(f"--per-token must be 1 to --experts={args.experts}, got {args.per_token}")
+    stack = draw(args.experts, width, mlp)
+    for tokens in args.tokens:
+        chosen = np.stack([rng.permutation(args.experts)[: args.per_token] for _ in range(tokens)])
+        numbers = np.sort(chosen.reshape(-1)).astype(np.int32)
+        counts = np.bincount(numbers, minlength=args.experts).astype(np.int32)
+        given = draw(len(numbers), width), stack, counts, numbers
+        for form, function in _of_experts(tokens).items():
+            sizes[form] = stack.nbytes
+            calls[form, tokens] = functools.partial(jax.jit(function), *given)
     seconds = time_interleaved(calls, repeats=args.repeats)
     rows = [
         {
@@ -79,6 +96,27 @@ def run(args: argparse.Namespace) -> Report:
         for (form, tokens), value in seconds.items()
     ]
     return Report(rows, ["layout", "tokens", "ms", "GB_per_s"])
+
+
+def _of_experts(tokens: int) -> dict[str, Callable[..., jax.Array]]:
+    """Products of rows, sorted by expert, with the matrices of their experts."""
+
+    def with_all(rows: jax.Array, stack: jax.Array, _: Any, numbers: jax.Array) -> jax.Array:
+        every = jnp.einsum("rn,xnm->xrm", rows, stack)
+        return jnp.take_along_axis(every, numbers[None, :, None], axis=0)[0]
+
+    return {
+        "experts, in a loop": lambda rows, stack, counts, _: experts._in_loop(
+            min(tokens, experts._TILE), rows, stack, counts
+        ),
+        "experts, ragged_dot": lambda rows, stack, counts, _: experts._in_kernel(
+            rows, stack, counts
+        ),
+        "experts, gathered": lambda rows, stack, _, numbers: jnp.einsum(
+            "rn,rnm->rm", rows, stack[numbers]
+        ),
+        "experts, all": with_all,
+    }
 
 
 def _layer(x: jax.Array, qkv: Any, mlp: Any, out: Any, wo: Any) -> jax.Array:

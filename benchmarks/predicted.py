@@ -18,13 +18,13 @@ from benchmarks import command
 from specjax.cli.report import Report
 from specjax.models import (
     PRESETS,
-    Gemma2Config,
-    LlamaConfig,
+    DecoderOnlyConfig,
     ModelConfig,
     T5Config,
     model_from_config,
     preset,
 )
+from specjax.models.config import Routing
 from specjax.models.int8 import int8_form
 
 HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
@@ -62,6 +62,7 @@ PAIRS = {
     "t5_v1_1_xxl": "t5_v1_1_small",
     "gemma2_27b": "gemma2_2b",
     "llama2_70b": "llama2_7b",
+    "qwen3_30b_a3b": "qwen3_0.6b",
 }
 # Bytes of parameters, activations and caches (bfloat16), and of logits (float32).
 _BYTES, _LOGIT_BYTES = 2, 4
@@ -77,8 +78,10 @@ class Network:
 
     Attributes:
       stored: the parameters in memory.
-      read: the parameters that a pass reads.
-      read_bytes: their bytes.
+      read: the parameters that a token is multiplied with.
+      read_bytes: the bytes that a pass reads besides experts.
+      routing: of the experts; None without any.
+      expert_bytes: of all experts.
       layers: the decoder's layers.
       sums: the blocks of a layer whose results are summed over devices.
       heads: query heads, each of `head_dim`.
@@ -90,8 +93,10 @@ class Network:
     """
 
     stored: int
-    read: int
-    read_bytes: int
+    read: float
+    read_bytes: float
+    routing: Routing | None
+    expert_bytes: float
     layers: int
     sums: int
     heads: int
@@ -104,19 +109,23 @@ class Network:
     @classmethod
     def of(cls, config: ModelConfig, weights: str | None = None) -> "Network":
         """The numbers of a configuration; `weights` as for `specjax.checkpoints.load_model`."""
-        leaves = flatten_dict(model_from_config(config).abstract_params(), sep="/")
+        model = model_from_config(config)
+        leaves = flatten_dict(model.abstract_params(), sep="/")
         cross = isinstance(config, T5Config)
-        assert isinstance(config, T5Config | LlamaConfig | Gemma2Config)
-        read = {name: leaf for name, leaf in leaves.items() if _is_read(name, config)}
-
-        def nbytes(name: str, leaf: Any) -> int:
-            quantised = int8_form(name, leaf.shape, weights) is not None
-            return leaf.size * (1 if quantised else _BYTES)
-
+        assert isinstance(config, T5Config | DecoderOnlyConfig)
+        read = model.params_read(1)
+        read_bytes = expert_bytes = 0
+        for name in read:
+            leaf = leaves[name]
+            nbytes = leaf.size * (_BYTES if int8_form(name, leaf.shape, weights) is None else 1)
+            read_bytes += nbytes * (leaf.ndim < 3)
+            expert_bytes += nbytes * (leaf.ndim == 3)
         return cls(
-            stored=sum(leaf.size for leaf in leaves.values()),
-            read=sum(leaf.size for leaf in read.values()),
-            read_bytes=sum(nbytes(name, leaf) for name, leaf in read.items()),
+            stored=model.num_params(),
+            read=sum(read.values()),
+            read_bytes=read_bytes,
+            routing=next(filter(None, config.style.routings), None),
+            expert_bytes=expert_bytes,
             layers=config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers,
             sums=3 if cross else 2,
             heads=config.num_heads,
@@ -127,20 +136,18 @@ class Network:
             cross=cross,
         )
 
+    def pass_bytes(self, tokens: int) -> float:
+        """The bytes of the parameters that a pass of so many tokens, of all rows, reads."""
+        if self.routing is None:
+            return self.read_bytes
+        share = self.routing.expected(tokens) / self.routing.experts
+        return self.read_bytes + self.expert_bytes * share
+
     def cache_bytes(self, rows: int, cached: int, prompt: int, ways: int) -> float:
         """The bytes on one of `ways` devices; heads that these do not divide are on all of them."""
         split = ways if self.kv_heads % ways == 0 else 1
         places = cached + prompt * self.cross
         return 2 * rows * places * self.layers * self.kv_heads * self.head_dim * _BYTES / split
-
-
-def _is_read(name: str, config: ModelConfig) -> bool:
-    """Whether a decoding pass reads the whole of an array."""
-    if name == "token_embedder/embedding":
-        return config.tie_embeddings  # else only a few rows
-    # The encoder, and the keys and values of cross-attention, are computed once per prompt.
-    once = "encoder_decoder_attention/key" in name or "encoder_decoder_attention/value" in name
-    return name.startswith("decoder/") and not once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +193,7 @@ def pass_seconds(
       latency: seconds of an empty all-reduce.
     """
     logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
-    memory = network.read_bytes / ways + logits
+    memory = network.pass_bytes(rows * tokens) / ways + logits
     memory += network.cache_bytes(rows, cached, prompt, ways)
     places = cached + prompt * network.cross
     attention = 4 * rows * tokens * places * network.layers * network.heads * network.head_dim

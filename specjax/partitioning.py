@@ -28,6 +28,8 @@ AxisRules = Sequence[tuple[str, str | None]]
 STANDARD_RULES: AxisRules = (
     ("batch", "data"),
     ("vocab", "model"),
+    ("experts", "model"),  # before "mlp": an expert is split only if there are too few
+    ("routes", None),
     ("embed", None),
     ("mlp", "model"),
     ("heads", "model"),

@@ -36,6 +36,11 @@ def traced_program() -> Any:
     return _partitioner.get("a caller's")
 
 
+def traced_partitioner() -> Any:
+    """The `Partitioner` of the traced program; None for one device, and if it is unknown."""
+    return _partitioner.get(None)
+
+
 def vocabulary_ways() -> int:
     """The number of devices that split the vocabulary of the traced program; 1 if unknown."""
     part = _partitioner.get(None)

@@ -13,7 +13,7 @@ from benchmarks.tpu.topologies import GPU_OPTIONS, GPUS
 from specjax import decoding, drafting, rules, verification
 from specjax.models import (
     PRESETS,
-    Gemma2Config,
+    DecoderOnlyConfig,
     LlamaConfig,
     ModelConfig,
     T5Config,
@@ -185,7 +185,7 @@ def configs_of(pair: str) -> tuple[ModelConfig, ModelConfig]:
 
 def _depth_of(config: ModelConfig) -> int:
     """The layers of a network's decoder."""
-    assert isinstance(config, T5Config | LlamaConfig | Gemma2Config)
+    assert isinstance(config, T5Config | DecoderOnlyConfig)
     return config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers
 
 
@@ -229,7 +229,7 @@ def _places(vocab_size: int, part: Partitioner) -> jax.ShapeDtypeStruct:
 
 def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> HeadConfig:
     """The head of a verifier; of its states it reads as many as the published ones."""
-    assert isinstance(verifier, T5Config | LlamaConfig | Gemma2Config)
+    assert isinstance(verifier, T5Config | DecoderOnlyConfig)
     depth = _depth_of(verifier)
     sizes = LlamaConfig(
         vocab_size=verifier.vocab_size,

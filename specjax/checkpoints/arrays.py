@@ -1,5 +1,6 @@
 """From the arrays of a checkpoint to the parameters of a model, one array at a time."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -54,11 +55,35 @@ class ArrayReader(Protocol):
         """Yields `(name, array)` in the requested order; an array may be a memory map."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Matrices that are one array; they are copied one by one, into their places."""
+
+    matrices: Sequence[np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.matrices), *self.matrices[0].shape)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.matrices)
+
+    def __getitem__(self, index: Any) -> "Stack":
+        return Stack([matrix[index[1:]] for matrix in self.matrices[index[0]]])
+
+
+View = np.ndarray | Stack
+
+
 class Piece(NamedTuple):
-    """A parameter's source in a checkpoint: an array, and its view as the parameter."""
+    """A parameter's source in a checkpoint: an array, and its view as the parameter.
+
+    Of a parameter that stacks several `arrays`, it is the first of them.
+    """
 
     source: str
-    view: Callable[[np.ndarray], np.ndarray] = np.asarray
+    view: Callable[[np.ndarray], View] = np.asarray
+    arrays: int = 1
 
 
 def check_same(
@@ -140,7 +165,7 @@ def materialise(
     dtype: np.dtype,
     shardings: Mapping[str, jax.sharding.Sharding],
     check: bool = True,
-    others: Mapping[str, Callable[[np.ndarray], Any]] | None = None,
+    others: Mapping[str, Callable[[View], Any]] | None = None,
 ) -> dict[str, Any]:
     """Reads parameters straight into their dtype and sharding.
 
@@ -159,7 +184,11 @@ def materialise(
     users: dict[str, list[str]] = {}
     for path, piece in pieces.items():
         users.setdefault(piece.source, []).append(path)
-    largest_first = sorted(users, key=lambda name: -reader.specs[name].nbytes)
+
+    def size(source: str) -> int:
+        return reader.specs[source].nbytes * pieces[users[source][0]].arrays
+
+    largest_first = sorted(users, key=size, reverse=True)
     flat: dict[str, Any] = {}
     for source, array in reader.arrays(largest_first):
         for path in users[source]:
@@ -174,7 +203,7 @@ def materialise(
     return unflatten({path: flat[path] for path in pieces})
 
 
-def _place(view: np.ndarray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+def _place(view: View, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
     placed = jax.make_array_from_callback(
         view.shape, sharding, lambda index: copy_as(view[index], dtype)
     )
@@ -210,14 +239,23 @@ def check_finite(name: str, values: np.ndarray, begins: tuple[int, ...]) -> None
             )
 
 
-def copy_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def copy_as(view: View, dtype: np.dtype) -> np.ndarray:
     """A new C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
+    if isinstance(view, Stack):
+        out = np.empty(view.shape, dtype)
+        for place, matrix in zip(out, view, strict=True):
+            _copy_transposed(matrix, place)
+        return out
     if view.ndim != 2 or view.flags.c_contiguous:
         return np.array(view, dtype=dtype, order="C")
     out = np.empty(view.shape, dtype)
+    _copy_transposed(view, out)
+    return out
+
+
+def _copy_transposed(view: np.ndarray, out: np.ndarray) -> None:
     for start in range(0, view.shape[1], 64):
         out[:, start : start + 64] = view[:, start : start + 64]
-    return out
 
 
 def same_values(a: np.ndarray, b: np.ndarray) -> bool:

@@ -130,7 +130,7 @@ def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelCo
         # Of a stretching only its divisors are stored; those of Llama 3.1 and later are known.
         plain = rope_frequencies(read.head_dim, read.rope_theta)
         stored = np.fromfile(file, "<f4", plain.size, offset=divisors.start)
-        known = plain / read.rope_scaling.stretched(plain)
+        known = plain / read.rope_scaling.frequencies(read.head_dim, read.rope_theta)
         if stored.size < known.size or not np.allclose(known, stored, rtol=1e-4):
             raise UserError(f"{file}: {_DIVISORS} is not the stretching of Llama 3.1 and later")
     return reader, read, ids

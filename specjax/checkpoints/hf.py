@@ -19,6 +19,8 @@ from specjax.checkpoints.arrays import (
     ArrayReader,
     ArraySpec,
     Piece,
+    Stack,
+    View,
     check_floating,
     check_same,
     copy_as,
@@ -223,14 +225,23 @@ def hf_pieces(
     if stored is not None:
         copies |= dict.fromkeys((lines[_EMBEDDING].hf, *family.copies, *tied), stored)
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
+    names = {path: [x.hf for x in line.arrays(shapes[path])] for path, line in lines.items()}
     stored_shapes = {
-        path: shapes[path][::-1] if line.transposed else shapes[path]
+        path: shapes[path][:-3:-1] if line.transposed else shapes[path]
         for path, line in lines.items()
     }
-    expected = {line.hf: stored_shapes[path] for path, line in lines.items() if line.part is None}
-    views: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    expected = {
+        name: stored_shapes[path]
+        for path, line in lines.items()
+        if line.part is None
+        for name in names[path]
+    }
+    views: dict[str, Callable[[np.ndarray], View]] = {
         path: np.transpose if line.transposed else np.asarray for path, line in lines.items()
     }
+    for path, stacked in names.items():
+        if "{e}" in lines[path].hf:
+            views[path] = functools.partial(_stack, reader, stacked)
     for name, paths in joined(lines).items():
         ends = np.cumsum([stored_shapes[path][0] for path in paths]).tolist()
         expected[name] = (ends[-1], *stored_shapes[paths[0]][1:])
@@ -250,7 +261,7 @@ def hf_pieces(
         unknown.append(name)
     remedy = "Give the checkpoint whose arrays these are, or correct config.json"
     check_same(reader.directory, reader.specs, expected, remedy, unknown)
-    return {path: Piece(line.hf, views[path]) for path, line in lines.items()}
+    return {path: Piece(names[path][0], view, len(names[path])) for path, view in views.items()}
 
 
 def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
@@ -262,8 +273,12 @@ def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     return parts
 
 
-def _part(at: slice, view: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+def _part(at: slice, view: Callable[[np.ndarray], View], array: np.ndarray) -> View:
     return view(array[at])
+
+
+def _stack(reader: HFReader, names: Sequence[str], _: np.ndarray) -> Stack:
+    return Stack([reader.read(name).T for name in names])
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
@@ -331,14 +346,22 @@ def write_hf(
         _set_longest(values, max_position_embeddings)
     lines = {path: family_of(config).hf_name(path) for path in params}
     arrays: dict[str, list[Renaming]] = {
-        line.hf: [line] for line in lines.values() if line.part is None
+        array.hf: [array]
+        for path, line in lines.items()
+        if line.part is None
+        for array in line.arrays(params[path].shape)
     }
     arrays |= {name: [lines[path] for path in paths] for name, paths in joined(lines).items()}
     if config.tie_embeddings and not values["tie_word_embeddings"]:
         # Untied in the file, so an equal head is written.
         output = family_of(config).hf_name(_LOGITS).hf
         arrays[output] = [Renaming(output, _EMBEDDING)]
-    sizes = {name: sum(params[x.path].size for x in parts) for name, parts in arrays.items()}
+    sizes = {
+        name: sum(
+            params[x.path].size // (1 if x.expert is None else len(params[x.path])) for x in parts
+        )
+        for name, parts in arrays.items()
+    }
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -354,7 +377,12 @@ def write_hf(
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
         content = {}
         for array in shard:
-            values_of = [np.asarray(params[line.path]) for line in arrays[array]]
+            values_of = [
+                np.asarray(
+                    params[line.path] if line.expert is None else params[line.path][line.expert]
+                )
+                for line in arrays[array]
+            ]
             parts = [
                 value.T if line.transposed else value
                 for line, value in zip(arrays[array], values_of, strict=True)

@@ -396,6 +396,9 @@ _SIZES = (
     "num_layers",
     "num_encoder_layers",
     "num_decoder_layers",
+    "num_experts",
+    "num_experts_per_tok",
+    "expert_dim",
 )
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from specjax.checkpoints.arrays import check_finite, copy_as
+from specjax.checkpoints.arrays import View, check_finite, copy_as
 from specjax.checks import require
 from specjax.compilation import jit
 from specjax.errors import UserError
@@ -29,7 +29,7 @@ def int8_placers(
     shardings: Mapping[str, Sharding],
     form: str | None,
     check: Path | None,
-) -> dict[str, Callable[[np.ndarray], Int8Weight]]:
+) -> dict[str, Callable[[View], Int8Weight]]:
     """The functions that quantise and place the matrices of a model.
 
     Args:
@@ -44,7 +44,7 @@ def int8_placers(
             _quantised,
             kind=kind,
             name=None if check is None else f"{check}: {path}",
-            places=(shardings[path], _of_scales(path, shardings[path], kind)),
+            places=(shardings[path], _of_scales(path, shapes[path], shardings[path], kind)),
             of_block=_quantiser(kind),
         )
         for path, kind in kinds.items()
@@ -53,7 +53,7 @@ def int8_placers(
 
 
 def _quantised(
-    view: np.ndarray,
+    view: View,
     *,
     kind: type[Int8Weight],
     name: str | None,
@@ -61,15 +61,24 @@ def _quantised(
     of_block: Callable[[np.ndarray], tuple[Any, Any]],
 ) -> Int8Weight:
     axis = kind.channel_axis()
-    values, scales = np.empty(view.shape, np.int8), np.empty(view.shape[axis], np.float32)
-    step = max(1, _BLOCK // max(1, view.shape[1 - axis]))
-    for start in range(0, view.shape[axis], step):
-        channels = slice(start, start + step)
-        at = (slice(None),) * axis + (channels,)
-        block = copy_as(view[at], np.dtype(np.float32))
-        if name is not None:
-            check_finite(name, block, (0, start) if axis else (start, 0))
-        values[at], scales[channels] = map(np.asarray, of_block(block))
+    values = np.empty(view.shape, np.int8)
+    scales = np.empty((*view.shape[:-2], view.shape[-2:][axis]), np.float32)
+    stacked = len(view.shape) == 3
+    whole: Any = (view, values, scales)
+    for number, parts in enumerate(zip(*whole, strict=True) if stacked else [whole]):
+        matrix, in_8_bits, of_channels = parts
+        step = max(1, _BLOCK // max(1, matrix.shape[1 - axis]))
+        for start in range(0, matrix.shape[axis], step):
+            channels = slice(start, start + step)
+            at = (slice(None),) * axis + (channels,)
+            block = copy_as(matrix[at], np.dtype(np.float32))
+            if name is not None:
+                begins = (0, start) if axis else (start, 0)
+                if stacked:
+                    check_finite(name, block[None], (number, *begins))
+                else:
+                    check_finite(name, block, begins)
+            in_8_bits[at], of_channels[channels] = map(np.asarray, of_block(block))
     return kind(_placed(values, places[0]), _placed(scales, places[1]))
 
 
@@ -80,9 +89,12 @@ def _placed(array: np.ndarray, sharding: Sharding) -> jax.Array:
     return cut.block_until_ready()
 
 
-def _of_scales(path: str, sharding: Sharding, kind: type[Int8Weight]) -> Sharding:
+def _of_scales(
+    path: str, shape: tuple[int, ...], sharding: Sharding, kind: type[Int8Weight]
+) -> Sharding:
     if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, jax.P(*kind.axes(sharding.spec).scales))
+        spec = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
+        return NamedSharding(sharding.mesh, jax.P(*kind.axes(spec).scales))
     if len(sharding.device_set) > 1:
         raise UserError(
             f"`shardings` of quantised matrices must be NamedShardings, got {sharding} for {path}"

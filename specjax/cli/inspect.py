@@ -113,13 +113,15 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
             ("cache per row", cache),
         ]
     eos = ", ".join(f"{i} {token!r}" for i, token in summary["eos"].items())
+    one, six = summary["bytes_read_per_pass"], summary["bytes_read_per_6_tokens"]
+    reads = in_words(one) + (f" for a token, {in_words(six)} for 6" if six > one else "")
     tokens = summary["tokens"]
     table = [
         ("family", f"{summary['family']} ({summary['format']})"),
         ("parameters", f"{summary['parameters']:,}"),
         ("on disk", disk),
         ("in memory", in_words(summary["bytes_in_memory"])),
-        ("read per pass", in_words(summary["bytes_read_per_pass"])),
+        ("read per pass", reads),
         ("vocabulary", f"{summary['rows_of_the_embedding']:,} rows, "
                        f"{'no tokenizer' if tokens is None else f'{tokens:,} tokens'}"),
         ("ends texts with", eos or "no token"),

@@ -21,9 +21,10 @@ from specjax.models.families import (
 from specjax.models.family import Family, HFFields, Nested, Renaming, Vocabulary
 from specjax.models.gemma import Gemma2Config
 from specjax.models.int8 import Int8Embedding, Int8Weight
-from specjax.models.llama import Llama3RopeScaling, LlamaConfig
+from specjax.models.llama import LlamaConfig
 from specjax.models.model import CausalLM, Model, Seq2SeqLM
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rope_scaling import Llama3RopeScaling
 from specjax.models.t5 import T5Config
 from specjax.models.weights import StoredWeight
 

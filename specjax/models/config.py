@@ -17,6 +17,8 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/pre_mlp_layer_norm/scale (E,)
     decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)                          gate, up
     decoder/layers_i/mlp/wo/kernel (M, E)
+    decoder/layers_i/mlp/{router (E, X), wi_0, wi_1 (X, E, M), wo (X, M, E)}
+                                                        with X experts: `Style.routings`
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
@@ -35,7 +37,7 @@ of its decoder also has
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,7 @@ _MOST = {
     **dict.fromkeys(_LAYERS, 1_000),
     "vocab_size": 2**24,
     **dict.fromkeys(_POSITIONS, 2**31 - 1),
+    **dict.fromkeys(("num_experts", "num_local_experts"), 10_000),
 }
 _MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
@@ -76,6 +79,26 @@ class DeltaSizes(NamedTuple):
     window: int
 
 
+class Routing(NamedTuple):
+    """The experts of a layer; see `specjax.models.experts`.
+
+    Attributes:
+      experts: their number.
+      per_token: how many of them a token uses: the most probable ones.
+      mlp_dim: the width of each.
+      renormalised: whether the shares of these sum to 1; else they are their probabilities.
+    """
+
+    experts: int
+    per_token: int
+    mlp_dim: int
+    renormalised: bool
+
+    def expected(self, tokens: int) -> float:
+        """How many experts so many tokens use together, if each is as probable as any other."""
+        return self.experts * (1.0 - (1.0 - self.per_token / self.experts) ** tokens)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Style:
     """How a stack of layers computes, apart from its sizes. Families differ here.
@@ -84,10 +107,13 @@ class Style:
       activations: of the feed-forward block, one per input projection; the outputs are multiplied.
       deltas: for each layer, the gated delta network that it has in place of attention, or None;
         empty: all layers have attention.
+      routings: for each layer, its experts, or None for a single block; empty: no experts.
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position, or fewer, for the
         first dimensions of a head; None: no rotation.
+      rope_scale: the factor of the cosines and sines of the rotations.
+      most_positions: the longest text that the rotations are for; None for any.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
@@ -113,9 +139,12 @@ class Style:
 
     activations: tuple[str, ...]
     deltas: tuple[DeltaSizes | None, ...] = ()
+    routings: tuple[Routing | None, ...] = ()
     windows: tuple[int | tuple[int, int] | None, ...]
     ropes: tuple[tuple[float, ...] | None, ...]
     relative: RelativePositions | None = None
+    rope_scale: float = 1.0
+    most_positions: int | None = None
     query_scale: float = 1.0
     biases: bool = False
     qk_norms: str | None = None
@@ -162,7 +191,7 @@ class ModelConfig(abc.ABC):
     param_dtype: Any = jnp.float32
 
     # Fields that are configurations themselves, by name; in files they are objects.
-    parts: ClassVar[Mapping[str, type]] = {}
+    parts: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -181,7 +210,10 @@ class ModelConfig(abc.ABC):
                 f"most {2**20}"
             )
         if hasattr(self, "rope_theta") and self.head_dim % 2:
-            raise UserError(f"{name}: head_dim={self.head_dim} must be even, for rotary positions")
+            raise UserError(
+                f"{name}: head_dim={self.head_dim} must be even, for rotary positions; "
+                f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+            )
         start = getattr(self, "decoder_start_token", 0)
         if not 0 <= start < self.vocab_size:
             raise UserError(
@@ -190,7 +222,8 @@ class ModelConfig(abc.ABC):
             )
         for field, part in self.parts.items():
             if not isinstance(value := getattr(self, field), part | None):
-                raise UserError(f"{field}={value!r} must be None or a {part.__name__}")
+                names = " or a ".join(kind.__name__ for kind in kinds_of(part))
+                raise UserError(f"{field}={value!r} must be None or a {names}")
 
     @property
     def kv_heads(self) -> int:
@@ -262,6 +295,11 @@ class DecoderOnlyConfig(ModelConfig):
     @property
     def kv_heads(self) -> int:
         return self.num_kv_heads
+
+
+def kinds_of(part: Any) -> tuple[type, ...]:
+    """The classes of one of `ModelConfig.parts`: a class, or a union of several."""
+    return get_args(part) or (part,)
 
 
 def largest(field: str) -> int:

@@ -1,18 +1,20 @@
 """What decoder-only families share: Llama's style, names and fields, and windows by layer."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.config import DecoderOnlyConfig, Routing, Style
 from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
 from specjax.models.model import CausalLM
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rope_scaling import RopeScaling, scaling_from_hf, scaling_to_hf
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+ROPE_PARTS: Mapping[str, Any] = {"rope_scaling": RopeScaling}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class RotaryConfig(DecoderOnlyConfig):
 
     Attributes:
       rope_theta: base of the rotary frequencies.
+      rope_scaling: how they are changed for longer texts.
       sliding_window: in a layer with a window, a query at position t sees keys at t - window + 1
         .. t; None: no layer has a window.
       layer_types: for each layer, "sliding_attention" or "full_attention", as in Hugging Face's
@@ -28,8 +31,11 @@ class RotaryConfig(DecoderOnlyConfig):
     """
 
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
+
+    parts: ClassVar[Mapping[str, Any]] = ROPE_PARTS
 
     # The fields of `Style` in which a family differs from Llama.
     differences: ClassVar[Mapping[str, Any]] = {}
@@ -40,6 +46,13 @@ class RotaryConfig(DecoderOnlyConfig):
         if types not in ((), []):
             _check_types(types, self.num_layers)
         object.__setattr__(self, "layer_types", tuple(types))
+        for name in ("short_factors", "long_factors"):
+            count = len(getattr(self.rope_scaling, name, range(self.head_dim // 2)))
+            if count != self.head_dim // 2:
+                raise UserError(
+                    f"rope_scaling: {name} must be {self.head_dim // 2} numbers, for "
+                    f"head_dim={self.head_dim} and num_heads={self.num_heads}, got {count}"
+                )
         if SLIDING in types and self.sliding_window is None:
             raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
 
@@ -51,8 +64,54 @@ class RotaryConfig(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        frequencies = rope_frequencies(self.head_dim, self.rope_theta)
-        return llama_style(self, frequencies, windows=self.windows, **self.differences)
+        return llama_style(self, windows=self.windows, **self.differences)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(RotaryConfig):
+    """A rotary network whose layers have experts.
+
+    Attributes:
+      num_experts: X, of a layer.
+      num_experts_per_tok: how many of them a token uses.
+      expert_dim: the width of an expert; None: `mlp_dim`.
+      renormalised: whether the shares of a token's experts sum to 1; else they are the router's
+        probabilities.
+      dense_layers: the numbers, from 0, of the layers that have a block of width `mlp_dim` instead.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    expert_dim: int | None = None
+    renormalised: bool = False
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_experts_per_tok > self.num_experts:
+            raise UserError(
+                f"num_experts_per_tok={self.num_experts_per_tok} must be at most "
+                f"num_experts={self.num_experts}"
+            )
+        dense = self.dense_layers
+        possible = isinstance(dense, tuple | list) and not set(dense) - set(range(self.num_layers))
+        if not possible or any(isinstance(number, bool) for number in dense):
+            raise UserError(
+                f"dense_layers={dense!r} must be numbers of layers in 0 .. {self.num_layers - 1}"
+            )
+        object.__setattr__(self, "dense_layers", tuple(sorted(set(dense))))
+
+    @property
+    def style(self) -> Style:
+        routing = Routing(
+            self.num_experts,
+            self.num_experts_per_tok,
+            self.expert_dim or self.mlp_dim,
+            self.renormalised,
+        )
+        layers = range(self.num_layers)
+        routings = tuple(None if layer in self.dense_layers else routing for layer in layers)
+        return dataclasses.replace(super().style, routings=routings)
 
 
 def _check_types(types: Any, count: int) -> None:
@@ -62,13 +121,22 @@ def _check_types(types: Any, count: int) -> None:
         raise UserError(f"layer_types has {len(types)} names, but there are {count} layers")
 
 
-def llama_style(config: DecoderOnlyConfig, frequencies: np.ndarray, **changes: Any) -> Style:
-    """Llama's style, with the rotary frequencies `[D // 2]` of all layers, and with changes."""
-    rope = tuple(frequencies.astype(np.float32).tolist())
+def llama_style(config: Any, rotated: int | None = None, **changes: Any) -> Style:
+    """Llama's style with changes, for a configuration with `rope_theta`.
+
+    The first `rotated` dimensions of a head are rotated, all by default.
+    """
+    scaling = getattr(config, "rope_scaling", None)
+    frequencies = scaling.frequencies if scaling is not None else rope_frequencies
+    rope = tuple(
+        frequencies(rotated or config.head_dim, config.rope_theta).astype(np.float32).tolist()
+    )
     fields: dict[str, Any] = {
         "activations": ("silu", "linear"),
         "windows": (None,) * config.num_layers,
         "ropes": (rope,) * config.num_layers,
+        "rope_scale": 1.0 if scaling is None else scaling.attention_factor,
+        "most_positions": getattr(scaling, "most_positions", None),
         "query_scale": config.head_dim**-0.5,
         "embed_stddev": config.embed_dim**-0.5 if config.tie_embeddings else 1.0,
     }
@@ -107,11 +175,32 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
     )
 
 
+def names_of_experts(block: str, kernels: Mapping[str, str]) -> tuple[Renaming, ...]:
+    """The names of a layer's router and experts.
+
+    Args:
+      block: Hugging Face's name of the feed-forward block.
+      kernels: from Hugging Face's name of each matrix of an expert to ours.
+    """
+    hf, ours = f"model.layers.{{i}}.{block}", "decoder/layers_{i}/mlp"
+    return (
+        Renaming(f"{hf}.gate.weight", f"{ours}/router", T),
+        *(Renaming(f"{hf}.experts.{{e}}.{a}.weight", f"{ours}/{b}", T) for a, b in kernels.items()),
+    )
+
+
 LLAMA_NAMES = decoder_only_names(
     {
         "input_layernorm": "pre_self_attention_layer_norm",
         "post_attention_layernorm": "pre_mlp_layer_norm",
     }
+)
+
+
+# Those of OLMoE and Qwen.
+EXPERTS_NAMES = (
+    *names_of_experts("mlp", {f"{hf}_proj": ours for hf, ours in MLP.items()}),
+    *LLAMA_NAMES,
 )
 
 
@@ -222,36 +311,58 @@ def rotary_from_hf(
     *,
     theta: float = 10_000.0,
     tied: bool = False,
+    scaling: Callable[[HFFields, str, HFFields], RopeScaling | None] = scaling_from_hf,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """Sizes, rotary base and tied embeddings of a family whose frequencies are not scaled.
+    """Sizes, rotary base and scaling, and tied embeddings of a family.
 
     Args:
       fields: of the `config.json`.
       constants: the fields that may have only certain values.
       theta: the rotary base of a file that has none.
       tied: whether the embeddings of a file that does not say are tied.
+      scaling: reads the scaling of the rotary frequencies.
       **defaults: see `decoder_only_from_hf`.
     """
     fields.refuse_others(constants)
     sizes = decoder_only_from_hf(fields, **defaults)
-    base, kind, _ = rope_from_hf(fields, theta)
-    if kind != "default":
-        raise UserError(f"rope_type={kind!r} is not supported, only 'default'")
-    tied = fields.flag("tie_word_embeddings", tied)
-    return {**sizes, "rope_theta": base, "tie_embeddings": tied}
+    base, kind, rope = rope_from_hf(fields, theta)
+    return {
+        **sizes,
+        "rope_theta": base,
+        "rope_scaling": scaling(fields, kind, rope),
+        "tie_embeddings": fields.flag("tie_word_embeddings", tied),
+    }
 
 
 def rotary_to_hf(
-    config: Any, constants: Constants, longest: int, scaling: Any = None, any_heads: bool = False
+    config: Any, constants: Constants, longest: int, any_heads: bool = False
 ) -> dict[str, Any]:
     """The inverse of `rotary_from_hf`; `longest` is the usual `max_position_embeddings`."""
+    scaling, longest = scaling_to_hf(config.rope_scaling, longest)
     return {
         **decoder_only_to_hf(config, any_heads),
         **{name: allowed[0] for name, allowed in constants.items()},
         "max_position_embeddings": longest,
         **rope_to_hf(config.rope_theta, scaling),
     }
+
+
+def experts_from_hf(fields: HFFields, experts: int, used: int) -> dict[str, Any]:
+    """`num_experts` and `num_experts_per_tok` of an `ExpertsConfig`, with defaults."""
+    names = [name for name in ("num_experts", "num_local_experts") if name in fields.values]
+    counts = {name: fields.whole(name, experts) for name in names}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"num_experts and num_local_experts differ, {counts}: remove one of them")
+    return {
+        "num_experts": next(iter(counts.values()), experts),
+        "num_experts_per_tok": fields.whole("num_experts_per_tok", used),
+    }
+
+
+def experts_to_hf(config: ExpertsConfig, name: str) -> dict[str, int]:
+    """The inverse of `experts_from_hf`; `name` is Hugging Face's for the number of experts."""
+    return {name: config.num_experts, "num_experts_per_tok": config.num_experts_per_tok}
 
 
 def windows_from_hf(

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config import ModelConfig
+from specjax.models.config import ModelConfig, kinds_of
 from specjax.models.family import Family
 from specjax.models.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.llama import LLAMA
-from specjax.models.llama_variants import MISTRAL, OLMO2, PHI3, SMOLLM3
+from specjax.models.llama_variants import MISTRAL, MIXTRAL, OLMO2, OLMOE, PHI3, SMOLLM3
 from specjax.models.model import Model
-from specjax.models.qwen import QWEN2, QWEN3, QWEN35
+from specjax.models.qwen import QWEN2, QWEN3, QWEN3_MOE, QWEN35
 from specjax.models.t5 import MT5, T5, UMT5
 from specjax.models.t5gemma import T5GEMMA, T5GEMMA2
 
@@ -20,7 +20,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
-        LLAMA, QWEN2, QWEN3, QWEN35, MISTRAL, OLMO2, SMOLLM3, PHI3, GEMMA, GEMMA2, GEMMA3,
+        LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN35, MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3,
+        GEMMA, GEMMA2, GEMMA3,
     )
 }  # fmt: skip
 
@@ -89,6 +90,13 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
         raise UserError(f"configuration of family {name!r}: {error}") from None
 
 
+# The class that has these fields, or the first.
+def _kind_of(part: Any, values: Mapping[str, Any]) -> type[Any]:
+    kinds = kinds_of(part)
+    fitting = (k for k in kinds if set(values) <= {f.name for f in dataclasses.fields(k)})
+    return next(fitting, kinds[0])
+
+
 def _from_fields(kind: Any, values: Mapping[str, Any]) -> Any:
     fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
     wrong = {
@@ -101,7 +109,7 @@ def _from_fields(kind: Any, values: Mapping[str, Any]) -> Any:
         )
         raise UserError("; ".join(faults))
     parts = {
-        name: _from_fields(part, values[name])
+        name: _from_fields(_kind_of(part, values[name]), values[name])
         for name, part in getattr(kind, "parts", {}).items()
         if isinstance(values.get(name), dict)
     }

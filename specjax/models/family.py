@@ -130,17 +130,34 @@ class HFFields:
 class Renaming(NamedTuple):
     """The names of a parameter, in a Hugging Face checkpoint and here; `{i}` is a layer's number.
 
+    `{e}` is the number of a matrix, an expert's, among those that the parameter stacks.
+
     Attributes:
       transposed: whether the two arrays are transposes of each other: PyTorch keeps `[out, in]`,
         Flax `[in, out]`.
       part: the checkpoint's array joins several parameters along its first axis, and this is their
         order; None if it has only this parameter.
+      expert: the number of the matrix that the checkpoint's array is, of a parameter that stacks
+        several; None if it is the whole parameter.
     """
 
     hf: str
     path: str
     transposed: bool = False
     part: int | None = None
+    expert: int | None = None
+
+    def arrays(self, shape: tuple[int, ...]) -> list["Renaming"]:
+        """The checkpoint's arrays, of which there are several for `{e}`.
+
+        `shape` is the parameter's.
+        """
+        if "{e}" not in self.hf:
+            return [self]
+        return [
+            self._replace(hf=self.hf.replace("{e}", str(number)), expert=number)
+            for number in range(shape[0])
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

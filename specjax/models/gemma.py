@@ -19,6 +19,7 @@ from specjax.errors import UserError
 from specjax.models.config import DecoderOnlyConfig, Style
 from specjax.models.decoder_only import (
     FULL,
+    ROPE_PARTS,
     SLIDING,
     Constants,
     RotaryConfig,
@@ -35,6 +36,7 @@ from specjax.models.decoder_only import (
 )
 from specjax.models.family import VERBATIM, HFFields, Nested, Vocabulary
 from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rope_scaling import RopeScaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +57,15 @@ class Gemma2Config(DecoderOnlyConfig):
     final_logit_softcap: float | None = 30.0
     query_pre_attn_scalar: float = 256.0
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+
+    parts = ROPE_PARTS
 
     @property
     def style(self) -> Style:
         layers = range(self.num_layers)
         return llama_style(
             self,
-            rope_frequencies(self.head_dim, self.rope_theta),
             **_shared_style(self.embed_dim),
             windows=tuple(None if i % 2 else self.sliding_window for i in layers),
             query_scale=self.query_pre_attn_scalar**-0.5,

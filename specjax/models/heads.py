@@ -332,8 +332,8 @@ class _HeadNetwork(nn.Module):
         return self.logits_dense(hidden)
 
     def rope(self, places: Int32[Array, "B T"], layer: int = 0) -> Rope:
-        frequencies = self.config.layers.style.ropes[layer]
-        return rope_angles(places, np.asarray(frequencies, np.float32))
+        style = self.config.layers.style
+        return rope_angles(places, np.asarray(style.ropes[layer], np.float32), style.rope_scale)
 
 
 class EagleNetwork(_HeadNetwork):

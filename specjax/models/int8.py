@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int8
 
 from specjax.errors import UserError
-from specjax.models.weights import StoredWeight
+from specjax.models.weights import StoredWeight, is_stack
 from specjax.platforms import by_platform, is_special
 from specjax.types import Params, traced_dataclass
 
@@ -25,7 +25,9 @@ _FEW_TOKENS, _MOST_ROWS, _LEAST_ROWS = 64, 128, 32
 
 @traced_dataclass
 class Int8Weight(StoredWeight):
-    """A matrix in 8 bits with a scale per column; `specjax.checkpoints.load_model` makes it.
+    """A matrix in 8 bits with a scale per column, or a stack of them.
+
+    `specjax.checkpoints.load_model` makes it.
 
     A scale belongs to a whole channel, so it multiplies the channel's sum after the product.
     Operands of products have the dtype of the activations; in bfloat16 the integers are exact.
@@ -33,15 +35,15 @@ class Int8Weight(StoredWeight):
     Entry (i, j) of the matrix is `values[i, j] * scales[j]`.
     """
 
-    values: Int8[Array, "n m"]
-    scales: Float32[Array, " m"]
+    values: Int8[Array, "*X n m"]
+    scales: Float32[Array, "*X m"]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
     def read(self, dtype: Any) -> Array:
-        return (self.values.astype(jnp.float32) * self.scales[None]).astype(dtype)
+        return (self.values.astype(jnp.float32) * self.scales[..., None, :]).astype(dtype)
 
     def rows(self, index: Array, dtype: Any) -> Array:
         values = jnp.take(self.values, index, axis=0, mode="clip").astype(jnp.float32)
@@ -67,13 +69,20 @@ class Int8Weight(StoredWeight):
 
         return by_platform(x, self, default=whole, cpu=in_pieces)
 
+    def product_of_stack(
+        self, dot: Callable[[Array, Array], Array], x: Array, experts: Array
+    ) -> Array:
+        scales = jnp.take(self.scales, experts, axis=0, mode="clip")
+        return (dot(x, self.values).astype(jnp.float32) * scales).astype(x.dtype)
+
     @classmethod
     def axes(cls, names: Any) -> Any:
-        return cls(names, names[cls.channel_axis() :][:1])
+        channels: Any = (*names[:-2], names[-2:][cls.channel_axis()])
+        return cls(names, channels)
 
     @staticmethod
     def channel_axis() -> int:
-        """The axis of the matrix that has a scale per entry."""
+        """The axis of a matrix that has a scale per entry."""
         return 1
 
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
@@ -125,9 +134,9 @@ def int8_form(path: str, shape: tuple[int, ...], form: str | None) -> type[Int8W
       shape: its shape.
       form: one of `FORMS`; None leaves everything.
     """
-    if form is None or len(shape) != 2:
+    if form is None:
         return None
-    if path.endswith("/kernel"):
+    if is_stack(path, shape) or (len(shape) == 2 and path.endswith("/kernel")):
         return Int8Weight
     return Int8Embedding if path == _EMBEDDING and form == WITH_EMBEDDING else None
 

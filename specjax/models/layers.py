@@ -158,7 +158,7 @@ class MLP(nn.Module):
         names = ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]
         dense = functools.partial(Dense, dtype=self.dtype, param_dtype=self.param_dtype)
         hidden = [
-            _activate(activation, dense(self.mlp_dim, ("embed", "mlp"), name=name)(x))
+            activated(activation, dense(self.mlp_dim, ("embed", "mlp"), name=name)(x))
             for activation, name in zip(self.activations, names, strict=True)
         ]
         y = functools.reduce(operator.mul, hidden)
@@ -166,5 +166,6 @@ class MLP(nn.Module):
         return dense(x.shape[-1], ("mlp", "embed"), name="wo")(y)
 
 
-def _activate(name: str, x: Array) -> Array:
+def activated(name: str, x: Array) -> Array:
+    """One of `ACTIVATIONS` of a hidden layer."""
     return x if name == "linear" else getattr(jax.nn, name)(x)

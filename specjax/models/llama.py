@@ -7,53 +7,17 @@ import dataclasses
 import functools
 from typing import Any
 
-import numpy as np
-
-from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, Style, check_numbers
+from specjax.models.config import DecoderOnlyConfig, Style
 from specjax.models.decoder_only import (
     NO_BIASES,
+    ROPE_PARTS,
     decoder_only_family,
-    decoder_only_from_hf,
     llama_style,
-    rope_from_hf,
+    rotary_from_hf,
     rotary_to_hf,
 )
 from specjax.models.family import VERBATIM, HFFields, Vocabulary
-from specjax.models.position_encoding import rope_frequencies
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Llama3RopeScaling:
-    """The `llama3` stretching of rotary frequencies (Llama 3.1 and later).
-
-    Attributes:
-      factor: low frequencies are divided by this.
-      low_freq_factor: wavelengths above `original_max_position / low_freq_factor` are divided.
-      high_freq_factor: wavelengths below `original_max_position / high_freq_factor` are kept.
-      original_max_position: the context length before stretching.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-    def __post_init__(self) -> None:
-        check_numbers(self, "rope_scaling")
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise UserError(
-                f"rope_scaling: low_freq_factor={self.low_freq_factor} must be less than "
-                f"high_freq_factor={self.high_freq_factor}"
-            )
-
-    def stretched(self, frequencies: np.ndarray) -> np.ndarray:
-        """Divides low frequencies, keeps high ones, and interpolates between them."""
-        wavelengths = 2 * np.pi / frequencies
-        low, high = self.low_freq_factor, self.high_freq_factor
-        turns = self.original_max_position / wavelengths
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        return (1.0 - kept) * frequencies / self.factor + kept * frequencies
+from specjax.models.rope_scaling import Llama3RopeScaling, RopeScaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,61 +26,21 @@ class LlamaConfig(DecoderOnlyConfig):
 
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
-    rope_scaling: Llama3RopeScaling | None = None
+    rope_scaling: RopeScaling | None = None
 
-    parts = {"rope_scaling": Llama3RopeScaling}  # noqa: RUF012
+    parts = ROPE_PARTS
 
     @property
     def style(self) -> Style:
-        frequencies = rope_frequencies(self.head_dim, self.rope_theta)
-        if self.rope_scaling is not None:
-            frequencies = self.rope_scaling.stretched(frequencies)
-        return llama_style(self, frequencies)
+        return llama_style(self)
 
 
 def _from_hf(fields: HFFields) -> LlamaConfig:
-    fields.refuse_others(NO_BIASES)
-    theta, kind, rope = rope_from_hf(fields)
-    return LlamaConfig(
-        **decoder_only_from_hf(fields),
-        rope_theta=theta,
-        rope_scaling=_scaling(fields, kind, rope),
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
-    )
-
-
-def _scaling(fields: HFFields, kind: str, rope: HFFields) -> Llama3RopeScaling | None:
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UserError(f"rope_type={kind!r} is not supported, only 'default' or 'llama3'")
-    longest = "original_max_position_embeddings"
-    outer, inner = fields.values.get(longest), rope.values.get(longest)
-    if outer is not None and outer != inner:
-        raise UserError(
-            f"{longest}={outer!r} differs from {inner!r} in the rope parameters; "
-            "keep the value that the model was trained with"
-        )
-    return Llama3RopeScaling(
-        factor=rope.positive("factor"),
-        low_freq_factor=rope.positive("low_freq_factor"),
-        high_freq_factor=rope.positive("high_freq_factor"),
-        original_max_position=rope.whole(longest),
-    )
+    return LlamaConfig(**rotary_from_hf(fields, NO_BIASES))
 
 
 def _to_hf(config: LlamaConfig) -> dict[str, Any]:
-    longest, scaling = 4096, None
-    if (stretch := config.rope_scaling) is not None:
-        longest = int(stretch.original_max_position * stretch.factor)
-        scaling = {
-            "rope_type": "llama3",
-            "factor": stretch.factor,
-            "low_freq_factor": stretch.low_freq_factor,
-            "high_freq_factor": stretch.high_freq_factor,
-            "original_max_position_embeddings": stretch.original_max_position,
-        }
-    return rotary_to_hf(config, NO_BIASES, longest, scaling)
+    return rotary_to_hf(config, NO_BIASES, 4096)
 
 
 def _llama3(*sizes: int, factor: float | None = None, **others: Any) -> LlamaConfig:

@@ -1,12 +1,13 @@
 """Networks that differ from Llama in few places.
 
-Mistral has a window in all layers, or none. Phi 3 and 4 have fused projections on disk, and perhaps
-a window; those with stretched rotary positions (`longrope`), which change with the length of a
-text, are refused. OLMo 2 has norms after the blocks only, and a norm over all heads' queries and
-all heads' keys. SmolLM3 does not rotate in every fourth layer.
+Mistral has a window in all layers, or none; Mixtral has experts, too. Phi 3 and 4 have fused
+projections on disk, and perhaps a window and two lists of factors of rotary frequencies. OLMo 2 has
+norms after the blocks only, and a norm over all heads' queries and all heads' keys; OLMoE has the
+latter, and experts. SmolLM3 does not rotate in every fourth layer.
 
-Source: Jiang et al. 2023 (Mistral), Abdin et al. 2024 (Phi), OLMo Team 2025, Bakouch et al. 2025
-(SmolLM3); `transformers/models/mistral`, `phi3`, `olmo2`, `smollm3`.
+Source: Jiang et al. 2023 (Mistral) and 2024 (Mixtral), Abdin et al. 2024 (Phi), OLMo Team 2025,
+Muennighoff et al. 2024 (OLMoE), Bakouch et al. 2025 (SmolLM3); `transformers/models/mistral`,
+`mixtral`, `phi3`, `olmo2`, `olmoe`, `smollm3`.
 """
 
 import dataclasses
@@ -16,21 +17,28 @@ from typing import Any
 from specjax.errors import UserError
 from specjax.models.config import Style
 from specjax.models.decoder_only import (
+    EXPERTS_NAMES,
     FULL,
     LLAMA_NAMES,
     NO_BIASES,
     SILU,
     SLIDING,
     UNBIASED,
+    Constants,
+    ExpertsConfig,
     RotaryConfig,
     decoder_only_family,
     decoder_only_names,
+    experts_from_hf,
+    experts_to_hf,
+    names_of_experts,
     rotary_from_hf,
     rotary_to_hf,
     types_of_layers,
     windows_from_hf,
 )
 from specjax.models.family import HFFields, Renaming, T
+from specjax.models.rope_scaling import LongRopeScaling, longrope_from_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,10 +84,76 @@ MISTRAL = decoder_only_family(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtralConfig(ExpertsConfig):
+    """A Mixtral."""
+
+    norm_eps: float = 1e-5
+    renormalised: bool = True
+
+
+# Of networks that transformers reads only with experts in all layers.
+def _experts_to_hf(config: ExpertsConfig, kind: str, name: str) -> dict[str, int]:
+    if config.dense_layers or config.expert_dim not in (None, config.mlp_dim):
+        raise UserError(
+            f"dense_layers must be empty, and expert_dim None, for transformers to read {kind}; "
+            "convert it to orbax"
+        )
+    return experts_to_hf(config, name)
+
+
+def _mixtral_from_hf(fields: HFFields) -> MixtralConfig:
+    sizes = _windowed(fields, None, theta=1e6, num_key_value_heads=8, rms_norm_eps=1e-5)
+    return MixtralConfig(**sizes, **experts_from_hf(fields, 8, 2))
+
+
+def _mixtral_to_hf(config: MixtralConfig) -> dict[str, Any]:
+    if not config.renormalised:
+        raise UserError("renormalised must be True for transformers to read a Mixtral")
+    return {
+        **_windowed_to_hf(config, "Mixtral", 32_768),
+        **_experts_to_hf(config, "a Mixtral", "num_local_experts"),
+    }
+
+
+_mixtral_size = functools.partial(
+    MixtralConfig.of, rope_theta=1e6, num_experts=8, num_experts_per_tok=2
+)
+
+MIXTRAL = decoder_only_family(
+    "mixtral",
+    config=MixtralConfig,
+    architectures=("MixtralForCausalLM",),
+    special_ids={"eos_token_id": 2, "bos_token_id": 1},
+    names=(
+        *names_of_experts("block_sparse_moe", {"w1": "wi_0", "w3": "wi_1", "w2": "wo"}),
+        *LLAMA_NAMES,
+    ),
+    from_hf=_mixtral_from_hf,
+    to_hf=_mixtral_to_hf,
+    presets={
+        "mixtral_8x7b": _mixtral_size(32_000, 4_096, 32, 8, 128, 14_336, 32),
+        "mixtral_8x22b": _mixtral_size(32_768, 6_144, 48, 8, 128, 16_384, 56),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Phi3Config(RotaryConfig):
     """A Phi 3 or 4."""
 
     norm_eps: float = 1e-5
+
+
+def _phi3_to_hf(config: Phi3Config) -> dict[str, Any]:
+    scaling, original = config.rope_scaling, 4_096
+    if scaling is not None:
+        if not isinstance(scaling, LongRopeScaling):
+            raise UserError("rope_scaling must be a LongRopeScaling for transformers to read Phi 3")
+        original = scaling.original_max_position
+    return {
+        **_windowed_to_hf(config, "Phi 3", 4_096),
+        "original_max_position_embeddings": original,
+    }
 
 
 # Arrays that join kernels, in this order.
@@ -103,11 +177,10 @@ PHI3 = decoder_only_family(
         ),
         *LLAMA_NAMES,
     ),
-    from_hf=lambda fields: Phi3Config(**_windowed(fields, None, rms_norm_eps=1e-5)),
-    to_hf=lambda config: {
-        **_windowed_to_hf(config, "Phi 3", 4_096),
-        "original_max_position_embeddings": 4_096,
-    },
+    from_hf=lambda fields: Phi3Config(
+        **_windowed(fields, None, scaling=longrope_from_hf, rms_norm_eps=1e-5)
+    ),
+    to_hf=_phi3_to_hf,
     presets={
         "phi3_mini": Phi3Config.of(32_064, 3_072, 32, 32, 96, 8_192, 32, sliding_window=2_047),
         "phi3_medium": Phi3Config.of(32_064, 5_120, 40, 10, 128, 17_920, 40, sliding_window=2_047),
@@ -151,6 +224,48 @@ OLMO2 = decoder_only_family(
         "olmo2_7b": _olmo2_size(4_096, 32, 32, 128, 11_008, 32),
         "olmo2_13b": _olmo2_size(5_120, 40, 40, 128, 13_824, 40),
         "olmo2_32b": _olmo2_size(5_120, 40, 8, 128, 27_648, 64),
+    },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OlmoeConfig(ExpertsConfig):
+    """An OLMoE."""
+
+    norm_eps: float = 1e-5
+
+    differences = {"qk_norms": "all"}  # noqa: RUF012
+
+
+_OLMOE: Constants = {**UNBIASED, "clip_qkv": (None,)}
+
+
+def _olmoe_to_hf(config: OlmoeConfig) -> dict[str, Any]:
+    if config.sliding_window is not None:
+        raise UserError("sliding_window must be None for transformers to read an OLMoE")
+    return {
+        **rotary_to_hf(config, _OLMOE, 4_096),
+        **_experts_to_hf(config, "an OLMoE", "num_experts"),
+        "norm_topk_prob": config.renormalised,
+    }
+
+
+OLMOE = decoder_only_family(
+    "olmoe",
+    config=OlmoeConfig,
+    architectures=("OlmoeForCausalLM",),
+    special_ids={"eos_token_id": 50_279, "pad_token_id": 1},
+    names=EXPERTS_NAMES,
+    from_hf=lambda fields: OlmoeConfig(
+        **rotary_from_hf(fields, _OLMOE, rms_norm_eps=1e-5),
+        **experts_from_hf(fields, 64, 8),
+        renormalised=fields.flag("norm_topk_prob", False),
+    ),
+    to_hf=_olmoe_to_hf,
+    presets={
+        "olmoe_1b_7b": OlmoeConfig.of(
+            50_304, 2_048, 16, 16, 128, 1_024, 16, num_experts=64, num_experts_per_tok=8
+        ),
     },
 )
 

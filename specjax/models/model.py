@@ -8,16 +8,19 @@ import abc
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
+from flax.traverse_util import flatten_dict
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Integer
 
 from specjax.compilation import jit
+from specjax.errors import UserError
 from specjax.models import cache as cache_lib
 from specjax.models.attention import Memory
 from specjax.models.beginnings import filled, next_beginning, note
@@ -26,7 +29,7 @@ from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.recurrent import empty_memory
 from specjax.models.transformer import Network
-from specjax.models.weights import StoredWeight, is_stored
+from specjax.models.weights import StoredWeight, is_stack, is_stored
 from specjax.types import (
     Axes,
     Extended,
@@ -153,6 +156,27 @@ class Model(LanguageModel, abc.ABC):
     def num_params(self) -> int:
         """The number of parameters; it allocates nothing."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params()))
+
+    def params_read(self, tokens: int) -> dict[str, float]:
+        """How many numbers of each parameter a decoding pass of so many tokens reads, by path.
+
+        Not the encoder, the kernels that only read its output, and an embedding of which a pass
+        takes rows. Of experts it is what `Routing.expected` says.
+        """
+        once = r"encoder/|.*/encoder_decoder_attention/(key|value)/"
+        if not self.config.tie_embeddings:
+            once += "|token_embedder/"
+        routings = self.config.style.routings
+        found: dict[str, float] = {}
+        for path, leaf in flatten_dict(self.abstract_params(), sep="/").items():
+            if re.match(once, path):
+                continue
+            found[path] = leaf.size
+            if is_stack(path, leaf.shape):
+                routing = routings[int(path.split("/layers_")[1].split("/")[0])]
+                assert routing is not None
+                found[path] *= routing.expected(tokens) / routing.experts
+        return found
 
     def prepare(self, params: Params) -> Params:
         """Adds arrays that make decoding faster on the devices that hold the parameters.
@@ -333,7 +357,17 @@ class CausalLM(Model):
 
     def apply(self, params: Params, tokens: Integer[Array, "B T"]) -> Float32[Array, "B T V"]:
         """The logits of known tokens (teacher forcing); entry t predicts token t + 1."""
+        self._check_length(tokens.shape[1])
         return self._apply(params, tokens)
+
+    def _check_length(self, length: int) -> None:
+        most = self.config.style.most_positions
+        if most is not None and length > most:
+            raise UserError(
+                f"the model's factors for short texts are for at most {most:,} positions, got a "
+                f"cache or text of {length:,}: give shorter prompts or fewer new tokens, or load "
+                "it with a `config` whose rope_scaling has long=True"
+            )
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """Reads all tokens of each prompt except its last.
@@ -341,6 +375,7 @@ class CausalLM(Model):
         If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
         too; the first extend overwrites its entries. A prefix follows the prompt.
         """
+        self._check_length(max_length)
         inputs, input_lengths = prompts.inputs, prompts.input_lengths
         rows = inputs.shape[0]
         lengths = input_lengths.astype(jnp.int32)

@@ -31,10 +31,13 @@ class Rope(NamedTuple):
     sin: Float32[Array, "B T 1 pairs"]
 
 
-def rope_angles(positions: Int32[Array, "B T"], frequencies: np.ndarray) -> Rope:
-    """The rotary angles at positions; see `rope_frequencies`."""
+def rope_angles(
+    positions: Int32[Array, "B T"], frequencies: np.ndarray, scale: float = 1.0
+) -> Rope:
+    """The rotary angles at positions; see `rope_frequencies`, and `Style.rope_scale`."""
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
-    return Rope(jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
+    parts = (jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
+    return Rope(*parts) if scale == 1.0 else Rope(*(part * scale for part in parts))
 
 
 def rotate(x: Float[Array, "B T heads D"], rope: Rope) -> Float[Array, "B T heads D"]:

@@ -1,27 +1,33 @@
-"""Qwen 2, 2.5, 3 and 3.5.
+"""Qwen 2, 2.5, 3 and 3.5, and Qwen 3 with experts.
 
 Qwen 2 is Llama with biases on queries, keys and values, and perhaps windows in later layers. Qwen 3
 has an RMS norm of each head's queries and keys instead of the biases. In Qwen 3.5 three of four
 layers are gated delta networks.
 
-Source: Qwen Team 2024, 2025 and 2026; `transformers/models/qwen2`, `qwen3`, `qwen3_5`.
+Source: Qwen Team 2024, 2025 and 2026; `transformers/models/qwen2`, `qwen3`, `qwen3_moe`, `qwen3_5`.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from specjax.errors import UserError
 from specjax.models.config import DecoderOnlyConfig, DeltaSizes, Style
 from specjax.models.decoder_only import (
+    EXPERTS_NAMES,
     FULL,
     LLAMA_NAMES,
+    ROPE_PARTS,
     SILU,
     SLIDING,
     UNBIASED,
     Constants,
+    ExpertsConfig,
     RotaryConfig,
     decoder_only_family,
+    experts_from_hf,
+    experts_to_hf,
     llama_style,
     rotary_from_hf,
     rotary_to_hf,
@@ -29,7 +35,7 @@ from specjax.models.decoder_only import (
     windows_from_hf,
 )
 from specjax.models.family import HFFields, Nested, Renaming, T
-from specjax.models.position_encoding import rope_frequencies
+from specjax.models.rope_scaling import RopeScaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,73 @@ QWEN3 = decoder_only_family(
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(ExpertsConfig):
+    """A Qwen 3 with experts. Published sizes have no window, and experts in all layers."""
+
+    differences = {"qk_norms": "head"}  # noqa: RUF012
+
+
+def _moe_from_hf(fields: HFFields) -> Qwen3MoeConfig:
+    sizes = rotary_from_hf(fields, UNBIASED, num_key_value_heads=4)
+    windowed = fields.flag("use_sliding_window", False)
+    dense = fields.values.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
+        raise UserError(f"mlp_only_layers={dense!r} must be a list of numbers of layers")
+    step = fields.whole("decoder_sparse_step", 1)
+    return Qwen3MoeConfig(
+        **sizes,
+        **experts_from_hf(fields, 128, 8),
+        sliding_window=fields.window(4096) if windowed else None,
+        expert_dim=fields.whole("moe_intermediate_size", 768),
+        renormalised=fields.flag("norm_topk_prob", False),
+        dense_layers=tuple(
+            layer for layer in range(sizes["num_layers"]) if layer in dense or (layer + 1) % step
+        ),
+    )
+
+
+def _moe_to_hf(config: Qwen3MoeConfig) -> dict[str, Any]:
+    if config.layer_types:
+        raise UserError(
+            "layer_types must be empty for transformers to read a Qwen 3 with experts; convert it "
+            "to orbax"
+        )
+    return {
+        **rotary_to_hf(config, UNBIASED, 32_768),
+        **experts_to_hf(config, "num_experts"),
+        "use_sliding_window": config.sliding_window is not None,
+        "sliding_window": config.sliding_window,
+        "moe_intermediate_size": config.expert_dim or config.mlp_dim,
+        "norm_topk_prob": config.renormalised,
+        "mlp_only_layers": list(config.dense_layers),
+        "decoder_sparse_step": 1,
+    }
+
+
+_moe_size = functools.partial(
+    Qwen3MoeConfig.of,
+    151_936,
+    num_experts=128,
+    num_experts_per_tok=8,
+    renormalised=True,
+    rope_theta=1e6,
+)
+
+QWEN3_MOE = decoder_only_family(
+    "qwen3_moe",
+    config=Qwen3MoeConfig,
+    architectures=("Qwen3MoeForCausalLM",),
+    names=EXPERTS_NAMES,
+    from_hf=_moe_from_hf,
+    to_hf=_moe_to_hf,
+    presets={
+        "qwen3_30b_a3b": _moe_size(2_048, 32, 4, 128, 6_144, 48, expert_dim=768),
+        "qwen3_235b_a22b": _moe_size(4_096, 64, 4, 128, 12_288, 94, expert_dim=1_536),
+    },
+)
+
+
 LINEAR = "linear_attention"
 # The sizes of a gated delta network, named as in Hugging Face's files.
 _LINEAR_SIZES = (
@@ -130,6 +203,7 @@ class Qwen35Config(DecoderOnlyConfig):
       layer_types: for each layer, "linear_attention", a gated delta network, or "full_attention",
         of which there is at least one; empty: every fourth layer has full attention.
       rope_theta: base of the rotary frequencies.
+      rope_scaling: how they are changed for longer texts.
       partial_rotary_factor: the part of each head that is rotated.
       linear_num_key_heads: of a gated delta network; its queries have as many.
       linear_conv_kernel_dim: the tokens that its convolutions see.
@@ -137,12 +211,15 @@ class Qwen35Config(DecoderOnlyConfig):
 
     layer_types: tuple[str, ...] = ()
     rope_theta: float = 1e7
+    rope_scaling: RopeScaling | None = None
     partial_rotary_factor: float = 0.25
     linear_num_key_heads: int = 16
     linear_key_head_dim: int = 128
     linear_num_value_heads: int = 32
     linear_value_head_dim: int = 128
     linear_conv_kernel_dim: int = 4
+
+    parts: ClassVar[Mapping[str, Any]] = ROPE_PARTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +253,7 @@ class Qwen35Config(DecoderOnlyConfig):
         delta = DeltaSizes(*(getattr(self, name) for name in _LINEAR_SIZES))
         return llama_style(
             self,
-            rope_frequencies(self._rotated, self.rope_theta),
+            self._rotated,
             deltas=tuple(delta if kind == LINEAR else None for kind in self.layer_types),
             qk_norms="head",
             gated=True,

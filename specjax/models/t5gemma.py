@@ -12,6 +12,7 @@ from typing import Any
 
 from specjax.errors import UserError
 from specjax.models.config import Style
+from specjax.models.decoder_only import ROPE_PARTS
 from specjax.models.family import HEADS, MLP, Family, HFFields, Nested, Renaming, T
 from specjax.models.gemma import GEMMA2, GEMMA3, Gemma2Config, Gemma3Config
 from specjax.models.model import Seq2SeqLM
@@ -30,7 +31,7 @@ class T5GemmaConfig(Gemma2Config):
     encoder: Gemma2Config
     decoder_start_token: int = 2
 
-    parts = {"encoder": Gemma2Config}  # noqa: RUF012
+    parts = {**ROPE_PARTS, "encoder": Gemma2Config}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,7 +222,7 @@ class T5Gemma2Config(Gemma3Config):
     decoder_start_token: int = 2
     eoi_token: int = 256_000
 
-    parts = {"encoder": Gemma3Config}  # noqa: RUF012
+    parts = {**ROPE_PARTS, "encoder": Gemma3Config}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,8 @@ from specjax.models.attention import (
     block_updates,
 )
 from specjax.models.cache import CacheEntries, CacheLayout, Cross
-from specjax.models.config import DeltaSizes, ModelConfig, Style
+from specjax.models.config import DeltaSizes, ModelConfig, Routing, Style
+from specjax.models.experts import Experts
 from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
 from specjax.models.position_encoding import MASKED, RelativePositionBias, Rope, rope_angles
 from specjax.models.recurrent import (
@@ -79,6 +80,7 @@ class Layer(nn.Module):
     in_encoder: bool = False
     cross: bool = False  # whether it attends to an encoder's output
     delta: DeltaSizes | None = None
+    routing: Routing | None = None  # of its experts
 
     def setup(self) -> None:
         config, style = self.config, self.style
@@ -91,8 +93,11 @@ class Layer(nn.Module):
         if self.cross and not style.merged_cross:
             parts.insert(1, "cross_attention")
             self.encoder_decoder_attention = Attention(config, style, self.layout)
-        sizes = (config.mlp_dim, style.activations, config.dtype, config.param_dtype)
-        self.mlp = MLP(*sizes, style.dropout_rate)
+        dtypes = (config.dtype, config.param_dtype)
+        if self.routing is None:
+            self.mlp = MLP(config.mlp_dim, style.activations, *dtypes, style.dropout_rate)
+        else:
+            self.experts = Experts(self.routing, style.activations, *dtypes, name="mlp")
         norm = functools.partial(_norm, config, style)
         self.before = [norm(f"pre_{p}_layer_norm") for p in parts if style.pre_norms]
         self.after = [norm(f"post_{p}_layer_norm") for p in parts if style.post_norms]
@@ -137,7 +142,8 @@ class Layer(nn.Module):
             y = normed(self.before, 1, x)
             y = self.encoder_decoder_attention(y, [encoded], deterministic=deterministic)
             x = added(1, y)
-        y = self.mlp(normed(self.before, -1, x), deterministic)
+        y = normed(self.before, -1, x)
+        y = self.mlp(y, deterministic) if self.routing is None else self.experts(y)
         return added(-1, y), entries
 
 
@@ -162,8 +168,9 @@ class Stack(nn.Module):
         if style.relative is not None and not style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
         layer = functools.partial(Layer, config, style, self.layout, self.in_encoder, self.cross)
-        deltas = style.deltas or (None,) * len(style.windows)
-        self.layers = [layer(delta) for delta in deltas]
+        none = (None,) * len(style.windows)
+        kinds = zip(style.deltas or none, style.routings or none, strict=True)
+        self.layers = [layer(*kind) for kind in kinds]
         self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.own_embedding:
@@ -236,7 +243,7 @@ class Stack(nn.Module):
             else:
                 with jax.named_scope(f"layers_{i}"):
                     x, added = _read_layer(
-                        Layer(*sizes, layer.delta, parent=None),
+                        Layer(*sizes, layer.delta, layer.routing, parent=None),
                         *(program, layer.variables, x, bias, past, rope, seen),
                     )
             entries.append(added)
@@ -260,7 +267,9 @@ class Stack(nn.Module):
                 positions = start[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
             else:
                 positions = memory.places(x.shape[1])
-            return rope_angles(positions, np.asarray(frequencies, np.float32))
+            return rope_angles(
+                positions, np.asarray(frequencies, np.float32), self.style.rope_scale
+            )
 
         return [angles(frequencies) for frequencies in self.style.ropes]
 

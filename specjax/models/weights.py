@@ -24,11 +24,11 @@ truncated_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_norm
 
 
 class StoredWeight(abc.ABC):
-    """A matrix that is not an array of numbers, in its place among the parameters.
+    """A matrix, or a stack of them, that is not an array of numbers, among the parameters.
 
     A subclass is a pytree of arrays, such as a `types.traced_dataclass`: for example, whole numbers
-    with their scales. Networks do not know the form of their matrices: they only call `product` and
-    `rows`.
+    with their scales. Networks do not know the form of their matrices: they only call `product`,
+    `product_of_stack` and `rows`.
     """
 
     @property
@@ -48,6 +48,15 @@ class StoredWeight(abc.ABC):
         """`dot(x, matrix)`; applying scales after the product may be cheaper."""
         return dot(x, self.read(x.dtype))
 
+    def product_of_stack(
+        self,
+        dot: Callable[[Array, Array], Array],
+        x: Float[Array, "R n"],
+        experts: Integer[Array, " R"],
+    ) -> Array:
+        """`dot(x, stack)`, where row r is multiplied with matrix `experts[r]` of the stack."""
+        return dot(x, self.read(x.dtype))
+
     def axes(self, names: tuple[str | None, ...]) -> Any:
         """The weight with axis names in place of its arrays.
 
@@ -60,6 +69,11 @@ class StoredWeight(abc.ABC):
 
 
 Weight = Array | StoredWeight
+
+
+def is_stack(path: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter has a matrix for each expert of a layer."""
+    return "/mlp/" in path and len(shape) == 3
 
 
 def is_stored(value: Any) -> bool:
@@ -79,7 +93,7 @@ def declare(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
 ) -> Any:
-    """A parameter of a module that is a matrix, in the form in which it is stored.
+    """A parameter that is a matrix or a stack of them, in the form in which it is stored.
 
     Args:
       module: has a `param_dtype`.

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
 from specjax.checkpoints.heads import OpenedHead, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
@@ -483,19 +482,9 @@ class Inspected:
     def params(self) -> int:
         return self.model.num_params()
 
-    @property
-    def read_params(self) -> int:
-        """The parameters that a pass of the decoder reads.
-
-        Not the encoder, the kernels that only read its output, and an embedding's other rows.
-        """
-        sizes = {n: x.size for n, x in flatten(self.model.abstract_params()).items()}
-        tied = self.model.config.tie_embeddings
-        once = re.compile(
-            r"encoder/|.*/encoder_decoder_attention/(key|value)/"
-            + ("" if tied else "|token_embedder/")
-        )
-        return sum(size for name, size in sizes.items() if not once.match(name))
+    def read_params(self, tokens: int = 1) -> int:
+        """The parameters that a pass of so many tokens reads; see `Model.params_read`."""
+        return round(sum(self.model.params_read(tokens).values()))
 
     def cache_bytes(self, tokens: int) -> int:
         """The bytes of the cache of one row of tokens; of an encoder-decoder, of either side."""
@@ -523,7 +512,8 @@ class Inspected:
             "parameters": self.params,
             "bytes_on_disk": dict(on_disk),
             "bytes_in_memory": self.params * self.dtype.itemsize,
-            "bytes_read_per_pass": self.read_params * self.dtype.itemsize,
+            "bytes_read_per_pass": self.read_params() * self.dtype.itemsize,
+            "bytes_read_per_6_tokens": self.read_params(6) * self.dtype.itemsize,
             "rows_of_the_embedding": config.vocab_size,
             "tokens": None if words is None else words.vocab_size,
             "special_ids": {} if self.opened is None else self.opened.ids.to_json(),
@@ -553,7 +543,6 @@ class InspectedHead:
         """The parameters of its own; those that it shares with the verifier do not count."""
         return sum(self._sizes.values())
 
-    @property
     def read_params(self) -> int:
         """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
         rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
@@ -586,7 +575,7 @@ class InspectedHead:
             "parameters": self.params,
             "bytes_on_disk": dict(on_disk),
             "bytes_in_memory": self.params * self.dtype.itemsize,
-            "bytes_read_per_pass": self.read_params * self.dtype.itemsize,
+            "bytes_read_per_pass": self.read_params() * self.dtype.itemsize,
             "rows_of_the_embedding": opened.layers.vocab_size,
             "tokens": opened.values.get("draft_vocab_size") or opened.layers.vocab_size,
             "verifier": {
@@ -660,7 +649,7 @@ def as_pair(
       length of prompt and output together, in tokens; 0: none).
     """
     opened = drafter.opened is not None and verifier.opened is not None
-    c = drafter.read_params / verifier.read_params
+    c = drafter.read_params() / verifier.read_params()
     values: dict[str, Any] = {
         "pair": (_why_not(drafter, verifier) or True) if opened else None,
         "c": c,

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -67,6 +68,19 @@ def test_other_logits_than_the_peers_stop_it(capsys, monkeypatch):
         models.main([*TINY, "--tokens", "1"])
 
 
+def test_all_forms_of_experts_compute_the_same():
+    rng = np.random.default_rng(0)
+    stack = rng.standard_normal((5, 8, 6), np.float32)
+    numbers = np.array([0, 0, 1, 3, 3, 4], np.int32)
+    rows = rng.standard_normal((6, 8), np.float32)
+    given = rows, stack, np.bincount(numbers, minlength=5).astype(np.int32), numbers
+    for function in layouts._of_experts(3).values():
+        y = jax.jit(function)(*given)
+        np.testing.assert_allclose(
+            y, np.einsum("rn,rnm->rm", rows, stack[numbers]), rtol=1e-5, atol=1e-6
+        )
+
+
 def test_all_layouts_compute_the_same():
     rng = np.random.default_rng(0)
     shapes = {"query": (4, 6), "key": (4, 6), "value": (4, 6), "out": (6, 4)}
@@ -86,11 +100,11 @@ def test_all_layouts_compute_the_same():
 
 def test_layouts_prints_a_row_for_each(capsys):
     sizes = ["--embed-dim", "8", "--joined-kv", "8", "--mlp-dim", "8", "--layers", "2"]
-    more = ["--vocab", "16", "--tokens", "1", "2", "--repeats", "1"]
+    more = ["--vocab", "16", "--tokens", "1", "2", "--repeats", "1", "--experts", "8"]
     assert layouts.main([*sizes, *more]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert len(rows) == 12
-    assert len({(row["layout"], row["tokens"]) for row in rows}) == 12
+    assert len(rows) == 20
+    assert len({(row["layout"], row["tokens"]) for row in rows}) == 20
 
 
 def test_a_plain_read_takes_every_step():

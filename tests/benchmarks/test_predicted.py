@@ -48,6 +48,20 @@ def test_a_pass_takes_what_its_bytes_operations_and_sums_take():
     assert three.memory == pytest.approx((one.memory * 1e2 - cache) / 3 / 1e2 + cache / 1e2)
 
 
+def test_a_longer_block_reads_more_experts():
+    config = preset("qwen3_30b_a3b")
+    network = predicted.Network.of(config)
+    expert = 3 * 2_048 * 768
+    dense = network.stored - 151_936 * 2_048 - 48 * 128 * expert
+    assert network.read == dense + 48 * 8 * expert  # 3 of the 30 billion
+    # Of all draws of one of two tokens' experts, 1/16 are of the other's.
+    used = {1: 8, 2: 16 - 0.5, 10_000: 128}
+    for tokens, experts in used.items():
+        assert network.pass_bytes(tokens) == pytest.approx(2 * (dense + 48 * experts * expert))
+    quantised = predicted.Network.of(config, "int8")
+    assert quantised.expert_bytes == network.expert_bytes / 2
+
+
 def test_rounds_and_speedups(capsys):
     assert predicted.tokens_per_round(0.5, 2) == 1.75
     assert predicted.tokens_per_round(1.0, 4) == 5.0

@@ -14,7 +14,10 @@ from specjax.checkpoints import FORMATS, load_model, quantising, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.models import Int8Embedding, Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
+from tests.models.tiny import CONFIGS as TINY
 from tests.variants import variants
+
+MIXTRAL = TINY["mixtral"]
 
 
 @pytest.fixture
@@ -68,6 +71,29 @@ def test_the_integers_are_those_of_qwix(saved, monkeypatch, name, block):
     assert not isinstance(
         load_model(path, weights="int8").params["token_embedder"]["embedding"], Int8Weight
     )
+
+
+@pytest.mark.parametrize("format", ["hf", "orbax"])
+def test_each_expert_has_its_own_scales(tmp_path, format):
+    config = MIXTRAL.replace(dense_layers=(), expert_dim=None)
+    params = random_params(config)
+    mlp = params["decoder"]["layers_1"]["mlp"]
+    mlp["wi_0"] = mlp["wi_0"] * np.array([1, 10, 0.1, 3], np.float32)[:, None, None]
+    save_model(tmp_path / "model", config, params, format=format)
+    mesh = make_mesh(1, 2)
+    for loaded in (load_model(tmp_path / "model", weights="int8", mesh=m) for m in (None, mesh)):
+        found = loaded.params["decoder"]["layers_1"]["mlp"]["wi_0"]
+        assert found.scales.shape == (4, 24)
+        error = np.abs(np.asarray(found.read(jnp.float32)) - mlp["wi_0"])
+        assert (error <= 0.51 * np.asarray(found.scales)[:, None]).all()
+        assert (np.abs(found.values).max((1, 2)) == 127).all()
+    assert found.values.sharding.spec[0] == found.scales.sharding.spec[0] == "model"
+    mlp["wi_0"] = np.array(mlp["wi_0"])
+    mlp["wi_0"][2, 5, 7] = np.nan
+    save_model(tmp_path / "damaged", config, params, format=format)
+    for weights in ("int8", None):
+        with pytest.raises(ValueError, match=r"layers_1/mlp/wi_0 has nan at \(2, 5, 7\)"):
+            load_model(tmp_path / "damaged", weights=weights)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -433,5 +433,5 @@ def test_the_sizes_of_heads_in_the_docs():
         shapes = draft_head(head, verifier.model).abstract_params()
         own = sum(x.size for x in jax.tree.leaves(shapes))
         read = own + (0 if drafted else config.vocab_size * config.embed_dim)
-        found = f"{own / 1e6:.1f}", f"{2 * read / 1e6:.0f}", f"{read / verifier.read_params:.3f}"
+        found = f"{own / 1e6:.1f}", f"{2 * read / 1e6:.0f}", f"{read / verifier.read_params():.3f}"
         assert list(found) == figures

@@ -37,6 +37,21 @@ LLAMA3 = {
 }
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 9.0],
+}
+
+
 def _t5(**options):
     return transformers.T5Config(**T5_SIZES, **options)
 
@@ -80,7 +95,7 @@ def _llama(**options):
 
 def _decoder_only(name, size):
     sizes = {**DECODER_SIZES, "num_key_value_heads": 2} if size == "" else _OTHER_SIZES
-    if name in ("olmo2", "smollm3", "phi3"):  # their heads divide the width
+    if name in ("olmo2", "olmoe", "smollm3", "phi3"):  # their heads divide the width
         sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
     options = _OPTIONS[name][size != ""]
     made = getattr(transformers, _CLASSES[name])
@@ -103,13 +118,23 @@ HF_CONFIGS = {
     "llama_tied": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=True),
     # Stretched: the prompt is longer than the context before stretching.
     "llama3": lambda: _llama(num_key_value_heads=1, rope_parameters=LLAMA3),
+    "qwen2_yarn": lambda: transformers.Qwen2Config(
+        **DECODER_SIZES, num_key_value_heads=2, rope_parameters=YARN, max_position_embeddings=128
+    ),
+    "phi3_long": lambda: transformers.Phi3Config(
+        vocab_size=48, hidden_size=16, intermediate_size=20, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=1,
+        bos_token_id=2, max_position_embeddings=800, original_max_position_embeddings=200,
+        rope_parameters=LONGROPE,
+    ),
     "gemma2": lambda: transformers.Gemma2Config(
         **DECODER_SIZES, num_key_value_heads=2, sliding_window=6, query_pre_attn_scalar=8
     ),
     **{
         f"{name}{size}": functools.partial(_decoder_only, name, size)
-        for name, size in itertools.product(("qwen2", "qwen3", "qwen3_5", "mistral", "olmo2",
-                                             "smollm3", "phi3", "gemma", "gemma3"), ("", "_wide"))
+        for name, size in itertools.product(("qwen2", "qwen3", "qwen3_moe", "qwen3_5", "mistral",
+                                             "mixtral", "olmo2", "olmoe", "smollm3", "phi3",
+                                             "gemma", "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
 # Others of their families.
@@ -169,11 +194,28 @@ _OPTIONS = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 300.0,
                              "partial_rotary_factor": 0.6, "mrope_section": [1, 1, 1]}},
     ),
+    "qwen3_moe": (
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+         "norm_topk_prob": True},
+        {"head_dim": 10, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 8,
+         "mlp_only_layers": [0], "decoder_sparse_step": 1, "use_sliding_window": True,
+         "sliding_window": 7, "tie_word_embeddings": True},
+    ),
     "mistral": (
         {"sliding_window": 6, "head_dim": 8},
         {"sliding_window": None, "head_dim": 12, "tie_word_embeddings": True},
     ),
+    "mixtral": (
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"head_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 7,
+         "rope_theta": 300.0, "tie_word_embeddings": True},
+    ),
     "olmo2": ({}, {"tie_word_embeddings": True}),
+    "olmoe": (
+        {"num_experts": 4, "num_experts_per_tok": 2},
+        {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+         "tie_word_embeddings": True},
+    ),
     "smollm3": (
         {"num_hidden_layers": 4},
         {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9,
@@ -190,9 +232,11 @@ _OPTIONS = {
     ),
 }  # fmt: skip
 _CLASSES = {
-    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3_5": "Qwen3_5TextConfig",
-    "mistral": "MistralConfig", "olmo2": "Olmo2Config", "smollm3": "SmolLM3Config",
-    "phi3": "Phi3Config", "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
+    "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig",
+    "qwen3_5": "Qwen3_5TextConfig",
+    "mistral": "MistralConfig", "mixtral": "MixtralConfig", "olmo2": "Olmo2Config",
+    "olmoe": "OlmoeConfig", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
+    "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
 }  # fmt: skip
 
 

@@ -40,14 +40,14 @@ def logits_of(theirs):
         return theirs(input_ids=tokens.long(), **more).logits.numpy()
 
 
-def text_model(name, another=False):
-    loaded = load_model(made(name)[1])
+def text_model(name, another=False, mesh=None):
+    loaded = load_model(made(name)[1], mesh=mesh)
     params = loaded.params
     if another:  # weights
         embedding = params["token_embedder"]["embedding"]
         table = {**params["token_embedder"], "embedding": embedding[::-1]}
         params = {**params, "token_embedder": table}
-    return TextModel(loaded.model, params, Words())
+    return TextModel(loaded.model, params, Words(), mesh)
 
 
 def generated(theirs, prompt):
@@ -76,6 +76,17 @@ def test_greedy_tokens_are_those_of_transformers_with_and_without_a_drafter(name
         expected = expected[: end[0]] if len(end) else expected
         np.testing.assert_array_equal(ours, expected)
         np.testing.assert_array_equal(drafted, expected)
+
+
+@pytest.mark.parametrize("mesh", variants([(1, 2), (2, 1), (2, 2)], (1, 2)))
+@pytest.mark.parametrize("name", variants(("qwen3_moe", "mixtral", "olmoe"), "qwen3_moe"))
+def test_on_a_mesh_experts_write_what_they_write_alone(name, mesh):
+    options = {"sampling": Sampling(0.0), "max_new_tokens": NEW, "buckets": (12,)}
+    alone = Decoder(text_model(name), batch_size=4, **options)(PROMPTS, progress=False)
+    models = {"drafter": text_model(name, True, make_mesh(*mesh))}
+    pair = Pair(verifier=text_model(name, mesh=make_mesh(*mesh)), **models)
+    together = Decoder(pair, max_draft=3, batch_size=4, **options)(PROMPTS, progress=False)
+    jax.tree.map(np.testing.assert_array_equal, together.tokens, alone.tokens)
 
 
 @pytest.mark.parametrize("name", variants(FAMILIES, *QUICK))

@@ -21,8 +21,9 @@ from tests.variants import variants
 
 # Names in `HF_CONFIGS`.
 FAMILIES = (
-    "t5_v1_1", "mt5", "umt5", "t5gemma", "t5gemma2", "llama", "qwen2", "qwen3", "qwen3_5",
-    "mistral", "olmo2", "smollm3", "phi3", "gemma", "gemma2", "gemma3",
+    "t5_v1_1", "mt5", "umt5", "t5gemma", "t5gemma2", "llama", "qwen2", "qwen2_yarn", "qwen3",
+    "qwen3_moe", "qwen3_5", "mistral", "mixtral", "olmo2", "olmoe", "smollm3", "phi3", "phi3_long",
+    "gemma", "gemma2", "gemma3",
 )  # fmt: skip
 # Not about the network; and `dtype`, which the arrays decide.
 OTHERS = {"architectures", "dtype", "id2label", "label2id", "transformers_version"}
@@ -35,6 +36,7 @@ OURS = {
     "num_key_value_heads": "num_kv_heads",
     "hidden_size": "embed_dim",
     "num_hidden_layers": "layers",
+    "num_local_experts": "num_experts",
 }
 
 

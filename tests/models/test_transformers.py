@@ -1,5 +1,6 @@
 """Logits, also with a cache, compared with transformers on the same weights."""
 
+import dataclasses
 import re
 import shutil
 
@@ -11,11 +12,19 @@ from safetensors.torch import load_file, save_file
 
 from specjax.checkpoints import load_model
 from specjax.checkpoints.hf import config_to_hf
-from specjax.models import PRESETS, T5Config, model_from_config
+from specjax.models import (
+    PRESETS,
+    HFFields,
+    T5Config,
+    config_from_dict,
+    config_to_dict,
+    model_from_config,
+)
 from specjax.models.position_encoding import buckets
+from specjax.models.rope_scaling import scaling_from_hf
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.types import Prompts
-from tests.models.hf_models import HF_CONFIGS, UNTIED, made
+from tests.models.hf_models import HF_CONFIGS, UNTIED, YARN, made
 from tests.models.tiny import error, quick_jit
 from tests.variants import variants
 
@@ -30,7 +39,8 @@ def pair(request):
     name = request.param
     theirs, path = made(name)
     ours = load_model(path)
-    assert (getattr(ours.config, "rope_scaling", None) is not None) == (name == "llama3")
+    stretched = name in ("llama3", "qwen2_yarn", "phi3_long")
+    assert (getattr(ours.config, "rope_scaling", None) is not None) == stretched
     assert ours.config.tie_embeddings == (theirs.config.tie_word_embeddings and name not in UNTIED)
     return theirs, ours
 
@@ -75,8 +85,8 @@ def test_logits_equal_those_of_transformers(pair):
 # A tied network of each family.
 TIED = (
     "t5_v1_0", "mt5", "umt5", "t5gemma", "t5gemma2", "llama_tied", "qwen2_wide", "qwen3",
-    "qwen3_5_wide", "mistral_wide", "olmo2_wide", "smollm3", "phi3_wide", "gemma", "gemma2",
-    "gemma3",
+    "qwen3_moe_wide", "qwen3_5_wide", "mistral_wide", "mixtral_wide", "olmo2_wide", "olmoe_wide",
+    "smollm3", "phi3_wide", "gemma", "gemma2", "gemma3",
 )  # fmt: skip
 
 
@@ -142,3 +152,42 @@ def test_presets_count_as_transformers_does(name):
     parameters = _on_meta_device(PRESETS[name]).named_parameters()
     theirs = sum(p.numel() for at, p in parameters if not re.search("vision_tower|multi_modal", at))
     assert model_from_config(PRESETS[name]).num_params() == theirs
+
+
+def test_the_factors_of_long_texts_are_chosen_for_all_texts():
+    """transformers takes them where a text of the batch passes the original length."""
+    theirs, path = made("phi3_long")
+    short = load_model(path)
+    tokens = np.random.default_rng(0).integers(3, 48, (1, 250))
+    with pytest.raises(ValueError, match="for at most 200 positions, got a cache or text of 250"):
+        short.model.apply(short.params, tokens)
+    with pytest.raises(ValueError, match="for at most 200 positions, got a cache or text of 201"):
+        short.model.prefill(short.params, Prompts(tokens[:, :9], np.array([9])), 201)
+    scaling = dataclasses.replace(short.config.rope_scaling, long=True)
+    long = load_model(path, config=short.config.replace(rope_scaling=scaling))
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens)).logits.numpy()
+    assert error(quick_jit(long.model.apply)(long.params, tokens), expected) <= 2e-5
+    assert config_from_dict(config_to_dict(long.config)) == long.config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truncate": False},
+        {"mscale": 0.7, "mscale_all_dim": 0.3},
+        {"attention_factor": 1.3, "beta_fast": 2.0, "beta_slow": 0.5},
+        {"original_max_position_embeddings": 4, "factor": 1.5},
+        {"factor": 0.5},
+    ],
+)
+def test_yarn_is_that_of_transformers(changes):
+    given = {**YARN, **changes}
+    theirs = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=2, rope_parameters=dict(given)
+    )
+    wanted, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    scaling = scaling_from_hf(HFFields({}), "yarn", HFFields(given))
+    found = scaling.frequencies(32, given["rope_theta"])
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=2e-6)
+    assert scaling.attention_factor == pytest.approx(factor)

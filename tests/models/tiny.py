@@ -15,6 +15,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
+from specjax.models.llama_variants import MixtralConfig
 from specjax.models.qwen import Qwen35Config
 from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
@@ -55,6 +56,15 @@ CONFIGS = {
         rope_scaling=Llama3RopeScaling(
             factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=16
         ),
+    ),
+    "mixtral": MixtralConfig(
+        **_DECODER,
+        num_kv_heads=2,
+        sliding_window=5,
+        num_experts=4,
+        num_experts_per_tok=2,
+        dense_layers=(0,),
+        expert_dim=12,
     ),
     "t5gemma": T5GemmaConfig(
         **_DECODER,

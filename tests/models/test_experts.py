@@ -1,0 +1,169 @@
+"""The experts of a layer: their products in every form, on meshes, and their gradients."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import experts, model_from_config
+from specjax.models.config import Routing
+from specjax.partitioning import Partitioner, make_mesh
+from specjax.platforms import as_on_tpus, compiled_for
+from tests.models.test_int8 import in_floats, in_int8
+from tests.models.tiny import CONFIGS, error, quick_jit, tiny
+
+RNG = np.random.default_rng(0)
+
+
+# Rows, and how many of them are of each expert; the last may be of none.
+ROWS = [
+    (2, (0, 2, 0, 0)),
+    (5, (1, 0, 3, 1)),
+    (16, (4, 4, 4, 4)),
+    (40, (0, 33, 0, 4)),
+    (40, (0, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "sizes"), ROWS)
+@pytest.mark.parametrize("tile", [1, 3, 16])
+def test_each_row_is_multiplied_with_its_expert(rows, sizes, tile, dtype):
+    sizes = np.array(sizes, np.int32)
+    x = jnp.asarray(RNG.normal(size=(rows, 12)), dtype)
+    stack = jnp.asarray(RNG.normal(size=(len(sizes), 12, 7)), dtype)
+    used = sizes.sum()
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    wide = np.asarray(x, np.float64)[:used, None] @ np.asarray(stack, np.float64)[numbers]
+    tile = min(tile, rows)
+    for form in (lambda *given: experts._in_loop(tile, *given), experts._in_kernel):
+        found = quick_jit(form)(x, stack, sizes)
+        assert (found.dtype, found.shape) == (x.dtype, (rows, 7))
+        difference = np.abs(np.asarray(found, np.float64)[:used] - wide[:, 0]).max(initial=0)
+        assert difference <= (1e-5 if dtype == "float32" else 2**-5)
+
+
+def test_rows_of_nan_stay_alone():
+    x = jnp.ones((9, 4)).at[4].set(jnp.nan)
+    stack, sizes = jnp.ones((2, 4, 3)), jnp.array([5, 4], jnp.int32)
+    for form in (lambda *given: experts._in_loop(3, *given), experts._in_kernel):
+        found = np.isnan(quick_jit(form)(x, stack, sizes))
+        assert found[4].all() and found.sum() == 3
+
+
+def block(tokens, count, used, renormalised, dtype="float32", width=12):
+    routing = Routing(count, used, 10, renormalised)
+    module = experts.Experts(routing, ("silu", "linear"), jnp.dtype(dtype), jnp.dtype(dtype))
+    x = jnp.asarray(RNG.normal(size=(2, tokens, width)), dtype)
+    params = module.init(jax.random.key(0), x)["params"]
+    return module, params, x
+
+
+def expected(routing, params, x):
+    """Every expert of every token, in NumPy."""
+    x = np.asarray(x, np.float64).reshape(-1, x.shape[-1])
+    router, *stacks = (np.asarray(params[name], np.float64) for name in ("router", "wi_0", "wi_1"))
+    weights = np.exp(x @ router)
+    weights /= weights.sum(1, keepdims=True)
+    chosen = np.argsort(-weights, 1)[:, : routing.per_token]
+    out = np.zeros_like(x)
+    for row, numbers in enumerate(chosen):
+        shares = weights[row, numbers]
+        for share, number in zip(shares, numbers, strict=True):
+            gate, up = (x[row] @ stack[number] for stack in stacks)
+            hidden = gate / (1 + np.exp(-gate)) * up
+            share = share / shares.sum() if routing.renormalised else share
+            out[row] += share * (hidden @ np.asarray(params["wo"], np.float64)[number])
+    return out
+
+
+# Fewer and more rows than experts, and of several tiles.
+SHAPES = [(1, 8, 2), (3, 8, 3), (7, 4, 4), (40, 3, 2)]
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+@pytest.mark.parametrize(("tokens", "count", "used"), SHAPES)
+def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised):
+    module, params, x = block(tokens, count, used, renormalised)
+    wanted = expected(module.routing, params, x).reshape(x.shape)
+    apply = lambda x: module.apply({"params": params}, x)  # noqa: E731
+    assert error(quick_jit(apply)(x), wanted) <= 1e-6
+    with as_on_tpus():
+        assert error(quick_jit(lambda x: apply(x))(x), wanted) <= 1e-6
+    # Its row alone.
+    assert error(quick_jit(apply)(x[:1, :1]), wanted[:1, :1]) <= 1e-6
+
+
+def test_sums_of_bfloat16_are_float32():
+    module, params, x = block(6, 16, 12, True, "bfloat16", width=64)
+    wanted = expected(module.routing, params, x).reshape(x.shape)
+    found = module.apply({"params": params}, x)
+    assert found.dtype == jnp.bfloat16
+    assert error(found, wanted) <= 2**-7
+
+
+def test_gradients_are_those_of_all_experts():
+    module, params, x = block(5, 4, 2, True)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(module.apply({"params": params}, x)))
+
+    def of_all(params, x):
+        weights = jax.nn.softmax(x @ params["router"], axis=-1)
+        shares, chosen = jax.lax.top_k(weights, 2)
+        shares = shares / shares.sum(-1, keepdims=True)
+        hidden = [jnp.einsum("bte,xem->btxm", x, params[name]) for name in ("wi_0", "wi_1")]
+        y = jnp.einsum("btxm,xme->btxe", jax.nn.silu(hidden[0]) * hidden[1], params["wo"])
+        y = jnp.take_along_axis(y, chosen[..., None], axis=2)
+        return jnp.sum(jnp.sin(jnp.sum(shares[..., None] * y, axis=2)))
+
+    found = quick_jit(jax.grad(loss, argnums=(0, 1)))(params, x)
+    wanted = quick_jit(jax.grad(of_all, argnums=(0, 1)))(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, wanted)
+    with compiled_for(Partitioner(make_mesh(2, 2))):
+        spread = quick_jit(jax.grad(lambda *given: loss(*given), argnums=(0, 1)))(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), spread, wanted)
+
+
+@pytest.mark.parametrize("form", [None, "int8"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 1), (2, 2), (1, 8)])
+def test_devices_add_what_their_experts_give(mesh, form):
+    """With eight devices and four experts, each expert is split."""
+    t = tiny("mixtral")
+    part = Partitioner(make_mesh(*mesh))
+    params = in_int8(t.params) if form else t.params
+    tokens = RNG.integers(0, 48, (2, 9)).astype(np.int32)
+    alone = quick_jit(t.model.apply)(in_floats(params), tokens)
+    placed = part.place(params, part.param_shardings(t.model, params))
+    with compiled_for(part):
+        program = jax.jit(lambda *given: t.model.apply(*given)).lower(placed, tokens).compile()
+    assert error(program(placed, tokens), alone) <= 1e-5
+    # Nothing gathers the experts.
+    gathered = re.findall(r"= \w+\[(\d+),\d+,\d+\]\S* all-gather", program.as_text())
+    assert "4" not in gathered
+
+
+def test_the_comparison_sees_experts_that_are_gathered():
+    """A program whose devices nobody knows: the compiler gathers what it is not told to split."""
+    t, part = tiny("mixtral"), Partitioner(make_mesh(1, 2))
+    placed = part.place(t.params, part.param_shardings(t.model, t.params))
+    tokens = np.ones((2, 9), np.int32)
+    text = jax.jit(t.model.apply).lower(placed, tokens).compile().as_text()
+    assert re.findall(r"= \w+\[4,\d+,\d+\]\S* all-gather", text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok=5 must be at most num_experts=4"),
+        ({"num_experts": 0}, "num_experts=0 must be at least 1"),
+        ({"dense_layers": (2,)}, r"dense_layers=\(2,\) must be numbers of layers in 0 .. 1"),
+        ({"dense_layers": 1}, "dense_layers=1 must be numbers of layers"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        CONFIGS["mixtral"].replace(**changes)
+    assert model_from_config(CONFIGS["mixtral"]).config.style.routings[0] is None
