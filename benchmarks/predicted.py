@@ -7,11 +7,13 @@ Axes: B rows, T tokens of a pass, S cache positions, P prompt tokens, E width, V
 
 import argparse
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from flax.traverse_util import flatten_dict
 
 from benchmarks import command
@@ -26,6 +28,7 @@ from specjax.models import (
 )
 from specjax.models.config import Routing
 from specjax.models.int8 import int8_form
+from specjax.models.weights import is_stack
 
 HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
 
@@ -118,8 +121,10 @@ class Network:
         for name in read:
             leaf = leaves[name]
             nbytes = leaf.size * (_BYTES if int8_form(name, leaf.shape, weights) is None else 1)
-            read_bytes += nbytes * (leaf.ndim < 3)
-            expert_bytes += nbytes * (leaf.ndim == 3)
+            if is_stack(name, leaf.shape):
+                expert_bytes += nbytes
+            else:
+                read_bytes += nbytes
         return cls(
             stored=model.num_params(),
             read=sum(read.values()),
@@ -136,18 +141,34 @@ class Network:
             cross=cross,
         )
 
-    def pass_bytes(self, tokens: int) -> float:
-        """The bytes of the parameters that a pass of so many tokens, of all rows, reads."""
+    def pass_bytes(self, tokens: int, ways: int = 1) -> float:
+        """The bytes of parameters that a pass of so many tokens, of all rows, reads on a device."""
+        return (self.read_bytes + self.expert_bytes * self.share(tokens, ways)) / ways
+
+    def share(self, tokens: int, ways: int) -> float:
+        """The share of its experts that the busiest device reads."""
         if self.routing is None:
-            return self.read_bytes
-        share = self.routing.expected(tokens) / self.routing.experts
-        return self.read_bytes + self.expert_bytes * share
+            return 0.0
+        local, cut = divmod(self.routing.experts, ways)
+        if cut or ways == 1:  # each expert is split
+            return self.routing.expected(tokens) / self.routing.experts
+        return most_in_use(self.routing, tokens, ways) / local
 
     def cache_bytes(self, rows: int, cached: int, prompt: int, ways: int) -> float:
         """The bytes on one of `ways` devices; heads that these do not divide are on all of them."""
         split = ways if self.kv_heads % ways == 0 else 1
         places = cached + prompt * self.cross
         return 2 * rows * places * self.layers * self.kv_heads * self.head_dim * _BYTES / split
+
+
+@functools.cache
+def most_in_use(routing: Routing, tokens: int, ways: int) -> float:
+    """How many experts tokens use together on the device that has most, if all are as probable."""
+    numbers, used = np.random.default_rng(0), np.zeros((500, routing.experts), bool)
+    for _ in range(tokens):
+        chosen = np.argpartition(numbers.random(used.shape), routing.per_token - 1, axis=1)
+        np.put_along_axis(used, chosen[:, : routing.per_token], True, axis=1)
+    return float(used.reshape(len(used), ways, -1).sum(axis=2).max(axis=1).mean())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +214,7 @@ def pass_seconds(
       latency: seconds of an empty all-reduce.
     """
     logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
-    memory = network.pass_bytes(rows * tokens) / ways + logits
+    memory = network.pass_bytes(rows * tokens, ways) + logits
     memory += network.cache_bytes(rows, cached, prompt, ways)
     places = cached + prompt * network.cross
     attention = 4 * rows * tokens * places * network.layers * network.heads * network.head_dim

@@ -41,6 +41,17 @@ def traced_partitioner() -> Any:
     return _partitioner.get(None)
 
 
+def runs_no_kernels() -> bool:
+    """Whether the traced program uses the TPU form on any platform, where kernels do not run."""
+    return _as_on_tpus.get()
+
+
+def is_for_one_device() -> bool:
+    """Whether the traced program is known to be for one device."""
+    part = _partitioner.get(False)
+    return part is None or (part is not False and part.mesh.size == 1)
+
+
 def vocabulary_ways() -> int:
     """The number of devices that split the vocabulary of the traced program; 1 if unknown."""
     part = _partitioner.get(None)

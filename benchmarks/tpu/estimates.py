@@ -13,16 +13,18 @@ that the compiler adds without a name are "unnamed", all others "bookkeeping". A
 name: everything fused into a pass counts as the pass.
 - Parallel copies (`copy-start`, `slice-start`) have no estimate: their bytes are counted, and shown
 beside the cycles. A kernel that reads a cache takes the time of its bytes, all positions of all
-rows: libtpu's simulation of it is shorter (`python -m benchmarks.kernels --operations attend`).
-Other instructions without an estimate that make 1024 numbers or more are listed by name, and so are
-other kernels and collectives: they count as 0.
+rows (libtpu's simulation is shorter: `python -m benchmarks.kernels --operations attend`); one that
+reads experts takes that of those in use on the busiest chip, if all are as probable. Other
+instructions without an estimate that make 1024 numbers or more are listed by name, and so are other
+kernels and collectives: they count as 0.
 """
 
 import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.compiled import Instruction, Program
@@ -59,7 +61,7 @@ class Executed:
       region: one of `REGIONS`: outside the inner loops, in the drafting loop, in the branch of the
         bonus pass, or in a branch that a usual round does not take.
       times: how often it runs in a usual round.
-      reading: the cycles in which it reads a cache once, if it is a kernel.
+      reading: the cycles in which it reads a cache or experts once, if it is a kernel.
     """
 
     instruction: Instruction
@@ -99,15 +101,23 @@ class Executed:
         return max((array.size for array in one.arrays), default=0) >= _SMALL
 
 
-class Cache(NamedTuple):
-    """S positions of a cache, and the bytes that a chip reads in a cycle."""
+class Kernels(NamedTuple):
+    """What kernels read.
+
+    Attributes:
+      length: S, the positions of a cache, all of which are read.
+      rate: the bytes that a chip reads in a cycle.
+      shares: the share of its experts that a network reads, for the part of its passes; of other
+        parts it is 1.
+    """
 
     length: int
     rate: float
+    shares: Mapping[str, float] = MappingProxyType({})
 
 
 def executed(
-    program: Program, draft: int, *, loop: bool, cache: Cache | None = None
+    program: Program, draft: int, *, loop: bool, kernels: Kernels | None = None
 ) -> list[Executed]:
     """The instructions of a step.
 
@@ -115,7 +125,7 @@ def executed(
       program: a compiled program.
       draft: G, the runs of a drafting loop without a known limit.
       loop: whether the program is a loop of steps: only its outermost loop counts, once.
-      cache: whose kernels take the time of their bytes.
+      kernels: take the time of their bytes; None: no kernel has a time.
 
     Returns:
       Each once per place from which it is called.
@@ -123,7 +133,7 @@ def executed(
     Raises:
       ValueError: the program has no loop.
     """
-    reader = Reader(program, draft, cache)
+    reader = Reader(program, draft, kernels)
     return [item for call in reader.step(loop=loop) for item in reader.block(call)]
 
 
@@ -142,7 +152,7 @@ class Reader:
 
     program: Program
     draft: int
-    cache: Cache | None = None
+    kernels: Kernels | None = None
 
     def step(self, *, loop: bool) -> list[Call]:
         """The computations of a step: a loop's body and its condition; see `executed`."""
@@ -163,15 +173,20 @@ class Reader:
                 for inner in self.calls(one, call):
                     yield from self.block(inner)
             elif one.opcode not in FREE:
-                part, reading = self._own(one, call) or _rest(one), self._reading(one, block)
+                part = self._own(one, call) or _rest(one)
+                reading = self._reading(one, block, part)
                 yield Executed(one, part, call.region, call.times, reading)
 
-    def _reading(self, one: Instruction, block: Sequence[Instruction]) -> int:
-        if self.cache is None or one.target != "tpu_custom_call":
+    def _reading(self, one: Instruction, block: Sequence[Instruction], part: str) -> int:
+        if self.kernels is None or one.target != "tpu_custom_call":
             return 0
         arrays = [array for other in block if other.name in one.operands for array in other.arrays]
-        read = (x.padded_nbytes for x in arrays if x.space == 0 and self.cache.length in x.shape)
-        return round(sum(read) / self.cache.rate)
+        arrays = [array for array in arrays if array.space == 0]
+        if one.name.startswith("mixed_few"):
+            read = self.kernels.shares.get(part, 1.0) * sum(x.padded_nbytes for x in arrays)
+        else:
+            read = sum(x.padded_nbytes for x in arrays if self.kernels.length in x.shape)
+        return round(read / self.kernels.rate)
 
     def calls(self, one: Instruction, caller: Call) -> list[Call]:
         """The computations that an instruction of a computation calls."""

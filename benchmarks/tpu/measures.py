@@ -1,6 +1,5 @@
 """The numbers of a compiled program, and their lower limits."""
 
-import math
 from typing import Any
 
 import jax
@@ -30,8 +29,10 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
     """
     text = program.as_text()
     parsed = parse(text)
-    cache = estimates.Cache(case.sizes.cache, CHIPS[case.chip].bandwidth / TPUS[case.chip].hertz)
-    run = estimates.executed(parsed, case.sizes.draft, loop=name == "step", cache=cache)
+    kernels = estimates.Kernels(
+        case.sizes.cache, CHIPS[case.chip].bandwidth / TPUS[case.chip].hertz, shares(case)
+    )
+    run = estimates.executed(parsed, case.sizes.draft, loop=name == "step", kernels=kernels)
     steps = [one.instruction for one in run]
     large = large_arrays(case)
     memory = program.memory_analysis()
@@ -60,11 +61,35 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
     return {key: float(value) for key, value in numbers.items()}, facts
 
 
+def shares(case: Case) -> dict[str, float]:
+    """The share of its experts that the busiest device reads in a pass of each network."""
+    ways = case.mesh.shape["model"]
+    large, small = (Network.of(config, case.weights) for config in case.configs)
+    return {
+        "verifier_pass": large.share(_tokens(case), ways),
+        "drafter_pass": small.share(_rows(case), ways),
+    }
+
+
+def expert_bytes(case: Case) -> float:
+    """The bytes of experts that the busiest device reads in a verifier's pass."""
+    ways = case.mesh.shape["model"]
+    large = Network.of(case.configs[0], case.weights)
+    return large.expert_bytes / ways * large.share(_tokens(case), ways)
+
+
+def _rows(case: Case) -> int:
+    return case.sizes.rows // case.mesh.shape["data"]
+
+
+def _tokens(case: Case) -> int:
+    return _rows(case) * (1 if case.method == ALONE else case.sizes.draft + 1)
+
+
 def large_arrays(case: Case) -> waste.Large:
     """The sizes that count as large on a device."""
     part = Partitioner(case.mesh)
-    data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
-    rows = case.sizes.rows // data
+    ways, rows = case.mesh.shape["model"], _rows(case)
     layers, weights = [], set()
     for model in case.networks(case.layers):
         shapes = model.abstract_params()
@@ -89,8 +114,7 @@ def rooflines(case: Case) -> dict[str, float]:
     verifier's states; another drafter catches up in its first pass.
     """
     chip, sizes = CHIPS[case.chip], case.sizes
-    data, ways = (case.mesh.shape[axis] for axis in ("data", "model"))
-    rows = math.ceil(sizes.rows / data)
+    ways, rows = case.mesh.shape["model"], _rows(case)
     large = Network.of(case.configs[0], case.weights)
     common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
 

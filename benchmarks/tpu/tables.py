@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.predicted import CHIPS
 from benchmarks.tpu import estimates
 from benchmarks.tpu.cases import Case
-from benchmarks.tpu.measures import MB, rooflines
+from benchmarks.tpu.measures import MB, expert_bytes, rooflines
 from benchmarks.tpu.topologies import TPUS
 from specjax.cli.report import Report
 
@@ -92,6 +92,7 @@ def step_of(
     row["roofline_us"] = 1e6 * least["step"]
     row["ratio"] = row["us"] / row["roofline_us"]
     row["copied_us"] = _copied(numbers, bandwidth)
+    row["expert_MB"] = expert_bytes(case) / MB
     if alone is not None:
         theirs, bound = alone
         reference = _times(case, theirs, bound)["us"]
@@ -195,6 +196,8 @@ def notes_of(row: Mapping[str, Any], facts: Mapping[str, Any], top: int) -> list
             f"no pass: {row['share_of_no_pass']:.1%}. Without the bonus pass "
             f"{row['us_without_bonus']:.6g} us."
         )
+    if row.get("expert_MB"):
+        notes.append(f"A verifier's pass reads {row['expert_MB']:.4g} MB of experts on a chip.")
     if "speedup" in row:
         notes.append(
             f"The verifier alone: {row['alone_us']:.4g} us a token. Collectives "

@@ -484,7 +484,7 @@ def _start(
     prompts: PromptBatch,
     beginning: Beginning | None = None,
 ) -> DecodeState:
-    with continuing(beginning):
+    with compiled_for(method.partitioner), continuing(beginning):
         inner = method.prefill(params, prompts.prompts, max_length)
     inner, prompts = _copied(inner, prompts, copies)
     return method.begun(params, inner, prompts, max_new, by_token)
@@ -497,7 +497,7 @@ jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3, 4))
 def _jitted_begin(
     method: Method, max_length: int, params: Params, prompts: PromptBatch
 ) -> tuple[Any, ...]:
-    with noting() as caches:
+    with compiled_for(method.partitioner), noting() as caches:
         method.prefill(params, prompts.prompts, max_length)
     return tuple(caches)
 

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.compilation import product_precision
 from specjax.models.config import Routing
+from specjax.models.experts_kernel import MOST_TOKENS, fits, mixed_few
 from specjax.models.layers import activated
 from specjax.models.weights import (
     StoredWeight,
@@ -31,7 +32,12 @@ from specjax.models.weights import (
     float32_logits,
     truncated_init,
 )
-from specjax.platforms import by_platform, traced_partitioner
+from specjax.platforms import (
+    by_platform,
+    is_for_one_device,
+    runs_no_kernels,
+    traced_partitioner,
+)
 
 # XLA on TPUs has a kernel for a multiple of so many rows; others it multiplies with all experts.
 _MULTIPLE = 8
@@ -63,16 +69,18 @@ class Experts(nn.Module):
         shares, chosen = jax.lax.top_k(probabilities, self.routing.per_token)
         if self.routing.renormalised:
             shares = shares / jnp.sum(shares, axis=-1, keepdims=True)
-        mix: Callable[..., Array] = functools.partial(_mixed, self.activations)
-        if (part := traced_partitioner()) is not None:
-            mix = _on_each_device(mix, part, x, stacks)
+        mix = functools.partial(_mixed, self.activations)
+        if (part := traced_partitioner()) is not None and part.mesh.size > 1:
+            mix = _on_each_device(self.activations, part, x, stacks)
+        elif not is_for_one_device():
+            mix = functools.partial(_in_groups, self.activations)
         return mix(x.astype(self.dtype), shares, chosen, stacks).astype(x.dtype)
 
 
-# The function `mix` where a mesh splits the experts: each device adds what its own give. (The
-# compiler would gather the experts of all devices.)
+# `_mixed` where a mesh splits the experts: each device adds what its own give. (The compiler would
+# gather the experts of all devices.)
 def _on_each_device(
-    mix: Callable[..., Array], part: Any, x: Array, stacks: list[Weight]
+    activations: tuple[str, ...], part: Any, x: Array, stacks: list[Weight]
 ) -> Callable[..., Array]:
     def specs(value: Any, names: Any) -> Any:
         return jax.tree.map(lambda sharding: sharding.spec, part.shardings(value, names))
@@ -85,11 +93,11 @@ def _on_each_device(
     rows = specs(x, ("batch", "length", "embed"))
     axis = jax.tree.leaves(places, is_leaf=lambda spec: isinstance(spec, jax.P))[0][0]
     if axis is None:
-        return mix
+        return functools.partial(_in_groups, activations)
 
     def own(x: Array, shares: Array, chosen: Array, stacks: list[Weight]) -> Array:
         first = jax.lax.axis_index(axis) * stacks[0].shape[0]
-        return jax.lax.psum(mix(x, shares, chosen - first, stacks), axis)
+        return jax.lax.psum(_mixed(activations, x, shares, chosen - first, stacks), axis)
 
     return jax.shard_map(
         own, mesh=part.mesh, in_specs=(rows, rows, rows, places), out_specs=rows, check_vma=False
@@ -98,6 +106,38 @@ def _on_each_device(
 
 # What the experts in the stacks give, in shares; others may be chosen, too.
 def _mixed(
+    activations: tuple[str, ...], x: Array, shares: Array, chosen: Array, stacks: list[Weight]
+) -> Float32[Array, "B T E"]:
+    in_groups = functools.partial(_in_groups, activations)
+    if x.shape[0] * x.shape[1] > MOST_TOKENS or not fits(stacks) or runs_no_kernels():
+        return in_groups(x, shares, chosen, stacks)
+    few = functools.partial(_by_kernel, activations)
+    return by_platform(x, shares, chosen, stacks, tpu=few, default=in_groups)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_kernel(
+    activations: tuple[str, ...], x: Array, shares: Array, chosen: Array, stacks: list[Weight]
+) -> Float32[Array, "B T E"]:
+    experts = jnp.arange(stacks[0].shape[0], dtype=jnp.int32)
+    own = chosen.reshape(-1, chosen.shape[-1], 1) == experts[None, None]
+    shares = jnp.sum(jnp.where(own, shares.reshape(own.shape[0], -1, 1), 0.0), axis=1)
+    tokens = x.reshape(-1, x.shape[-1])
+    return mixed_few(tokens, shares, stacks, activations=activations).reshape(x.shape)
+
+
+def _kernel_forward(activations: tuple[str, ...], *given: Any) -> tuple[Array, Any]:
+    return _by_kernel(activations, *given), given
+
+
+def _kernel_backward(activations: tuple[str, ...], given: Any, slopes: Array) -> Any:
+    return jax.vjp(functools.partial(_in_groups, activations), *given)[1](slopes)
+
+
+_by_kernel.defvjp(_kernel_forward, _kernel_backward)
+
+
+def _in_groups(
     activations: tuple[str, ...],
     x: Float[Array, "B T E"],
     shares: Float32[Array, "B T k"],

@@ -64,7 +64,7 @@ def test_what_has_no_estimate_is_named(small):
 def test_a_kernel_that_reads_a_cache_takes_the_time_of_its_bytes(small):
     reads = PROGRAM.replace("custom-call(%s), custom_call", "custom-call(%turned), custom_call")
     assert reads != PROGRAM
-    found = estimates.executed(parse(reads), 5, loop=True, cache=estimates.Cache(640, 1000.0))
+    found = estimates.executed(parse(reads), 5, loop=True, kernels=estimates.Kernels(640, 1000.0))
     cycles = round(8 * 640 * 128 * 4 / 1000)
     assert {part: n for part, n in estimates.reading_by_part(found).items() if n} == {
         "unnamed": cycles

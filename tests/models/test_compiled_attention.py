@@ -48,14 +48,14 @@ from benchmarks.compiled import parse
 from benchmarks.shapes import Sizes
 from benchmarks.tpu import waste
 from benchmarks.tpu.cases import Case
-from benchmarks.tpu.estimates import Cache, executed
+from benchmarks.tpu.estimates import Kernels, executed
 from benchmarks.tpu.measures import large_arrays
 from benchmarks.tpu.topologies import mesh_of
 
 sizes = Sizes(rows=8, refill=1, prompt=64, output=4000, cache=4096, draft=5)
 case = Case("llama3", "v5e", mesh_of("v5e", 1, 1), "block", sizes, depth=1)
 program = parse(case.compile((1, 1), ("step",))["step"].as_text())
-run = executed(program, 5, loop=True, cache=Cache(4096, 500.0))
+run = executed(program, 5, loop=True, kernels=Kernels(4096, 500.0))
 copied = waste.copies(program, (one.instruction for one in run), large_arrays(case))
 assert copied["cache_copies"] == copied["cache_fused"] == 0, copied
 kernels = [one for one in run if one.reading]

@@ -1,14 +1,17 @@
 """The experts of a layer: their products in every form, on meshes, and their gradients."""
 
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas import primitives
 
-from specjax.models import experts, model_from_config
+from specjax.models import experts, experts_kernel, model_from_config
 from specjax.models.config import Routing
+from specjax.models.int8 import Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.platforms import as_on_tpus, compiled_for
 from tests.models.test_int8 import in_floats, in_int8
@@ -94,6 +97,58 @@ def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised):
         assert error(quick_jit(lambda x: apply(x))(x), wanted) <= 1e-6
     # Its row alone.
     assert error(quick_jit(apply)(x[:1, :1]), wanted[:1, :1]) <= 1e-6
+
+
+# Two tiles of 128 columns, the second perhaps cut; a device none of whose experts is in use.
+@pytest.mark.parametrize(
+    ("tokens", "chosen", "inner", "dtype", "form"),
+    [
+        (1, [[3, 1]], 200, "float32", None),
+        (9, None, 256, "float32", None),
+        (2, [[7, -1], [9, 7]], 200, "float32", None),
+        (9, None, 200, "bfloat16", None),
+        (9, None, 200, "float32", "int8"),
+        (1, [[3, 1]], 256, "bfloat16", "int8"),
+    ],
+)
+def test_the_kernel_gives_what_groups_give(tokens, chosen, inner, dtype, form, patched):
+    """In Pallas' interpreter. Experts below 0 and above 3 are of other devices."""
+    patched.setattr(experts_kernel, "_BLOCK", 128 * 24 * (1 if form else jnp.dtype(dtype).itemsize))
+    # After an array's end a TPU reads anything.
+    patched.setattr(primitives, "uninitialized_value", _filled_with_nan)
+    patched.setattr(
+        experts, "mixed_few", functools.partial(experts_kernel.mixed_few, interpret=True)
+    )
+    x = jnp.asarray(RNG.normal(size=(1, tokens, 24)), dtype)
+    if chosen is None:
+        chosen = RNG.integers(-1, 6, (tokens, 2))
+    chosen = jnp.asarray(chosen, jnp.int32)[None]
+    shares = jnp.asarray(RNG.uniform(size=chosen.shape), jnp.float32)
+    shapes = (4, 24, inner), (4, 24, inner), (4, inner, 24)
+    stacks = [RNG.normal(size=shape) / np.sqrt(shape[1]) for shape in shapes]
+    if form is None:
+        stacks = [jnp.asarray(stack, dtype) for stack in stacks]
+    else:
+        stacks = [
+            Int8Weight(jnp.asarray(40 * x, jnp.int8), jnp.full(x[:, 0].shape, 0.02)) for x in stacks
+        ]
+    given = ("silu", "linear"), x, shares, chosen, stacks
+    found, wanted = (
+        quick_jit(functools.partial(mix, given[0]))(*given[1:])
+        for mix in (experts._by_kernel, experts._in_groups)
+    )
+    assert found.shape == wanted.shape and found.dtype == jnp.float32
+    tolerance = 2e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(found, wanted, atol=tolerance)
+    slopes = [
+        quick_jit(jax.grad(lambda x, mix=mix: jnp.sum(mix(given[0], x, *given[2:]))))(x)
+        for mix in (experts._by_kernel, experts._in_groups)
+    ]
+    np.testing.assert_array_equal(*slopes)
+
+
+def _filled_with_nan(shape, dtype):
+    return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.floating) else 0, dtype)
 
 
 def test_sums_of_bfloat16_are_float32():
