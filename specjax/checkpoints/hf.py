@@ -243,6 +243,13 @@ def hf_pieces(
         if "{e}" in lines[path].hf:
             views[path] = functools.partial(_stack, reader, stacked)
     for name, paths in joined(lines).items():
+        if lines[paths[0]].alternating:
+            *whole, last = stored_shapes[paths[0]]
+            expected[name] = (*whole, last * len(paths))
+            for part, path in enumerate(paths):
+                at = (*(slice(None) for _ in whole), slice(part, None, len(paths)))
+                views[path] = functools.partial(_part, at, views[path])
+            continue
         ends = np.cumsum([stored_shapes[path][0] for path in paths]).tolist()
         expected[name] = (ends[-1], *stored_shapes[paths[0]][1:])
         for path, start, end in zip(paths, [0, *ends], ends, strict=False):
@@ -273,7 +280,7 @@ def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     return parts
 
 
-def _part(at: slice, view: Callable[[np.ndarray], View], array: np.ndarray) -> View:
+def _part(at: Any, view: Callable[[np.ndarray], View], array: np.ndarray) -> View:
     return view(array[at])
 
 
@@ -387,7 +394,10 @@ def write_hf(
                 value.T if line.transposed else value
                 for line, value in zip(arrays[array], values_of, strict=True)
             ]
-            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if arrays[array][0].alternating:
+                whole = np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+            else:
+                whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
             content[array] = copy_as(whole, dtype)
             weight_map[array] = name
         # transformers 4.x rejects a file without this metadata.
