@@ -394,6 +394,8 @@ def _every_second(count: int) -> list[str]:
 
 
 def _gpt_oss_from_hf(fields: HFFields) -> GptOssConfig:
+    if not (fields.objects("rope_parameters") or fields.objects("rope_scaling")):
+        raise UserError("rope_parameters must be given for a gpt-oss; a published one has YaRN's")
     sizes = rotary_from_hf(fields, _GPT_OSS, theta=150_000.0, rms_norm_eps=1e-5)
     count = sizes["num_layers"]
     return GptOssConfig(
