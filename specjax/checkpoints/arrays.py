@@ -51,21 +51,27 @@ class ArrayReader(Protocol):
     directory: Path
     specs: dict[str, ArraySpec]
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields `(name, array)` in the requested order; an array may be a memory map."""
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Yields `(name, array)` in the requested order.
+
+        An array may be a memory map, or a `Stack`.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Matrices that are one array; they are copied one by one, into their places."""
+    """Matrices that are one array; they are copied one by one, into their places.
 
-    matrices: Sequence[np.ndarray]
+    They are arrays, or have a shape, slices, and become arrays where they are copied.
+    """
+
+    matrices: Sequence[Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.matrices), *self.matrices[0].shape)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.matrices)
 
     def __getitem__(self, index: Any) -> "Stack":
@@ -82,7 +88,7 @@ class Piece(NamedTuple):
     """
 
     source: str
-    view: Callable[[np.ndarray], View] = np.asarray
+    view: Callable[[Any], View] = np.asarray
     arrays: int = 1
 
 
@@ -241,21 +247,19 @@ def check_finite(name: str, values: np.ndarray, begins: tuple[int, ...]) -> None
 
 def copy_as(view: View, dtype: np.dtype) -> np.ndarray:
     """A new C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
-    if isinstance(view, Stack):
-        out = np.empty(view.shape, dtype)
-        for place, matrix in zip(out, view, strict=True):
-            _copy_transposed(matrix, place)
-        return out
-    if view.ndim != 2 or view.flags.c_contiguous:
+    if isinstance(view, np.ndarray) and (view.ndim != 2 or view.flags.c_contiguous):
         return np.array(view, dtype=dtype, order="C")
     out = np.empty(view.shape, dtype)
-    _copy_transposed(view, out)
+    whole: Any = (out, view)
+    for place, matrix in zip(*whole, strict=True) if isinstance(view, Stack) else [whole]:
+        _copy_transposed(matrix, place)
     return out
 
 
-def _copy_transposed(view: np.ndarray, out: np.ndarray) -> None:
+def _copy_transposed(view: Any, out: np.ndarray) -> None:
     for start in range(0, view.shape[1], 64):
-        out[:, start : start + 64] = view[:, start : start + 64]
+        # Rounding and transposing at once would take twice as long.
+        out[:, start : start + 64] = np.asarray(view[:, start : start + 64], out.dtype)
 
 
 def same_values(a: np.ndarray, b: np.ndarray) -> bool:

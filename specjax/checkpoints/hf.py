@@ -26,6 +26,7 @@ from specjax.checkpoints.arrays import (
     copy_as,
     same_values,
 )
+from specjax.checkpoints.mxfp4 import shape_in_floats, stack_of
 from specjax.errors import UserError
 from specjax.memory import mappers
 from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
@@ -52,9 +53,13 @@ class SafetensorsReader:
     def __init__(self, directory: Path, nested: Nested | None = None) -> None:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
-        self._mappers: dict[str, Callable[[Any, Sequence[int]], np.ndarray]] = {}
+        self._mappers: dict[str, Callable[[Any, Sequence[int]], Any]] = {}
         for shard in _shards(directory):
             self._add(directory / shard)
+        in_bytes = (name for name, spec in self.specs.items() if spec.label == "U8")
+        found = [re.fullmatch("(.*)_(blocks|scales)", name) for name in in_bytes]
+        for name in sorted({match[1] for match in found if match is not None}):
+            self._join_mxfp4(name)
         if nested is None:
             return
         specs, maps, self.specs, self._mappers = self.specs, self._mappers, {}, {}
@@ -82,11 +87,30 @@ class SafetensorsReader:
             self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
             self._mappers[name] = maps[name]
 
-    def read(self, name: str) -> np.ndarray:
+    # Puts the array that two others stand for in their place.
+    def _join_mxfp4(self, name: str) -> None:
+        parts = [f"{name}_{part}" for part in ("blocks", "scales")]
+        specs = [self.specs.pop(part, None) for part in parts]
+        found = [() if spec is None else spec.shape for spec in specs]
+        shape = shape_in_floats(*found)
+        if shape is None:
+            raise UserError(
+                f"{self.directory}: MXFP4 needs the arrays {parts[0]} (X, m, n / 32, 16) and "
+                f"{parts[1]} (X, m, n / 32), but their shapes are {found[0]} and {found[1]}; "
+                "download the checkpoint again"
+            )
+        maps = [self._mappers.pop(part) for part in parts]
+        stored = sum(spec.nbytes for spec in specs if spec is not None)
+        self.specs[name] = ArraySpec(shape, jnp.dtype("bfloat16"), "MXFP4", stored)
+        self._mappers[name] = lambda *_: stack_of(
+            *(read(np.uint8, shape) for read, shape in zip(maps, found, strict=True))
+        )
+
+    def read(self, name: str) -> Any:
         """Maps an array of one of the readable dtypes: the library would copy it."""
         return self._mappers[name](self.specs[name].dtype, self.specs[name].shape)
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         for name in names:
             yield name, self.read(name)
 
@@ -116,7 +140,7 @@ def _shards(directory: Path) -> list[str]:
 class HFReader(ArrayReader, Protocol):
     """Arrays under Hugging Face's names."""
 
-    def read(self, name: str) -> np.ndarray: ...
+    def read(self, name: str) -> Any: ...
 
 
 def open_hf(
@@ -185,9 +209,10 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
             f"{path}: architectures={named} must name {possible[0]}, the network of "
             f"model_type {name!r}"
         )
-    if values.get("quantization_config"):
+    quantised = values.get("quantization_config")
+    if quantised and not (isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"):
         raise UserError(
-            f"{path}: quantization_config is set, but quantised checkpoints are not supported; "
+            f"{path}: quantization_config is set, but only quantisation to mxfp4 is supported; "
             "use the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
         )
     return family, nested
@@ -236,13 +261,21 @@ def hf_pieces(
         if line.part is None
         for name in names[path]
     }
-    views: dict[str, Callable[[np.ndarray], View]] = {
-        path: np.transpose if line.transposed else np.asarray for path, line in lines.items()
+    views: dict[str, Callable[[Any], View]] = {
+        path: np.transpose if line.transposed else lambda array: array
+        for path, line in lines.items()
     }
     for path, stacked in names.items():
         if "{e}" in lines[path].hf:
             views[path] = functools.partial(_stack, reader, stacked)
     for name, paths in joined(lines).items():
+        if lines[paths[0]].alternating:
+            *whole, last = stored_shapes[paths[0]]
+            expected[name] = (*whole, last * len(paths))
+            for part, path in enumerate(paths):
+                at = (*(slice(None) for _ in whole), slice(part, None, len(paths)))
+                views[path] = functools.partial(_part, at, views[path])
+            continue
         ends = np.cumsum([stored_shapes[path][0] for path in paths]).tolist()
         expected[name] = (ends[-1], *stored_shapes[paths[0]][1:])
         for path, start, end in zip(paths, [0, *ends], ends, strict=False):
@@ -273,7 +306,7 @@ def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     return parts
 
 
-def _part(at: slice, view: Callable[[np.ndarray], View], array: np.ndarray) -> View:
+def _part(at: Any, view: Callable[[Any], View], array: View) -> View:
     return view(array[at])
 
 
@@ -387,7 +420,10 @@ def write_hf(
                 value.T if line.transposed else value
                 for line, value in zip(arrays[array], values_of, strict=True)
             ]
-            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if arrays[array][0].alternating:
+                whole = np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+            else:
+                whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
             content[array] = copy_as(whole, dtype)
             weight_map[array] = name
         # transformers 4.x rejects a file without this metadata.

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.compilation import product_precision
@@ -74,7 +75,12 @@ class Attention(nn.Module):
         )
         self.key = project(width, ("embed", shared))
         self.value = project(width, ("embed", shared))
-        self.out = dense(config.embed_dim, ("joined_kv", "embed"))
+        self.out = dense(config.embed_dim, ("joined_kv", "embed"), has_bias=style.out_bias)
+        if style.sinks:
+            shape = (config.num_heads,)
+            self.sinks = param_with_axes(
+                "sinks", nn.initializers.zeros, shape, config.param_dtype, axes=("heads",)
+            )
         if style.qk_norms is not None:
             each = style.qk_norms == "head"
             sizes = (config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
@@ -130,7 +136,10 @@ class Attention(nn.Module):
         segments: Sequence[Segment],
         deterministic: bool,
     ) -> Float[Array, "B T K N D"]:
-        style = self.style
+        style, sinks = self.style, None
+        if style.sinks:
+            shape = (1, *query.shape[2:4], 1, 1)
+            sinks = self.sinks.astype(jnp.float32).reshape(shape)
         longest = max(segments, key=lambda segment: segment.bias.shape[-1])
         others = [segment for segment in segments if segment is not longest]
         if (
@@ -143,13 +152,16 @@ class Attention(nn.Module):
         ):
             kernel, plain = forms(style.query_scale, style.attn_softcap)
             rows = query.shape[0]
+            if sinks is not None:  # to the kernel, positions with zeros
+                nothing = jnp.zeros((rows, 1, *longest.keys.shape[2:]), longest.keys.dtype)
+                others.append(Segment(nothing, nothing, sinks))
             parts = [query]
             for keys, values, bias in (longest, *others):
                 parts += [keys, values, jnp.broadcast_to(bias, (rows, *bias.shape[1:]))]
             return jax.vmap(functools.partial(on_one_tpu, kernel=kernel, plain=plain))(*parts)
         dropout = functools.partial(self.dropout, deterministic=deterministic)
         by_position, softcap = self.layout.by_position, style.attn_softcap
-        return _attend(query, segments, by_position, style.query_scale, softcap, dropout)
+        return _attend(query, segments, by_position, style.query_scale, softcap, sinks, dropout)
 
 
 @functools.cache
@@ -178,6 +190,7 @@ def _attend(
     by_position: bool,
     scale: float,
     softcap: float | None,
+    sinks: Float32[Array, "1 K N 1 1"] | None = None,
     dropout: Callable[[Array], Array] = lambda weights: weights,
 ) -> Float[Array, "B T K N D"]:
     length, kv_heads, groups, width = query.shape[1:]
@@ -216,9 +229,12 @@ def _attend(
             logits = softcap * jnp.tanh(logits / softcap)
         return logits + segment.bias
 
-    logits = jnp.concatenate([logits_of(segment) for segment in segments], axis=-1)
+    of_segments = [logits_of(segment) for segment in segments]
+    if sinks is not None:
+        of_segments.append(jnp.broadcast_to(sinks, (*of_segments[0].shape[:-1], 1)))
+    logits = jnp.concatenate(of_segments, axis=-1)
     weights = dropout(jax.nn.softmax(logits, axis=-1).astype(dtype))
-    ends = np.cumsum([segment.bias.shape[-1] for segment in segments])[:-1].tolist()
+    ends = np.cumsum([part.shape[-1] for part in of_segments])[:-1].tolist()
     # Back to the heads that share keys.
     weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
     values = "bskd" if by_position else "bkds"
@@ -226,7 +242,7 @@ def _attend(
         operator.add,
         (
             jnp.einsum(f"bknts,{values}->btknd", part, segment.values, precision=precision)
-            for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=True)
+            for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=False)
         ),
     )
     return _gathered(y[:, :, :, :1] if single else y, heads, groups)

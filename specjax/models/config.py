@@ -8,6 +8,8 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/pre_self_attention_layer_norm/scale (E,)
     decoder/layers_i/self_attention/query/kernel (E, H·D), {key,value}/kernel (E, K·D)
     decoder/layers_i/self_attention/{query,key,value}/bias                  `Style.biases` only
+    decoder/layers_i/self_attention/out/bias (E,)                           `Style.out_bias` only
+    decoder/layers_i/self_attention/sinks (H,)                              `Style.sinks` only
     decoder/layers_i/self_attention/{query,key}_norm/scale                  `Style.qk_norms` only
     decoder/layers_i/self_attention/out/kernel (H·D, E)
     decoder/layers_i/delta/{query,key,value,gate,beta,decay,out}/kernel     `Style.deltas` only,
@@ -19,6 +21,8 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/mlp/wo/kernel (M, E)
     decoder/layers_i/mlp/{router (E, X), wi_0, wi_1 (X, E, M), wo (X, M, E)}
                                                         with X experts: `Style.routings`
+    decoder/layers_i/mlp/{router_bias (X,), {wi_0,wi_1}_bias (X, M), wo_bias (X, E)}
+                                                        `Routing.biases` only
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
@@ -87,12 +91,14 @@ class Routing(NamedTuple):
       per_token: how many of them a token uses: the most probable ones.
       mlp_dim: the width of each.
       renormalised: whether the shares of these sum to 1; else they are their probabilities.
+      biases: whether the router and each projection of an expert have a bias.
     """
 
     experts: int
     per_token: int
     mlp_dim: int
     renormalised: bool
+    biases: bool = False
 
     def expected(self, tokens: int) -> float:
         """How many experts so many tokens use together, if each is as probable as any other."""
@@ -117,6 +123,9 @@ class Style:
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
         sqrt(D) instead.
       biases: whether queries, keys and values have a bias.
+      out_bias: whether the output of attention has one.
+      sinks: whether each query head has a learned logit in the softmax of its attention, of a
+        position without a value.
       qk_norms: "head" for an RMS norm of each head's queries and keys, before any rotation;
         "all" for a norm over all heads; None for none.
       gated: whether the output of each head of attention is multiplied by the sigmoid of a gate,
@@ -147,6 +156,8 @@ class Style:
     most_positions: int | None = None
     query_scale: float = 1.0
     biases: bool = False
+    out_bias: bool = False
+    sinks: bool = False
     qk_norms: str | None = None
     gated: bool = False
     pre_norms: bool = True

@@ -8,7 +8,7 @@ for `jax.lax.ragged_dot`; on CPUs XLA would multiply all rows with all experts, 
 `python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
-Team 2025; `transformers/models/mixtral`, `olmoe`, `qwen3_moe`.
+Team 2025, OpenAI 2025 (gpt-oss); `transformers/models/mixtral`, `olmoe`, `qwen3_moe`, `gpt_oss`.
 """
 
 import functools
@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.compilation import product_precision
@@ -65,22 +66,44 @@ class Experts(nn.Module):
             for i in range(len(self.activations))
         ]
         stacks.append(declare(self, "wo", stacked_init, (count, size, width), _OUTER))
-        probabilities = jax.nn.softmax(float32_logits(x, router, 0), axis=-1)
-        shares, chosen = jax.lax.top_k(probabilities, self.routing.per_token)
-        if self.routing.renormalised:
-            shares = shares / jnp.sum(shares, axis=-1, keepdims=True)
+        logits = float32_logits(x, router, 0)
+        biases: list[Array] | None = None
+        if self.routing.biases:
+            bias, *biases = self._biases(width)
+            logits = logits + bias.astype(jnp.float32)[None, None]
+        top, chosen = jax.lax.top_k(logits, self.routing.per_token)
+        among = top if self.routing.renormalised else logits
+        shares = jnp.exp(top - jax.nn.logsumexp(among, axis=-1, keepdims=True))
         mix = functools.partial(_mixed, self.activations)
         if (part := traced_partitioner()) is not None and part.mesh.size > 1:
-            mix = _on_each_device(self.activations, part, x, stacks)
+            mix = _on_each_device(self.activations, part, x, stacks, biases)
         elif not is_for_one_device():
             mix = functools.partial(_in_groups, self.activations)
-        return mix(x.astype(self.dtype), shares, chosen, stacks).astype(x.dtype)
+        return mix(x.astype(self.dtype), shares, chosen, stacks, biases).astype(x.dtype)
+
+    # Those of the router, of the input projections and of the output projection.
+    def _biases(self, width: int) -> list[Array]:
+        count, size = self.routing.experts, self.routing.mlp_dim
+        shapes = {
+            "router_bias": ((count,), ("routes",)),
+            **{f"wi_{i}_bias": ((count, size), _INNER[::2]) for i in range(len(self.activations))},
+            "wo_bias": ((count, width), _OUTER[::2]),
+        }
+        zeros = nn.initializers.zeros
+        return [
+            param_with_axes(name, zeros, shape, self.param_dtype, axes=axes)
+            for name, (shape, axes) in shapes.items()
+        ]
 
 
 # `_mixed` where a mesh splits the experts: each device adds what its own give. (The compiler would
 # gather the experts of all devices.)
 def _on_each_device(
-    activations: tuple[str, ...], part: Any, x: Array, stacks: list[Weight]
+    activations: tuple[str, ...],
+    part: Any,
+    x: Array,
+    stacks: list[Weight],
+    biases: list[Array] | None,
 ) -> Callable[..., Array]:
     def specs(value: Any, names: Any) -> Any:
         return jax.tree.map(lambda sharding: sharding.spec, part.shardings(value, names))
@@ -90,40 +113,52 @@ def _on_each_device(
         specs(stack, stack.axes(axes) if isinstance(stack, StoredWeight) else axes)
         for stack, axes in zip(stacks, names, strict=True)
     ]
+    beside = None
+    if biases is not None:
+        beside = [specs(bias, axes[::2]) for bias, axes in zip(biases, names, strict=True)]
     rows = specs(x, ("batch", "length", "embed"))
     axis = jax.tree.leaves(places, is_leaf=lambda spec: isinstance(spec, jax.P))[0][0]
     if axis is None:
         return functools.partial(_in_groups, activations)
 
-    def own(x: Array, shares: Array, chosen: Array, stacks: list[Weight]) -> Array:
+    def own(x: Array, shares: Array, chosen: Array, stacks: list[Weight], biases: Any) -> Array:
         first = jax.lax.axis_index(axis) * stacks[0].shape[0]
-        return jax.lax.psum(_mixed(activations, x, shares, chosen - first, stacks), axis)
+        return jax.lax.psum(_mixed(activations, x, shares, chosen - first, stacks, biases), axis)
 
-    return jax.shard_map(
-        own, mesh=part.mesh, in_specs=(rows, rows, rows, places), out_specs=rows, check_vma=False
-    )
+    given = (rows, rows, rows, places, beside)
+    return jax.shard_map(own, mesh=part.mesh, in_specs=given, out_specs=rows, check_vma=False)
 
 
 # What the experts in the stacks give, in shares; others may be chosen, too.
 def _mixed(
-    activations: tuple[str, ...], x: Array, shares: Array, chosen: Array, stacks: list[Weight]
+    activations: tuple[str, ...],
+    x: Float[Array, "B T E"],
+    shares: Float32[Array, "B T k"],
+    chosen: Int32[Array, "B T k"],
+    stacks: list[Weight],
+    biases: list[Array] | None,
 ) -> Float32[Array, "B T E"]:
     in_groups = functools.partial(_in_groups, activations)
     if x.shape[0] * x.shape[1] > MOST_TOKENS or not fits(stacks) or runs_no_kernels():
-        return in_groups(x, shares, chosen, stacks)
+        return in_groups(x, shares, chosen, stacks, biases)
     few = functools.partial(_by_kernel, activations)
-    return by_platform(x, shares, chosen, stacks, tpu=few, default=in_groups)
+    return by_platform(x, shares, chosen, stacks, biases, tpu=few, default=in_groups)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _by_kernel(
-    activations: tuple[str, ...], x: Array, shares: Array, chosen: Array, stacks: list[Weight]
+    activations: tuple[str, ...],
+    x: Array,
+    shares: Array,
+    chosen: Array,
+    stacks: list[Weight],
+    biases: list[Array] | None,
 ) -> Float32[Array, "B T E"]:
     experts = jnp.arange(stacks[0].shape[0], dtype=jnp.int32)
     own = chosen.reshape(-1, chosen.shape[-1], 1) == experts[None, None]
     shares = jnp.sum(jnp.where(own, shares.reshape(own.shape[0], -1, 1), 0.0), axis=1)
     tokens = x.reshape(-1, x.shape[-1])
-    return mixed_few(tokens, shares, stacks, activations=activations).reshape(x.shape)
+    return mixed_few(tokens, shares, stacks, biases, activations=activations).reshape(x.shape)
 
 
 def _kernel_forward(activations: tuple[str, ...], *given: Any) -> tuple[Array, Any]:
@@ -139,10 +174,11 @@ _by_kernel.defvjp(_kernel_forward, _kernel_backward)
 
 def _in_groups(
     activations: tuple[str, ...],
-    x: Float[Array, "B T E"],
-    shares: Float32[Array, "B T k"],
-    chosen: Int32[Array, "B T k"],
+    x: Array,
+    shares: Array,
+    chosen: Array,
     stacks: list[Weight],
+    biases: list[Array] | None,
 ) -> Float32[Array, "B T E"]:
     count, used = stacks[0].shape[0], chosen.shape[-1]
     tokens, numbers = x.reshape(-1, x.shape[-1]), chosen.reshape(-1)
@@ -151,13 +187,19 @@ def _in_groups(
     experts = numbers[order]
     sizes = jnp.sum(numbers[None] == jnp.arange(count, dtype=jnp.int32)[:, None], 1, jnp.int32)
     tile = min(len(tokens), max(_TILE, len(numbers) // count))
-    dot = functools.partial(_product, tile=tile, sizes=sizes, experts=experts)
+
+    def projected(rows: Array, number: int) -> Array:
+        y = _product(rows, stacks[number], tile=tile, sizes=sizes, experts=experts)
+        if biases is not None:
+            y = y + jnp.take(biases[number].astype(y.dtype), experts, axis=0, mode="clip")
+        return y
+
     rows = tokens[order // used]
     hidden = [
-        activated(activation, dot(rows, stack))
-        for activation, stack in zip(activations, stacks[:-1], strict=True)
+        activated(activation, projected(rows, number))
+        for number, activation in enumerate(activations)
     ]
-    y = dot(functools.reduce(operator.mul, hidden), stacks[-1]).astype(jnp.float32)
+    y = projected(functools.reduce(operator.mul, hidden), -1).astype(jnp.float32)
     y = jnp.where((experts < count)[:, None], y * shares.reshape(-1)[order][:, None], 0.0)
     y = y[jnp.argsort(order)].reshape(len(tokens), used, -1)
     return jnp.sum(y, axis=1).reshape(x.shape)

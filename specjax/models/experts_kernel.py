@@ -42,6 +42,7 @@ def mixed_few(
     x: Float[Array, "N E"],
     shares: Float32[Array, "N X"],
     stacks: Sequence[Weight],
+    biases: Sequence[Array] | None,
     *,
     activations: tuple[str, ...],
     interpret: bool = False,
@@ -52,6 +53,7 @@ def mixed_few(
       x: the tokens.
       shares: 0 for experts that a token does not use.
       stacks: for each activation the matrices `[X, E, M]`, and those of the outputs, `[X, M, E]`.
+      biases: for each activation `[X, M]`, and those of the outputs, `[X, E]`; None for none.
       activations: of the inner products, which are multiplied.
       interpret: works on any machine.
     """
@@ -68,20 +70,28 @@ def mixed_few(
         return pl.BlockSpec(shape, lambda s, j, experts: (0,) * len(shape))
 
     args, specs = [x, shares], [whole(*x.shape), whole(*shares.shape)]
-    for stack, values in zip(stacks, matrices, strict=True):
-        last = stack is stacks[-1]
+    for i, (stack, values) in enumerate(zip(stacks, matrices, strict=True)):
+        axes, blocks = (2, 2), ((1, width, size), (1, 1, size))
+        if stack is stacks[-1]:
+            axes, blocks = (1, 0), ((1, size, width), (1, 1, width))
+        matrix, vector = (
+            pl.BlockSpec(block, functools.partial(_place, axis))
+            for block, axis in zip(blocks, axes, strict=True)
+        )
         args.append(values if interpret else pltpu.with_memory_space_constraint(values, pltpu.HBM))
-        block = (1, size, width) if last else (1, width, size)
-        specs.append(pl.BlockSpec(block, functools.partial(_place, 1 if last else 2)))
+        specs.append(matrix)
         if isinstance(stack, Int8Weight):
             args.append(stack.scales[:, None])
-            block = (1, 1, width) if last else (1, 1, size)
-            specs.append(pl.BlockSpec(block, functools.partial(_place, 0 if last else 2)))
+            specs.append(vector)
+        if biases is not None:
+            args.append(biases[i][:, None])
+            specs.append(vector)
     y = pl.pallas_call(
         functools.partial(
             _kernel,
             activations=activations,
             scaled=tuple(isinstance(stack, Int8Weight) for stack in stacks),
+            biased=biases is not None,
             inner=inner,
             precision=product_precision(x.dtype),
         ),
@@ -122,6 +132,7 @@ def _kernel(
     *refs: Any,
     activations: tuple[str, ...],
     scaled: tuple[bool, ...],
+    biased: bool,
     inner: int,
     precision: Any,
 ) -> None:
@@ -134,8 +145,11 @@ def _kernel(
         out_ref[...] = jnp.zeros(out_ref.shape, jnp.float32)
 
     rest = iter(parts)
-    matrices = [(next(rest), next(rest) if scales else None) for scales in scaled]
-    size = matrices[-1][0].shape[1]
+    projections = [
+        (next(rest), next(rest) if scales else None, next(rest) if biased else None)
+        for scales in scaled
+    ]
+    size = projections[-1][0].shape[1]
 
     def inside(y: Array, axis: int) -> Array:
         if inner % size == 0:
@@ -143,18 +157,21 @@ def _kernel(
         place = lax.broadcasted_iota(jnp.int32, y.shape, axis)
         return jnp.where(place < inner - j * size, y, jnp.zeros_like(y))
 
-    def product(x: Array, values: Array, scales: Any) -> Array:
+    def projected(x: Array, values: Array, scales: Any, bias: Any) -> Array:
         y = lax.dot(x, values, precision=precision, preferred_element_type=jnp.float32)
-        return y if scales is None else y * scales[0]
+        y = y if scales is None else y * scales[0]
+        return y if bias is None else y + bias[0].astype(jnp.float32)
 
     x = x_ref[...]
     hidden = [
-        activated(activation, product(x, matrix[0].astype(x.dtype), scales))
-        for activation, (matrix, scales) in zip(activations, matrices[:-1], strict=True)
+        activated(activation, projected(x, matrix[0].astype(x.dtype), *others))
+        for activation, (matrix, *others) in zip(activations, projections[:-1], strict=True)
     ]
     y = inside(functools.reduce(operator.mul, hidden), 1).astype(x.dtype)
-    matrix, scales = matrices[-1]
-    y = product(y, inside(matrix[0].astype(x.dtype), 0), scales)
+    matrix, scales, bias = projections[-1]
+    y = projected(y, inside(matrix[0].astype(x.dtype), 0), scales, None)
+    if bias is not None:  # once, with the first tile
+        y += jnp.where(j == 0, bias[0].astype(jnp.float32), 0.0)
     shares = shares_ref[...]
     expert = lax.broadcasted_iota(jnp.int32, shares.shape, 1) == experts[s]
     out_ref[...] += jnp.sum(jnp.where(expert, shares, 0.0), axis=1, keepdims=True) * y

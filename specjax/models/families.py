@@ -9,7 +9,15 @@ from specjax.models.config import ModelConfig, kinds_of
 from specjax.models.family import Family
 from specjax.models.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.llama import LLAMA
-from specjax.models.llama_variants import MISTRAL, MIXTRAL, OLMO2, OLMOE, PHI3, SMOLLM3
+from specjax.models.llama_variants import (
+    GPT_OSS,
+    MISTRAL,
+    MIXTRAL,
+    OLMO2,
+    OLMOE,
+    PHI3,
+    SMOLLM3,
+)
 from specjax.models.model import Model
 from specjax.models.qwen import QWEN2, QWEN3, QWEN3_MOE, QWEN35
 from specjax.models.t5 import MT5, T5, UMT5
@@ -21,7 +29,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
         LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN35, MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3,
-        GEMMA, GEMMA2, GEMMA3,
+        GPT_OSS, GEMMA, GEMMA2, GEMMA3,
     )
 }  # fmt: skip
 

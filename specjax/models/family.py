@@ -137,6 +137,7 @@ class Renaming(NamedTuple):
         Flax `[in, out]`.
       part: the checkpoint's array joins several parameters along its first axis, and this is their
         order; None if it has only this parameter.
+      alternating: they are joined along its last axis instead, where they alternate.
       expert: the number of the matrix that the checkpoint's array is, of a parameter that stacks
         several; None if it is the whole parameter.
     """
@@ -145,6 +146,7 @@ class Renaming(NamedTuple):
     path: str
     transposed: bool = False
     part: int | None = None
+    alternating: bool = False
     expert: int | None = None
 
     def arrays(self, shape: tuple[int, ...]) -> list["Renaming"]:

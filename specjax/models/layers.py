@@ -29,6 +29,7 @@ from specjax.models.weights import (
 from specjax.platforms import with_layout
 
 ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
+_LIMIT = 7.0  # of gpt-oss
 
 # The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
 TRANSPOSED = "transposed_embedding"
@@ -167,5 +168,10 @@ class MLP(nn.Module):
 
 
 def activated(name: str, x: Array) -> Array:
-    """One of `ACTIVATIONS` of a hidden layer."""
+    """One of `ACTIVATIONS` of a hidden layer, or of the two that gpt-oss has instead."""
+    if name == "clamped_swish":
+        x = jnp.minimum(x, _LIMIT)
+        return x * jax.nn.sigmoid(1.702 * x)
+    if name == "clamped_linear":
+        return jnp.clip(x, -_LIMIT, _LIMIT) + 1.0
     return x if name == "linear" else getattr(jax.nn, name)(x)

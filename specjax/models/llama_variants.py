@@ -3,15 +3,17 @@
 Mistral has a window in all layers, or none; Mixtral has experts, too. Phi 3 and 4 have fused
 projections on disk, and perhaps a window and two lists of factors of rotary frequencies. OLMo 2 has
 norms after the blocks only, and a norm over all heads' queries and all heads' keys; OLMoE has the
-latter, and experts. SmolLM3 does not rotate in every fourth layer.
+latter, and experts. SmolLM3 does not rotate in every fourth layer. gpt-oss has experts, a window in
+every second layer, sinks of attention, and a bias in every product but the last.
 
 Source: Jiang et al. 2023 (Mistral) and 2024 (Mixtral), Abdin et al. 2024 (Phi), OLMo Team 2025,
-Muennighoff et al. 2024 (OLMoE), Bakouch et al. 2025 (SmolLM3); `transformers/models/mistral`,
-`mixtral`, `phi3`, `olmo2`, `olmoe`, `smollm3`.
+Muennighoff et al. 2024 (OLMoE), Bakouch et al. 2025 (SmolLM3), OpenAI 2025 (gpt-oss);
+`transformers/models/mistral`, `mixtral`, `phi3`, `olmo2`, `olmoe`, `smollm3`, `gpt_oss`.
 """
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 from specjax.errors import UserError
@@ -38,7 +40,7 @@ from specjax.models.decoder_only import (
     windows_from_hf,
 )
 from specjax.models.family import HFFields, Renaming, T
-from specjax.models.rope_scaling import LongRopeScaling, longrope_from_hf
+from specjax.models.rope_scaling import LongRopeScaling, YarnRopeScaling, longrope_from_hf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -354,4 +356,110 @@ SMOLLM3 = decoder_only_family(
             128_256, 2_048, 16, 4, 128, 11_008, 36, rope_theta=5e6, tie_embeddings=True
         ),
     },
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GptOssConfig(ExpertsConfig):
+    """A gpt-oss."""
+
+    rope_theta: float = 150_000.0
+    norm_eps: float = 1e-5
+    renormalised: bool = True
+
+    differences = {  # noqa: RUF012
+        "activations": ("clamped_swish", "clamped_linear"),
+        "biases": True,
+        "out_bias": True,
+        "sinks": True,
+    }
+
+    @property
+    def style(self) -> Style:
+        style = super().style
+        routings = (routing and routing._replace(biases=True) for routing in style.routings)
+        return dataclasses.replace(style, routings=tuple(routings))
+
+
+_GPT_OSS: Constants = {
+    **SILU,
+    "attention_bias": (True,),
+    "swiglu_alpha": (1.702,),
+    "swiglu_limit": (7.0,),
+}
+
+
+def _every_second(count: int) -> list[str]:
+    return [FULL if i % 2 else SLIDING for i in range(count)]
+
+
+def _gpt_oss_from_hf(fields: HFFields) -> GptOssConfig:
+    if not (fields.objects("rope_parameters") or fields.objects("rope_scaling")):
+        raise UserError("rope_parameters must be given for a gpt-oss; a published one has YaRN's")
+    sizes = rotary_from_hf(fields, _GPT_OSS, theta=150_000.0, rms_norm_eps=1e-5)
+    count = sizes["num_layers"]
+    return GptOssConfig(
+        **sizes,
+        **experts_from_hf(fields, 128, 4),
+        **windows_from_hf(fields, fields.window(128), _every_second(count), count),
+    )
+
+
+def _gpt_oss_to_hf(config: GptOssConfig) -> dict[str, Any]:
+    if not config.renormalised:
+        raise UserError("renormalised must be True for transformers to read a gpt-oss")
+    return {
+        **rotary_to_hf(config, _GPT_OSS, 131_072, any_heads=True),
+        **_experts_to_hf(config, "a gpt-oss", "num_local_experts"),
+        "sliding_window": config.sliding_window,
+        "layer_types": types_of_layers(config),
+    }
+
+
+def _gpt_oss_size(layers: int, experts: int) -> GptOssConfig:
+    return GptOssConfig.of(
+        *(201_088, 2_880, 64, 8, 64, 2_880, layers),
+        sliding_window=128,
+        layer_types=tuple(_every_second(layers)),
+        num_experts=experts,
+        num_experts_per_tok=4,
+        rope_scaling=YarnRopeScaling(
+            factor=32.0,
+            original_max_position=4_096,
+            attention_factor=0.1 * math.log(32.0) + 1.0,
+            truncate=False,
+        ),
+    )
+
+
+_HF, _OURS = "model.layers.{i}", "decoder/layers_{i}"
+
+GPT_OSS = decoder_only_family(
+    "gpt_oss",
+    config=GptOssConfig,
+    architectures=("GptOssForCausalLM",),
+    names=(
+        Renaming(f"{_HF}.self_attn.sinks", f"{_OURS}/self_attention/sinks"),
+        Renaming(f"{_HF}.mlp.router.weight", f"{_OURS}/mlp/router", T),
+        Renaming(f"{_HF}.mlp.router.bias", f"{_OURS}/mlp/router_bias"),
+        *(
+            Renaming(
+                f"{_HF}.mlp.experts.{hf}{end}",
+                f"{_OURS}/mlp/{ours}{end}",
+                False,
+                part,
+                part is not None,
+            )
+            for end in ("", "_bias")
+            for hf, ours, part in (
+                ("gate_up_proj", "wi_0", 0),
+                ("gate_up_proj", "wi_1", 1),
+                ("down_proj", "wo", None),
+            )
+        ),
+        *LLAMA_NAMES,
+    ),
+    from_hf=_gpt_oss_from_hf,
+    to_hf=_gpt_oss_to_hf,
+    presets={"gpt_oss_20b": _gpt_oss_size(24, 32), "gpt_oss_120b": _gpt_oss_size(36, 128)},
 )

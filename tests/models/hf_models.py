@@ -134,7 +134,7 @@ HF_CONFIGS = {
         f"{name}{size}": functools.partial(_decoder_only, name, size)
         for name, size in itertools.product(("qwen2", "qwen3", "qwen3_moe", "qwen3_5", "mistral",
                                              "mixtral", "olmo2", "olmoe", "smollm3", "phi3",
-                                             "gemma", "gemma3"), ("", "_wide"))
+                                             "gpt_oss", "gemma", "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
 # Others of their families.
@@ -221,6 +221,15 @@ _OPTIONS = {
         {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9,
          "tie_word_embeddings": False},
     ),
+    # Of many logits the sinks take the half, and the limits are reached.
+    "gpt_oss": (
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6,
+         "rope_parameters": {**YARN, "truncate": False}},
+        {"head_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9,
+         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+         "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+         "tie_word_embeddings": True},
+    ),
     "phi3": ({"sliding_window": 6}, {"tie_word_embeddings": True}),
     "gemma": ({"head_dim": 8}, {"head_dim": 10, "num_key_value_heads": 1}),
     "gemma3": (
@@ -236,6 +245,7 @@ _CLASSES = {
     "qwen3_5": "Qwen3_5TextConfig",
     "mistral": "MistralConfig", "mixtral": "MixtralConfig", "olmo2": "Olmo2Config",
     "olmoe": "OlmoeConfig", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
+    "gpt_oss": "GptOssConfig",
     "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
 }  # fmt: skip
 

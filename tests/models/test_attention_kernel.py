@@ -165,8 +165,8 @@ def test_only_blocks_that_a_row_sees_are_read(window, blocks):
     assert places[int(count) - 1] == (LENGTH - 7) // 16
 
 
-# One of each way of knowing positions, of groups and windows.
-@pytest.mark.parametrize("name", ["t5_v1_1", "llama", "gemma2", "t5gemma"])
+# One of each way of knowing positions, of groups, windows and sinks.
+@pytest.mark.parametrize("name", ["t5_v1_1", "llama", "gemma2", "t5gemma", "gpt_oss"])
 def test_networks_of_long_caches(name, patched):
     patched.setattr(cache, "LONG", 8)
     read = []

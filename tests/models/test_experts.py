@@ -56,29 +56,44 @@ def test_rows_of_nan_stay_alone():
         assert found[4].all() and found.sum() == 3
 
 
-def block(tokens, count, used, renormalised, dtype="float32", width=12):
-    routing = Routing(count, used, 10, renormalised)
-    module = experts.Experts(routing, ("silu", "linear"), jnp.dtype(dtype), jnp.dtype(dtype))
-    x = jnp.asarray(RNG.normal(size=(2, tokens, width)), dtype)
+def block(tokens, count, used, renormalised, dtype="float32", width=12, biases=False):
+    """With biases, as in gpt-oss: many entries reach its limits."""
+    routing = Routing(count, used, 10, renormalised, biases)
+    activations = ("clamped_swish", "clamped_linear") if biases else ("silu", "linear")
+    module = experts.Experts(routing, activations, jnp.dtype(dtype), jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, tokens, width)), dtype)
     params = module.init(jax.random.key(0), x)["params"]
+    if biases:
+        params = {n: jnp.asarray(4 * rng.normal(size=v.shape), dtype) for n, v in params.items()}
     return module, params, x
 
 
 def expected(routing, params, x):
     """Every expert of every token, in NumPy."""
     x = np.asarray(x, np.float64).reshape(-1, x.shape[-1])
-    router, *stacks = (np.asarray(params[name], np.float64) for name in ("router", "wi_0", "wi_1"))
-    weights = np.exp(x @ router)
+    params = {name: np.asarray(value, np.float64) for name, value in params.items()}
+
+    def projected(x, name, number):
+        return (
+            x @ params[name][number]
+            + params.get(f"{name}_bias", np.zeros(len(params[name])))[number]
+        )
+
+    weights = np.exp(x @ params["router"] + params.get("router_bias", 0.0))
     weights /= weights.sum(1, keepdims=True)
     chosen = np.argsort(-weights, 1)[:, : routing.per_token]
     out = np.zeros_like(x)
     for row, numbers in enumerate(chosen):
         shares = weights[row, numbers]
         for share, number in zip(shares, numbers, strict=True):
-            gate, up = (x[row] @ stack[number] for stack in stacks)
-            hidden = gate / (1 + np.exp(-gate)) * up
+            gate, up = (projected(x[row], name, number) for name in ("wi_0", "wi_1"))
+            if routing.biases:
+                assert np.abs([gate, up]).max() > 7
+                gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
+            hidden = gate / (1 + np.exp(-(1.702 if routing.biases else 1.0) * gate)) * up
             share = share / shares.sum() if routing.renormalised else share
-            out[row] += share * (hidden @ np.asarray(params["wo"], np.float64)[number])
+            out[row] += share * projected(hidden, "wo", number)
     return out
 
 
@@ -86,10 +101,10 @@ def expected(routing, params, x):
 SHAPES = [(1, 8, 2), (3, 8, 3), (7, 4, 4), (40, 3, 2)]
 
 
-@pytest.mark.parametrize("renormalised", [True, False])
+@pytest.mark.parametrize(("renormalised", "biases"), [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize(("tokens", "count", "used"), SHAPES)
-def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised):
-    module, params, x = block(tokens, count, used, renormalised)
+def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised, biases):
+    module, params, x = block(tokens, count, used, renormalised, biases=biases)
     wanted = expected(module.routing, params, x).reshape(x.shape)
     apply = lambda x: module.apply({"params": params}, x)  # noqa: E731
     assert error(quick_jit(apply)(x), wanted) <= 1e-6
@@ -101,17 +116,17 @@ def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised):
 
 # Two tiles of 128 columns, the second perhaps cut; a device none of whose experts is in use.
 @pytest.mark.parametrize(
-    ("tokens", "chosen", "inner", "dtype", "form"),
+    ("tokens", "chosen", "inner", "dtype", "form", "biased"),
     [
-        (1, [[3, 1]], 200, "float32", None),
-        (9, None, 256, "float32", None),
-        (2, [[7, -1], [9, 7]], 200, "float32", None),
-        (9, None, 200, "bfloat16", None),
-        (9, None, 200, "float32", "int8"),
-        (1, [[3, 1]], 256, "bfloat16", "int8"),
+        (1, [[3, 1]], 200, "float32", None, False),
+        (9, None, 256, "float32", None, True),
+        (2, [[7, -1], [9, 7]], 200, "float32", None, True),
+        (9, None, 200, "bfloat16", None, False),
+        (9, None, 200, "float32", "int8", True),
+        (1, [[3, 1]], 256, "bfloat16", "int8", False),
     ],
 )
-def test_the_kernel_gives_what_groups_give(tokens, chosen, inner, dtype, form, patched):
+def test_the_kernel_gives_what_groups_give(tokens, chosen, inner, dtype, form, biased, patched):
     """In Pallas' interpreter. Experts below 0 and above 3 are of other devices."""
     patched.setattr(experts_kernel, "_BLOCK", 128 * 24 * (1 if form else jnp.dtype(dtype).itemsize))
     # After an array's end a TPU reads anything.
@@ -132,7 +147,9 @@ def test_the_kernel_gives_what_groups_give(tokens, chosen, inner, dtype, form, p
         stacks = [
             Int8Weight(jnp.asarray(40 * x, jnp.int8), jnp.full(x[:, 0].shape, 0.02)) for x in stacks
         ]
-    given = ("silu", "linear"), x, shares, chosen, stacks
+    sizes = [(4, inner), (4, inner), (4, 24)]
+    biases = [jnp.asarray(RNG.normal(size=size), dtype) for size in sizes] if biased else None
+    given = ("silu", "linear"), x, shares, chosen, stacks, biases
     found, wanted = (
         quick_jit(functools.partial(mix, given[0]))(*given[1:])
         for mix in (experts._by_kernel, experts._in_groups)
@@ -184,9 +201,10 @@ def test_gradients_are_those_of_all_experts():
 
 @pytest.mark.parametrize("form", [None, "int8"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 1), (2, 2), (1, 8)])
-def test_devices_add_what_their_experts_give(mesh, form):
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_devices_add_what_their_experts_give(name, mesh, form):
     """With eight devices and four experts, each expert is split."""
-    t = tiny("mixtral")
+    t = tiny(name)
     part = Partitioner(make_mesh(*mesh))
     params = in_int8(t.params) if form else t.params
     tokens = RNG.integers(0, 48, (2, 9)).astype(np.int32)

@@ -39,7 +39,7 @@ def pair(request):
     name = request.param
     theirs, path = made(name)
     ours = load_model(path)
-    stretched = name in ("llama3", "qwen2_yarn", "phi3_long")
+    stretched = name in ("llama3", "qwen2_yarn", "phi3_long", "gpt_oss")
     assert (getattr(ours.config, "rope_scaling", None) is not None) == stretched
     assert ours.config.tie_embeddings == (theirs.config.tie_word_embeddings and name not in UNTIED)
     return theirs, ours
@@ -86,7 +86,7 @@ def test_logits_equal_those_of_transformers(pair):
 TIED = (
     "t5_v1_0", "mt5", "umt5", "t5gemma", "t5gemma2", "llama_tied", "qwen2_wide", "qwen3",
     "qwen3_moe_wide", "qwen3_5_wide", "mistral_wide", "mixtral_wide", "olmo2_wide", "olmoe_wide",
-    "smollm3", "phi3_wide", "gemma", "gemma2", "gemma3",
+    "smollm3", "phi3_wide", "gpt_oss_wide", "gemma", "gemma2", "gemma3",
 )  # fmt: skip
 
 

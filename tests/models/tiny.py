@@ -15,7 +15,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
-from specjax.models.llama_variants import MixtralConfig
+from specjax.models.llama_variants import GptOssConfig, MixtralConfig
 from specjax.models.qwen import Qwen35Config
 from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
@@ -65,6 +65,14 @@ CONFIGS = {
         num_experts_per_tok=2,
         dense_layers=(0,),
         expert_dim=12,
+    ),
+    "gpt_oss": GptOssConfig(
+        **_DECODER,
+        num_kv_heads=2,
+        sliding_window=5,
+        layer_types=("sliding_attention", "full_attention"),
+        num_experts=4,
+        num_experts_per_tok=2,
     ),
     "t5gemma": T5GemmaConfig(
         **_DECODER,
