@@ -218,7 +218,11 @@ def hf_pieces(
 ) -> dict[str, Piece]:
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
-    lines = {path: family.hf_name(path) for path in shapes}
+    lines = {}
+    for path, shape in shapes.items():
+        known = family.hf_names(path)
+        there = (line for line in known if line.arrays(shape)[0].hf in reader.specs)
+        lines[path] = next(there, known[0])
     tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
     stored = _embedding(reader, family, tied)
     copies = dict(family.second_copies)
@@ -226,10 +230,7 @@ def hf_pieces(
         copies |= dict.fromkeys((lines[_EMBEDDING].hf, *family.copies, *tied), stored)
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
     names = {path: [x.hf for x in line.arrays(shapes[path])] for path, line in lines.items()}
-    stored_shapes = {
-        path: shapes[path][:-3:-1] if line.transposed else shapes[path]
-        for path, line in lines.items()
-    }
+    stored_shapes = {path: _stored_shape(line, shapes[path]) for path, line in lines.items()}
     expected = {
         name: stored_shapes[path]
         for path, line in lines.items()
@@ -237,16 +238,20 @@ def hf_pieces(
         for name in names[path]
     }
     views: dict[str, Callable[[np.ndarray], View]] = {
-        path: np.transpose if line.transposed else np.asarray for path, line in lines.items()
+        path: _transposed if line.transposed else np.asarray for path, line in lines.items()
     }
     for path, stacked in names.items():
         if "{e}" in lines[path].hf:
             views[path] = functools.partial(_stack, reader, stacked)
     for name, paths in joined(lines).items():
-        ends = np.cumsum([stored_shapes[path][0] for path in paths]).tolist()
-        expected[name] = (ends[-1], *stored_shapes[paths[0]][1:])
+        line, shape = lines[paths[0]], stored_shapes[paths[0]]
+        axis = len(shape) - 2 if line.transposed else 0
+        groups = 1 if line.groups is None else getattr(config, line.groups)
+        ends = np.cumsum([stored_shapes[path][axis] for path in paths]).tolist()
+        expected[name] = (*shape[:axis], ends[-1], *shape[axis + 1 :])
         for path, start, end in zip(paths, [0, *ends], ends, strict=False):
-            views[path] = functools.partial(_part, slice(start, end), views[path])
+            at = slice(start // groups, end // groups)
+            views[path] = functools.partial(_part, axis, groups, at, views[path])
     # The replacement of a missing array may be its quantised form.
     taken = expected if set(expected) <= set(reader.specs) else reader.specs
     check_floating(reader.directory, {name: reader.specs[name] for name in taken})
@@ -273,8 +278,24 @@ def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     return parts
 
 
-def _part(at: slice, view: Callable[[np.ndarray], View], array: np.ndarray) -> View:
-    return view(array[at])
+# The shape of the checkpoint's array of a parameter, or of each of them.
+def _stored_shape(line: Renaming, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if line.transposed:
+        shape = (*shape[:-2], *shape[:-3:-1])
+    return shape[1:] if "{e}" in line.hf else shape
+
+
+def _transposed(array: np.ndarray) -> View:
+    return Stack([matrix.T for matrix in array]) if array.ndim == 3 else array.T
+
+
+def _part(
+    axis: int, groups: int, at: slice, view: Callable[[np.ndarray], View], array: np.ndarray
+) -> View:
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    grouped = array.reshape(*before, groups, -1, *after)
+    part = grouped[(*(slice(None),) * (axis + 1), at)]
+    return view(part.reshape(*before, -1, *after))
 
 
 def _stack(reader: HFReader, names: Sequence[str], _: np.ndarray) -> Stack:
@@ -387,8 +408,13 @@ def write_hf(
                 value.T if line.transposed else value
                 for line, value in zip(arrays[array], values_of, strict=True)
             ]
-            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            content[array] = copy_as(whole, dtype)
+            if len(parts) > 1:
+                groups = arrays[array][0].groups
+                count = 1 if groups is None else getattr(config, groups)
+                shape = parts[0].shape[1:]
+                grouped = [part.reshape(count, -1, *shape) for part in parts]
+                parts = [np.concatenate(grouped, axis=1).reshape(-1, *shape)]
+            content[array] = copy_as(parts[0], dtype)
             weight_map[array] = name
         # transformers 4.x rejects a file without this metadata.
         safetensors.numpy.save_file(content, directory / name, metadata={"format": "pt"})

@@ -19,6 +19,8 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/mlp/wo/kernel (M, E)
     decoder/layers_i/mlp/{router (E, X), wi_0, wi_1 (X, E, M), wo (X, M, E)}
                                                         with X experts: `Style.routings`
+    decoder/layers_i/mlp/{shared/{wi_0,wi_1,wo}/kernel, shared_gate (E, 1)}
+                                                        `Routing.shared_dim` only
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
@@ -87,12 +89,14 @@ class Routing(NamedTuple):
       per_token: how many of them a token uses: the most probable ones.
       mlp_dim: the width of each.
       renormalised: whether the shares of these sum to 1; else they are their probabilities.
+      shared_dim: the width of one more expert, which all tokens use; None: there is none.
     """
 
     experts: int
     per_token: int
     mlp_dim: int
     renormalised: bool
+    shared_dim: int | None = None
 
     def expected(self, tokens: int) -> float:
         """How many experts so many tokens use together, if each is as probable as any other."""

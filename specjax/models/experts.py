@@ -8,7 +8,7 @@ for `jax.lax.ragged_dot`; on CPUs XLA would multiply all rows with all experts, 
 `python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
-Team 2025; `transformers/models/mixtral`, `olmoe`, `qwen3_moe`.
+Team 2025; `transformers/models/mixtral`, `olmoe`, `qwen3_moe`, `qwen3_next`.
 """
 
 import functools
@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.compilation import product_precision
 from specjax.models.config import Routing
-from specjax.models.layers import activated
+from specjax.models.layers import MLP, activated
 from specjax.models.weights import (
     StoredWeight,
     Weight,
@@ -43,7 +43,10 @@ stacked_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal
 
 
 class Experts(nn.Module):
-    """The experts of a layer, each a block as in `layers.MLP`, and the router that chooses them."""
+    """The experts of a layer, each a block as in `layers.MLP`, and the router that chooses them.
+
+    There may be one more, which all tokens use, with a gate of its own.
+    """
 
     routing: Routing
     activations: tuple[str, ...]
@@ -66,7 +69,13 @@ class Experts(nn.Module):
         mix: Callable[..., Array] = functools.partial(_mixed, self.activations)
         if (part := traced_partitioner()) is not None:
             mix = _on_each_device(mix, part, x, stacks)
-        return mix(x.astype(self.dtype), shares, chosen, stacks).astype(x.dtype)
+        y = mix(x.astype(self.dtype), shares, chosen, stacks)
+        if (size := self.routing.shared_dim) is not None:
+            gate = declare(self, "shared_gate", truncated_init, (width, 1), ("embed", "routes"))
+            dtypes = self.dtype, self.param_dtype
+            shared = MLP(size, self.activations, *dtypes, name="shared")(x)
+            y += nn.sigmoid(float32_logits(x, gate, 0)) * shared
+        return y.astype(x.dtype)
 
 
 # The function `mix` where a mesh splits the experts: each device adds what its own give. (The

@@ -7,7 +7,7 @@ import pytest
 
 from specjax import decoding, drafting, testing, verification
 from specjax.models.model import CausalLM
-from specjax.models.qwen import Qwen35Config
+from specjax.models.qwen_hybrid import Qwen35Config
 from tests import laws
 from tests.decoding.test_exact_law import by_committed
 from tests.models.tiny import random_params

@@ -13,6 +13,7 @@ from specjax.partitioning import Partitioner, make_mesh
 from specjax.platforms import as_on_tpus, compiled_for
 from tests.models.test_int8 import in_floats, in_int8
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
+from tests.variants import variants
 
 RNG = np.random.default_rng(0)
 
@@ -53,8 +54,8 @@ def test_rows_of_nan_stay_alone():
         assert found[4].all() and found.sum() == 3
 
 
-def block(tokens, count, used, renormalised, dtype="float32", width=12):
-    routing = Routing(count, used, 10, renormalised)
+def block(tokens, count, used, renormalised, dtype="float32", width=12, shared=None):
+    routing = Routing(count, used, 10, renormalised, shared)
     module = experts.Experts(routing, ("silu", "linear"), jnp.dtype(dtype), jnp.dtype(dtype))
     x = jnp.asarray(RNG.normal(size=(2, tokens, width)), dtype)
     params = module.init(jax.random.key(0), x)["params"]
@@ -76,6 +77,13 @@ def expected(routing, params, x):
             hidden = gate / (1 + np.exp(-gate)) * up
             share = share / shares.sum() if routing.renormalised else share
             out[row] += share * (hidden @ np.asarray(params["wo"], np.float64)[number])
+    if routing.shared_dim is not None:
+        gate, up, wo = (
+            np.asarray(params["shared"][name]["kernel"], np.float64)
+            for name in ("wi_0", "wi_1", "wo")
+        )
+        hidden = (x @ gate) / (1 + np.exp(-x @ gate)) * (x @ up)
+        out += hidden @ wo / (1 + np.exp(-x @ np.asarray(params["shared_gate"], np.float64)))
     return out
 
 
@@ -83,10 +91,11 @@ def expected(routing, params, x):
 SHAPES = [(1, 8, 2), (3, 8, 3), (7, 4, 4), (40, 3, 2)]
 
 
+@pytest.mark.parametrize("shared", [None, 6])
 @pytest.mark.parametrize("renormalised", [True, False])
 @pytest.mark.parametrize(("tokens", "count", "used"), SHAPES)
-def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised):
-    module, params, x = block(tokens, count, used, renormalised)
+def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised, shared):
+    module, params, x = block(tokens, count, used, renormalised, shared=shared)
     wanted = expected(module.routing, params, x).reshape(x.shape)
     apply = lambda x: module.apply({"params": params}, x)  # noqa: E731
     assert error(quick_jit(apply)(x), wanted) <= 1e-6
@@ -129,9 +138,10 @@ def test_gradients_are_those_of_all_experts():
 
 @pytest.mark.parametrize("form", [None, "int8"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 1), (2, 2), (1, 8)])
-def test_devices_add_what_their_experts_give(mesh, form):
+@pytest.mark.parametrize("name", variants(("mixtral", "qwen3_next"), "mixtral"))
+def test_devices_add_what_their_experts_give(name, mesh, form):
     """With eight devices and four experts, each expert is split."""
-    t = tiny("mixtral")
+    t = tiny(name)
     part = Partitioner(make_mesh(*mesh))
     params = in_int8(t.params) if form else t.params
     tokens = RNG.integers(0, 48, (2, 9)).astype(np.int32)

@@ -9,6 +9,7 @@ from specjax import decoding, drafting
 from specjax.models import model_from_config, recurrent
 from specjax.types import Prompts
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
+from tests.variants import variants
 
 G, ROUNDS, ROWS, PROMPT = 4, 20, 3, 7
 LENGTH = PROMPT + ROUNDS * (G + 1) + G
@@ -58,8 +59,9 @@ def differences(model, params, passes):
 
 
 @pytest.mark.parametrize("passes", [1, G + 1])
-def test_after_rollbacks_the_memory_is_that_of_a_fresh_reading(passes):
-    t = tiny("qwen3_5")
+@pytest.mark.parametrize("name", variants(("qwen3_5", "qwen3_next"), "qwen3_5"))
+def test_after_rollbacks_the_memory_is_that_of_a_fresh_reading(name, passes):
+    t = tiny(name)
     of_states, of_logits = differences(t.model, t.params, passes)
     assert of_states <= 2e-5 and of_logits <= 2e-5
 
