@@ -218,17 +218,44 @@ def hf_pieces(
 ) -> dict[str, Piece]:
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
-    lines = {}
-    for path, shape in shapes.items():
-        known = family.hf_names(path)
-        there = (line for line in known if line.arrays(shape)[0].hf in reader.specs)
-        lines[path] = next(there, known[0])
+    lines = {path: stored_as(reader, family.hf_names(path), shapes[path]) for path in shapes}
     tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
     stored = _embedding(reader, family, tied)
     copies = dict(family.second_copies)
     if stored is not None:
         copies |= dict.fromkeys((lines[_EMBEDDING].hf, *family.copies, *tied), stored)
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
+    expected, pieces = sources(reader, config, lines, shapes)
+    # The replacement of a missing array may be its quantised form.
+    taken = expected if set(expected) <= set(reader.specs) else reader.specs
+    check_floating(reader.directory, {name: reader.specs[name] for name in taken})
+    unknown = []
+    for name in set(reader.specs) - set(expected):
+        if re.fullmatch(family.unused, name):
+            continue
+        if (original := copies.get(name)) in reader.specs:
+            if same_values(reader.read(name), reader.read(original)):
+                continue
+            name = f"{name} (a copy that differs from {original})"
+        unknown.append(name)
+    remedy = "Give the checkpoint whose arrays these are, or correct config.json"
+    check_same(reader.directory, reader.specs, expected, remedy, unknown)
+    return pieces
+
+
+def stored_as(reader: HFReader, known: Sequence[Renaming], shape: tuple[int, ...]) -> Renaming:
+    """Those names of a parameter that the checkpoint has, or the first."""
+    there = (line for line in known if line.arrays(shape)[0].hf in reader.specs)
+    return next(there, known[0])
+
+
+def sources(
+    reader: HFReader,
+    config: ModelConfig,
+    lines: Mapping[str, Renaming],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Piece]]:
+    """The shapes of the arrays in which parameters are, by name, and the parameters' sources."""
     names = {path: [x.hf for x in line.arrays(shapes[path])] for path, line in lines.items()}
     stored_shapes = {path: _stored_shape(line, shapes[path]) for path, line in lines.items()}
     expected = {
@@ -252,21 +279,8 @@ def hf_pieces(
         for path, start, end in zip(paths, [0, *ends], ends, strict=False):
             at = slice(start // groups, end // groups)
             views[path] = functools.partial(_part, axis, groups, at, views[path])
-    # The replacement of a missing array may be its quantised form.
-    taken = expected if set(expected) <= set(reader.specs) else reader.specs
-    check_floating(reader.directory, {name: reader.specs[name] for name in taken})
-    unknown = []
-    for name in set(reader.specs) - set(expected):
-        if re.fullmatch(family.unused, name):
-            continue
-        if (original := copies.get(name)) in reader.specs:
-            if same_values(reader.read(name), reader.read(original)):
-                continue
-            name = f"{name} (a copy that differs from {original})"
-        unknown.append(name)
-    remedy = "Give the checkpoint whose arrays these are, or correct config.json"
-    check_same(reader.directory, reader.specs, expected, remedy, unknown)
-    return {path: Piece(names[path][0], view, len(names[path])) for path, view in views.items()}
+    pieces = {path: Piece(names[path][0], view, len(names[path])) for path, view in views.items()}
+    return expected, pieces
 
 
 def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
@@ -300,6 +314,25 @@ def _part(
 
 def _stack(reader: HFReader, names: Sequence[str], _: np.ndarray) -> Stack:
     return Stack([reader.read(name).T for name in names])
+
+
+def array_of(
+    config: ModelConfig, parts: Sequence[Renaming], params: Mapping[str, Any], dtype: np.dtype
+) -> np.ndarray:
+    """The checkpoint's array of these parameters."""
+    arrays = [
+        np.asarray(params[x.path] if x.expert is None else params[x.path][x.expert]) for x in parts
+    ]
+    first = parts[0]
+    if first.transposed:
+        arrays = [np.swapaxes(array, -1, -2) for array in arrays]
+    if len(arrays) > 1:
+        axis = arrays[0].ndim - 2 if first.transposed else 0
+        before, after = arrays[0].shape[:axis], arrays[0].shape[axis + 1 :]
+        groups = 1 if first.groups is None else getattr(config, first.groups)
+        grouped = [array.reshape(*before, groups, -1, *after) for array in arrays]
+        arrays = [np.concatenate(grouped, axis=axis + 1).reshape(*before, -1, *after)]
+    return copy_as(arrays[0], dtype)
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
@@ -398,23 +431,7 @@ def write_hf(
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
         content = {}
         for array in shard:
-            values_of = [
-                np.asarray(
-                    params[line.path] if line.expert is None else params[line.path][line.expert]
-                )
-                for line in arrays[array]
-            ]
-            parts = [
-                value.T if line.transposed else value
-                for line, value in zip(arrays[array], values_of, strict=True)
-            ]
-            if len(parts) > 1:
-                groups = arrays[array][0].groups
-                count = 1 if groups is None else getattr(config, groups)
-                shape = parts[0].shape[1:]
-                grouped = [part.reshape(count, -1, *shape) for part in parts]
-                parts = [np.concatenate(grouped, axis=1).reshape(-1, *shape)]
-            content[array] = copy_as(parts[0], dtype)
+            content[array] = array_of(config, arrays[array], params, dtype)
             weight_map[array] = name
         # transformers 4.x rejects a file without this metadata.
         safetensors.numpy.save_file(content, directory / name, metadata={"format": "pt"})
