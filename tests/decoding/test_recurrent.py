@@ -75,10 +75,10 @@ def vertical():
 
 
 def horizontal():
-    large, p, small, q = pair(4)
+    large, p, small, q = pair()
     first = drafting.NeuralDrafter(small, 1, name="first")
-    second = drafting.NeuralDrafter(network(4, 3)[0], 1, name="second")
-    own = (drafting.NeuralDrafterParams(q), drafting.NeuralDrafterParams(network(4, 3)[1]))
+    second = drafting.NeuralDrafter(network(3, 3)[0], 1, name="second")
+    own = (drafting.NeuralDrafterParams(q), drafting.NeuralDrafterParams(network(3, 3)[1]))
     return large, p, drafting.HorizontalCascade((first, second)), own
 
 

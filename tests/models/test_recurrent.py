@@ -129,15 +129,26 @@ def test_a_row_that_goes_back_too_far_is_nan():
 
 def test_what_recurrent_layers_cannot_do_is_refused():
     model = model_from_config(CONFIGS["qwen3_5"])
-    longest = model.rollback - 1
-    decoding.Speculative(model, drafting.NeuralDrafter(model, longest))
-    for make in (
-        lambda: drafting.NeuralDrafter(model, longest + 1),
-        lambda: decoding.Speculative(model, drafting.LookupDrafter(48, longest + 1)),
-        lambda: decoding.TokenCascade(longest + 1, verifier=model, drafter=model),
+    neural = lambda count: drafting.NeuralDrafter(model, count, name=f"of {count}")  # noqa: E731
+    several = lambda *counts: drafting.HorizontalCascade(tuple(map(neural, counts)))  # noqa: E731
+    vertical = lambda drafter, count: drafting.VerticalCascade(drafter, model, count)  # noqa: E731
+    lookup = lambda count: drafting.LookupDrafter(48, count)  # noqa: E731
+    # In a cascade other passes may be taken back with a draft: those of a reviewer read twice the
+    # block of the level below.
+    for make, most in (
+        (neural, 31),
+        (lambda count: decoding.Speculative(model, lookup(count)), 31),
+        (lambda count: decoding.TokenCascade(count, verifier=model, drafter=model), 31),
+        (lambda count: several(count, 4), 27),
+        (lambda count: several(4, count), 27),
+        (lambda count: vertical(neural(5), count), 20),
+        (lambda count: vertical(lookup(5), count), 20),
+        (lambda count: vertical(several(2, 3), count), 20),
+        (lambda count: several(count, 2, 3), 26),
     ):
-        with pytest.raises(ValueError, match=r"(max_draft|limit) must be less than 32"):
-            make()
+        make(most)
+        with pytest.raises(ValueError, match=r"may go back by 3\d tokens, but CausalLM can .* 32"):
+            make(most + 1)
     assert not model.reads_trees and not model.continues_beginnings
 
 
