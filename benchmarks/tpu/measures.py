@@ -116,7 +116,7 @@ def rooflines(case: Case) -> dict[str, float]:
     chip, sizes = CHIPS[case.chip], case.sizes
     ways, rows = case.mesh.shape["model"], _rows(case)
     large = Network.of(case.configs[0], case.weights)
-    common = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
+    common: Any = {"rows": rows, "cached": sizes.cache, "prompt": sizes.prompt, "latency": 0.0}
 
     def pass_of(network: Network, tokens: int, split: int) -> tuple[float, float]:
         """The seconds of a pass, and of one trip of the logits."""

@@ -1,6 +1,6 @@
 """Draft heads on disk: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
 
-An MTP head may also be inside its verifier's checkpoint, as Qwen 3.5's are.
+An MTP head may also be inside its verifier's checkpoint, as those of Qwen3-Next and 3.5 are.
 
 Each format numbers the verifier's states in its own way. EAGLE fixes them (2, L // 2, L - 3);
 speculators names boundaries (see `specjax.types.LanguageModel.reading`); `target_layer_ids` of
@@ -24,7 +24,6 @@ import numpy as np
 import safetensors.numpy
 
 from specjax.checkpoints.arrays import (
-    Piece,
     check_floating,
     check_same,
     common_dtype,
@@ -32,14 +31,21 @@ from specjax.checkpoints.arrays import (
     flatten,
     materialise,
 )
-from specjax.checkpoints.hf import SINGLE, SafetensorsReader, config_to_hf
+from specjax.checkpoints.hf import (
+    SINGLE,
+    SafetensorsReader,
+    array_of,
+    config_to_hf,
+    sources,
+    stored_as,
+)
 from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
 from specjax.models.config import float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
-from specjax.models.family import HEADS, MLP, Nested
+from specjax.models.family import HEADS, MLP, Nested, Renaming, T
 from specjax.models.heads import (
     MARKOV,
     BlockConfig,
@@ -55,7 +61,7 @@ from specjax.writing import new_directory, write_checksums
 
 # The families of which a head's layers may be; and of an MTP's.
 _LAYERS = ("llama", "qwen3")
-_MTP_LAYERS = (*_LAYERS, "qwen3_5_text")
+_MTP_LAYERS = (*_LAYERS, "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _LAYER = {
     **{
         f"{kind}_attention/{ours}{end}": f"{kind}_attn.{theirs}{other}"
@@ -63,7 +69,13 @@ _LAYER = {
         for theirs, ours in HEADS.items()
         for end, other in (("", "_proj"), ("_norm", "_norm"))
     },
-    **{f"mlp/{ours}": f"mlp.{theirs}_proj" for theirs, ours in MLP.items()},
+    **{
+        f"mlp/{place}{ours}": f"mlp.{block}{theirs}_proj"
+        for place, block in (("", ""), ("shared/", "shared_expert."))
+        for theirs, ours in MLP.items()
+    },
+    "mlp/router": "mlp.gate",
+    "mlp/shared_gate": "mlp.shared_expert_gate",
     "pre_mlp_layer_norm": "post_attention_layernorm",
     "pre_cross_layer_norm": "pre_cross_attn_layernorm",
 }
@@ -139,7 +151,7 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
 def has_mtp(path: str | os.PathLike[str]) -> bool:
     """Whether the directory of a model holds an MTP head, too, which `open_draft_head` opens."""
     values = read_json_if_there(Path(path) / "config.json")
-    known = str(values.get("model_type")).startswith("qwen3_5")
+    known = str(values.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
     return known and "mtp.fc.weight" in SafetensorsReader(Path(path)).specs
 
 
@@ -440,6 +452,8 @@ def array_name(config: HeadConfig, layer: str, path: str) -> str:
     module, _, leaf = path.rpartition("/")
     if leaf == "mask":
         return _MASK
+    if module.endswith("/mlp"):  # of experts
+        module = path
     parts = re.match(r"(layers|input_norm|fc_norm)_(\d+)/?(.*)", module)
     if parts is None:
         table = _NAMES[config.kind]
@@ -454,6 +468,20 @@ def array_name(config: HeadConfig, layer: str, path: str) -> str:
         inner = _LAYER[parts[3]] if parts[1] == "layers" else "input_layernorm"
         stem = f"{layer.format(i=parts[2])}.{inner}"
     return f"{stem}.{'bias' if leaf == 'bias' else 'weight'}"
+
+
+# How the arrays of a head's parameter may be stored; the first way is written.
+def _stored(config: HeadConfig, layer: str, path: str) -> list[Renaming]:
+    name = array_name(config, layer, path)
+    *_, module, leaf = path.split("/")
+    if module == "mlp" and leaf in MLP.values():  # of experts: speculators joins them
+        start, _, kernel = name.partition("mlp.")
+        joined = Renaming(f"{start}mlp.experts.down_proj", path, T)
+        if leaf != "wo":
+            part = ("wi_0", "wi_1").index(leaf)
+            joined = Renaming(f"{start}mlp.experts.gate_up_proj", path, T, part)
+        return [joined, Renaming(f"{start}mlp.experts.{{e}}.{kernel}", path, T)]
+    return [Renaming(name, path, module == "mlp" or leaf == "kernel")]
 
 
 def load_draft_head(
@@ -494,12 +522,11 @@ def load_draft_head(
     layers = dataclasses.replace(config.layers, dtype=kind, param_dtype=kind)
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
     shapes = {n: tuple(x.shape) for n, x in flatten(head.abstract_params()["network"]).items()}
-    expected, pieces = {}, {}
-    for place, shape in shapes.items():
-        name = array_name(config, opened.layer, place)
-        transposed = place.endswith("kernel")
-        expected[name] = shape[::-1] if transposed else shape
-        pieces[place] = Piece(name, np.transpose if transposed else np.asarray)
+    lines = {
+        place: stored_as(opened.reader, _stored(config, opened.layer, place), shape)
+        for place, shape in shapes.items()
+    }
+    expected, pieces = sources(opened.reader, config.layers, lines, shapes)
     maps = {}
     if config.draft_vocab is not None:
         maps = {_TO_TEXT: (config.draft_vocab,), _TO_DRAFT: (config.layers.vocab_size,)}
@@ -589,11 +616,14 @@ def save_draft_head(
     if verifier_params is not None:
         values["specjax"]["verifier_fingerprint"] = fingerprint_of(verifier_params)
     layer = "mtp_layers.{i}" if head.config.kind == "MTP" else "layers.{i}"
-    arrays = {}
-    for place, value in flat.items():
-        array = np.asarray(value)
-        array = array.T if place.endswith("kernel") else array
-        arrays[array_name(head.config, layer, place)] = copy_as(array, disk)
+    parts: dict[str, list[Renaming]] = {}
+    for place in flat:
+        line = _stored(head.config, layer, place)[0]
+        parts.setdefault(line.hf, []).append(line)
+    arrays = {
+        name: array_of(head.config.layers, sorted(lines, key=lambda x: x.part or 0), flat, disk)
+        for name, lines in parts.items()
+    }
     if "places" in params:
         places = np.asarray(params["places"])
         arrays[_TO_DRAFT] = places < head.config.rows

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--verifier",
         metavar="DIR",
         type=Path,
-        help="the verifier of SRC, a draft head, whose matrices are copied where servers need them",
+        help="the verifier of SRC, a draft head, whose matrices are copied where servers need them "
+        "(default: SRC, if the head is inside)",
     )
     parser.add_argument(
         "--drafter",
@@ -139,8 +140,12 @@ def _convert_head(args: argparse.Namespace) -> int:
     from specjax.checkpoints.hf import longest_context
     from specjax.text.directories import real_path
 
-    if not is_draft_head(args.source) and not has_mtp(args.source):
-        raise UserError(f"{args.source} is no draft head: leave out --to speculators, --verifier")
+    if not is_draft_head(args.source):
+        if not has_mtp(args.source):
+            raise UserError(
+                f"{args.source} is no draft head: leave out --to speculators, --verifier"
+            )
+        args.verifier = args.verifier or args.source
     if args.to != "speculators" or args.verifier is None:
         raise UserError(
             f"{args.source} is a draft head: give --to speculators and --verifier, its verifier"

@@ -130,4 +130,8 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("chat template", "yes" if summary["chat_template"] else "no"),
     ]  # fmt: skip
     files = {"on disk", "ends texts with", "context", "chat template"}
-    return [line for line in table if disk or line[0] not in files]
+    lines = [line for line in table if disk or line[0] not in files]
+    if summary["mtp_head"]:
+        command = f"specjax convert {summary['path']} NEW --to speculators"
+        lines.append(("MTP head", f"inside; to draft with it: {command}, --gin.DRAFTER=NEW"))
+    return lines

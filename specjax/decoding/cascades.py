@@ -394,7 +394,7 @@ class _FallbackCascade(PairMethod):
         check_count("limit", self.limit, remedy)
         super().__post_init__()
         for model in filter(None, self.models.values()):
-            check_rollback(model, self.limit, "limit")
+            check_rollback(model, self.limit + 1, f"limit={self.limit}")
 
     @property
     def max_draft(self) -> int:

@@ -892,14 +892,14 @@ def check_model(name: str, model: Any) -> None:
     check_static(name, model)
 
 
-def check_rollback(model: Any, count: int, name: str = "max_draft") -> None:
-    """Raises UserError unless the model's rows may go back by `count` + 1 tokens, a whole block."""
+def check_rollback(model: Any, tokens: int, what: str) -> None:
+    """Raises UserError unless the model's rows may go back by so many tokens, as `what` may ask."""
     most = model.most_rollback
-    if most is not None and count >= most:
+    if most is not None and tokens > most:
         raise UserError(
-            f"{name} must be less than {most}, the most tokens that {type(model).__name__} can go "
-            f"back by with its recurrent layers, got {count}: give a smaller {name}, or a model "
-            "with a larger `rollback`"
+            f"{what} may go back by {tokens} tokens, but {type(model).__name__} can go back by at "
+            f"most {most} with its recurrent layers: give shorter drafts, or a model with a larger "
+            "`rollback`"
         )
 
 

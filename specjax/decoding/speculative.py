@@ -684,8 +684,8 @@ def _check_parts(
     check_part("verification", verification, needed, "verification.Block()")
     check_static("verification", verification)
     check_vocabularies(verifier, drafter)
-    # A nested round may lag behind by as many tokens as it reads otherwise.
-    check_rollback(verifier, drafter.max_draft * (2 if nested else 1))
+    longest = drafter.max_draft
+    check_rollback(verifier, longest + 1, f"{type(drafter).__name__} with max_draft={longest}")
     verification.check(drafter.max_draft, drafter.traits)
     judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
     if traits.drafts_trees and not verification.walks_trees:

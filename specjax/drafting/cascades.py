@@ -30,7 +30,7 @@ from specjax.decoding.blocks import (
     read_bonus,
     wanted_limits,
 )
-from specjax.decoding.method import check_drafter
+from specjax.decoding.method import check_drafter, check_rollback
 from specjax.decoding.speculative import RoundMark, RoundState, inner_sources
 from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
 from specjax.errors import UserError
@@ -117,6 +117,11 @@ class SeveralDrafters(Drafter):
                     f"two drafters of {type(self).__name__} have the name {name!r}: give each its "
                     f"own name, or, if they are one model, shared=({name!r},)"
                 )
+
+    def check_within(self, before: int) -> None:
+        for drafter in self.drafters:
+            drafter.check_within(before)
+            before += drafter.max_draft if self._reads_drafts else 0
 
     @property
     def vocab_size(self) -> int:
@@ -228,6 +233,7 @@ class HorizontalCascade(SeveralDrafters):
                 f"{self.counts!r}: leave out a drafter that contributes nothing"
             )
         self._check_names(self.shared)
+        self.check_within(0)
 
     @property
     def _counts(self) -> tuple[int, ...]:
@@ -414,6 +420,15 @@ class VerticalCascade(Drafter):
         if self.rounds is not None:
             check_count("rounds", self.rounds, "leave it out for no limit")
         self._round  # noqa: B018  its checks
+        self.check_within(0)
+
+    def check_within(self, before: int) -> None:
+        before += self.max_draft
+        # A nested round may lag behind by as many tokens as it reads otherwise.
+        tokens = before + 2 * (self.drafter.max_draft + 1)
+        what = f"{type(self).__name__} with max_draft={self.max_draft}"
+        check_rollback(self.reviewer, tokens, what)
+        self.drafter.check_within(before)
 
     @property
     def _round(self) -> Round:

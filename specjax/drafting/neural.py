@@ -178,7 +178,7 @@ class NeuralDrafter(ModelDrafter):
                 f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}: "
                 "give a smaller min_draft or a larger max_draft"
             )
-        check_rollback(self.model, self.max_draft)
+        self.check_within(0)
         check_policy(self.stopping)
         estimate = getattr(self.stopping, "estimate", None)
         if getattr(estimate, "reads_odds", False) and not self.model.gives_odds:
@@ -187,6 +187,10 @@ class NeuralDrafter(ModelDrafter):
                 "DSpark"
             )
         check_eos_ids(self.eos_ids, self.vocab_size)
+
+    def check_within(self, before: int) -> None:
+        kind, longest = type(self).__name__, self.max_draft
+        check_rollback(self.model, before + longest + 1, f"{kind} with max_draft={longest}")
 
     @property
     def num_uniforms(self) -> int:

@@ -23,6 +23,8 @@ are T5X's (unscanned); decoder-only networks use similar names:
                                                         with X experts: `Style.routings`
     decoder/layers_i/mlp/{router_bias (X,), {wi_0,wi_1}_bias (X, M), wo_bias (X, E)}
                                                         `Routing.biases` only
+    decoder/layers_i/mlp/{shared/{wi_0,wi_1,wo}/kernel, shared_gate (E, 1)}
+                                                        `Routing.shared_dim` only
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
@@ -92,6 +94,7 @@ class Routing(NamedTuple):
       mlp_dim: the width of each.
       renormalised: whether the shares of these sum to 1; else they are their probabilities.
       biases: whether the router and each projection of an expert have a bias.
+      shared_dim: the width of one more expert, which all tokens use; None: there is none.
     """
 
     experts: int
@@ -99,6 +102,7 @@ class Routing(NamedTuple):
     mlp_dim: int
     renormalised: bool
     biases: bool = False
+    shared_dim: int | None = None
 
     def expected(self, tokens: int) -> float:
         """How many experts so many tokens use together, if each is as probable as any other."""

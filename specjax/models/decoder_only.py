@@ -68,8 +68,8 @@ class RotaryConfig(DecoderOnlyConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExpertsConfig(RotaryConfig):
-    """A rotary network whose layers have experts.
+class WithExperts(DecoderOnlyConfig):
+    """What networks whose layers have experts have in common, before another configuration.
 
     Attributes:
       num_experts: X, of a layer.
@@ -102,16 +102,24 @@ class ExpertsConfig(RotaryConfig):
         object.__setattr__(self, "dense_layers", tuple(sorted(set(dense))))
 
     @property
-    def style(self) -> Style:
-        routing = Routing(
+    def routing(self) -> Routing:
+        return Routing(
             self.num_experts,
             self.num_experts_per_tok,
             self.expert_dim or self.mlp_dim,
             self.renormalised,
         )
+
+    @property
+    def style(self) -> Style:
         layers = range(self.num_layers)
-        routings = tuple(None if layer in self.dense_layers else routing for layer in layers)
-        return dataclasses.replace(super().style, routings=routings)
+        routings = (None if layer in self.dense_layers else self.routing for layer in layers)
+        return dataclasses.replace(super().style, routings=tuple(routings))  # type: ignore[safe-super]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(WithExperts, RotaryConfig):
+    """A rotary network whose layers have experts."""
 
 
 def _check_types(types: Any, count: int) -> None:
@@ -349,7 +357,7 @@ def rotary_to_hf(
 
 
 def experts_from_hf(fields: HFFields, experts: int, used: int) -> dict[str, Any]:
-    """`num_experts` and `num_experts_per_tok` of an `ExpertsConfig`, with defaults."""
+    """`num_experts` and `num_experts_per_tok` of `WithExperts`, with defaults."""
     names = [name for name in ("num_experts", "num_local_experts") if name in fields.values]
     counts = {name: fields.whole(name, experts) for name in names}
     if len(set(counts.values())) > 1:
@@ -360,7 +368,7 @@ def experts_from_hf(fields: HFFields, experts: int, used: int) -> dict[str, Any]
     }
 
 
-def experts_to_hf(config: ExpertsConfig, name: str) -> dict[str, int]:
+def experts_to_hf(config: WithExperts, name: str) -> dict[str, int]:
     """The inverse of `experts_from_hf`; `name` is Hugging Face's for the number of experts."""
     return {name: config.num_experts, "num_experts_per_tok": config.num_experts_per_tok}
 

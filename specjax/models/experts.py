@@ -8,7 +8,8 @@ for `jax.lax.ragged_dot`; on CPUs XLA would multiply all rows with all experts, 
 `python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
-Team 2025, OpenAI 2025 (gpt-oss); `transformers/models/mixtral`, `olmoe`, `qwen3_moe`, `gpt_oss`.
+Team 2025, OpenAI 2025 (gpt-oss); `transformers/models/mixtral`, `olmoe`, `qwen3_moe`,
+`qwen3_next`, `gpt_oss`.
 """
 
 import functools
@@ -25,7 +26,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from specjax.compilation import product_precision
 from specjax.models.config import Routing
 from specjax.models.experts_kernel import MOST_TOKENS, fits, mixed_few
-from specjax.models.layers import activated
+from specjax.models.layers import MLP, activated
 from specjax.models.weights import (
     StoredWeight,
     Weight,
@@ -50,7 +51,10 @@ stacked_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal
 
 
 class Experts(nn.Module):
-    """The experts of a layer, each a block as in `layers.MLP`, and the router that chooses them."""
+    """The experts of a layer, each a block as in `layers.MLP`, and the router that chooses them.
+
+    There may be one more, which all tokens use, with a gate of its own.
+    """
 
     routing: Routing
     activations: tuple[str, ...]
@@ -74,12 +78,18 @@ class Experts(nn.Module):
         top, chosen = jax.lax.top_k(logits, self.routing.per_token)
         among = top if self.routing.renormalised else logits
         shares = jnp.exp(top - jax.nn.logsumexp(among, axis=-1, keepdims=True))
-        mix = functools.partial(_mixed, self.activations)
+        mix: Callable[..., Array] = functools.partial(_mixed, self.activations)
         if (part := traced_partitioner()) is not None and part.mesh.size > 1:
             mix = _on_each_device(self.activations, part, x, stacks, biases)
         elif not is_for_one_device():
             mix = functools.partial(_in_groups, self.activations)
-        return mix(x.astype(self.dtype), shares, chosen, stacks, biases).astype(x.dtype)
+        y = mix(x.astype(self.dtype), shares, chosen, stacks, biases)
+        if self.routing.shared_dim is not None:
+            gate = declare(self, "shared_gate", truncated_init, (width, 1), ("embed", "routes"))
+            dtypes = self.dtype, self.param_dtype
+            shared = MLP(self.routing.shared_dim, self.activations, *dtypes, name="shared")(x)
+            y += nn.sigmoid(float32_logits(x, gate, 0)) * shared
+        return y.astype(x.dtype)
 
     # Those of the router, of the input projections and of the output projection.
     def _biases(self, width: int) -> list[Array]:

@@ -63,7 +63,9 @@ def mixed_few(
     used = jnp.any(shares != 0.0, axis=0)
     experts = jnp.argsort(~used).astype(jnp.int32)
     steps = jnp.maximum(jnp.sum(used, dtype=jnp.int32), 1)
-    matrices = [stack.values if isinstance(stack, Int8Weight) else stack for stack in stacks]
+    matrices: list[Any] = [
+        stack.values if isinstance(stack, Int8Weight) else stack for stack in stacks
+    ]
     size = _tile(inner, width, matrices[0].dtype.itemsize)
 
     def whole(*shape: int) -> pl.BlockSpec:

@@ -19,7 +19,8 @@ from specjax.models.llama_variants import (
     SMOLLM3,
 )
 from specjax.models.model import Model
-from specjax.models.qwen import QWEN2, QWEN3, QWEN3_MOE, QWEN35
+from specjax.models.qwen import QWEN2, QWEN3, QWEN3_MOE
+from specjax.models.qwen_hybrid import QWEN3_NEXT, QWEN35, QWEN35_MOE
 from specjax.models.t5 import MT5, T5, UMT5
 from specjax.models.t5gemma import T5GEMMA, T5GEMMA2
 
@@ -28,8 +29,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
-        LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN35, MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3,
-        GPT_OSS, GEMMA, GEMMA2, GEMMA3,
+        LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, QWEN35, QWEN35_MOE,
+        MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3, GPT_OSS, GEMMA, GEMMA2, GEMMA3,
     )
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ from specjax.models.attention import (
 from specjax.models.beginnings import filled, next_beginning, note
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import DecoderOnlyConfig
+from specjax.models.experts import Experts
 from specjax.models.layers import MLP, Dense, Embed, LogitsDense, RMSNorm
 from specjax.models.model import Model
 from specjax.models.position_encoding import MASKED, Rope, rope_angles
@@ -277,7 +278,11 @@ class HeadLayer(nn.Module):
         config, style = self.config, self.config.style
         self.self_attention = Attention(config, style, self.layout)
         self.pre_mlp_layer_norm = _norm(config, "pre_mlp_layer_norm")
-        self.mlp = MLP(config.mlp_dim, style.activations, config.dtype, config.param_dtype)
+        routing, dtypes = next(iter(style.routings), None), (config.dtype, config.param_dtype)
+        if routing is None:
+            self.mlp = MLP(config.mlp_dim, style.activations, *dtypes)
+        else:
+            self.mlp = Experts(routing, style.activations, *dtypes)
         if self.verifier is not None:
             theirs = self.verifier.config
             self.cross_attention = Attention(theirs, theirs.style, self.verifier.layout)

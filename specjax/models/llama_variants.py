@@ -446,9 +446,8 @@ GPT_OSS = decoder_only_family(
             Renaming(
                 f"{_HF}.mlp.experts.{hf}{end}",
                 f"{_OURS}/mlp/{ours}{end}",
-                False,
-                part,
-                part is not None,
+                part=part,
+                alternating=part is not None,
             )
             for end in ("", "_bias")
             for hf, ours, part in (

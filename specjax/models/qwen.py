@@ -1,24 +1,19 @@
-"""Qwen 2, 2.5, 3 and 3.5, and Qwen 3 with experts.
+"""Qwen 2, 2.5 and 3, and Qwen 3 with experts; `qwen_hybrid` has Qwen3-Next and 3.5.
 
 Qwen 2 is Llama with biases on queries, keys and values, and perhaps windows in later layers. Qwen 3
-has an RMS norm of each head's queries and keys instead of the biases. In Qwen 3.5 three of four
-layers are gated delta networks.
+has an RMS norm of each head's queries and keys instead of the biases.
 
-Source: Qwen Team 2024, 2025 and 2026; `transformers/models/qwen2`, `qwen3`, `qwen3_moe`, `qwen3_5`.
+Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`, `qwen3_moe`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, DeltaSizes, Style
 from specjax.models.decoder_only import (
     EXPERTS_NAMES,
     FULL,
-    LLAMA_NAMES,
-    ROPE_PARTS,
     SILU,
     SLIDING,
     UNBIASED,
@@ -28,14 +23,12 @@ from specjax.models.decoder_only import (
     decoder_only_family,
     experts_from_hf,
     experts_to_hf,
-    llama_style,
     rotary_from_hf,
     rotary_to_hf,
     types_of_layers,
     windows_from_hf,
 )
-from specjax.models.family import HFFields, Nested, Renaming, T
-from specjax.models.rope_scaling import RopeScaling
+from specjax.models.family import HFFields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,20 +123,23 @@ class Qwen3MoeConfig(ExpertsConfig):
 def _moe_from_hf(fields: HFFields) -> Qwen3MoeConfig:
     sizes = rotary_from_hf(fields, UNBIASED, num_key_value_heads=4)
     windowed = fields.flag("use_sliding_window", False)
-    dense = fields.values.get("mlp_only_layers") or ()
-    if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
-        raise UserError(f"mlp_only_layers={dense!r} must be a list of numbers of layers")
-    step = fields.whole("decoder_sparse_step", 1)
     return Qwen3MoeConfig(
         **sizes,
         **experts_from_hf(fields, 128, 8),
         sliding_window=fields.window(4096) if windowed else None,
         expert_dim=fields.whole("moe_intermediate_size", 768),
         renormalised=fields.flag("norm_topk_prob", False),
-        dense_layers=tuple(
-            layer for layer in range(sizes["num_layers"]) if layer in dense or (layer + 1) % step
-        ),
+        dense_layers=dense_from_hf(fields, sizes["num_layers"]),
     )
+
+
+def dense_from_hf(fields: HFFields, count: int) -> tuple[int, ...]:
+    """The layers without experts, of a Qwen 3 or Qwen3-Next of `count` layers."""
+    dense = fields.values.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
+        raise UserError(f"mlp_only_layers={dense!r} must be a list of numbers of layers")
+    step = fields.whole("decoder_sparse_step", 1)
+    return tuple(layer for layer in range(count) if layer in dense or (layer + 1) % step)
 
 
 def _moe_to_hf(config: Qwen3MoeConfig) -> dict[str, Any]:
@@ -183,153 +179,5 @@ QWEN3_MOE = decoder_only_family(
     presets={
         "qwen3_30b_a3b": _moe_size(2_048, 32, 4, 128, 6_144, 48, expert_dim=768),
         "qwen3_235b_a22b": _moe_size(4_096, 64, 4, 128, 12_288, 94, expert_dim=1_536),
-    },
-)
-
-
-LINEAR = "linear_attention"
-# The sizes of a gated delta network, named as in Hugging Face's files.
-_LINEAR_SIZES = (
-    "linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads",
-    "linear_value_head_dim", "linear_conv_kernel_dim",
-)  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Qwen35Config(DecoderOnlyConfig):
-    """The text network of a dense Qwen 3.5.
-
-    Attributes:
-      layer_types: for each layer, "linear_attention", a gated delta network, or "full_attention",
-        of which there is at least one; empty: every fourth layer has full attention.
-      rope_theta: base of the rotary frequencies.
-      rope_scaling: how they are changed for longer texts.
-      partial_rotary_factor: the part of each head that is rotated.
-      linear_num_key_heads: of a gated delta network; its queries have as many.
-      linear_conv_kernel_dim: the tokens that its convolutions see.
-    """
-
-    layer_types: tuple[str, ...] = ()
-    rope_theta: float = 1e7
-    rope_scaling: RopeScaling | None = None
-    partial_rotary_factor: float = 0.25
-    linear_num_key_heads: int = 16
-    linear_key_head_dim: int = 128
-    linear_num_value_heads: int = 32
-    linear_value_head_dim: int = 128
-    linear_conv_kernel_dim: int = 4
-
-    parts: ClassVar[Mapping[str, Any]] = ROPE_PARTS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        types = self.layer_types
-        if not isinstance(types, list | tuple) or not set(types) <= {LINEAR, FULL}:
-            raise UserError(f"layer_types={types!r} may only name {LINEAR} and {FULL}")
-        types = tuple(types) or _types(self.num_layers, 4)
-        if len(types) != self.num_layers or FULL not in types:
-            raise UserError(
-                f"layer_types={types} must have {self.num_layers} names, of the "
-                f"num_layers={self.num_layers} layers, with a {FULL}"
-            )
-        object.__setattr__(self, "layer_types", types)
-        if self.linear_num_value_heads % self.linear_num_key_heads:
-            raise UserError(
-                f"linear_num_value_heads={self.linear_num_value_heads} must be a multiple of "
-                f"linear_num_key_heads={self.linear_num_key_heads}"
-            )
-        if self._rotated % 2 or not 0 < self._rotated <= self.head_dim:
-            raise UserError(
-                f"partial_rotary_factor={self.partial_rotary_factor} of head_dim={self.head_dim} "
-                "must be an even number of dimensions"
-            )
-
-    @property
-    def _rotated(self) -> int:
-        return int(self.head_dim * self.partial_rotary_factor)
-
-    @property
-    def style(self) -> Style:
-        delta = DeltaSizes(*(getattr(self, name) for name in _LINEAR_SIZES))
-        return llama_style(
-            self,
-            self._rotated,
-            deltas=tuple(delta if kind == LINEAR else None for kind in self.layer_types),
-            qk_norms="head",
-            gated=True,
-            plus_one_norms=True,
-        )
-
-
-# The types of `count` layers of which every n-th has full attention.
-def _types(count: int, n: int) -> tuple[str, ...]:
-    return tuple(FULL if (i + 1) % n == 0 else LINEAR for i in range(count))
-
-
-def _qwen35_from_hf(fields: HFFields) -> Qwen35Config:
-    rope, factor = fields.objects("rope_parameters"), "partial_rotary_factor"
-    rotated = HFFields(rope).positive(factor, fields.positive(factor, 0.25))
-    whole = {**fields.values, factor: None, "rope_parameters": {**rope, factor: None}}
-    sizes = rotary_from_hf(
-        dataclasses.replace(fields, values=whole), UNBIASED, head_dim=256, num_key_value_heads=4
-    )
-    fields.refuse("attn_output_gate", (True,), True)
-    types = fields.values.get("layer_types")
-    if types is None:
-        types = _types(sizes["num_layers"], fields.whole("full_attention_interval", 4))
-    linear: Any = {name: fields.whole(name, getattr(Qwen35Config, name)) for name in _LINEAR_SIZES}
-    return Qwen35Config(**sizes, **linear, layer_types=types, partial_rotary_factor=rotated)
-
-
-def _qwen35_to_hf(config: Qwen35Config) -> dict[str, Any]:
-    values = rotary_to_hf(config, UNBIASED, 262_144, any_heads=True)
-    del values["rope_scaling"]  # it would replace the parameters
-    values["rope_parameters"]["partial_rotary_factor"] = config.partial_rotary_factor
-    linear = {name: getattr(config, name) for name in _LINEAR_SIZES}
-    return {**values, **linear, "layer_types": list(config.layer_types)}
-
-
-_HF, _OURS = "model.layers.{i}.linear_attn", "decoder/layers_{i}/delta"
-_JOINED = {"query": 0, "key": 1, "value": 2}
-_OTHERS = {"in_proj_z": "gate", "in_proj_b": "beta", "in_proj_a": "decay", "out_proj": "out"}
-_DELTA_NAMES = (
-    *(
-        Renaming(f"{_HF}.in_proj_qkv.weight", f"{_OURS}/{a}/kernel", T, i)
-        for a, i in _JOINED.items()
-    ),
-    *(
-        Renaming(f"{_HF}.conv1d.weight", f"{_OURS}/{a}_conv/kernel", part=i)
-        for a, i in _JOINED.items()
-    ),
-    *(Renaming(f"{_HF}.{a}.weight", f"{_OURS}/{b}/kernel", T) for a, b in _OTHERS.items()),
-    Renaming(f"{_HF}.A_log", f"{_OURS}/log_rate"),
-    Renaming(f"{_HF}.dt_bias", f"{_OURS}/rate_bias"),
-    Renaming(f"{_HF}.norm.weight", f"{_OURS}/norm/scale"),
-)
-
-_qwen35_size = functools.partial(Qwen35Config.of, 248_320)
-_qwen35_small = functools.partial(_qwen35_size, tie_embeddings=True, linear_num_value_heads=16)
-
-QWEN35 = decoder_only_family(
-    "qwen3_5_text",
-    config=Qwen35Config,
-    architectures=("Qwen3_5ForCausalLM",),
-    names=(*LLAMA_NAMES, *_DELTA_NAMES),
-    from_hf=_qwen35_from_hf,
-    to_hf=_qwen35_to_hf,
-    unused=r"mtp\..*",  # a draft head
-    nested=Nested(
-        model_type="qwen3_5",
-        architectures=("Qwen3_5ForConditionalGeneration",),
-        field="text_config",
-        prefixes={"model.language_model.": "model."},
-        others=r"(model\.visual|mtp)\..*",
-    ),
-    presets={
-        "qwen3.5_0.8b": _qwen35_small(1_024, 8, 2, 256, 3_584, 24),
-        "qwen3.5_2b": _qwen35_small(2_048, 8, 2, 256, 6_144, 24),
-        "qwen3.5_4b": _qwen35_size(2_560, 16, 4, 256, 9_216, 32, tie_embeddings=True),
-        "qwen3.5_9b": _qwen35_size(4_096, 16, 4, 256, 12_288, 32),
-        "qwen3.5_27b": _qwen35_size(5_120, 24, 4, 256, 17_408, 64, linear_num_value_heads=48),
     },
 )

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
-from specjax.checkpoints.heads import OpenedHead, is_draft_head, open_draft_head
+from specjax.checkpoints.heads import OpenedHead, has_mtp, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
@@ -521,6 +521,7 @@ class Inspected:
             "context": context,
             "cache_bytes_per_row_and_1000_tokens": self.cache_bytes(1_000),
             "chat_template": words is not None and words.chat_template is not None,
+            "mtp_head": self.opened is not None and has_mtp(self.opened.path),
         }
 
 
@@ -546,7 +547,15 @@ class InspectedHead:
     def read_params(self) -> int:
         """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
         rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
-        own = sum(size for name, size in self._sizes.items() if name not in rows)
+        routing = next(iter(self.opened.layers.style.routings), None)
+        share = 1.0 if routing is None else routing.per_token / routing.experts
+        own = round(
+            sum(
+                size * (share if ".experts." in name else 1.0)
+                for name, size in self._sizes.items()
+                if name not in rows
+            )
+        )
         if "lm_head.weight" in self._sizes:
             return own
         return own + self.opened.layers.vocab_size * self.opened.width

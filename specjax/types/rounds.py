@@ -279,6 +279,9 @@ class Drafter(Protocol):
         """
         return limits
 
+    def check_within(self, before: int) -> None:
+        """Raises UserError unless its drafts can be taken back together with `before` tokens."""
+
     def state_axes(self, state: Any) -> Axes:
         """The logical axis names of the state; by default only the rows are spread."""
         return row_axes(state)

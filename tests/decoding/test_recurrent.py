@@ -7,7 +7,7 @@ import pytest
 
 from specjax import decoding, drafting, testing, verification
 from specjax.models.model import CausalLM
-from specjax.models.qwen import Qwen35Config
+from specjax.models.qwen_hybrid import Qwen35Config
 from tests import laws
 from tests.decoding.test_exact_law import by_committed
 from tests.models.tiny import random_params
@@ -75,10 +75,10 @@ def vertical():
 
 
 def horizontal():
-    large, p, small, q = pair(4)
+    large, p, small, q = pair()
     first = drafting.NeuralDrafter(small, 1, name="first")
-    second = drafting.NeuralDrafter(network(4, 3)[0], 1, name="second")
-    own = (drafting.NeuralDrafterParams(q), drafting.NeuralDrafterParams(network(4, 3)[1]))
+    second = drafting.NeuralDrafter(network(3, 3)[0], 1, name="second")
+    own = (drafting.NeuralDrafterParams(q), drafting.NeuralDrafterParams(network(3, 3)[1]))
     return large, p, drafting.HorizontalCascade((first, second)), own
 
 

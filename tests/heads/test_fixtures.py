@@ -1,15 +1,20 @@
 """Published formats against what the projects' own code computed with the same tiny heads."""
 
+import copy
 import functools
+import shutil
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors.numpy import load_file, save_file
 
-from specjax import drafting
+from specjax import Decoder, Pair, TextModel, drafting
 from specjax.checkpoints import (
     has_mtp,
     is_draft_head,
@@ -17,11 +22,14 @@ from specjax.checkpoints import (
     load_model,
     save_draft_head,
 )
+from specjax.models.attention import block_bias
 from specjax.models.heads import EagleHead
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
 from tests.checkpoints.checkpoint_helpers import shared
-from tests.models.tiny import quick_jit
+from tests.models.hf_models import made
+from tests.models.test_families import Words
+from tests.models.tiny import error, quick_jit
 from tests.variants import variants
 
 G, V = 4, 160
@@ -206,6 +214,79 @@ def test_the_head_inside_a_checkpoint_is_that_of_speculators():
     ]
     assert heads[0][0] == heads[1][0]
     jax.tree.map(np.testing.assert_array_equal, heads[0][1], heads[1][1])
+
+
+def with_mtp(name, place, joined):
+    """A model with an MTP head inside its files; returns the head's layer, as transformers has it.
+
+    The experts of the head are in two arrays, or each in its own.
+    """
+    theirs, path = made(name)
+    shutil.copytree(path, place, dirs_exist_ok=True)
+    config = copy.deepcopy(theirs.config)
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    layer = type(theirs)(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    with tempfile.TemporaryDirectory() as apart:
+        layer.save_pretrained(apart, save_original_format=not joined)
+        arrays = load_file(Path(apart) / "model.safetensors")
+    inside = {
+        "mtp" + key.removeprefix("model"): x
+        for key, x in arrays.items()
+        if key.startswith(("model.layers.0.", "model.norm."))
+    }
+    rng, width = np.random.default_rng(0), config.hidden_size
+    inside["mtp.fc.weight"] = rng.normal(size=(width, 2 * width)).astype(np.float32)
+    for x in ("embedding", "hidden"):
+        inside[f"mtp.pre_fc_norm_{x}.weight"] = rng.normal(size=width).astype(np.float32)
+    file = place / "model.safetensors"
+    save_file({**load_file(file), **inside}, file, {"format": "pt"})
+    return layer.model, inside
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe"])
+def test_an_mtp_head_with_experts_is_a_layer_of_transformers(name, joined, tmp_path):
+    theirs, inside = with_mtp(name, tmp_path / "model", joined)
+    of = load_model(tmp_path / "model")
+    head, own = load_draft_head(tmp_path / "model", of.model)
+    rng = np.random.default_rng(1)
+    states, embedded = rng.normal(size=(2, 1, 9, head.config.layers.embed_dim)).astype(np.float32)
+    given = jnp.asarray(embedded), jnp.asarray(states), jnp.arange(9)[None], block_bias(9)
+    step = functools.partial(head.network.apply, method="step")
+    found, *_ = quick_jit(step)({"params": own["network"]}, *given)
+
+    def normed(x, weight):
+        scale = 1.0 + inside[f"mtp.pre_fc_norm_{weight}.weight"]
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + head.config.layers.norm_eps) * scale
+
+    with torch.no_grad():
+        pair = np.concatenate([normed(embedded, "embedding"), normed(states, "hidden")], -1)
+        x = torch.tensor(pair @ inside["mtp.fc.weight"].T)
+        expected = theirs(inputs_embeds=x).last_hidden_state.numpy()
+    assert error(found, expected) <= 1e-5
+    save_draft_head(tmp_path / "x", head, own, verifier_params=of.params, portable=True)
+    again, read = load_draft_head(tmp_path / "x", of.model, verifier_params=of.params)
+    assert again == head
+    jax.tree.map(np.testing.assert_array_equal, read, own)
+
+
+def test_an_mtp_head_with_experts_drafts_what_the_verifier_writes_alone(tmp_path):
+    with_mtp("qwen3_next", tmp_path / "model", True)
+    of = load_model(tmp_path / "model")
+    head, own = load_draft_head(tmp_path / "model", of.model)
+    texts = [TextModel(of.model, of.params, Words())]
+    texts.append(TextModel(head, own, Words()))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 48, size).astype(np.int32) for size in (5, 1, 9, 3)]
+    options = {"sampling": Sampling(0.0), "max_new_tokens": 8, "buckets": (12,)}
+    alone = Decoder(texts[0], **options)(prompts, progress=False)
+    pair = Pair(verifier=texts[0], drafter=texts[1])
+    together = Decoder(pair, max_draft=3, **options)(prompts, progress=False)
+    jax.tree.map(np.testing.assert_array_equal, together.tokens, alone.tokens)
 
 
 def test_a_tree_grows_as_in_eagles_code():

@@ -97,6 +97,8 @@ def _decoder_only(name, size):
     sizes = {**DECODER_SIZES, "num_key_value_heads": 2} if size == "" else _OTHER_SIZES
     if name in ("olmo2", "olmoe", "smollm3", "phi3"):  # their heads divide the width
         sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
+    if name == "qwen3_5_moe":
+        sizes = {key: value for key, value in sizes.items() if key != "intermediate_size"}
     options = _OPTIONS[name][size != ""]
     made = getattr(transformers, _CLASSES[name])
     return made(**{**sizes, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, **options})
@@ -132,9 +134,10 @@ HF_CONFIGS = {
     ),
     **{
         f"{name}{size}": functools.partial(_decoder_only, name, size)
-        for name, size in itertools.product(("qwen2", "qwen3", "qwen3_moe", "qwen3_5", "mistral",
-                                             "mixtral", "olmo2", "olmoe", "smollm3", "phi3",
-                                             "gpt_oss", "gemma", "gemma3"), ("", "_wide"))
+        for name, size in itertools.product(("qwen2", "qwen3", "qwen3_moe", "qwen3_next",
+                                             "qwen3_5", "qwen3_5_moe", "mistral", "mixtral",
+                                             "olmo2", "olmoe", "smollm3", "phi3", "gpt_oss",
+                                             "gemma", "gemma3"), ("", "_wide"))
     },
 }  # fmt: skip
 # Others of their families.
@@ -194,6 +197,31 @@ _OPTIONS = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 300.0,
                              "partial_rotary_factor": 0.6, "mrope_section": [1, 1, 1]}},
     ),
+    "qwen3_next": (
+        {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 6, "linear_value_head_dim": 5, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+         "shared_expert_intermediate_size": 10},
+        {"head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+         "linear_num_key_heads": 3, "linear_num_value_heads": 9, "linear_key_head_dim": 4,
+         "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "num_experts": 6,
+         "num_experts_per_tok": 3, "moe_intermediate_size": 8, "mlp_only_layers": [1],
+         "shared_expert_intermediate_size": 14, "norm_topk_prob": False,
+         "tie_word_embeddings": True},
+    ),
+    "qwen3_5_moe": (
+        {"num_hidden_layers": 4, "rms_norm_eps": 1e-3, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+         "shared_expert_intermediate_size": 10},
+        {"head_dim": 10, "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+         "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 4,
+         "linear_value_head_dim": 8, "num_experts": 6, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 8, "shared_expert_intermediate_size": 14,
+         "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 300.0,
+                             "partial_rotary_factor": 0.6, "mrope_section": [1, 1, 1]}},
+    ),
     "qwen3_moe": (
         {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
          "norm_topk_prob": True},
@@ -242,7 +270,8 @@ _OPTIONS = {
 }  # fmt: skip
 _CLASSES = {
     "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig",
-    "qwen3_5": "Qwen3_5TextConfig",
+    "qwen3_next": "Qwen3NextConfig", "qwen3_5": "Qwen3_5TextConfig",
+    "qwen3_5_moe": "Qwen3_5MoeTextConfig",
     "mistral": "MistralConfig", "mixtral": "MixtralConfig", "olmo2": "Olmo2Config",
     "olmoe": "OlmoeConfig", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
     "gpt_oss": "GptOssConfig",
@@ -260,8 +289,8 @@ def save_random(name, path):
     theirs = kind.from_config(config, attn_implementation="eager").eval()
     if name in UNTIED:
         theirs.lm_head.weight = torch.nn.Parameter(torch.zeros_like(theirs.lm_head.weight))
-    # A Gemma and a Qwen 3.5 add 1 to the scales of their norms.
-    low = -0.5 if "gemma" in name or "qwen3_5" in name else 0.5
+    # A Gemma, a Qwen3-Next and a Qwen 3.5 add 1 to the scales of their norms.
+    low = -0.5 if any(x in name for x in ("gemma", "qwen3_next", "qwen3_5")) else 0.5
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in theirs.parameters():

@@ -16,6 +16,7 @@ from specjax.partitioning import Partitioner, make_mesh
 from specjax.platforms import as_on_tpus, compiled_for
 from tests.models.test_int8 import in_floats, in_int8
 from tests.models.tiny import CONFIGS, error, quick_jit, tiny
+from tests.variants import variants
 
 RNG = np.random.default_rng(0)
 
@@ -56,9 +57,9 @@ def test_rows_of_nan_stay_alone():
         assert found[4].all() and found.sum() == 3
 
 
-def block(tokens, count, used, renormalised, dtype="float32", width=12, biases=False):
+def block(tokens, count, used, renormalised, dtype="float32", width=12, biases=False, shared=None):
     """With biases, as in gpt-oss: many entries reach its limits."""
-    routing = Routing(count, used, 10, renormalised, biases)
+    routing = Routing(count, used, 10, renormalised, biases, shared)
     activations = ("clamped_swish", "clamped_linear") if biases else ("silu", "linear")
     module = experts.Experts(routing, activations, jnp.dtype(dtype), jnp.dtype(dtype))
     rng = np.random.default_rng(0)
@@ -94,6 +95,13 @@ def expected(routing, params, x):
             hidden = gate / (1 + np.exp(-(1.702 if routing.biases else 1.0) * gate)) * up
             share = share / shares.sum() if routing.renormalised else share
             out[row] += share * projected(hidden, "wo", number)
+    if routing.shared_dim is not None:
+        gate, up, wo = (
+            np.asarray(params["shared"][name]["kernel"], np.float64)
+            for name in ("wi_0", "wi_1", "wo")
+        )
+        hidden = (x @ gate) / (1 + np.exp(-x @ gate)) * (x @ up)
+        out += hidden @ wo / (1 + np.exp(-x @ np.asarray(params["shared_gate"], np.float64)))
     return out
 
 
@@ -101,10 +109,13 @@ def expected(routing, params, x):
 SHAPES = [(1, 8, 2), (3, 8, 3), (7, 4, 4), (40, 3, 2)]
 
 
-@pytest.mark.parametrize(("renormalised", "biases"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("renormalised", "biases", "shared"),
+    [(True, False, None), (False, False, 6), (True, True, None), (True, False, 6)],
+)
 @pytest.mark.parametrize(("tokens", "count", "used"), SHAPES)
-def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised, biases):
-    module, params, x = block(tokens, count, used, renormalised, biases=biases)
+def test_a_token_gets_what_its_experts_give(tokens, count, used, renormalised, biases, shared):
+    module, params, x = block(tokens, count, used, renormalised, biases=biases, shared=shared)
     wanted = expected(module.routing, params, x).reshape(x.shape)
     apply = lambda x: module.apply({"params": params}, x)  # noqa: E731
     assert error(quick_jit(apply)(x), wanted) <= 1e-6
@@ -201,7 +212,7 @@ def test_gradients_are_those_of_all_experts():
 
 @pytest.mark.parametrize("form", [None, "int8"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 1), (2, 2), (1, 8)])
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", variants(("mixtral", "gpt_oss", "qwen3_next"), "mixtral"))
 def test_devices_add_what_their_experts_give(name, mesh, form):
     """With eight devices and four experts, each expert is split."""
     t = tiny(name)

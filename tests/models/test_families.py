@@ -80,7 +80,10 @@ def test_greedy_tokens_are_those_of_transformers_with_and_without_a_drafter(name
 
 @pytest.mark.parametrize("mesh", variants([(1, 2), (2, 1), (2, 2)], (1, 2)))
 @pytest.mark.parametrize(
-    "name", variants(("qwen3_moe", "mixtral", "olmoe", "gpt_oss"), "qwen3_moe")
+    "name",
+    variants(
+        ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "mixtral", "olmoe", "gpt_oss"), "qwen3_moe"
+    ),
 )
 def test_on_a_mesh_experts_write_what_they_write_alone(name, mesh):
     options = {"sampling": Sampling(0.0), "max_new_tokens": NEW, "buckets": (12,)}

@@ -113,9 +113,8 @@ def test_which_parameters_are_in_8_bits():
             for form in FORMS
         }
         for path, kind in kinds["int8"].items():
-            of_expert = name in ("mixtral", "gpt_oss") and path.endswith(
-                ("['wi_0']", "['wi_1']", "['wo']")
-            )
+            of_expert = path.endswith(("['wi_0']", "['wi_1']", "['wo']"))
+            assert not of_expert or name in ("mixtral", "gpt_oss", "qwen3_next")
             of_product = path.endswith("['kernel']") and "_conv" not in path
             assert (kind == "Int8Weight") == (of_product or of_expert), path
         changed = {p for p in kinds["int8"] if kinds["int8"][p] != kinds["int8+embedding"][p]}

@@ -8,7 +8,8 @@ from tests.variants import variants
 # Source: the totals of the checkpoints' safetensors files on their model cards; of tied networks
 # without the copy of the embedding. Gemma 3 from 4B on: the totals, without the vision model of
 # 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5: what transformers makes of
-# the published configurations, without the vision model and the MTP layer.
+# the published configurations, without the vision model and the MTP layer; with experts, and
+# Qwen3-Next: the totals, without these.
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
@@ -76,6 +77,10 @@ PUBLISHED = {
     "qwen3.5_4b": 4_205_751_296,
     "qwen3.5_9b": 8_953_803_264,
     "qwen3.5_27b": 26_895_998_464,
+    "qwen3.5_35b_a3b": 35_951_822_704 - 446_571_248 - 844_640_768,
+    "qwen3.5_122b_a10b": 125_086_497_008 - 451_290_864 - 2_523_679_232,
+    "qwen3.5_397b_a17b": 403_397_928_944 - 456_010_480 - 6_595_568_128,
+    "qwen3_next_80b_a3b": 81_324_862_720 - 1_650_471_424,
     "qwen3_30b_a3b": 30_532_122_624,
     "qwen3_235b_a22b": 235_093_634_560,
     "mistral_7b_v0.1": 7_241_732_096,
@@ -113,8 +118,8 @@ def test_every_preset_has_a_published_count():
     variants(
         PUBLISHED,
         *("t5_v1_1_small", "byt5_small", "umt5_small", "gemma_2b", "gemma2_2b", "gemma3_270m"),
-        *("llama2_7b", "llama3.2_1b", "qwen2.5_0.5b", "qwen3_0.6b", "mistral_7b_v0.1"),
-        *("olmo2_1b", "smollm3_3b", "phi3_mini"),
+        *("llama2_7b", "llama3.2_1b", "qwen2.5_0.5b", "qwen3_0.6b", "qwen3_next_80b_a3b"),
+        *("mistral_7b_v0.1", "olmo2_1b", "smollm3_3b", "phi3_mini"),
     ),
 )
 def test_presets_have_the_published_parameter_counts(name):

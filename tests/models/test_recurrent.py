@@ -9,6 +9,7 @@ from specjax import decoding, drafting
 from specjax.models import model_from_config, recurrent
 from specjax.types import Prompts
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
+from tests.variants import variants
 
 G, ROUNDS, ROWS, PROMPT = 4, 20, 3, 7
 LENGTH = PROMPT + ROUNDS * (G + 1) + G
@@ -58,8 +59,9 @@ def differences(model, params, passes):
 
 
 @pytest.mark.parametrize("passes", [1, G + 1])
-def test_after_rollbacks_the_memory_is_that_of_a_fresh_reading(passes):
-    t = tiny("qwen3_5")
+@pytest.mark.parametrize("name", variants(("qwen3_5", "qwen3_next"), "qwen3_5"))
+def test_after_rollbacks_the_memory_is_that_of_a_fresh_reading(name, passes):
+    t = tiny(name)
     of_states, of_logits = differences(t.model, t.params, passes)
     assert of_states <= 2e-5 and of_logits <= 2e-5
 
@@ -127,15 +129,26 @@ def test_a_row_that_goes_back_too_far_is_nan():
 
 def test_what_recurrent_layers_cannot_do_is_refused():
     model = model_from_config(CONFIGS["qwen3_5"])
-    longest = model.rollback - 1
-    decoding.Speculative(model, drafting.NeuralDrafter(model, longest))
-    for make in (
-        lambda: drafting.NeuralDrafter(model, longest + 1),
-        lambda: decoding.Speculative(model, drafting.LookupDrafter(48, longest + 1)),
-        lambda: decoding.TokenCascade(longest + 1, verifier=model, drafter=model),
+    neural = lambda count: drafting.NeuralDrafter(model, count, name=f"of {count}")  # noqa: E731
+    several = lambda *counts: drafting.HorizontalCascade(tuple(map(neural, counts)))  # noqa: E731
+    vertical = lambda drafter, count: drafting.VerticalCascade(drafter, model, count)  # noqa: E731
+    lookup = lambda count: drafting.LookupDrafter(48, count)  # noqa: E731
+    # In a cascade other passes may be taken back with a draft: those of a reviewer read twice the
+    # block of the level below.
+    for make, most in (
+        (neural, 31),
+        (lambda count: decoding.Speculative(model, lookup(count)), 31),
+        (lambda count: decoding.TokenCascade(count, verifier=model, drafter=model), 31),
+        (lambda count: several(count, 4), 27),
+        (lambda count: several(4, count), 27),
+        (lambda count: vertical(neural(5), count), 20),
+        (lambda count: vertical(lookup(5), count), 20),
+        (lambda count: vertical(several(2, 3), count), 20),
+        (lambda count: several(count, 2, 3), 26),
     ):
-        with pytest.raises(ValueError, match=r"(max_draft|limit) must be less than 32"):
-            make()
+        make(most)
+        with pytest.raises(ValueError, match=r"may go back by 3\d tokens, but CausalLM can .* 32"):
+            make(most + 1)
     assert not model.reads_trees and not model.continues_beginnings
 
 

@@ -85,8 +85,9 @@ def test_logits_equal_those_of_transformers(pair):
 # A tied network of each family.
 TIED = (
     "t5_v1_0", "mt5", "umt5", "t5gemma", "t5gemma2", "llama_tied", "qwen2_wide", "qwen3",
-    "qwen3_moe_wide", "qwen3_5_wide", "mistral_wide", "mixtral_wide", "olmo2_wide", "olmoe_wide",
-    "smollm3", "phi3_wide", "gpt_oss_wide", "gemma", "gemma2", "gemma3",
+    "qwen3_moe_wide", "qwen3_next_wide", "qwen3_5_wide", "qwen3_5_moe_wide", "mistral_wide",
+    "mixtral_wide", "olmo2_wide", "olmoe_wide", "smollm3", "phi3_wide",
+    "gpt_oss_wide", "gemma", "gemma2", "gemma3",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from specjax.models import (
 )
 from specjax.models.gemma import Gemma3Config
 from specjax.models.llama_variants import GptOssConfig, MixtralConfig
-from specjax.models.qwen import Qwen35Config
+from specjax.models.qwen_hybrid import Qwen3NextConfig, Qwen35Config
 from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 
@@ -100,6 +100,21 @@ CONFIGS = {
         linear_key_head_dim=6,
         linear_num_value_heads=4,
         linear_value_head_dim=5,
+    ),
+    # Experts in one of two layers, with one that all tokens share.
+    "qwen3_next": Qwen3NextConfig(
+        **_DECODER,
+        num_kv_heads=2,
+        layer_types=("linear_attention", "full_attention"),
+        linear_num_key_heads=2,
+        linear_key_head_dim=6,
+        linear_num_value_heads=4,
+        linear_value_head_dim=5,
+        num_experts=4,
+        num_experts_per_tok=2,
+        expert_dim=12,
+        shared_expert_dim=10,
+        dense_layers=(0,),
     ),
 }
 

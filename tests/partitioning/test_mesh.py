@@ -20,7 +20,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
-from specjax.models.qwen import Qwen35Config
+from specjax.models.qwen_hybrid import Qwen35Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from specjax.partitioning import (
     STANDARD_RULES,
