@@ -73,7 +73,7 @@ def block(tokens, count, used, renormalised, dtype="float32", width=12, biases=F
 def expected(routing, params, x):
     """Every expert of every token, in NumPy."""
     x = np.asarray(x, np.float64).reshape(-1, x.shape[-1])
-    params = {name: np.asarray(value, np.float64) for name, value in params.items()}
+    params = jax.tree.map(lambda value: np.asarray(value, np.float64), params)
 
     def projected(x, name, number):
         return (
@@ -96,12 +96,9 @@ def expected(routing, params, x):
             share = share / shares.sum() if routing.renormalised else share
             out[row] += share * projected(hidden, "wo", number)
     if routing.shared_dim is not None:
-        gate, up, wo = (
-            np.asarray(params["shared"][name]["kernel"], np.float64)
-            for name in ("wi_0", "wi_1", "wo")
-        )
+        gate, up, wo = (params["shared"][name]["kernel"] for name in ("wi_0", "wi_1", "wo"))
         hidden = (x @ gate) / (1 + np.exp(-x @ gate)) * (x @ up)
-        out += hidden @ wo / (1 + np.exp(-x @ np.asarray(params["shared_gate"], np.float64)))
+        out += hidden @ wo / (1 + np.exp(-x @ params["shared_gate"]))
     return out
 
 
