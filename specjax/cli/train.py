@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from specjax import models, training
     from specjax.data.batching import Batching
     from specjax.data.examples import read_aligned, read_examples
+    from specjax.models.config import kinds_of
     from specjax.training.recipe import Evaluation
 
     families = models.FAMILIES.values()
@@ -33,7 +34,12 @@ def run(args: argparse.Namespace) -> int:
         read_aligned,
         read_examples,
         *(family.config for family in families),
-        *(part for family in families for part in family.config.parts.values()),
+        *(
+            x
+            for family in families
+            for part in family.config.parts.values()
+            for x in kinds_of(part)
+        ),
         Batching,
         training.AdamW,
         Evaluation,
