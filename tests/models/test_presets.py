@@ -9,7 +9,9 @@ from tests.variants import variants
 # without the copy of the embedding. Gemma 3 from 4B on: the totals, without the vision model of
 # 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5: what transformers makes of
 # the published configurations, without the vision model and the MTP layer; with experts, and
-# Qwen3-Next: the totals, without these.
+# Qwen3-Next: the totals, without these. gpt-oss: what transformers makes of the published
+# configurations; the files, in 4 bits, have no such total, and the model card says 20.91 and 116.83
+# billion.
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
@@ -95,6 +97,8 @@ PUBLISHED = {
     "olmo2_32b": 32_234_279_936,
     "olmoe_1b_7b": 6_919_161_856,
     "smollm3_3b": 3_075_098_624,
+    "gpt_oss_20b": 20_914_757_184,
+    "gpt_oss_120b": 116_829_156_672,
     "phi3_mini": 3_821_079_552,
     "phi3_medium": 13_960_238_080,
     "phi4": 14_659_507_200,

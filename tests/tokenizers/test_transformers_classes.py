@@ -69,11 +69,22 @@ def _split_by(regex):
     return pre.Sequence(steps)
 
 
+# The words of gpt-oss: capitals, then small letters, and an ending such as 'll.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = "|".join(
+    [
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}",
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ]
+)
 # tokenizer.json as it is published for these classes.
 FORMS = {
     "bytes": _bytes,
     "bytes, digits": lambda: _bytes(pre.Sequence([pre.Digits(True), pre.ByteLevel(False)])),
     "qwen2": lambda: _bytes(_split_by(QWEN2), norm.NFC()),
+    "o200k": lambda: _bytes(_split_by(O200K)),
     "llama 2": lambda: _marked(norm.Sequence([norm.Prepend("▁"), norm.Replace(" ", "▁")]), None),
     "llama": lambda: _marked(None, pre.Metaspace(prepend_scheme="first", split=False)),
     "gemma": lambda: _marked(norm.Replace(" ", "▁"), pre.Split(" ", "merged_with_previous")),
@@ -100,6 +111,8 @@ CLASSES = {
     ("qwen2", "Qwen2TokenizerFast", "qwen3"): True,
     ("qwen2", "LlamaTokenizerFast", "qwen2"): True,
     ("qwen2", None, "qwen3"): True,
+    ("o200k", "PreTrainedTokenizerFast", "gpt_oss"): True,
+    ("o200k", None, "gpt_oss"): True,
     ("llama", "LlamaTokenizer", "llama"): True,
     ("llama", "LlamaTokenizerFast", None): True,
     ("llama", "LlamaTokenizerFast", "mistral"): True,
