@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.compilation import product_precision
@@ -50,8 +51,11 @@ class Experts(nn.Module):
     dtype: Any
     param_dtype: Any
 
+    # The router reads `routed`, or x.
     @nn.compact
-    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+    def __call__(
+        self, x: Float[Array, "B T E"], routed: Float[Array, "B T E"] | None = None
+    ) -> Float[Array, "B T E"]:
         count, width, size = self.routing.experts, x.shape[-1], self.routing.mlp_dim
         router = declare(self, "router", truncated_init, (width, count), ("embed", "routes"))
         stacks = [
@@ -59,10 +63,16 @@ class Experts(nn.Module):
             for i in range(len(self.activations))
         ]
         stacks.append(declare(self, "wo", stacked_init, (count, size, width), _OUTER))
-        probabilities = jax.nn.softmax(float32_logits(x, router, 0), axis=-1)
+        logits = float32_logits(x if routed is None else routed, router, 0)
+        probabilities = jax.nn.softmax(logits, axis=-1)
         shares, chosen = jax.lax.top_k(probabilities, self.routing.per_token)
         if self.routing.renormalised:
             shares = shares / jnp.sum(shares, axis=-1, keepdims=True)
+        if self.routing.beside_mlp:
+            scales = param_with_axes(
+                "share_scales", nn.initializers.ones, (count,), self.param_dtype, axes=("routes",)
+            )
+            shares = shares * jnp.take(scales.astype(jnp.float32), chosen, axis=0, mode="clip")
         mix: Callable[..., Array] = functools.partial(_mixed, self.activations)
         if (part := traced_partitioner()) is not None:
             mix = _on_each_device(mix, part, x, stacks)

@@ -8,6 +8,7 @@ from specjax.errors import UserError
 from specjax.models.config import ModelConfig, kinds_of
 from specjax.models.family import Family
 from specjax.models.gemma import GEMMA, GEMMA2, GEMMA3
+from specjax.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from specjax.models.llama import LLAMA
 from specjax.models.llama_variants import MISTRAL, MIXTRAL, OLMO2, OLMOE, PHI3, SMOLLM3
 from specjax.models.model import Model
@@ -21,7 +22,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
         LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN35, MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3,
-        GEMMA, GEMMA2, GEMMA3,
+        GEMMA, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED,
     )
 }  # fmt: skip
 

@@ -7,8 +7,8 @@ from tests.variants import variants
 
 # Source: the totals of the checkpoints' safetensors files on their model cards; of tied networks
 # without the copy of the embedding. Gemma 3 from 4B on: the totals, without the vision model of
-# 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5: what transformers makes of
-# the published configurations, without the vision model and the MTP layer.
+# 416,866,032 parameters and the projector of 1,152 (E + 1). Qwen 3.5 and Gemma 4: what transformers
+# makes of the text networks' published sizes, without an MTP layer.
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
@@ -100,6 +100,11 @@ PUBLISHED = {
     "gemma3_4b": 4_300_079_472 - 416_866_032 - 1_152 * 2_561,
     "gemma3_12b": 12_187_325_040 - 416_866_032 - 1_152 * 3_841,
     "gemma3_27b": 27_432_406_640 - 416_866_032 - 1_152 * 5_377,
+    "gemma4_e2b": 4_628_569_379,
+    "gemma4_e4b": 7_463_013_418,
+    "gemma4_12b": 11_907_350_320,
+    "gemma4_26b_a4b": 25_233_141_790,
+    "gemma4_31b": 30_697_345_340,
 }
 
 
