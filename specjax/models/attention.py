@@ -31,7 +31,7 @@ from specjax.models.cache import (
     write_layer,
 )
 from specjax.models.config import ModelConfig, Style
-from specjax.models.layers import Dense, RMSNorm
+from specjax.models.layers import Dense, RMSNorm, normalised
 from specjax.models.position_encoding import MASKED, Rope, rotate
 from specjax.models.weights import normal_init
 from specjax.types import TreeShape, traced_dataclass
@@ -53,11 +53,16 @@ class Segment(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped queries."""
+    """Multi-head attention with grouped queries.
+
+    Attributes:
+      keyed_values: see `Style.keyed_values`.
+    """
 
     config: ModelConfig
     style: Style
     layout: CacheLayout = CacheLayout()
+    keyed_values: bool = False
 
     def setup(self) -> None:
         config, style = self.config, self.style
@@ -105,8 +110,11 @@ class Attention(nn.Module):
     def keys_values(
         self, x: Float[Array, "B S read"], rope: Rope | None = None
     ) -> tuple[Array, Array]:
-        keys = self._heads(self.key(x), "key_norm")
-        values = self.value(x).reshape(keys.shape)
+        made = self.key(x)
+        keys = self._heads(made, "key_norm")
+        values = (made if self.keyed_values else self.value(x)).reshape(keys.shape)
+        if self.style.value_norms:
+            values = normalised(values, self.config.norm_eps).astype(values.dtype)
         return self.layout.arrange(keys if rope is None else rotate(keys, rope), values)
 
     def __call__(

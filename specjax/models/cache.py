@@ -3,13 +3,15 @@
 Axes: B rows, L decoder layers, K key-value heads, S cache length, D head width, T tokens of a
 block, P encoder length.
 
-There is one array per layer, so that a layer reads its entries without a copy. A `CacheLayout` sets
-the order of the axes; by default, keys are `[B, K, S, D]` and values `[B, K, D, S]`.
+There is one array per layer that makes keys and values (`Style.cached`), so that a layer reads its
+entries without a copy. K and D may differ by layer. A `CacheLayout` sets the order of the axes; by
+default, keys are `[B, K, S, D]` and values `[B, K, D, S]`.
 
 An entry at position k of row b is live iff k < positions[b]. Later entries are stale; they are
 overwritten before any query can see them. So a smaller position is all that a rollback needs.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
 from specjax.models import recurrent
+from specjax.models.config import ModelConfig
 from specjax.models.recurrent import RecurrentMemory
 
 # Past the end of any cache.
@@ -98,7 +101,7 @@ def is_long(keys: Array) -> bool:
 
 
 class CacheEntries(NamedTuple):
-    """The entries that one block adds to a cache, for each layer with attention.
+    """The entries that one block adds to a cache, for each layer that makes keys and values.
 
     Attributes:
       recurrent: the memory of the other layers after the block, whole; None if there are none.
@@ -122,7 +125,7 @@ class Cross(NamedTuple):
 
 
 class RaggedCache(NamedTuple):
-    """Keys and values of the tokens read so far, for each layer with attention.
+    """Keys and values of the tokens read so far, for each layer that makes them.
 
     The leading axis of every array is the batch.
     """
@@ -137,26 +140,25 @@ class RaggedCache(NamedTuple):
 
 
 def allocate(
-    num_layers: int,
+    layers: Sequence[ModelConfig],
     batch: int,
-    kv_heads: int,
     max_length: int,
-    head_dim: int,
-    dtype: Any,
     layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
 ) -> RaggedCache:
-    """An empty cache: zeros, without `cross`."""
+    """An empty cache of layers of these sizes: zeros, without `cross`."""
     assert max_length >= 1
-    if layout.joins_long and max_length >= LONG:
-        layout = CacheLayout(kv_heads, by_position=True)
-    groups, width = kv_heads // layout.heads, layout.heads * head_dim
-    keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)
-    if layout.by_position:
-        keys = values = (batch, max_length, groups, width)
-    return RaggedCache(
-        keys=tuple(jnp.zeros(keys, dtype) for _ in range(num_layers)),
-        values=tuple(jnp.zeros(values, dtype) for _ in range(num_layers)),
-    )
+
+    def empty(sizes: ModelConfig) -> tuple[Array, Array]:
+        joins = layout.joins_long and max_length >= LONG
+        heads = sizes.kv_heads if joins else layout.heads
+        groups, width = sizes.kv_heads // heads, heads * sizes.head_dim
+        keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)
+        if layout.by_position:
+            keys = values = (batch, max_length, groups, width)
+        return jnp.zeros(keys, sizes.dtype), jnp.zeros(values, sizes.dtype)
+
+    keys, values = zip(*map(empty, layers), strict=True)
+    return RaggedCache(keys, values)
 
 
 def write(

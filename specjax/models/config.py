@@ -26,6 +26,14 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/mlp/{shared/{wi_0,wi_1,wo}/kernel, shared_gate (E, 1)}
                                                         `Routing.shared_dim` only
     decoder/layers_i/post_{self_attention,mlp}_layer_norm/scale (E,)        `Style.post_norms` only
+    decoder/layers_i/experts                            as mlp above, with share_scales (X,), beside
+    decoder/layers_i/{router_norm,pre_experts_layer_norm}/scale     the mlp: `Routing.beside_mlp`
+    decoder/layers_i/post_{mlp,experts}_norm/scale                          likewise
+    layer_inputs/embedding (V, layers·P)                                    `Style.layer_input_dim`
+    layer_inputs/{projection/kernel (E, layers·P), norm/scale (P,)}         only, with P
+    decoder/layers_i/{input_gate/kernel (E, P), input_out/kernel (P, E)}    likewise
+    decoder/layers_i/post_input_layer_norm/scale (E,)                       likewise
+    decoder/layers_i/residual_scale (1,)                        `Style.residual_scales` only
     decoder/decoder_norm/scale (E,)
     decoder/logits_dense/kernel (E, V)                                      untied embeddings only
 
@@ -95,6 +103,9 @@ class Routing(NamedTuple):
       renormalised: whether the shares of these sum to 1; else they are their probabilities.
       biases: whether the router and each projection of an expert have a bias.
       shared_dim: the width of one more expert, which all tokens use; None: there is none.
+      beside_mlp: whether the layer also has a single block, and adds both outputs, each with a
+        norm. The router then reads the residual stream, with a norm of its own, and each expert's
+        share has a learnt factor.
     """
 
     experts: int
@@ -103,6 +114,7 @@ class Routing(NamedTuple):
     renormalised: bool
     biases: bool = False
     shared_dim: int | None = None
+    beside_mlp: bool = False
 
     def expected(self, tokens: int) -> float:
         """How many experts so many tokens use together, if each is as probable as any other."""
@@ -118,6 +130,9 @@ class Style:
       deltas: for each layer, the gated delta network that it has in place of attention, or None;
         empty: all layers have attention.
       routings: for each layer, its experts, or None for a single block; empty: no experts.
+      sources: for each layer, the one whose keys and values it attends to, itself or one before it;
+        empty: each has its own.
+      keyed_values: for each layer, whether its values are what its key kernel makes; empty: none.
       windows: for each layer, the number of positions that a query sees; None for all. In an
         encoder, the numbers of positions before and after the query.
       ropes: for each layer, D // 2 rotary frequencies in radians per position, or fewer, for the
@@ -132,11 +147,15 @@ class Style:
         position without a value.
       qk_norms: "head" for an RMS norm of each head's queries and keys, before any rotation;
         "all" for a norm over all heads; None for none.
+      value_norms: whether each head's values have an RMS norm without a scale.
       gated: whether the output of each head of attention is multiplied by the sigmoid of a gate,
         which the query kernel makes, too: it is (E, H·2·D).
       pre_norms: whether a norm precedes each block.
       post_norms: whether a norm follows each block, before the residual addition.
       plus_one_norms: `plus_one` of `RMSNorm`.
+      residual_scales: whether a learnt number multiplies the residual stream after each layer.
+      layer_input_dim: P, the width of an input that each layer has of each token; see
+        `layers.LayerInputs`. None for no such input.
       attn_softcap: c in c·tanh(x / c) on attention logits, or None.
       final_softcap: the same on the output logits.
       embed_stddev: of the initial embedding.
@@ -153,6 +172,8 @@ class Style:
     activations: tuple[str, ...]
     deltas: tuple[DeltaSizes | None, ...] = ()
     routings: tuple[Routing | None, ...] = ()
+    sources: tuple[int, ...] = ()
+    keyed_values: tuple[bool, ...] = ()
     windows: tuple[int | tuple[int, int] | None, ...]
     ropes: tuple[tuple[float, ...] | None, ...]
     relative: RelativePositions | None = None
@@ -163,10 +184,13 @@ class Style:
     out_bias: bool = False
     sinks: bool = False
     qk_norms: str | None = None
+    value_norms: bool = False
     gated: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     plus_one_norms: bool = False
+    residual_scales: bool = False
+    layer_input_dim: int | None = None
     attn_softcap: float | None = None
     final_softcap: float | None = None
     embed_stddev: float = 1.0
@@ -177,6 +201,12 @@ class Style:
     own_embedding: bool = False
     eoi_token: int | None = None
     merged_cross: bool = False
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """The layers that make keys and values, in the order of the cache."""
+        own = (i for i in range(len(self.windows)) if not self.sources or self.sources[i] == i)
+        return tuple(i for i in own if not self.deltas or self.deltas[i] is None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,6 +277,10 @@ class ModelConfig(abc.ABC):
     @property
     @abc.abstractmethod
     def style(self) -> Style: ...
+
+    def of_layer(self, number: int) -> "ModelConfig":
+        """The configuration with the sizes of a layer, if they differ by layer."""
+        return self
 
     @property
     def encoder_style(self) -> Style | None:

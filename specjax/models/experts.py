@@ -61,8 +61,11 @@ class Experts(nn.Module):
     dtype: Any
     param_dtype: Any
 
+    # The router reads `routed`, or x.
     @nn.compact
-    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+    def __call__(
+        self, x: Float[Array, "B T E"], routed: Float[Array, "B T E"] | None = None
+    ) -> Float[Array, "B T E"]:
         count, width, size = self.routing.experts, x.shape[-1], self.routing.mlp_dim
         router = declare(self, "router", truncated_init, (width, count), ("embed", "routes"))
         stacks = [
@@ -70,7 +73,7 @@ class Experts(nn.Module):
             for i in range(len(self.activations))
         ]
         stacks.append(declare(self, "wo", stacked_init, (count, size, width), _OUTER))
-        logits = float32_logits(x, router, 0)
+        logits = float32_logits(x if routed is None else routed, router, 0)
         biases: list[Array] | None = None
         if self.routing.biases:
             bias, *biases = self._biases(width)
@@ -78,6 +81,11 @@ class Experts(nn.Module):
         top, chosen = jax.lax.top_k(logits, self.routing.per_token)
         among = top if self.routing.renormalised else logits
         shares = jnp.exp(top - jax.nn.logsumexp(among, axis=-1, keepdims=True))
+        if self.routing.beside_mlp:
+            scales = param_with_axes(
+                "share_scales", nn.initializers.ones, (count,), self.param_dtype, axes=("routes",)
+            )
+            shares = shares * jnp.take(scales.astype(jnp.float32), chosen, axis=0, mode="clip")
         mix: Callable[..., Array] = functools.partial(_mixed, self.activations)
         if (part := traced_partitioner()) is not None and part.mesh.size > 1:
             mix = _on_each_device(self.activations, part, x, stacks, biases)

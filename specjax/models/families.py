@@ -8,6 +8,7 @@ from specjax.errors import UserError
 from specjax.models.config import ModelConfig, kinds_of
 from specjax.models.family import Family
 from specjax.models.gemma import GEMMA, GEMMA2, GEMMA3
+from specjax.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from specjax.models.llama import LLAMA
 from specjax.models.llama_variants import (
     GPT_OSS,
@@ -30,7 +31,8 @@ FAMILIES: dict[str, Family] = {
     for family in (
         T5, MT5, UMT5, T5GEMMA, T5GEMMA2,
         LLAMA, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, QWEN35, QWEN35_MOE,
-        MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3, GPT_OSS, GEMMA, GEMMA2, GEMMA3,
+        MISTRAL, MIXTRAL, OLMO2, OLMOE, SMOLLM3, PHI3, GPT_OSS,
+        GEMMA, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED,
     )
 }  # fmt: skip
 

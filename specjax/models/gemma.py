@@ -66,7 +66,7 @@ class Gemma2Config(DecoderOnlyConfig):
         layers = range(self.num_layers)
         return llama_style(
             self,
-            **_shared_style(self.embed_dim),
+            **shared_style(self.embed_dim),
             windows=tuple(None if i % 2 else self.sliding_window for i in layers),
             query_scale=self.query_pre_attn_scalar**-0.5,
             post_norms=True,
@@ -75,8 +75,8 @@ class Gemma2Config(DecoderOnlyConfig):
         )
 
 
-# The fields of `Style` that all Gemmas share.
-def _shared_style(embed_dim: int) -> dict[str, Any]:
+def shared_style(embed_dim: int) -> dict[str, Any]:
+    """The fields of `Style` that all Gemmas share."""
     return {
         "activations": ("gelu", "linear"),
         "plus_one_norms": True,
@@ -86,7 +86,7 @@ def _shared_style(embed_dim: int) -> dict[str, Any]:
 
 
 # Fields that all later Gemmas may only have with these values.
-_CONSTANTS: Constants = {
+CONSTANTS: Constants = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
 }
@@ -97,7 +97,7 @@ def _gemma2_from_hf(fields: HFFields) -> Gemma2Config:
     if not values.get("hidden_activation"):
         fields.refuse("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     fields.refuse("use_bidirectional_attention", (False,), False)
-    sizes = rotary_from_hf(fields, _CONSTANTS, tied=True, head_dim=256, num_key_value_heads=4)
+    sizes = rotary_from_hf(fields, CONSTANTS, tied=True, head_dim=256, num_key_value_heads=4)
     types = values.get("layer_types")
     # As long as the list: a damaged file may name any number of layers.
     count = len(types) if isinstance(types, list) else 0
@@ -124,7 +124,7 @@ def _gemma2_from_hf(fields: HFFields) -> Gemma2Config:
 
 def _gemma2_to_hf(config: Gemma2Config) -> dict[str, Any]:
     return {
-        **rotary_to_hf(config, _CONSTANTS, 8_192),
+        **rotary_to_hf(config, CONSTANTS, 8_192),
         "hidden_act": "gelu_pytorch_tanh",
         "sliding_window": config.sliding_window,
         "attn_logit_softcapping": config.attn_logit_softcap,
@@ -159,8 +159,8 @@ _NAMES = decoder_only_names(
         "post_feedforward_layernorm": "post_mlp_layer_norm",
     }
 )
-_SPECIAL_IDS = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2}
-_VOCABULARY = Vocabulary(
+SPECIAL_IDS = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2}
+VOCABULARY = Vocabulary(
     file="tokenizer.model",
     types=("bpe",),
     options={
@@ -189,7 +189,7 @@ GEMMA2 = decoder_only_family(
     "gemma2",
     config=Gemma2Config,
     architectures=("Gemma2ForCausalLM",),
-    special_ids=_SPECIAL_IDS,
+    special_ids=SPECIAL_IDS,
     names=_NAMES,
     from_hf=_gemma2_from_hf,
     to_hf=_gemma2_to_hf,
@@ -199,7 +199,7 @@ GEMMA2 = decoder_only_family(
         # Its queries are scaled by E / H, not by the width of a head.
         "gemma2_27b": _gemma2_size(4_608, 32, 16, 128, 36_864, 46, query_pre_attn_scalar=144.0),
     },
-    vocabulary=_VOCABULARY,
+    vocabulary=VOCABULARY,
 )
 
 
@@ -211,7 +211,7 @@ class GemmaConfig(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        return dataclasses.replace(super().style, **_shared_style(self.embed_dim))
+        return dataclasses.replace(super().style, **shared_style(self.embed_dim))
 
 
 _GEMMA1_CONSTANTS: Constants = {
@@ -240,14 +240,14 @@ GEMMA = decoder_only_family(
     "gemma",
     config=GemmaConfig,
     architectures=("GemmaForCausalLM",),
-    special_ids=_SPECIAL_IDS,
+    special_ids=SPECIAL_IDS,
     from_hf=_gemma1_from_hf,
     to_hf=_gemma1_to_hf,
     presets={
         "gemma_2b": GemmaConfig.of(256_000, 2_048, 8, 1, 256, 16_384, 18),
         "gemma_7b": GemmaConfig.of(256_000, 3_072, 16, 16, 256, 24_576, 28),
     },
-    vocabulary=_VOCABULARY,
+    vocabulary=VOCABULARY,
 )
 
 
@@ -275,7 +275,7 @@ class Gemma3Config(RotaryConfig):
         ropes = {FULL: tuple(every.tolist()), SLIDING: tuple(local.tolist())}
         return dataclasses.replace(
             super().style,
-            **_shared_style(self.embed_dim),
+            **shared_style(self.embed_dim),
             ropes=tuple(ropes[kind] for kind in types_of_layers(self)),
             query_scale=self.query_pre_attn_scalar**-0.5,
             qk_norms="head",
@@ -283,13 +283,13 @@ class Gemma3Config(RotaryConfig):
         )
 
 
-# Each `every`-th layer has no window.
-def _gemma3_types(count: int, every: int = 6) -> tuple[str, ...]:
+def types_by_number(count: int, every: int = 6) -> tuple[str, ...]:
+    """The types of layers of which each `every`-th has no window."""
     return tuple(FULL if (i + 1) % every == 0 else SLIDING for i in range(count))
 
 
 def _gemma3_from_hf(fields: HFFields) -> Gemma3Config:
-    fields.refuse_others(_CONSTANTS)
+    fields.refuse_others(CONSTANTS)
     fields.refuse("use_bidirectional_attention", (False,), False)
     fields.refuse("attn_logit_softcapping", (None,), None)
     fields.refuse("final_logit_softcapping", (None,), None)
@@ -305,7 +305,7 @@ def _gemma3_from_hf(fields: HFFields) -> Gemma3Config:
         head_dim=256,
     )
     count = sizes["num_layers"]
-    types = _gemma3_types(count, fields.whole("sliding_window_pattern", 6))
+    types = types_by_number(count, fields.whole("sliding_window_pattern", 6))
     window = fields.window(4_096)
     return Gemma3Config(
         **sizes,
@@ -350,7 +350,7 @@ def _gemma3_to_hf(config: Gemma3Config) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
     return {
         **decoder_only_to_hf(config),
-        **{name: allowed[0] for name, allowed in _CONSTANTS.items()},
+        **{name: allowed[0] for name, allowed in CONSTANTS.items()},
         "sliding_window": config.sliding_window or 4_096,
         "layer_types": types_of_layers(config),
         "query_pre_attn_scalar": _whole_scalar(config.query_pre_attn_scalar),
@@ -366,7 +366,7 @@ def _gemma3_to_hf(config: Gemma3Config) -> dict[str, Any]:
 
 
 def _gemma3_size(window: int, vocab: int, *sizes: int, **others: Any) -> Gemma3Config:
-    types = _gemma3_types(sizes[-1])
+    types = types_by_number(sizes[-1])
     return Gemma3Config.of(vocab, *sizes, sliding_window=window, layer_types=types, **others)
 
 
@@ -374,7 +374,7 @@ GEMMA3 = decoder_only_family(
     "gemma3_text",
     config=Gemma3Config,
     architectures=("Gemma3ForCausalLM",),
-    special_ids=_SPECIAL_IDS,
+    special_ids=SPECIAL_IDS,
     names=_NAMES,
     from_hf=_gemma3_from_hf,
     to_hf=_gemma3_to_hf,
@@ -396,5 +396,5 @@ GEMMA3 = decoder_only_family(
             rope_factor=8.0, query_pre_attn_scalar=168.0,
         ),
     },
-    vocabulary=_VOCABULARY,
+    vocabulary=VOCABULARY,
 )  # fmt: skip

@@ -726,14 +726,14 @@ class DraftHead(LanguageModel):
           nodes: the most tokens of a draft.
         """
         layers = self.config.layers
-        sizes = (layers.num_layers, rows, layers.kv_heads, max_length, layers.head_dim)
         width = len(self.config.boundaries) * self.verifier.config.embed_dim
         fresh = Fresh(
             jnp.zeros((rows, path + 1), jnp.int32),
             jnp.zeros((rows, path + 1, width), self.verifier.config.dtype),
             jnp.zeros((rows,), jnp.int32),
         )
-        entries = cache_lib.allocate(*sizes, layers.dtype, self.layout)
+        each = [layers] * layers.num_layers
+        entries = cache_lib.allocate(each, rows, max_length, self.layout)
         return HeadCache(entries, fresh, None, jnp.zeros((rows,), jnp.int32))
 
     def refused(self) -> UserError:

@@ -18,7 +18,7 @@ from specjax.types import Params, traced_dataclass
 
 INT8, WITH_EMBEDDING = "int8", "int8+embedding"
 FORMS = (INT8, WITH_EMBEDDING)
-_EMBEDDING = "token_embedder/embedding"
+_EMBEDDINGS = ("token_embedder/embedding", "layer_inputs/embedding")
 # On CPUs, a product with fewer tokens than this converts the matrix in pieces of so many rows.
 _FEW_TOKENS, _MOST_ROWS, _LEAST_ROWS = 64, 128, 32
 
@@ -138,7 +138,7 @@ def int8_form(path: str, shape: tuple[int, ...], form: str | None) -> type[Int8W
         return None
     if is_stack(path, shape) or (len(shape) == 2 and path.endswith("/kernel")):
         return Int8Weight
-    return Int8Embedding if path == _EMBEDDING and form == WITH_EMBEDDING else None
+    return Int8Embedding if path in _EMBEDDINGS and form == WITH_EMBEDDING else None
 
 
 def abstract_int8(params: Params, form: str | None) -> Params:

@@ -55,11 +55,16 @@ class RMSNorm(nn.Module):
         init = nn.initializers.zeros if self.plus_one else nn.initializers.ones
         scale = param_with_axes("scale", init, x.shape[-1:], self.param_dtype, axes=(self.axis,))
         scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
-        x = x.astype(jnp.float32)
-        y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        y = normalised(x, self.eps)
         if self.plus_one:
             return (y * (1.0 + scale.astype(jnp.float32))).astype(self.dtype)
         return y.astype(self.dtype) * scale.astype(self.dtype)
+
+
+def normalised(x: Array, eps: float) -> Array:
+    """The vectors of the last axis divided by their root mean square, in float32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
 
 
 class Dense(nn.Module):
@@ -137,6 +142,30 @@ class Embed(nn.Module):
         if self.has_variable("params", TRANSPOSED):
             return float32_logits(x, self.get_variable("params", TRANSPOSED), 0)
         return float32_logits(x, self.embedding, 1)
+
+
+class LayerInputs(nn.Module):
+    """An input of each token for each layer: from an embedding, and from the residual stream."""
+
+    vocab_size: int
+    layers: int
+    width: int  # P
+    eps: float
+    dtype: Any
+    param_dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, tokens: Integer[Array, "B T"], x: Float[Array, "B T E"]
+    ) -> Float[Array, "B T layers P"]:
+        joined, dtypes = self.layers * self.width, (self.dtype, self.param_dtype)
+        shape, each = (self.vocab_size, joined), (*x.shape[:2], self.layers, self.width)
+        table = declare(self, "embedding", nn.initializers.normal(1.0), shape, ("vocab", "embed"))
+        own = rows(table, tokens.astype(jnp.int32), self.dtype) * self.width**0.5
+        projected = Dense(joined, ("embed", "embed"), *dtypes, name="projection")(x)
+        projected = (projected * x.shape[-1] ** -0.5).reshape(each)
+        projected = RMSNorm(self.eps, *dtypes, name="norm")(projected)
+        return (projected + own.reshape(each)) * 2**-0.5
 
 
 class MLP(nn.Module):

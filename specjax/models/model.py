@@ -106,7 +106,9 @@ class Model(LanguageModel, abc.ABC):
         config = self.config
         if ways is not None and not self.split:
             ways = 1
-        sizes = (config.num_heads, config.kv_heads, config.head_dim)
+        layers = [config.of_layer(i) for i in config.style.cached]
+        kv_heads = math.gcd(*(layer.kv_heads for layer in layers))
+        sizes = (config.num_heads, kv_heads, min(layer.head_dim for layer in layers))
         return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
 
     def init(self, key: Array) -> Params:
@@ -140,8 +142,9 @@ class Model(LanguageModel, abc.ABC):
         return str(self.config) + ("" if self.tokens is None else f", {self.tokens} tokens")
 
     def axis_units(self) -> dict[str, int]:
-        # Heads. Common to the heads of the encoder and the decoder.
-        head = math.lcm(self.config.head_dim, self.config.encoder_config.head_dim)
+        # Heads. Common to all layers, and to the heads of the encoder and the decoder.
+        layers = (self.config.of_layer(i) for i in range(len(self.config.style.windows)))
+        head = math.lcm(self.config.encoder_config.head_dim, *(x.head_dim for x in layers))
         units = {"joined_kv": head, "joined_grouped_kv": head}
         for size in filter(None, self.config.style.deltas):
             # A key's head, and the heads of values that share it.
@@ -163,7 +166,7 @@ class Model(LanguageModel, abc.ABC):
         Not the encoder, the kernels that only read its output, and an embedding of which a pass
         takes rows. Of experts it is what `Routing.expected` says.
         """
-        once = r"encoder/|.*/encoder_decoder_attention/(key|value)/"
+        once = r"encoder/|.*/encoder_decoder_attention/(key|value)/|layer_inputs/embedding"
         if not self.config.tie_embeddings:
             once += "|token_embedder/"
         routings = self.config.style.routings
@@ -276,9 +279,8 @@ class Model(LanguageModel, abc.ABC):
 
     def _empty_cache(self, rows: int, max_length: int) -> RaggedCache:
         config, deltas = self.config, self.config.style.deltas
-        layers = len(config.style.windows) - sum(delta is not None for delta in deltas)
-        sizes = (layers, rows, config.kv_heads, max_length, config.head_dim)
-        cache = cache_lib.allocate(*sizes, config.dtype, self.layout)
+        layers = [config.of_layer(i) for i in config.style.cached]
+        cache = cache_lib.allocate(layers, rows, max_length, self.layout)
         if not deltas:
             return cache
         memory = empty_memory(deltas, rows, self.rollback, config.dtype)

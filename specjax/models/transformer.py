@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.core.spmd import get_logical_axis_rules
+from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from specjax.compilation import jit
@@ -31,7 +32,7 @@ from specjax.models.attention import (
 from specjax.models.cache import CacheEntries, CacheLayout, Cross
 from specjax.models.config import DeltaSizes, ModelConfig, Routing, Style
 from specjax.models.experts import Experts
-from specjax.models.layers import MLP, Embed, LogitsDense, RMSNorm
+from specjax.models.layers import MLP, Dense, Embed, LayerInputs, LogitsDense, RMSNorm, activated
 from specjax.models.position_encoding import MASKED, RelativePositionBias, Rope, rope_angles
 from specjax.models.recurrent import (
     DeltaPast,
@@ -71,7 +72,7 @@ def _mask_bias(mask: Bool[Array, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
 class Layer(nn.Module):
     """Self-attention, cross-attention if there is an encoder, and a feed-forward block.
 
-    In place of attention there may be a gated delta network.
+    In place of attention there may be a gated delta network. `config` has the sizes of this layer.
     """
 
     config: ModelConfig
@@ -81,6 +82,7 @@ class Layer(nn.Module):
     cross: bool = False  # whether it attends to an encoder's output
     delta: DeltaSizes | None = None
     routing: Routing | None = None  # of its experts
+    keyed_values: bool = False
 
     def setup(self) -> None:
         config, style = self.config, self.style
@@ -88,19 +90,34 @@ class Layer(nn.Module):
         if self.delta is not None:
             self.network = GatedDeltaNet(config, self.delta, name="delta")
         else:
-            self.attention = Attention(config, style, self.layout, name=name)
+            self.attention = Attention(config, style, self.layout, self.keyed_values, name=name)
         parts = [name, "mlp"]
         if self.cross and not style.merged_cross:
             parts.insert(1, "cross_attention")
             self.encoder_decoder_attention = Attention(config, style, self.layout)
         dtypes = (config.dtype, config.param_dtype)
-        if self.routing is None:
-            self.mlp = MLP(config.mlp_dim, style.activations, *dtypes, style.dropout_rate)
-        else:
-            self.experts = Experts(self.routing, style.activations, *dtypes, name="mlp")
         norm = functools.partial(_norm, config, style)
+        beside = self.routing is not None and self.routing.beside_mlp
+        if self.routing is None or beside:
+            self.mlp = MLP(config.mlp_dim, style.activations, *dtypes, style.dropout_rate)
+        if self.routing is not None:
+            name = "experts" if beside else "mlp"
+            self.experts = Experts(self.routing, style.activations, *dtypes, name=name)
+        if beside:
+            self.router_norm = norm("router_norm")
+            self.before_experts = norm("pre_experts_layer_norm")
+            self.after_mlp = norm("post_mlp_norm")
+            self.after_experts = norm("post_experts_norm")
         self.before = [norm(f"pre_{p}_layer_norm") for p in parts if style.pre_norms]
         self.after = [norm(f"post_{p}_layer_norm") for p in parts if style.post_norms]
+        if (width := style.layer_input_dim) is not None:
+            self.input_gate = Dense(width, ("embed", "embed"), *dtypes)
+            self.input_out = Dense(config.embed_dim, ("embed", "embed"), *dtypes)
+            self.after_input = norm("post_input_layer_norm")
+        if style.residual_scales:
+            self.residual_scale = param_with_axes(
+                "residual_scale", nn.initializers.ones, (1,), config.param_dtype, axes=("embed",)
+            )
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.relative is not None and style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
@@ -110,6 +127,8 @@ class Layer(nn.Module):
         attention = self.attention if merged else self.encoder_decoder_attention
         return attention.keys_values(encoded)
 
+    # `shared` are the keys and values of the layer whose it attends to, `own` is its input of each
+    # token; see `Style.sources` and `Style.layer_input_dim`.
     def __call__(
         self,
         x: Float[Array, "B T E"],
@@ -117,6 +136,8 @@ class Layer(nn.Module):
         past: LayerMemory | DeltaPast | None = None,
         rope: Rope | None = None,
         encoded: Segment | None = None,
+        shared: tuple[Array, Array] | None = None,
+        own: Float[Array, "B T P"] | None = None,
         deterministic: bool = True,
     ) -> tuple[Array, Any]:
 
@@ -132,7 +153,7 @@ class Layer(nn.Module):
         if isinstance(past, DeltaPast):
             y, entries = self.network(y, past)
         else:
-            keys, values = self.attention.keys_values(y, rope)
+            keys, values = shared or self.attention.keys_values(y, rope)
             segments, *entries = attended(past, self.layout, keys, values, bias)
             if encoded is not None and self.style.merged_cross:
                 segments, encoded = [*segments, encoded], None
@@ -143,8 +164,21 @@ class Layer(nn.Module):
             y = self.encoder_decoder_attention(y, [encoded], deterministic=deterministic)
             x = added(1, y)
         y = normed(self.before, -1, x)
-        y = self.mlp(y, deterministic) if self.routing is None else self.experts(y)
-        return added(-1, y), entries
+        if self.routing is None:
+            y = self.mlp(y, deterministic)
+        elif not self.routing.beside_mlp:
+            y = self.experts(y)
+        else:
+            routed = self.router_norm(x) * x.shape[-1] ** -0.5
+            mixed = self.experts(self.before_experts(x), routed)
+            y = self.after_mlp(self.mlp(y, deterministic)) + self.after_experts(mixed)
+        x = added(-1, y)
+        if own is not None:
+            y = activated(self.style.activations[0], self.input_gate(x)) * own
+            x = x + self.after_input(self.input_out(y))
+        if self.style.residual_scales:
+            x = x * self.residual_scale.astype(x.dtype)[None, None]
+        return x, entries
 
 
 # The layers of a stack differ only in arrays, so they share a trace, which is inlined: a deep
@@ -167,10 +201,12 @@ class Stack(nn.Module):
         config, style = self.config, self.style
         if style.relative is not None and not style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
-        layer = functools.partial(Layer, config, style, self.layout, self.in_encoder, self.cross)
-        none = (None,) * len(style.windows)
-        kinds = zip(style.deltas or none, style.routings or none, strict=True)
-        self.layers = [layer(*kind) for kind in kinds]
+        rest = style, self.layout, self.in_encoder, self.cross
+        count = len(style.windows)
+        none = (None,) * count
+        keyed = style.keyed_values or (False,) * count
+        kinds = enumerate(zip(style.deltas or none, style.routings or none, keyed, strict=True))
+        self.layers = [Layer(config.of_layer(i), *rest, *kind) for i, kind in kinds]
         self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.own_embedding:
@@ -200,6 +236,7 @@ class Stack(nn.Module):
         mask: Bool[Array, "B T"] | None = None,
         fresh: RecurrentMemory | None = None,
         counts: Array | None = None,
+        own: Float[Array, "B T layers P"] | None = None,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "B T E"], CacheEntries, list[Array]]:
         length = x.shape[1]
@@ -207,10 +244,11 @@ class Stack(nn.Module):
         biases = self._block_biases(length, memory, mask)
         pasts: list[LayerMemory | DeltaPast | None] = [None] * len(biases)
         attending = [i for i, layer in enumerate(self.layers) if layer.delta is None]
+        cached, sources = self.style.cached, self.style.sources or range(len(biases))
         if memory is not None:
             past_biases = self._past_biases(length, memory)
-            for number, i in enumerate(attending):
-                pasts[i] = memory.layer(number, past_biases[i])
+            for i in attending:
+                pasts[i] = memory.layer(cached.index(sources[i]), past_biases[i])
         recurrent, others = fresh, [i for i in range(len(biases)) if i not in attending]
         if others:
             start = jnp.zeros(x.shape[0], jnp.int32)
@@ -230,28 +268,38 @@ class Stack(nn.Module):
         x = self.dropout(x, deterministic=deterministic)
         entries: list[Any] = []
         states = [x]
-        sizes = self.config, self.style, self.layout, self.in_encoder, self.cross
+        rest = self.style, self.layout, self.in_encoder, self.cross
         # A caller's own partitioner, such as T5X's, sets rules by which flax places parameters.
         program = traced_program(), tuple(get_logical_axis_rules())
         parts = zip(self.layers, biases, pasts, ropes, encoded, strict=True)
         # A trace of its own for each layer that draws, or writes variables such as intermediates.
         assert self.scope is not None
-        own = not deterministic or self.scope.mutable is not False
+        apart = not deterministic or self.scope.mutable is not False
         for i, (layer, bias, past, rope, seen) in enumerate(parts):
-            if own:
-                x, added = layer(x, bias, past, rope, seen, deterministic)
+            shared = None
+            if sources[i] != i:
+                shared = entries[sources[i]]
+                if isinstance(past, LayerMemory) and past.start is not None:  # the whole cache
+                    bias, past = past.bias, None
+            more = shared, None if own is None else own[:, :, i]
+            if apart:
+                x, added = layer(x, bias, past, rope, seen, *more, deterministic)
             else:
                 with jax.named_scope(f"layers_{i}"):
+                    kind = layer.delta, layer.routing, layer.keyed_values
                     x, added = _read_layer(
-                        Layer(*sizes, layer.delta, layer.routing, parent=None),
-                        *(program, layer.variables, x, bias, past, rope, seen),
+                        Layer(layer.config, *rest, *kind, parent=None),
+                        *(program, layer.variables, x, bias, past, rope, seen, *more),
                     )
             entries.append(added)
             states.append(x)
         last = self.output_dropout if self.in_encoder else self.dropout
         hidden = last(self.norm(x), deterministic=deterministic)
-        keys, values = zip(*(entries[i] for i in attending), strict=True)
-        updates = block_updates(keys, values, hidden)
+        keys, values = zip(*(entries[i] for i in cached), strict=True)
+        known = hidden
+        if memory is None and self.style.sources:
+            known = states[cached[-1] + 1]  # a prompt needs no later layers
+        updates = block_updates(keys, values, known)
         if recurrent is not None:
             layers = tuple(entries[i] for i in others)
             updates = updates._replace(recurrent=recurrent._replace(layers=layers))
@@ -330,6 +378,9 @@ class Network(nn.Module):
         if encoder_style is not None:
             self.encoder = Stack(config.encoder_config, encoder_style, in_encoder=True)
         self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
+        if (width := style.layer_input_dim) is not None:
+            sizes = config.vocab_size, len(style.windows), width, config.norm_eps
+            self.layer_inputs = LayerInputs(*sizes, config.dtype, config.param_dtype)
 
     def embed(
         self, tokens: Integer[Array, "B T"], in_encoder: bool = False
@@ -385,17 +436,22 @@ class Network(nn.Module):
         All other tokens, even earlier ones, see those in `seen`. Recurrent layers, whose empty
         memory is `fresh`, remember the first `counts`.
         """
-        _, updates, states = self.decoder(
-            self.embed(tokens), cross=cross, mask=seen, fresh=fresh, counts=counts
+        _, updates, states = self._decoded(
+            tokens, cross=cross, mask=seen, fresh=fresh, counts=counts
         )
         return updates, self._returned(states)
 
     def score(
         self, tokens: Integer[Array, "B T"], memory: Memory
     ) -> tuple[Float32[Array, "B T V"], Float[Array, "B T D"], CacheEntries]:
-        x = self.embed(tokens)
-        hidden, updates, states = self.decoder(x, memory, memory.cache.cross)
+        hidden, updates, states = self._decoded(tokens, memory, memory.cache.cross)
         return self.logits(hidden), self._returned(states), updates
+
+    def _decoded(self, tokens: Integer[Array, "B T"], *args: Any, **kwargs: Any) -> Any:
+        x = self.embed(tokens)
+        if self.config.style.layer_input_dim is not None:
+            kwargs["own"] = self.layer_inputs(tokens, x)
+        return self.decoder(x, *args, **kwargs)
 
     def _returned(self, states: list[Array]) -> Float[Array, "B T D"]:
         if not self.boundaries:
@@ -413,5 +469,5 @@ class Network(nn.Module):
         if encoder_tokens is not None:
             assert mask is not None
             cross = self.encode(encoder_tokens, mask, deterministic)
-        hidden, *_ = self.decoder(self.embed(tokens), cross=cross, deterministic=deterministic)
+        hidden, *_ = self._decoded(tokens, cross=cross, deterministic=deterministic)
         return self.logits(hidden)

@@ -73,7 +73,7 @@ Weight = Array | StoredWeight
 
 def is_stack(path: str, shape: tuple[int, ...]) -> bool:
     """Whether a parameter has a matrix for each expert of a layer."""
-    return "/mlp/" in path and len(shape) == 3
+    return ("/mlp/" in path or "/experts/" in path) and len(shape) == 3
 
 
 def is_stored(value: Any) -> bool:

@@ -489,8 +489,9 @@ class Inspected:
     def cache_bytes(self, tokens: int) -> int:
         """The bytes of the cache of one row of tokens; of an encoder-decoder, of either side."""
         config, deltas = self.model.config, self.model.config.style.deltas
-        layers = len(config.style.windows) - sum(delta is not None for delta in deltas)
-        entries = 2 * tokens * layers * config.kv_heads * config.head_dim * self.dtype.itemsize
+        layers = [config.of_layer(i) for i in config.style.cached]
+        numbers = sum(layer.kv_heads * layer.head_dim for layer in layers)
+        entries = 2 * tokens * numbers * self.dtype.itemsize
         given = deltas, 1, self.model.rollback, self.dtype
         return entries + nbytes(jax.eval_shape(lambda: empty_memory(*given)).layers)
 

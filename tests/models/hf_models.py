@@ -137,8 +137,14 @@ HF_CONFIGS = {
         for name, size in itertools.product(("qwen2", "qwen3", "qwen3_moe", "qwen3_next",
                                              "qwen3_5", "qwen3_5_moe", "mistral", "mixtral",
                                              "olmo2", "olmoe", "smollm3", "phi3", "gpt_oss",
-                                             "gemma", "gemma3"), ("", "_wide"))
+                                             "gemma", "gemma3", "gemma4"), ("", "_wide"))
     },
+    "gemma4_unified": lambda: transformers.Gemma4UnifiedTextConfig(
+        **{**DECODER_SIZES, "num_hidden_layers": 3}, num_key_value_heads=2, global_head_dim=12,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=6, pad_token_id=0,
+        eos_token_id=1, bos_token_id=2,
+    ),
 }  # fmt: skip
 # Others of their families.
 T5_CONFIGS = {
@@ -267,6 +273,22 @@ _OPTIONS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
          "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    # With shared keys and values and an input of each layer; with experts and keys as values.
+    "gemma4": (
+        {"head_dim": 8, "global_head_dim": 16, "sliding_window": 6, "num_hidden_layers": 6,
+         "layer_types": ["sliding_attention", "full_attention"] * 3,
+         "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+         "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 48,
+         "final_logit_softcapping": 5.0},
+        {"head_dim": 10, "global_head_dim": 12, "num_global_key_value_heads": 2,
+         "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+         "sliding_window": 4,
+         "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 8, "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5,
+                               "factor": 4.0, "rope_theta": 900.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
+         "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+    ),
 }  # fmt: skip
 _CLASSES = {
     "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "qwen3_moe": "Qwen3MoeConfig",
@@ -276,6 +298,7 @@ _CLASSES = {
     "olmoe": "OlmoeConfig", "smollm3": "SmolLM3Config", "phi3": "Phi3Config",
     "gpt_oss": "GptOssConfig",
     "gemma": "GemmaConfig", "gemma3": "Gemma3TextConfig",
+    "gemma4": "Gemma4TextConfig",
 }  # fmt: skip
 
 
@@ -289,8 +312,9 @@ def save_random(name, path):
     theirs = kind.from_config(config, attn_implementation="eager").eval()
     if name in UNTIED:
         theirs.lm_head.weight = torch.nn.Parameter(torch.zeros_like(theirs.lm_head.weight))
-    # A Gemma, a Qwen3-Next and a Qwen 3.5 add 1 to the scales of their norms.
-    low = -0.5 if any(x in name for x in ("gemma", "qwen3_next", "qwen3_5")) else 0.5
+    # A Gemma before the fourth, a Qwen3-Next and a Qwen 3.5 add 1 to the scales of their norms.
+    adding = ("gemma", "qwen3_next", "qwen3_5")
+    low = -0.5 if any(x in name for x in adding) and "gemma4" not in name else 0.5
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -298,6 +322,11 @@ def save_random(name, path):
                 parameter.uniform_(low, low + 1.0, generator=generator)
             else:
                 parameter.normal_(0, 0.3, generator=generator)
+        for place, value in theirs.state_dict().items() if "gemma4" in name else ():
+            if place.endswith("layer_scalar"):
+                value.uniform_(0.5, 1.5, generator=generator)
+            if place.endswith("q_norm.weight"):  # nothing else scales the logits of attention
+                value *= 0.3
     theirs.save_pretrained(str(path))
     if name == "umt5_wide":
         # As published. transformers 5 reads it as tied, too, and scales the logits.

@@ -227,5 +227,6 @@ def test_layouts_for_tpus(sizes, ways, layout):
 )
 def test_all_heads_share_a_vector_of_a_long_cache_on_one_device(ways, length, shape):
     layout = cache_lib.layout_for("tpu", 32, 8, 64, ways)
-    made = jax.eval_shape(lambda: cache_lib.allocate(1, 2, 8, length, 64, jnp.bfloat16, layout))
+    sizes = CONFIGS["llama"].replace(num_heads=32, num_kv_heads=8, head_dim=64)
+    made = jax.eval_shape(lambda: cache_lib.allocate([sizes], 2, length, layout))
     assert made.keys[0].shape == made.values[0].shape == (2, length, *shape)

@@ -151,6 +151,27 @@ def test_the_text_network_of_a_larger_model_is_read(names, tmp_path):
     assert error(ours, logits_of(theirs)) <= 2e-5
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_unified"])
+def test_the_text_network_of_a_gemma_4_is_read(name, tmp_path):
+    """Beside networks for images and sounds."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    audio, vision = {**sizes, "output_proj_dims": 8}, {
+        **sizes, "intermediate_size": 8, "num_key_value_heads": 1, "head_dim": 8, "patch_size": 2,
+    }  # fmt: skip
+    kind = transformers.Gemma4Config
+    if name == "gemma4_unified":
+        kind, audio, vision = transformers.Gemma4UnifiedConfig, {}, {"mm_embed_dim": 8}
+    config = kind(
+        text_config=HF_CONFIGS[name]().to_dict(), vision_config=vision, audio_config=audio,
+        image_token_id=40, audio_token_id=41, video_token_id=42,
+    )  # fmt: skip
+    theirs = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    theirs.save_pretrained(str(tmp_path))
+    loaded = load_model(tmp_path)
+    ours = quick_jit(loaded.model.apply)(loaded.params, PROMPTS[0][None])
+    assert error(ours, logits_of(theirs)) <= 2e-5
+
+
 def test_the_text_network_of_a_qwen_3_5_is_read(tmp_path):
     vision = {
         "depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "patch_size": 2,

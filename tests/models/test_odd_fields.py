@@ -23,7 +23,8 @@ from tests.variants import variants
 FAMILIES = (
     "t5_v1_1", "mt5", "umt5", "t5gemma", "t5gemma2", "llama", "qwen2", "qwen2_yarn", "qwen3",
     "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "mistral", "mixtral", "olmo2", "olmoe",
-    "smollm3", "phi3", "phi3_long", "gpt_oss", "gemma", "gemma2", "gemma3",
+    "smollm3", "phi3", "phi3_long", "gpt_oss", "gemma", "gemma2", "gemma3", "gemma4",
+    "gemma4_unified",
 )  # fmt: skip
 # Not about the network; and `dtype`, which the arrays decide.
 OTHERS = {"architectures", "dtype", "id2label", "label2id", "transformers_version"}

@@ -11,7 +11,7 @@ from tests.variants import variants
 # the published configurations, without the vision model and the MTP layer; with experts, and
 # Qwen3-Next: the totals, without these. gpt-oss: what transformers makes of the published
 # configurations; the files, in 4 bits, have no such total, and the model card says 20.91 and 116.83
-# billion.
+# billion. Gemma 4: what transformers makes of the text networks' published sizes.
 PUBLISHED = {
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
@@ -109,6 +109,11 @@ PUBLISHED = {
     "gemma3_4b": 4_300_079_472 - 416_866_032 - 1_152 * 2_561,
     "gemma3_12b": 12_187_325_040 - 416_866_032 - 1_152 * 3_841,
     "gemma3_27b": 27_432_406_640 - 416_866_032 - 1_152 * 5_377,
+    "gemma4_e2b": 4_628_569_379,
+    "gemma4_e4b": 7_463_013_418,
+    "gemma4_12b": 11_907_350_320,
+    "gemma4_26b_a4b": 25_233_141_790,
+    "gemma4_31b": 30_697_345_340,
 }
 
 

@@ -87,7 +87,7 @@ TIED = (
     "t5_v1_0", "mt5", "umt5", "t5gemma", "t5gemma2", "llama_tied", "qwen2_wide", "qwen3",
     "qwen3_moe_wide", "qwen3_next_wide", "qwen3_5_wide", "qwen3_5_moe_wide", "mistral_wide",
     "mixtral_wide", "olmo2_wide", "olmoe_wide", "smollm3", "phi3_wide",
-    "gpt_oss_wide", "gemma", "gemma2", "gemma3",
+    "gpt_oss_wide", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_unified",
 )  # fmt: skip
 
 
@@ -147,10 +147,16 @@ def _on_meta_device(config):
 
 
 @pytest.mark.parametrize(
-    "name", variants(PRESETS, "t5_v1_1_xl", "mt5_small", "pile_t5_base", "gemma3_27b", "phi4")
+    "name",
+    variants(
+        PRESETS,
+        *("t5_v1_1_xl", "mt5_small", "pile_t5_base", "gemma3_27b", "gemma4_e2b", "phi4"),
+    ),
 )
 def test_presets_count_as_transformers_does(name):
-    parameters = _on_meta_device(PRESETS[name]).named_parameters()
+    made = _on_meta_device(PRESETS[name])
+    scales = (x for x in made.named_buffers() if x[0].endswith("layer_scalar"))
+    parameters = (*made.named_parameters(), *scales)
     theirs = sum(p.numel() for at, p in parameters if not re.search("vision_tower|multi_modal", at))
     assert model_from_config(PRESETS[name]).num_params() == theirs
 
