@@ -1,5 +1,6 @@
-"""Draft heads on disk: EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec.
+"""Draft heads on disk, in the formats of their projects.
 
+EAGLE's own, speculators (eagle3, dflash, dspark, mtp), DFlash, DeepSpec, Gemma 4's assistants.
 An MTP head may also be inside its verifier's checkpoint, as those of Qwen3-Next and 3.5 are.
 
 Each format numbers the verifier's states in its own way. EAGLE fixes them (2, L // 2, L - 3);
@@ -43,7 +44,8 @@ from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
-from specjax.models.config import float_dtype
+from specjax.models.assistant import AssistantConfig
+from specjax.models.config import ModelConfig, float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP, Nested, Renaming, T
 from specjax.models.heads import (
@@ -61,6 +63,10 @@ from specjax.writing import new_directory, write_checksums
 
 # The families of which a head's layers may be; and of an MTP's.
 _LAYERS = ("llama", "qwen3")
+_ASSISTANTS = {
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
 _MTP_LAYERS = (*_LAYERS, "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _LAYER = {
     **{
@@ -112,7 +118,18 @@ _NAMES = {
     },
 }
 _TO_DRAFT, _TO_TEXT = "t2d", "d2t"
+_ORDER = "masked_embedding.token_ordering"  # of an assistant's clusters
 _EMBEDDING, _OUTPUT, _MASK = "embed_tokens.weight", "lm_head.weight", "mask_embedding"
+# Which read what the last norm makes of the last layer's output.
+_READ_OUTPUTS = ("MTP", "EAGLE-1", "assistant")
+_OF_ASSISTANT = {
+    "pre_projection/kernel": ("pre_projection.weight", T),
+    "post_projection/kernel": ("post_projection.weight", T),
+    "norm/scale": ("model.norm.weight", False),
+    "logits_dense/kernel": ("model.embed_tokens.weight", T),
+    "output/embedding": ("model.embed_tokens.weight", False),
+    "centroids/kernel": ("masked_embedding.centroids.weight", T),
+}
 # `speculators_model_type`: the kind, and the class that reads it there.
 _SPECULATORS = {
     "eagle3": ("EAGLE-3", "Eagle3DraftModel"),
@@ -141,7 +158,8 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a draft head, by its `config.json`, or by its arrays (EAGLE-1)."""
     values = read_json_if_there(Path(path) / "config.json")
     marks = ("speculators_model_type", "draft_vocab_size", "dflash_config", "target_layer_ids")
-    if any(values.get(mark) is not None for mark in marks):
+    known = values.get("model_type") in _ASSISTANTS
+    if known or any(values.get(mark) is not None for mark in marks):
         return True
     if values.get("model_type") not in _LAYERS or not (Path(path) / SINGLE).is_file():
         return False
@@ -196,7 +214,7 @@ class OpenedHead:
     @property
     def dtype(self) -> np.dtype:
         """The dtype of its parameters in the files."""
-        maps = (_TO_TEXT, _TO_DRAFT)
+        maps = (_TO_TEXT, _TO_DRAFT, _ORDER)
         return common_dtype(x.dtype for n, x in self.reader.specs.items() if n not in maps)
 
     @property
@@ -234,11 +252,13 @@ class OpenedHead:
             differing.append("an encoder, not a decoder alone")
         if (self.cross_layer or 0) >= depth:
             differing.append(f"a layer {self.cross_layer}, not {depth} layers")
+        if self.kind == "assistant":
+            differing += _other_memory(self.layers, theirs)
         fields = HFFields(self.values, self.path / "config.json")
         if not differing:
             # Of a known depth they are never None.
             boundaries = fields.read(lambda x: self._boundaries(x, depth)) or ()
-            most = depth + (1 if self.kind in ("MTP", "EAGLE-1") else 0)
+            most = depth + (1 if self.kind in _READ_OUTPUTS else 0)
             if not all(0 <= boundary <= most for boundary in boundaries):
                 differing = [f"states {list(boundaries)} of its layers, of which it has {depth}"]
         if differing:
@@ -253,7 +273,7 @@ class OpenedHead:
         return fields.read(lambda x: self._config(x, boundaries, count))
 
     def _boundaries(self, fields: HFFields, depth: int | None) -> tuple[int, ...] | None:
-        if self.kind in ("MTP", "EAGLE-1"):
+        if self.kind in _READ_OUTPUTS:
             return None if depth is None else (depth + 1,)
         blocks, eagle = fields.objects("dflash_config"), fields.objects("eagle_config")
         outputs = {
@@ -303,6 +323,18 @@ class OpenedHead:
             "own_output": _OUTPUT in specs,
             "cross_layer": self.cross_layer,
         }
+        if self.kind == "assistant":
+            clusters = None
+            if fields.flag("use_ordered_embeddings", False):
+                clusters = fields.whole("num_centroids", 2048)
+            scored = fields.whole("centroid_intermediate_top_k", 32)
+            if clusters is not None and (vocab % clusters or scored > clusters):
+                raise UserError(
+                    f"num_centroids={clusters} must divide the {vocab} tokens, and be at least "
+                    f"centroid_intermediate_top_k={scored}"
+                )
+            common["own_output"] = True
+            return AssistantConfig(**common, clusters=clusters, scored_clusters=scored)
         wanted = fields.whole("draft_vocab_size", vocab)
         if wanted != (draft_vocab or vocab):
             raise UserError(
@@ -353,6 +385,22 @@ class OpenedHead:
         )
 
 
+def _other_memory(layers: DecoderOnlyConfig, verifier: ModelConfig) -> list[str]:
+    """The entries that an assistant reads, and that the verifier does not have."""
+    windows, cached = verifier.style.windows, verifier.style.cached
+    last = {windows[i] is None: verifier.of_layer(i) for i in cached}
+    wrong = []
+    for number, window in enumerate(layers.style.windows):
+        wanted, found = layers.of_layer(number), last.get(window is None)
+        named, theirs = (
+            "none" if x is None else f"{x.kv_heads} heads of {x.head_dim}" for x in (wanted, found)
+        )
+        if named != theirs:
+            kind = "without a window" if window is None else "with a window"
+            wrong.append(f"keys in layers {kind} of {named}, not {theirs}")
+    return sorted(set(wrong))
+
+
 def _of_blocks(fields: HFFields) -> HFFields:
     """The fields of a block head, which SpecForge and z-lab keep in an inner object."""
     return dataclasses.replace(fields, values={**fields.values, **fields.objects("dflash_config")})
@@ -384,6 +432,8 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
 
 def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedHead:
     values, blocks = fields.values, _of_blocks(fields)
+    if values.get("model_type") in _ASSISTANTS:
+        return _opened_assistant(place, reader, fields)
     theirs = values.get("speculators_model_type")
     if theirs is not None:
         fields.refuse("speculators_model_type", tuple(_SPECULATORS), None)
@@ -447,6 +497,33 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
     )
 
 
+def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedHead:
+    family = _ASSISTANTS[fields.values["model_type"]]
+    inner = fields.part("text_config", family)
+    # All layers read the verifier's entries.
+    config = FAMILIES[family].from_hf(HFFields({**inner.values, "num_kv_shared_layers": 0}))
+    assert isinstance(config, DecoderOnlyConfig)
+    inner.refuse("hidden_size_per_layer_input", (0,), 0)
+    inner.refuse("enable_moe_block", (False,), False)
+    inner.refuse("final_logit_softcapping", (None,), None)
+    return OpenedHead(
+        path=place,
+        reader=reader,
+        values=fields.values,
+        format="Gemma",
+        kind="assistant",
+        layers=config,
+        width=fields.whole("backbone_hidden_size", 1536),
+        num_layers=None,
+        verifier=None,
+        networks=(),
+        # The window reaches back from the last committed token, whose entry is not there yet.
+        windows=tuple(None if size is None else size + 1 for size in config.style.windows),
+        cross_layer=None,
+        fingerprint=None,
+    )
+
+
 def array_name(config: HeadConfig, layer: str, path: str) -> str:
     """The name of a parameter's array in a file, whose layers are named such as `layers.{i}`."""
     module, _, leaf = path.rpartition("/")
@@ -472,6 +549,12 @@ def array_name(config: HeadConfig, layer: str, path: str) -> str:
 
 # How the arrays of a head's parameter may be stored; the first way is written.
 def _stored(config: HeadConfig, layer: str, path: str) -> list[Renaming]:
+    if config.kind == "assistant":
+        family = family_of(config.layers)
+        if path.startswith("layers_"):
+            return family.hf_names(f"decoder/{path}")
+        hf, transposed = _OF_ASSISTANT[path]
+        return [Renaming(hf, path, transposed)]
     name = array_name(config, layer, path)
     *_, module, leaf = path.split("/")
     if module == "mlp" and leaf in MLP.values():  # of experts: speculators joins them
@@ -531,6 +614,8 @@ def load_draft_head(
     if config.draft_vocab is not None:
         maps = {_TO_TEXT: (config.draft_vocab,), _TO_DRAFT: (config.layers.vocab_size,)}
         maps = {name: shape for name, shape in maps.items() if name in opened.reader.specs}
+    if isinstance(config, AssistantConfig) and config.clusters is not None:
+        maps = {_ORDER: (config.layers.vocab_size,)}
     remedy = "Give the whole head, with its own config.json"
     check_same(opened.path, opened.reader.specs, {**expected, **maps}, remedy)
     check_floating(opened.path, {name: opened.reader.specs[name] for name in expected})
@@ -543,10 +628,23 @@ def load_draft_head(
         check=check_weights,
     )
     params = {"network": network}
-    if maps:
+    if _ORDER in maps:
+        clusters = _clusters(opened, config)
+        params["clusters"] = jax.device_put(clusters, where)
+    elif maps:
         places = _places(opened, maps)
         params["places"] = jax.device_put(places, where)
     return head, params
+
+
+def _clusters(opened: OpenedHead, config: Any) -> np.ndarray:
+    order = opened.reader.read(_ORDER)
+    if not np.array_equal(np.sort(order), np.arange(order.size)):
+        raise UserError(
+            f"{opened.path}: {_ORDER} must have each of {order.size} tokens once: copy the "
+            "checkpoint again"
+        )
+    return order.astype(np.int32).reshape(config.clusters, -1)
 
 
 def _places(opened: OpenedHead, maps: Mapping[str, Any]) -> np.ndarray:

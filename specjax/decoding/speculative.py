@@ -303,6 +303,7 @@ class Round:
             active if reads_bonus else drafts,
             rule.reads_draft_confidence,
             with_sources,
+            state.cache if drafter.traits.reads_verifier_hidden else None,
         )
         block, drafter_state = propose_block(drafter, params.drafter, state.drafter, inputs)
         calls = {self.name: behind + 1, **block.calls}
@@ -343,6 +344,8 @@ class Round:
         whole = accepted == block.num_drafted
         before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter_state)
         with jax.named_scope("bonus"):
+            if inputs.memory is not None:
+                inputs = inputs._replace(memory=cache)
             after = self._after_whole_blocks(
                 params, inputs, before, block, targets, p, p_conf, accepted, active & whole
             )

@@ -131,7 +131,7 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, NeuralDrafterState]:
         state = self._caught_up(params, state, inputs)
-        return super().propose(params, state, self._chosen(inputs))
+        return super().propose(self._reading(params, inputs), state, self._chosen(inputs))
 
     def bonus(
         self,
@@ -140,7 +140,10 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
         inputs: DraftInputs,
         block: DraftBlock,
     ) -> tuple[Bonus, NeuralDrafterState]:
-        return super().bonus(params, state, self._chosen(inputs), block)
+        return super().bonus(self._reading(params, inputs), state, self._chosen(inputs), block)
+
+    def _reading(self, params: NeuralDrafterParams, inputs: DraftInputs) -> NeuralDrafterParams:
+        return params._replace(model=self.model.with_memory(params.model, inputs.memory))
 
     def _chosen(self, inputs: DraftInputs) -> DraftInputs:
         if not self.greedy:

@@ -178,7 +178,7 @@ class Fresh(NamedTuple):
     counts: Int32[Array, " B"]
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """States of the verifier at `places`, the tokens after them, and which of them count."""
 
     tokens: Int32[Array, "B T"]
@@ -620,6 +620,10 @@ class DraftHead(LanguageModel):
             used["decoder"] = {"logits_dense": verifier["decoder"]["logits_dense"]}
         return {**params, "verifier": used}
 
+    def with_memory(self, params: Params, memory: RaggedCache) -> Params:
+        """The joined parameters with what its passes read of the verifier's memory: nothing."""
+        return params
+
     def read_text(
         self,
         verifier: Params,
@@ -765,7 +769,7 @@ class DraftHead(LanguageModel):
             after = jnp.pad(verifier.text[:, 1:], ((0, 0), (0, 1)))
             newest = places == verifier.positions[:, None] - 1
             after = jnp.where(newest, verifier.tokens[:, None], after)
-            cache = self._with(params, cache, _Known(after, verifier.states, places, kept))
+            cache = self._with(params, cache, Known(after, verifier.states, places, kept))
         return note(cache) if self.verifier.continues_beginnings else cache
 
     def catch_up(
@@ -775,12 +779,12 @@ class DraftHead(LanguageModel):
         fresh = cache.fresh
         places = _places(positions - fresh.counts, fresh.tokens.shape[1])
         kept = places < positions[:, None]
-        cache = self._with(params, cache, _Known(fresh.tokens, fresh.states, places, kept))
+        cache = self._with(params, cache, Known(fresh.tokens, fresh.states, places, kept))
         read = fresh._replace(counts=jnp.zeros_like(fresh.counts))
         return cache._replace(fresh=read, known=positions)
 
     @abc.abstractmethod
-    def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
+    def _with(self, params: Params, cache: HeadCache, known: Known) -> HeadCache:
         """The cache with the entries of known states."""
 
     def _written(
@@ -799,7 +803,7 @@ def _segment(encoded: Encoded | None) -> Segment | None:
     """What a layer attends to of an encoder's output."""
     if encoded is None:
         return None
-    return Segment(encoded.keys, encoded.values, _bias(encoded.mask[:, None]))
+    return Segment(encoded.keys, encoded.values, seen_bias(encoded.mask[:, None]))
 
 
 def _applied(model: Model, params: Params, *args: Any, method: str) -> Any:
@@ -815,7 +819,8 @@ def _places(starts: Int32[Array, " B"], length: int) -> Int32[Array, "B T"]:
     return starts[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 
 
-def _bias(seen: Bool[Array, "_ _ S"]) -> Float32[Array, "_ 1 1 _ S"]:
+def seen_bias(seen: Bool[Array, "_ _ S"]) -> Float32[Array, "_ 1 1 _ S"]:
+    """The mask of attention by what each query sees."""
     return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
 
@@ -823,12 +828,10 @@ def _bias(seen: Bool[Array, "_ _ S"]) -> Float32[Array, "_ 1 1 _ S"]:
 class EagleHead(DraftHead):
     """A recurrent head as a language model, whose tokens must follow the committed ones."""
 
-    config: EagleConfig
-
     reads_trees = True
 
     @property
-    def network(self) -> EagleNetwork:
+    def network(self) -> Any:
         return EagleNetwork(self.config, self.layout, self._encoding_verifier)
 
     def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
@@ -855,13 +858,13 @@ class EagleHead(DraftHead):
             known = (places > 0) & (places < ends)
             if window is not None:
                 known &= places > ends - window
-            past = Segment(keys, values, _bias(known[:, None]))
+            past = Segment(keys, values, seen_bias(known[:, None]))
 
             def step(carry: Any, i: Array) -> Any:
                 state, own_keys, own_values = carry
                 # An entry without a state is seen by its own token only.
                 seen = (steps[None] < i) & ((steps[None] > 0) | (ends > 0))
-                more = past, Segment(own_keys, own_values, _bias(seen[:, None]))
+                more = past, Segment(own_keys, own_values, seen_bias(seen[:, None]))
                 given = _picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
                 output, state, key, value = self._apply(
                     params, *given, None, encoded, more, method="step"
@@ -876,7 +879,7 @@ class EagleHead(DraftHead):
 
         return jax.vmap(chain, in_axes=1, out_axes=2)(anchors), jnp.zeros(())
 
-    def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
+    def _with(self, params: Params, cache: HeadCache, known: Known) -> HeadCache:
         states, places = self._apply(params, known.states, method="project"), known.places
         # The entry of a token at place t + 1 is turned by t, as in the published heads.
         given = self._embed(params, known.tokens), states, places
@@ -918,7 +921,7 @@ class EagleHead(DraftHead):
             seen = (keys > 0) | (keys == queries)  # no state precedes position 0
             if window is not None:
                 seen &= keys > jnp.minimum(queries, known) - window
-            return _bias(seen)
+            return seen_bias(seen)
 
         past = memory.layer(0, memory.bias(length) + bias(slots))
         states = self._at(cache.ring, before)
@@ -967,7 +970,7 @@ class BlockHead(DraftHead):
     def network(self) -> BlockNetwork:
         return BlockNetwork(self.config, self.layout, self._encoding_verifier)
 
-    def _with(self, params: Params, cache: HeadCache, known: _Known) -> HeadCache:
+    def _with(self, params: Params, cache: HeadCache, known: Known) -> HeadCache:
         pairs = self._apply(params, known.states, known.places, method="entries")
         starts = known.places[:, 0]
         return cache._replace(entries=self._written(cache, pairs, starts, known.kept))
@@ -1049,7 +1052,7 @@ class BlockHead(DraftHead):
                 seen = seen & (slots > _places(starts, size)[:, :, None] - window)
             elif window is not None:
                 seen &= slots > last - window
-            pasts.append(layer(i, _bias(seen)))
+            pasts.append(layer(i, seen_bias(seen)))
             causal = window is not None and config.causal_windows
             whole = jnp.zeros((1, 1, 1, size, size), jnp.float32)
             biases.append(block_bias(size) if causal else whole)
@@ -1098,11 +1101,19 @@ class BlockHead(DraftHead):
         return cache._replace(outputs=outputs._replace(memory=memory))
 
 
+@functools.singledispatch
 def draft_head(config: HeadConfig, verifier: Model) -> DraftHead:
     """The head of a configuration."""
-    if isinstance(config, EagleConfig):
-        return EagleHead(config, verifier)
-    assert isinstance(config, BlockConfig)
+    raise NotImplementedError(type(config))
+
+
+@draft_head.register
+def _(config: EagleConfig, verifier: Model) -> DraftHead:
+    return EagleHead(config, verifier)
+
+
+@draft_head.register
+def _(config: BlockConfig, verifier: Model) -> DraftHead:
     return BlockHead(config, verifier)
 
 

@@ -135,6 +135,8 @@ class DraftInputs(NamedTuple):
         only for them.
       with_confidence: whether the rule reads confidences (static).
       with_sources: whether to return `DraftBlock.sources` (static).
+      memory: the verifier's, for a drafter that `reads_verifier_hidden`: entries before the last
+        committed token are live.
     """
 
     tokens: Int32[Array, " B"]
@@ -144,6 +146,7 @@ class DraftInputs(NamedTuple):
     active: Bool[Array, " B"]
     with_confidence: bool = False
     with_sources: bool = False
+    memory: Any = None
 
 
 class Drafter(Protocol):
