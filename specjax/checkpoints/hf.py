@@ -218,35 +218,14 @@ def hf_pieces(
 ) -> dict[str, Piece]:
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
-    lines = {path: family.hf_name(path) for path in shapes}
+    lines = {path: stored_as(reader, family.hf_names(path), shapes[path]) for path in shapes}
     tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
     stored = _embedding(reader, family, tied)
     copies = dict(family.second_copies)
     if stored is not None:
         copies |= dict.fromkeys((lines[_EMBEDDING].hf, *family.copies, *tied), stored)
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
-    names = {path: [x.hf for x in line.arrays(shapes[path])] for path, line in lines.items()}
-    stored_shapes = {
-        path: shapes[path][:-3:-1] if line.transposed else shapes[path]
-        for path, line in lines.items()
-    }
-    expected = {
-        name: stored_shapes[path]
-        for path, line in lines.items()
-        if line.part is None
-        for name in names[path]
-    }
-    views: dict[str, Callable[[np.ndarray], View]] = {
-        path: np.transpose if line.transposed else np.asarray for path, line in lines.items()
-    }
-    for path, stacked in names.items():
-        if "{e}" in lines[path].hf:
-            views[path] = functools.partial(_stack, reader, stacked)
-    for name, paths in joined(lines).items():
-        ends = np.cumsum([stored_shapes[path][0] for path in paths]).tolist()
-        expected[name] = (ends[-1], *stored_shapes[paths[0]][1:])
-        for path, start, end in zip(paths, [0, *ends], ends, strict=False):
-            views[path] = functools.partial(_part, slice(start, end), views[path])
+    expected, pieces = sources(reader, config, lines, shapes)
     # The replacement of a missing array may be its quantised form.
     taken = expected if set(expected) <= set(reader.specs) else reader.specs
     check_floating(reader.directory, {name: reader.specs[name] for name in taken})
@@ -261,7 +240,47 @@ def hf_pieces(
         unknown.append(name)
     remedy = "Give the checkpoint whose arrays these are, or correct config.json"
     check_same(reader.directory, reader.specs, expected, remedy, unknown)
-    return {path: Piece(names[path][0], view, len(names[path])) for path, view in views.items()}
+    return pieces
+
+
+def stored_as(reader: HFReader, known: Sequence[Renaming], shape: tuple[int, ...]) -> Renaming:
+    """Those names of a parameter that the checkpoint has, or the first."""
+    there = (line for line in known if line.arrays(shape)[0].hf in reader.specs)
+    return next(there, known[0])
+
+
+def sources(
+    reader: HFReader,
+    config: ModelConfig,
+    lines: Mapping[str, Renaming],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[dict[str, tuple[int, ...]], dict[str, Piece]]:
+    """The shapes of the arrays in which parameters are, by name, and the parameters' sources."""
+    names = {path: [x.hf for x in line.arrays(shapes[path])] for path, line in lines.items()}
+    stored_shapes = {path: _stored_shape(line, shapes[path]) for path, line in lines.items()}
+    expected = {
+        name: stored_shapes[path]
+        for path, line in lines.items()
+        if line.part is None
+        for name in names[path]
+    }
+    views: dict[str, Callable[[np.ndarray], View]] = {
+        path: _transposed if line.transposed else np.asarray for path, line in lines.items()
+    }
+    for path, stacked in names.items():
+        if "{e}" in lines[path].hf:
+            views[path] = functools.partial(_stack, reader, stacked)
+    for name, paths in joined(lines).items():
+        line, shape = lines[paths[0]], stored_shapes[paths[0]]
+        axis = len(shape) - 2 if line.transposed else 0
+        groups = 1 if line.groups is None else getattr(config, line.groups)
+        ends = np.cumsum([stored_shapes[path][axis] for path in paths]).tolist()
+        expected[name] = (*shape[:axis], ends[-1], *shape[axis + 1 :])
+        for path, start, end in zip(paths, [0, *ends], ends, strict=False):
+            at = slice(start // groups, end // groups)
+            views[path] = functools.partial(_part, axis, groups, at, views[path])
+    pieces = {path: Piece(names[path][0], view, len(names[path])) for path, view in views.items()}
+    return expected, pieces
 
 
 def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
@@ -273,12 +292,47 @@ def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     return parts
 
 
-def _part(at: slice, view: Callable[[np.ndarray], View], array: np.ndarray) -> View:
-    return view(array[at])
+# The shape of the checkpoint's array of a parameter, or of each of them.
+def _stored_shape(line: Renaming, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if line.transposed:
+        shape = (*shape[:-2], *shape[:-3:-1])
+    return shape[1:] if "{e}" in line.hf else shape
+
+
+def _transposed(array: np.ndarray) -> View:
+    return Stack([matrix.T for matrix in array]) if array.ndim == 3 else array.T
+
+
+def _part(
+    axis: int, groups: int, at: slice, view: Callable[[np.ndarray], View], array: np.ndarray
+) -> View:
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    grouped = array.reshape(*before, groups, -1, *after)
+    part = grouped[(*(slice(None),) * (axis + 1), at)]
+    return view(part.reshape(*before, -1, *after))
 
 
 def _stack(reader: HFReader, names: Sequence[str], _: np.ndarray) -> Stack:
     return Stack([reader.read(name).T for name in names])
+
+
+def array_of(
+    config: ModelConfig, parts: Sequence[Renaming], params: Mapping[str, Any], dtype: np.dtype
+) -> np.ndarray:
+    """The checkpoint's array of these parameters."""
+    arrays = [
+        np.asarray(params[x.path] if x.expert is None else params[x.path][x.expert]) for x in parts
+    ]
+    first = parts[0]
+    if first.transposed:
+        arrays = [np.swapaxes(array, -1, -2) for array in arrays]
+    if len(arrays) > 1:
+        axis = arrays[0].ndim - 2 if first.transposed else 0
+        before, after = arrays[0].shape[:axis], arrays[0].shape[axis + 1 :]
+        groups = 1 if first.groups is None else getattr(config, first.groups)
+        grouped = [array.reshape(*before, groups, -1, *after) for array in arrays]
+        arrays = [np.concatenate(grouped, axis=axis + 1).reshape(*before, -1, *after)]
+    return copy_as(arrays[0], dtype)
 
 
 def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[str, Any]:
@@ -377,18 +431,7 @@ def write_hf(
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
         content = {}
         for array in shard:
-            values_of = [
-                np.asarray(
-                    params[line.path] if line.expert is None else params[line.path][line.expert]
-                )
-                for line in arrays[array]
-            ]
-            parts = [
-                value.T if line.transposed else value
-                for line, value in zip(arrays[array], values_of, strict=True)
-            ]
-            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            content[array] = copy_as(whole, dtype)
+            content[array] = array_of(config, arrays[array], params, dtype)
             weight_map[array] = name
         # transformers 4.x rejects a file without this metadata.
         safetensors.numpy.save_file(content, directory / name, metadata={"format": "pt"})

@@ -135,8 +135,10 @@ class Renaming(NamedTuple):
     Attributes:
       transposed: whether the two arrays are transposes of each other: PyTorch keeps `[out, in]`,
         Flax `[in, out]`.
-      part: the checkpoint's array joins several parameters along its first axis, and this is their
+      part: the checkpoint's array joins several parameters along their outputs, and this is their
         order; None if it has only this parameter.
+      groups: the field of the configuration that counts the groups of outputs, each of which an
+        array joins by itself; None: there is one.
       expert: the number of the matrix that the checkpoint's array is, of a parameter that stacks
         several; None if it is the whole parameter.
     """
@@ -145,6 +147,7 @@ class Renaming(NamedTuple):
     path: str
     transposed: bool = False
     part: int | None = None
+    groups: str | None = None
     expert: int | None = None
 
     def arrays(self, shape: tuple[int, ...]) -> list["Renaming"]:
@@ -234,10 +237,18 @@ class Family:
 
     def hf_name(self, path: str) -> Renaming:
         """The entry of `names` for a parameter, such as `decoder/layers_3/mlp/wo/kernel`."""
+        return self.hf_names(path)[0]
+
+    def hf_names(self, path: str) -> list[Renaming]:
+        """All its entries; a checkpoint has the arrays of one."""
         number = re.search(r"(?<=/layers_)\d+(?=/)", path)
         layer = number.group() if number else ""
         pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path
-        for line in self.names:
-            if line.path == pattern:
-                return line._replace(hf=line.hf.replace("{i}", layer), path=path)
-        raise KeyError(f"{self.name} has no Hugging Face name for the parameter {path}")
+        found = [
+            line._replace(hf=line.hf.replace("{i}", layer), path=path)
+            for line in self.names
+            if line.path == pattern
+        ]
+        if not found:
+            raise KeyError(f"{self.name} has no Hugging Face name for the parameter {path}")
+        return found

@@ -79,7 +79,9 @@ def test_greedy_tokens_are_those_of_transformers_with_and_without_a_drafter(name
 
 
 @pytest.mark.parametrize("mesh", variants([(1, 2), (2, 1), (2, 2)], (1, 2)))
-@pytest.mark.parametrize("name", variants(("qwen3_moe", "mixtral", "olmoe"), "qwen3_moe"))
+@pytest.mark.parametrize(
+    "name", variants(("qwen3_moe", "mixtral", "olmoe", "gemma4_wide"), "qwen3_moe")
+)
 def test_on_a_mesh_experts_write_what_they_write_alone(name, mesh):
     options = {"sampling": Sampling(0.0), "max_new_tokens": NEW, "buckets": (12,)}
     alone = Decoder(text_model(name), batch_size=4, **options)(PROMPTS, progress=False)
