@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,9 +88,9 @@ class Network:
       expert_bytes: of all experts.
       layers: the decoder's layers.
       sums: the blocks of a layer whose results are summed over devices.
-      heads: query heads, each of `head_dim`.
-      kv_heads: heads of keys and values.
-      head_dim: D.
+      heads: query heads.
+      memories: for each layer that makes keys and values: their heads, the width of a head, and
+        the number of layers that read them.
       width: E.
       vocab: V.
       cross: whether there are caches of the prompt too (in an encoder-decoder).
@@ -103,8 +104,7 @@ class Network:
     layers: int
     sums: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    memories: tuple[tuple[int, int, int], ...]
     width: int
     vocab: int
     cross: bool
@@ -116,6 +116,8 @@ class Network:
         leaves = flatten_dict(model.abstract_params(), sep="/")
         cross = isinstance(config, T5Config)
         assert isinstance(config, T5Config | DecoderOnlyConfig)
+        style = config.style
+        readers = Counter(style.sources or style.cached)
         read = model.params_read(1)
         read_bytes = expert_bytes = 0
         for name in read:
@@ -129,13 +131,15 @@ class Network:
             stored=model.num_params(),
             read=sum(read.values()),
             read_bytes=read_bytes,
-            routing=next(filter(None, config.style.routings), None),
+            routing=next(filter(None, style.routings), None),
             expert_bytes=expert_bytes,
             layers=config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers,
             sums=3 if cross else 2,
             heads=config.num_heads,
-            kv_heads=config.num_heads if isinstance(config, T5Config) else config.num_kv_heads,
-            head_dim=config.head_dim,
+            memories=tuple(
+                (layer.kv_heads, layer.head_dim, readers[number])
+                for number, layer in ((i, config.of_layer(i)) for i in style.cached)
+            ),
             width=config.embed_dim,
             vocab=config.vocab_size,
             cross=cross,
@@ -154,11 +158,18 @@ class Network:
             return self.routing.expected(tokens) / self.routing.experts
         return most_in_use(self.routing, tokens, ways) / local
 
-    def cache_bytes(self, rows: int, cached: int, prompt: int, ways: int) -> float:
-        """The bytes on one of `ways` devices; heads that these do not divide are on all of them."""
-        split = ways if self.kv_heads % ways == 0 else 1
-        places = cached + prompt * self.cross
-        return 2 * rows * places * self.layers * self.kv_heads * self.head_dim * _BYTES / split
+    def cache_bytes(
+        self, rows: int, cached: int, prompt: int, ways: int, read: bool = False
+    ) -> float:
+        """The bytes on one of `ways` devices, or those that a pass reads there.
+
+        Heads that the devices do not divide are on all of them.
+        """
+        numbers = sum(
+            heads * width * (readers if read else 1) / (ways if heads % ways == 0 else 1)
+            for heads, width, readers in self.memories
+        )
+        return 2 * rows * (cached + prompt * self.cross) * numbers * _BYTES
 
 
 @functools.cache
@@ -215,9 +226,10 @@ def pass_seconds(
     """
     logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
     memory = network.pass_bytes(rows * tokens, ways) + logits
-    memory += network.cache_bytes(rows, cached, prompt, ways)
+    memory += network.cache_bytes(rows, cached, prompt, ways, read=True)
     places = cached + prompt * network.cross
-    attention = 4 * rows * tokens * places * network.layers * network.heads * network.head_dim
+    widths = sum(width * readers for _, width, readers in network.memories)
+    attention = 4 * rows * tokens * places * network.heads * widths
     flops = (2 * rows * tokens * network.read + attention) / ways
     reduces = (network.sums * network.layers + 1) if ways > 1 else 0
     moved = 2 * (ways - 1) / ways * rows * tokens * network.width * _BYTES

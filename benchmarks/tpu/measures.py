@@ -97,8 +97,9 @@ def large_arrays(case: Case) -> waste.Large:
         for leaf, where in zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True):
             weights.add(tuple(sorted(n for n in where.shard_shape(leaf.shape) if n > 1)))
         config = getattr(model.config, "layers", model.config)
-        split = ways if config.kv_heads % ways == 0 else 1
-        layers.append(rows * case.sizes.cache * config.kv_heads * config.head_dim // split)
+        for layer in map(config.of_layer, config.style.cached):
+            split = ways if layer.kv_heads % ways == 0 else 1
+            layers.append(rows * case.sizes.cache * layer.kv_heads * layer.head_dim // split)
     vocab = Network.of(case.configs[0]).vocab
     vocab = vocab // ways if vocab % ways == 0 else vocab
     return waste.Large(rows, vocab, case.sizes.cache, min(layers), frozenset(weights))

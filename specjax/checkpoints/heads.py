@@ -48,6 +48,7 @@ from specjax.models.assistant import AssistantConfig
 from specjax.models.config import ModelConfig, float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP, Nested, Renaming, T
+from specjax.models.gemma4 import Gemma4Config
 from specjax.models.heads import (
     MARKOV,
     BlockConfig,
@@ -502,7 +503,7 @@ def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) 
     inner = fields.part("text_config", family)
     # All layers read the verifier's entries.
     config = FAMILIES[family].from_hf(HFFields({**inner.values, "num_kv_shared_layers": 0}))
-    assert isinstance(config, DecoderOnlyConfig)
+    assert isinstance(config, Gemma4Config)
     inner.refuse("hidden_size_per_layer_input", (0,), 0)
     inner.refuse("enable_moe_block", (False,), False)
     inner.refuse("final_logit_softcapping", (None,), None)
@@ -518,7 +519,7 @@ def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) 
         verifier=None,
         networks=(),
         # The window reaches back from the last committed token, whose entry is not there yet.
-        windows=tuple(None if size is None else size + 1 for size in config.style.windows),
+        windows=tuple(None if size is None else size + 1 for size in config.windows),
         cross_layer=None,
         fingerprint=None,
     )

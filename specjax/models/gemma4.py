@@ -145,7 +145,13 @@ class Gemma4Config(RotaryConfig):
         )
 
 
-_PER_LAYER = ("head_dim", "num_key_value_heads")
+_PER_LAYER = {"head_dim", "num_key_value_heads"}
+# Hugging Face's names of fields, and ours.
+_EXPERTS = {
+    "num_experts": "num_experts",
+    "top_k_experts": "num_experts_per_tok",
+    "moe_intermediate_size": "expert_dim",
+}
 
 
 def _from_hf(kind: type[Gemma4Config], fields: HFFields) -> Gemma4Config:
@@ -168,15 +174,17 @@ def _from_hf(kind: type[Gemma4Config], fields: HFFields) -> Gemma4Config:
     windows = windows_from_hf(fields, window, (*types_by_number(count)[:-1], FULL), count)
     types = windows["layer_types"] or (FULL,) * count
     width = 0 if unified else fields.whole("hidden_size_per_layer_input", 256, least=0)
-    if width:
-        fields.refuse("vocab_size_per_layer_input", (sizes["vocab_size"],), 262_144)
-    experts: dict[str, Any] = {}
+    rows = fields.whole("vocab_size_per_layer_input", 262_144)
+    if width and rows != sizes["vocab_size"]:
+        raise UserError(
+            f"vocab_size_per_layer_input={rows} must be vocab_size={sizes['vocab_size']}, as "
+            f"hidden_size_per_layer_input={width}"
+        )
+    experts: dict[str, int] = {}
     if not unified and fields.flag("enable_moe_block", False):
-        experts = {
-            "num_experts": fields.whole("num_experts"),
-            "num_experts_per_tok": fields.whole("top_k_experts"),
-            "expert_dim": fields.whole("moe_intermediate_size"),
-        }
+        if missing := [name for name in _EXPERTS if fields.values.get(name) is None]:
+            raise UserError(f"enable_moe_block is true, so {missing[0]} must be given")
+        experts = {ours: fields.whole(name) for name, ours in _EXPERTS.items()}
     keyed = fields.flag("attention_k_eq_v", False)
     return kind(
         **sizes,
@@ -210,11 +218,16 @@ def _global_sizes(fields: HFFields, types: Any, keyed: bool) -> dict[str, Any]:
     given = {int(key): HFFields(layers).objects(key) for key in layers}
     changes = [given.get(number, {}) for number in range(len(types))]
     for number, (kind, change) in enumerate(zip(types, changes, strict=True)):
-        expected = changes[-1] if kind == FULL else {}
-        if change != expected or set(change) - set(_PER_LAYER):
+        if set(change) - _PER_LAYER:
+            raise UserError(f"{name}: layer {number} has {change}, but may have {_PER_LAYER} only")
+        if kind == SLIDING and change:
             raise UserError(
-                f"{name}: layer {number} has {change}; layers of {FULL} may have {_PER_LAYER} of "
-                "their own, all the same, and others none"
+                f"{name}: layer {number}, of layer_types {kind!r}, has {change}, but must have {{}}"
+            )
+        if kind == FULL and change != changes[-1]:
+            raise UserError(
+                f"{name}: layers {number} and {len(types) - 1} have {change} and {changes[-1]}, "
+                f"which must be the same: both have layer_types {kind!r}"
             )
     inner = HFFields({**{key: fields.values.get(key) for key in _PER_LAYER}, **changes[-1]})
     return {
@@ -228,22 +241,21 @@ def _ropes(fields: HFFields, types: Any) -> dict[str, Any]:
     both = fields.objects(name)
     if fields.values.get(name) is None:
         return {}
-    if set(both) - {FULL, SLIDING} or set(types) - set(both):
-        raise UserError(f"{name} has {sorted(both)}; it must have the types of the layers")
+    kinds = {kind for kind in both if both[kind]}
+    if wrong := sorted(kinds - {FULL, SLIDING}) or sorted(set(types) - kinds):
+        raise UserError(f"{name} must have an object for each of layer_types: see {wrong[0]!r}")
     every, local = (HFFields(HFFields(both).objects(kind)) for kind in (FULL, SLIDING))
-    local.refuse("rope_type", ("default",), "default")
-    every.refuse("rope_type", ("proportional", "default"), "default")
+    every.refuse("rope_type", ("proportional", "default"), None)
     changes: dict[str, Any] = {"partial_rotary_factor": 1.0}
     if every.values.get("rope_type") == "proportional":
         changes = {
             "partial_rotary_factor": every.positive("partial_rotary_factor", 1.0),
             "rope_factor": every.positive("factor", 1.0),
         }
-    return {
-        **changes,
-        "rope_theta": every.positive("rope_theta", 10_000.0),
-        "local_rope_theta": local.positive("rope_theta", 10_000.0),
-    }
+    if SLIDING in types:
+        local.refuse("rope_type", ("default",), None)
+        changes["local_rope_theta"] = local.positive("rope_theta")
+    return {**changes, "rope_theta": every.positive("rope_theta")}
 
 
 def _to_hf(config: Gemma4Config) -> dict[str, Any]:
@@ -267,9 +279,7 @@ def _to_hf(config: Gemma4Config) -> dict[str, Any]:
         "hidden_size_per_layer_input": config.layer_input_dim or 0,
         "vocab_size_per_layer_input": config.vocab_size,
         "enable_moe_block": config.num_experts is not None,
-        "num_experts": config.num_experts,
-        "top_k_experts": config.num_experts_per_tok,
-        "moe_intermediate_size": config.expert_dim,
+        **{name: getattr(config, ours) for name, ours in _EXPERTS.items()},
         "final_logit_softcapping": config.final_logit_softcap,
         "rope_parameters": {
             FULL: {

@@ -62,6 +62,16 @@ def test_a_longer_block_reads_more_experts():
     assert quantised.expert_bytes == network.expert_bytes / 2
 
 
+def test_layers_that_share_keys_and_values_read_them_again():
+    network = predicted.Network.of(preset("gemma4_e2b"))
+    # 12 of 15 layers have heads of 256, the others of 512; 16 and 4 more layers read the last two.
+    held, read = (
+        network.cache_bytes(rows=1, cached=10, prompt=0, ways=1, read=read) for read in (0, 1)
+    )
+    assert held == 2 * 10 * (12 * 256 + 3 * 512) * 2
+    assert read == 2 * 10 * (28 * 256 + 7 * 512) * 2
+
+
 def test_rounds_and_speedups(capsys):
     assert predicted.tokens_per_round(0.5, 2) == 1.75
     assert predicted.tokens_per_round(1.0, 4) == 5.0

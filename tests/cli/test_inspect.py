@@ -77,6 +77,9 @@ def test_published_sizes_need_no_files(capsys):
     # Keys and values of 28 and 36 layers, 8 heads of 128, in bfloat16.
     row = 1_024 * 4 * 8 * 128 * (28 + 36)
     assert values["batches"]["1024"] == int((72e9 - 2 * (596_049_920 + 8_190_735_360)) // row)
+    [sizes] = inspected(capsys, "gemma4_e2b")["models"]
+    # 12 layers with heads of 256 make keys and values, 3 with heads of 512; 20 make none.
+    assert sizes["cache_bytes_per_row_and_1000_tokens"] == 2 * 1_000 * (12 * 256 + 3 * 512) * 2
     # a = 0.7: (1 - a^6) / (1 - a) tokens for 1 + 5 c passes.
     assert values["max_draft"] == 5
     assert "2.94 tokens a round for 1.39 passes of the verifier, 2.11x" in values["why"]

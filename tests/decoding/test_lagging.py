@@ -18,7 +18,9 @@ from tests.tables import RULES, VERIFICATIONS
 from tests.variants import variants
 
 
-@pytest.mark.parametrize("family", variants(["llama", "t5_v1_1", "qwen3_5"], "llama", "qwen3_5"))
+@pytest.mark.parametrize(
+    "family", variants(["llama", "t5_v1_1", "gemma4", "qwen3_5"], "llama", "qwen3_5")
+)
 def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     """Greedy, the drafter being the verifier: every draft token must be accepted."""
     model, params = tiny(family)[:2]
@@ -179,7 +181,7 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
     np.testing.assert_allclose(bonus_after(params), jax.nn.softmax(logits), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", variants(["llama", "qwen3_5"], "qwen3_5"))
+@pytest.mark.parametrize("family", variants(["llama", "gemma4", "qwen3_5"], "qwen3_5"))
 def test_what_is_read_of_a_row_that_lags_does_not_count(family):
     """Another part drafts for the second row, until the model drafts for both rows."""
     t, drafted, rounds = tiny(family), 2, 6

@@ -18,6 +18,7 @@ from tests.heads.tiny_heads import (
     V,
     drafter_of,
     encoded_head,
+    tiny_assistant,
     tiny_head,
 )
 from tests.laws import Law
@@ -148,6 +149,22 @@ def test_the_law_of_an_encoder_decoder(encoder, name):
     found = laws.Texts(method)(params, rows)
     for temperature, law in zip(TEMPERATURES, found, strict=True):
         wanted = verifiers_law_of_encoded(tiny, temperature)
+        emitted = laws.array_of(law, V, N)
+        assert testing.total_variation(emitted, wanted) < EXACT, temperature
+
+
+@pytest.mark.parametrize("clusters", [None, V])
+def test_the_law_of_an_assistant(clusters):
+    tiny = tiny_assistant(clusters)
+    drafter, own = drafter_of(tiny, G, drafting.Confidence(0.6))
+    method = decoding.Speculative(tiny.verifier, drafter, verification.Block())
+    params = decoding.MethodParams(tiny.verifier_params, own)
+    rows = [laws.Row(PROMPT, N, temperature=temperature) for temperature in TEMPERATURES]
+    found = laws.Texts(method)(params, rows)
+    given = tiny.verifier, tiny.verifier_params, PROMPT, N
+    logits = testing.prefix_distributions(*given, lambda logits: logits)
+    for temperature, law in zip(TEMPERATURES, found, strict=True):
+        wanted = testing.target_law(laws.probabilities(logits, temperature), N)
         emitted = laws.array_of(law, V, N)
         assert testing.total_variation(emitted, wanted) < EXACT, temperature
 

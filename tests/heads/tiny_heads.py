@@ -12,7 +12,9 @@ import numpy as np
 from specjax import drafting
 from specjax.checkpoints import load_draft_head, save_draft_head
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.models.assistant import AssistantConfig
 from specjax.models.gemma import Gemma3Config
+from specjax.models.gemma4 import Gemma4Config
 from specjax.models.heads import BlockConfig, EagleConfig, draft_head, places_of
 from specjax.models.t5 import MT5Config, UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
@@ -70,6 +72,10 @@ ENCODERS = {
 }
 
 
+_SHARED = {**_SIZES, "vocab_size": V, "num_layers": 3, "sliding_window": 2, "global_head_dim": 6}
+_TYPES = ("sliding_attention", "full_attention", "full_attention")
+
+
 class TinyHead(NamedTuple):
     """A verifier, and its head with the verifier's parameters that it uses."""
 
@@ -117,10 +123,29 @@ def _with_params(model, params, head, mapped, seed):
     return TinyHead(model, params, head, head.joined(own, params))
 
 
+@functools.cache
+def tiny_assistant(clusters=None):
+    """A Gemma 4, whose last layer attends to another's keys, and its assistant."""
+    config = Gemma4Config(**_SHARED, layer_types=_TYPES, num_shared_layers=1)
+    model = model_from_config(config)
+    params = random_params(model, 0)
+    embedder = params["token_embedder"]
+    embedder["embedding"] = 3.0 * embedder["embedding"]
+    sizes = Gemma4Config(**{**_SHARED, "embed_dim": 6}, layer_types=_TYPES)
+    windows = tuple(window and window + 1 for window in sizes.windows)
+    fields = {"clusters": clusters, "own_output": True, "boundaries": (4,), "windows": windows}
+    head = draft_head(AssistantConfig(layers=sizes, **fields), model)
+    tiny = _with_params(model, params, head, None, 5)
+    if clusters is not None:
+        order = np.random.default_rng(0).permutation(V).reshape(clusters, -1)
+        tiny.params["clusters"] = jnp.asarray(order, jnp.int32)
+    return tiny
+
+
 def drafter_of(tiny, max_draft, stopping=None, **options):
     """The chain drafter of a head, and its parameters."""
-    kind = drafting.EagleDrafter if isinstance(tiny.head.config, EagleConfig) else None
-    kind = kind or drafting.BlockDrafter
+    is_block = isinstance(tiny.head.config, BlockConfig)
+    kind = drafting.BlockDrafter if is_block else drafting.EagleDrafter
     policy, own = (stopping or drafting.FixedLength()).bind()
     drafter = kind(tiny.head, max_draft, policy, **options)
     return drafter, drafting.NeuralDrafterParams(tiny.params, own)

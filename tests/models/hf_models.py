@@ -143,7 +143,7 @@ HF_CONFIGS = {
         **{**DECODER_SIZES, "num_hidden_layers": 3}, num_key_value_heads=2, global_head_dim=12,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=6, pad_token_id=0,
-        eos_token_id=1, bos_token_id=2,
+        eos_token_id=1, bos_token_id=2, final_logit_softcapping=9.0,
     ),
 }  # fmt: skip
 # Others of their families.
@@ -282,7 +282,7 @@ _OPTIONS = {
          "final_logit_softcapping": 5.0},
         {"head_dim": 10, "global_head_dim": 12, "num_global_key_value_heads": 2,
          "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
-         "sliding_window": 4,
+         "sliding_window": 4, "final_logit_softcapping": 6.0,
          "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 8, "rope_parameters": {
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5,
                                "factor": 4.0, "rope_theta": 900.0},

@@ -19,7 +19,7 @@ SIZE = 160
 
 
 @pytest.mark.parametrize("layout", [CacheLayout(), CacheLayout(2, by_position=True)])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma4"])
 def test_ragged_prompts_continue_a_beginning(name, layout):
     model = dataclasses.replace(tiny(name).model, layout=layout)
     params = tiny(name).params

@@ -86,7 +86,7 @@ def test_tokens_with_nan_states_are_not_written():
         np.testing.assert_array_equal(now, whole)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5_v1_1", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma4", "t5_v1_1", "qwen3_5"])
 def test_a_nan_in_the_padding_does_not_change_the_prompt(name):
     t = tiny(name)
     inputs = np.array([[5, 6, 7, 3, 3], [5, 6, 7, 8, 9]], np.int32)

@@ -82,7 +82,8 @@ def test_greedy_tokens_are_those_of_transformers_with_and_without_a_drafter(name
 @pytest.mark.parametrize(
     "name",
     variants(
-        ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "mixtral", "olmoe", "gpt_oss"), "qwen3_moe"
+        ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "mixtral", "olmoe", "gpt_oss", "gemma4_wide"),
+        "qwen3_moe",
     ),
 )
 def test_on_a_mesh_experts_write_what_they_write_alone(name, mesh):

@@ -24,7 +24,7 @@ FAMILIES = (
     "t5_v1_1", "mt5", "umt5", "t5gemma", "t5gemma2", "llama", "qwen2", "qwen2_yarn", "qwen3",
     "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "mistral", "mixtral", "olmo2", "olmoe",
     "smollm3", "phi3", "phi3_long", "gpt_oss", "gemma", "gemma2", "gemma3", "gemma4",
-    "gemma4_unified",
+    "gemma4_wide", "gemma4_unified",
 )  # fmt: skip
 # Not about the network; and `dtype`, which the arrays decide.
 OTHERS = {"architectures", "dtype", "id2label", "label2id", "transformers_version"}
@@ -38,6 +38,8 @@ OURS = {
     "hidden_size": "embed_dim",
     "num_hidden_layers": "layers",
     "num_local_experts": "num_experts",
+    "num_kv_shared_layers": "num_shared_layers",
+    "top_k_experts": "num_experts_per_tok",
 }
 
 

@@ -179,7 +179,7 @@ def test_padding_changes_nothing(name):
     assert error(nines, plain) <= (2e-5 if t.has_encoder else 2e-6)
 
 
-@pytest.mark.parametrize("name", variants(["t5_v1_0", "gemma2", "qwen3_5"], "gemma2"))
+@pytest.mark.parametrize("name", variants(["t5_v1_0", "gemma2", "gemma4", "qwen3_5"], "gemma2"))
 def test_integers_of_all_dtypes_give_the_same(name):
     """Sums and differences of positions exceed the range of 8-bit and unsigned integers."""
     t = tiny(name)
@@ -212,7 +212,7 @@ def test_a_prefill_holds_no_mask(name):
     assert max(sizes) < 100_000
 
 
-@pytest.mark.parametrize("name", ["t5_v1_1", "llama", "qwen3_5"])
+@pytest.mark.parametrize("name", ["t5_v1_1", "llama", "gemma4", "qwen3_5"])
 def test_a_forced_prefix_equals_extending_by_it(name):
     t = tiny(name)
     prefix = np.random.default_rng(4).integers(0, 48, (3, 3)).astype(np.int32)
@@ -239,7 +239,8 @@ def test_t5_prefills_its_start_token():
 
 
 @pytest.mark.parametrize(
-    ("name", "platform"), [("llama", "cpu"), ("llama", "tpu"), ("qwen3_5", "cpu")]
+    ("name", "platform"),
+    [("llama", "cpu"), ("llama", "tpu"), ("gemma4", "cpu"), ("gemma4", "tpu"), ("qwen3_5", "cpu")],
 )
 def test_stale_nan_is_not_seen(name, platform):
     t = tiny(name)

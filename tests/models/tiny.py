@@ -15,6 +15,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
+from specjax.models.gemma4 import Gemma4Config
 from specjax.models.llama_variants import GptOssConfig, MixtralConfig
 from specjax.models.qwen_hybrid import Qwen3NextConfig, Qwen35Config
 from specjax.models.t5 import UMT5Config
@@ -91,6 +92,22 @@ CONFIGS = {
         encoder=Gemma3Config(**_DECODER, num_kv_heads=4, sliding_window=3),
     ),
     "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
+    # Two sizes of layers, the last of each shared, one kind with keys as values; all that may be.
+    "gemma4": Gemma4Config(
+        **{**_DECODER, "num_layers": 5},
+        num_kv_heads=4,
+        sliding_window=5,
+        layer_types=("full_attention", *2 * ("sliding_attention", "full_attention")),
+        global_head_dim=12,
+        num_global_kv_heads=2,
+        keys_are_values=True,
+        num_shared_layers=2,
+        wide_shared_mlps=True,
+        layer_input_dim=10,
+        num_experts=4,
+        num_experts_per_tok=2,
+        expert_dim=12,
+    ),
     # Recurrent layers around one with attention.
     "qwen3_5": Qwen35Config(
         **{**_DECODER, "num_layers": 3},
@@ -123,14 +140,17 @@ def random_params(model, seed=0):
     """Unlike in `model.init`, all norms differ, so that a mix-up shows."""
     rng = np.random.default_rng(seed)
     dtype = model.config.param_dtype
-    low = -0.5 if model.config.style.plus_one_norms else 0.5
+    style = model.config.style
+    low = -0.5 if style.plus_one_norms else 0.5
 
-    def draw(leaf):
+    def draw(path, leaf):
         norm = leaf.ndim == 1
         value = rng.uniform(low, low + 1, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
+        if style.query_scale == 1.0 and "query_norm" in str(path):
+            value *= 0.3  # nothing else scales the logits of attention
         return jnp.asarray(value, jnp.float32).astype(dtype)
 
-    return jax.tree.map(draw, model.abstract_params())
+    return jax.tree_util.tree_map_with_path(draw, model.abstract_params())
 
 
 class Tiny(NamedTuple):

@@ -20,6 +20,7 @@ from specjax.models import (
     model_from_config,
 )
 from specjax.models.gemma import Gemma3Config
+from specjax.models.gemma4 import Gemma4Config
 from specjax.models.qwen_hybrid import Qwen35Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from specjax.partitioning import (
@@ -62,6 +63,17 @@ CONFIGS = {
     "llama": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=4),
     "llama_few_kv_heads": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=2),
     "gemma2": Gemma2Config(**_GEMMA),
+    "gemma4": Gemma4Config(
+        **_SIZES,
+        num_layers=4,
+        num_kv_heads=4,
+        sliding_window=4,
+        layer_types=("sliding_attention", "full_attention") * 2,
+        global_head_dim=8,
+        keys_are_values=True,
+        num_shared_layers=2,
+        layer_input_dim=6,
+    ),
     "qwen3_5": Qwen35Config(
         **_SIZES,
         num_layers=2,
@@ -129,10 +141,13 @@ def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
         shard[divided] //= ways
         assert [s.data.shape for s in kernel.addressable_shards] == [tuple(shard)] * 8
     heads = 2 if name == "llama_few_kv_heads" else model_kv_heads(model) // ways
-    for keys in [*cache.keys, *second.cache.keys]:
-        assert keys.addressable_shards[0].data.shape == (ROWS // data, heads, MAX_LENGTH, 4)
-    for values in [*cache.values, *second.cache.values]:
-        assert values.addressable_shards[0].data.shape == (ROWS // data, heads, 4, MAX_LENGTH)
+    widths = [model.config.of_layer(i).head_dim for i in model.config.style.cached]
+    for cached in (cache, second.cache):
+        for width, keys, values in zip(widths, cached.keys, cached.values, strict=True):
+            shape = keys.addressable_shards[0].data.shape
+            assert shape == (ROWS // data, heads, MAX_LENGTH, width)
+            shape = values.addressable_shards[0].data.shape
+            assert shape == (ROWS // data, heads, width, MAX_LENGTH)
     for cached in (cache, second.cache) if name == "qwen3_5" else ():
         for layer in cached.recurrent.layers:
             state, inputs = (x.addressable_shards[0].data for x in (layer.state, layer.inputs[2]))
@@ -141,8 +156,9 @@ def test_logits_on_a_mesh_equal_those_of_one_device(alone, shape):
     # The compiler moves activations between devices, never the cache.
     whole = f"{ROWS // data},{model_kv_heads(model)},"
     gathered = [line for line in extend.as_text().splitlines() if "all-gather(" in line]
-    assert not [line for line in gathered if f"{whole}{MAX_LENGTH},4]" in line]
-    assert not [line for line in gathered if f"{whole}4,{MAX_LENGTH}]" in line]
+    for width in set(widths):
+        assert not [line for line in gathered if f"{whole}{MAX_LENGTH},{width}]" in line]
+        assert not [line for line in gathered if f"{whole}{width},{MAX_LENGTH}]" in line]
 
 
 def model_kv_heads(model):
