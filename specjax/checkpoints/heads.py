@@ -502,7 +502,8 @@ def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) 
     family = _ASSISTANTS[fields.values["model_type"]]
     inner = fields.part("text_config", family)
     # All layers read the verifier's entries.
-    config = FAMILIES[family].from_hf(HFFields({**inner.values, "num_kv_shared_layers": 0}))
+    changes = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": None}
+    config = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
     assert isinstance(config, Gemma4Config)
     inner.refuse("hidden_size_per_layer_input", (0,), 0)
     inner.refuse("enable_moe_block", (False,), False)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import specjax
 from specjax import Decoder, Pair, TextModel, drafting
 from specjax.checkpoints import (
     has_mtp,
@@ -23,9 +24,11 @@ from specjax.checkpoints import (
     load_model,
     save_draft_head,
 )
+from specjax.errors import UserError
 from specjax.models import model_from_config
 from specjax.models.attention import block_bias
 from specjax.models.heads import EagleHead
+from specjax.partitioning import make_mesh
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
 from tests.checkpoints.checkpoint_helpers import shared
@@ -316,6 +319,37 @@ def test_an_mtp_head_with_experts_drafts_what_the_verifier_writes_alone(tmp_path
     pair = Pair(verifier=texts[0], drafter=texts[1])
     together = Decoder(pair, max_draft=3, **options)(prompts, progress=False)
     jax.tree.map(np.testing.assert_array_equal, together.tokens, alone.tokens)
+
+
+class Numbers(Words):
+    vocab_size = V
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("dense", None), ("ordered", (2, 2))])
+def test_an_assistant_drafts_what_the_verifier_writes_alone(name, sizes):
+    mesh = None if sizes is None else make_mesh(*sizes)
+    of = load_model(fixture("verifiers/gemma4"), dtype="float32", mesh=mesh)
+    place = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.P())
+    path = fixture("gemma4_assistant", name, "head")
+    texts = [
+        TextModel(*each, Numbers(), mesh=mesh)
+        for each in ((of.model, of.params), load_draft_head(path, of.model, sharding=place))
+    ]
+    options = {"max_new_tokens": 12, "batch_size": 4, "buckets": (12,)}
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 48, size).astype(np.int32) for size in (5, 1, 9, 3, 7)]
+    decode = functools.partial(specjax.Decoder, sampling=Sampling(0.0), **options)
+    alone = decode(texts[0])(prompts, progress=False)
+    pair = Pair(verifier=texts[0], drafter=texts[1])
+    together = decode(pair, max_draft=3)(prompts, progress=False)
+    jax.tree.map(np.testing.assert_array_equal, together.tokens, alone.tokens)
+    warm = specjax.Decoder(pair, max_draft=3, sampling=Sampling(1.5), **options)
+    whole = warm(prompts, progress=False, seed=1)
+    assert 0 < whole.info.accepted < whole.info.drafted
+    each = [warm([x], progress=False, seed=1, ids=[i]).tokens[0] for i, x in enumerate(prompts)]
+    jax.tree.map(np.testing.assert_array_equal, list(whole.tokens), each)
+    with pytest.raises(UserError, match="tree"):
+        specjax.Decoder(pair, drafting=specjax.Tree(depth=2, width=2), **options)
 
 
 def test_a_tree_grows_as_in_eagles_code():
