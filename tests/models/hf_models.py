@@ -255,7 +255,6 @@ _OPTIONS = {
         {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9,
          "tie_word_embeddings": False},
     ),
-    # Of many logits the sinks take the half, and the limits are reached.
     "gpt_oss": (
         {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6,
          "rope_parameters": {**YARN, "truncate": False}},

@@ -14,7 +14,8 @@ pytestmark = [
 CHIPS = {"v5e": "v5litepod-4", "v5p": "v5p-8", "v6e": "v6e-4"}
 
 # Rows, queries, K, N, D, whether heads have biases of their own, and entries beside the cache:
-# Llama 3 8B and 1B, T5 base and small, Gemma 2 9B, one head, many heads, wide trees.
+# Llama 3 8B and 1B, T5 base and small, Gemma 2 9B, one head, many heads, wide trees. Each also
+# with a limit of the logits and a sink of each head.
 _KERNELS = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -24,6 +25,7 @@ from specjax.models.attention import forms
 where = NamedSharding(mesh_of({chip!r}, 1, 1), PartitionSpec())
 for length, kv_heads, groups, width, own, beside, dtype in (
     (6, 8, 4, 128, False, 6, "bfloat16"), (1, 8, 4, 64, False, 0, "bfloat16"),
+    (6, 8, 8, 64, False, 0, "bfloat16"),
     (6, 12, 1, 64, True, 0, "bfloat16"), (1, 6, 1, 64, True, 0, "bfloat16"),
     (6, 8, 2, 256, False, 0, "bfloat16"), (1, 1, 8, 256, False, 1, "bfloat16"),
     (1, 1, 1, 128, False, 0, "float32"), (2, 32, 1, 128, False, 0, "bfloat16"),
@@ -37,8 +39,10 @@ for length, kv_heads, groups, width, own, beside, dtype in (
 
     shapes = [((3, length, kv_heads, groups, width), dtype), *segment(2500)]
     shapes += segment(beside) if beside else []
-    args = [jax.ShapeDtypeStruct(*shape, sharding=where) for shape in shapes]
-    for softcap in (None, 50.0):
+    sink = ((3, 1, 1, kv_heads * width), dtype)
+    sinks = [sink, sink, ((3, kv_heads, groups, 1, 1), "float32")]
+    for softcap, more in ((None, []), (50.0, sinks)):
+        args = [jax.ShapeDtypeStruct(*shape, sharding=where) for shape in shapes + more]
         jax.jit(forms(width**-0.5, softcap)[0]).lower(*args).compile()
 """
 
