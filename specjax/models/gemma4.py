@@ -180,7 +180,7 @@ def _from_hf(kind: type[Gemma4Config], fields: HFFields) -> Gemma4Config:
             f"vocab_size_per_layer_input={rows} must be vocab_size={sizes['vocab_size']}, as "
             f"hidden_size_per_layer_input={width}"
         )
-    experts: dict[str, int] = {}
+    experts: dict[str, Any] = {}
     if not unified and fields.flag("enable_moe_block", False):
         if missing := [name for name in _EXPERTS if fields.values.get(name) is None]:
             raise UserError(f"enable_moe_block is true, so {missing[0]} must be given")

@@ -68,12 +68,12 @@ def _memory(written=False, tree=None):
     return Memory(RaggedCache((empty,), (empty,)), POSITIONS, layout, written, tree)
 
 
-# K, N and D: one head; Llama 3's and its drafter's groups; T5 small's; odd widths.
+# K, N and D: one head; Llama 3's and its drafter's groups; T5 small's; odd widths; Gemma 4's.
 @pytest.mark.parametrize(
     ("sizes", "length"),
     [
         *(((1, 1, 256), 1), ((8, 4, 128), 6), ((8, 4, 64), 1), ((8, 4, 64), 2)),
-        *(((6, 1, 64), 9), ((5, 3, 64), 6), ((2, 2, 96), 5), ((1, 8, 64), 1)),
+        *(((6, 1, 64), 9), ((5, 3, 64), 6), ((2, 2, 96), 5), ((1, 8, 64), 1), ((2, 4, 512), 6)),
     ],
 )
 @pytest.mark.parametrize("written", [False, True])

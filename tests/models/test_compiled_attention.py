@@ -14,8 +14,8 @@ pytestmark = [
 CHIPS = {"v5e": "v5litepod-4", "v5p": "v5p-8", "v6e": "v6e-4"}
 
 # Rows, queries, K, N, D, whether heads have biases of their own, and entries beside the cache:
-# Llama 3 8B and 1B, T5 base and small, Gemma 2 9B, one head, many heads, wide trees. Each also
-# with a limit of the logits and a sink of each head.
+# Llama 3 8B and 1B, T5 base and small, Gemma 2 9B and 4 31B, one head, many heads, wide trees. Each
+# also with a limit of the logits and a sink of each head.
 _KERNELS = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
@@ -27,7 +27,8 @@ for length, kv_heads, groups, width, own, beside, dtype in (
     (6, 8, 4, 128, False, 6, "bfloat16"), (1, 8, 4, 64, False, 0, "bfloat16"),
     (6, 8, 8, 64, False, 0, "bfloat16"),
     (6, 12, 1, 64, True, 0, "bfloat16"), (1, 6, 1, 64, True, 0, "bfloat16"),
-    (6, 8, 2, 256, False, 0, "bfloat16"), (1, 1, 8, 256, False, 1, "bfloat16"),
+    (6, 8, 2, 256, False, 0, "bfloat16"), (6, 4, 8, 512, False, 6, "bfloat16"),
+    (1, 1, 8, 256, False, 1, "bfloat16"),
     (1, 1, 1, 128, False, 0, "float32"), (2, 32, 1, 128, False, 0, "bfloat16"),
     (31, 8, 4, 128, False, 31, "bfloat16"), (6, 5, 3, 64, False, 6, "float32"),
     (32, 1, 32, 64, False, 32, "float32"), (32, 25, 1, 64, False, 32, "bfloat16"),

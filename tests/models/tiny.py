@@ -94,10 +94,10 @@ CONFIGS = {
     "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
     # Two sizes of layers, the last of each shared, one kind with keys as values; all that may be.
     "gemma4": Gemma4Config(
-        **{**_DECODER, "num_layers": 5},
+        **{**_DECODER, "mlp_dim": 20, "num_layers": 4},
         num_kv_heads=4,
         sliding_window=5,
-        layer_types=("full_attention", *2 * ("sliding_attention", "full_attention")),
+        layer_types=("sliding_attention", "full_attention") * 2,
         global_head_dim=12,
         num_global_kv_heads=2,
         keys_are_values=True,
