@@ -250,6 +250,9 @@ sglang_threshold = _by_chance(
     lambda b: np.where(_own(b.p, b.x) >= 0.3, 1.0, _own(b.p, b.x)), _without_drafted
 )
 tensorrt_strict = sglang_exact
+tpu_inference = ReferenceVerifier(
+    passes=lambda u, _, b, joint: u <= _own(b.p, b.x), residual=_without_drafted
+)
 tensorrt_relaxed = _by_chance(_relaxed, _best_of)
 medusa_typical = _by_chance(_typical, _best_of)
 cactus = _by_chance(lambda b: _over_draft(b, _cactus_cap(_own(b.p, b.x))), _cactus_residual)
@@ -291,6 +294,10 @@ LINES = (
         *("transformers, weight 0.7", "transformers", "transformers"),
         *({"arrays": "torch"}, {"weight": 0.7}),
     ),
+    Audited(
+        *("transformers, argmax drafts", "transformers", "transformers"),
+        {"arrays": "torch", "drafts": "argmax"},
+    ),
     Audited("KerasHub, a row at a time", "keras_hub", "keras-hub", _KERAS),
     Audited("KerasHub, a batch", "keras_hub_batch", "keras-hub", _KERAS),
     Audited("KerasHub's rule, drawn drafts", "keras_hub_rule"),
@@ -300,6 +307,7 @@ LINES = (
     Audited("vllm-ascend block before 7808", "vllm_ascend_block"),
     Audited("SGLang, thresholds 1, 1", "sglang_exact", "", {"drafts": "certain"}),
     Audited("SGLang, threshold_single 0.3", "sglang_threshold", "", {"drafts": "certain"}),
+    Audited("tpu-inference, its verifier", "tpu_inference", "", {"drafts": "certain"}),
     Audited("TensorRT-LLM strict", "tensorrt_strict", "", {"drafts": "certain"}),
     Audited("TensorRT-LLM relaxed 3, 0.5", "tensorrt_relaxed", "", {"drafts": "certain"}),
     Audited("Medusa typical 0.3, 0.09", "medusa_typical", "", {"drafts": "certain"}),
@@ -325,8 +333,9 @@ def run(args: argparse.Namespace) -> Report:
             continue
         print(f"benchmarks.audited: {line.system}", file=sys.stderr)
         table.append(_row(line, args.cases, args.time_limit))
-    if not args.only or any(word.lower() in "greedyblock" for word in args.only):
-        table.append(_greedy_block())
+    for system, made in _OTHERS.items():
+        if not args.only or any(word.lower() in system.lower() for word in args.only):
+            table.append({"system": system, **made()})
     notes = ["version: of the package that ran; re-derived: its rule, written anew in NumPy."]
     columns = ("system", "version", "verdict", "largest_tv", "case")
     return Report(table, columns, notes)
@@ -364,13 +373,103 @@ def _greedy_block() -> dict[str, Any]:
     exact = total_variation(emitted_law(*given), target_law(p, tokens))
     without = total_variation(emitted_law(*given, keep_carry=False), target_law(p, tokens))
     return {
-        "system": "specjax GreedyBlock, over rounds",
         "version": "checkout",
         "verdict": "EXACT" if exact < 1e-6 else "BIASED",
         "largest_tv": float(f"{exact:.2g}"),
         "case": f"random, {tokens} tokens (without its carry: {without:.2g})",
     }
 
+
+def _filtered(logits: np.ndarray, temperature: float, top_p: float, *, first: bool) -> np.ndarray:
+    """The law of tokens whose top-p is taken before the division by the temperature, or after."""
+
+    def softmax(x: np.ndarray) -> np.ndarray:
+        p = np.exp(x - x.max(axis=-1, keepdims=True))
+        return p / p.sum(axis=-1, keepdims=True)
+
+    judged = softmax(logits if first else logits / temperature)
+    descending = -np.sort(-judged, axis=-1)
+    more = np.cumsum(descending, axis=-1) < top_p
+    least = np.take_along_axis(descending, more.sum(axis=-1, keepdims=True), axis=-1)
+    return softmax(np.where(judged >= least, logits / temperature, -np.inf))
+
+
+def _two_laws() -> dict[str, Any]:
+    """tpu-inference: what its rejection sampler emits, against its sampler without drafts."""
+    temperature, top_p, rows = 0.7, 0.9, 1000
+    logits = 2.0 * np.random.default_rng(0).normal(size=(rows, 32))
+    drafted, alone = (_filtered(logits, temperature, top_p, first=first) for first in (True, False))
+    apart = 0.5 * np.abs(drafted - alone).sum(axis=-1)
+    return {
+        "version": "re-derived",
+        "verdict": "TWO LAWS",
+        "largest_tv": float(f"{apart.max():.2g}"),
+        "case": f"T={temperature}, top-p {top_p}, {rows} random rows; mean {apart.mean():.2g}",
+    }
+
+
+def _assistant_after_a_rejection() -> dict[str, Any]:
+    """Whether a Gemma 4 assistant's draft depends on a token that was rejected before."""
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return {"version": "not installed"}
+    torch, models = map(importlib.import_module, ("torch", "transformers"))
+    generator = importlib.import_module("transformers.generation.candidate_generator")
+    sizes = {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "vocab_size": 40, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "global_head_dim": 8, "intermediate_size": 32, "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+    }  # fmt: skip
+    config = functools.partial(models.Gemma4TextConfig, **sizes)
+    large, small = (
+        config(hidden_size=32, num_kv_shared_layers=2),
+        config(hidden_size=16, num_kv_shared_layers=6),
+    )
+    torch.manual_seed(0)
+    main = models.Gemma4ForCausalLM(large).eval()
+    try:
+        assistant = models.Gemma4AssistantForCausalLM(
+            models.Gemma4AssistantConfig(text_config=small, backbone_hidden_size=32)
+        ).eval()
+    except ValueError as error:
+        return {"version": version, "verdict": "NOT BUILT", "reason": str(error)}
+    with torch.no_grad():
+        for model in (main, assistant):
+            for matrix in model.parameters():
+                if matrix.ndim > 1:
+                    matrix.normal_(0.0, matrix.shape[-1] ** -0.5)
+        prompt, after = torch.arange(3, 13)[None], torch.tensor([[7]])
+        drafts = []
+        for rejected in (11, 13):
+            read = main(
+                torch.cat([prompt, torch.tensor([[rejected]])], dim=1),
+                return_shared_kv_states=True,
+                output_hidden_states=True,
+            )
+            read["hidden_states"] = (read.hidden_states[-1][:, 9:],)
+            settings = models.GenerationConfig(max_length=64)
+            candidates = generator.SinglePositionMultiTokenCandidateGenerator(
+                assistant, main.get_input_embeddings(), settings
+            )
+            candidates.num_assistant_tokens, candidates.is_main_model_prefill = 1, False
+            text = torch.cat([prompt, after], dim=1)
+            drafts.append(candidates.get_candidates(text, {}, read, False, 0)[1])
+    apart = float((drafts[0] - drafts[1]).abs().max() / drafts[0].abs().max())
+    return {
+        "version": version,
+        "verdict": "STALE ROW" if apart > 1e-4 else "NO DIFFERENCE",
+        "case": f"another rejected token moves a logit by {apart:.2g} of the largest",
+    }
+
+
+# Lines that no verifier of a single round has.
+_OTHERS = {
+    "specjax GreedyBlock, over rounds": _greedy_block,
+    "tpu-inference, top-p with and without drafts": _two_laws,
+    "transformers, Gemma 4 assistant after a rejection": _assistant_after_a_rejection,
+}
 
 if __name__ == "__main__":
     sys.exit(command.main(__file__, HELP, add_arguments, run))

@@ -102,6 +102,21 @@ def test_transformers_is_exact_but_for_an_edge():
     assert audit(weighted, **options).verdict is Verdict.BIASED
 
 
+def test_what_is_audited_beside_a_round():
+    drafts = {"arrays": "torch", "cases": ["ties"], "drafts": "argmax"}
+    assert audit(audited.transformers, **drafts).verdict is Verdict.BIASED
+    assert audit(audited.tpu_inference, cases=["toy"], drafts="certain").verdict is Verdict.EXACT
+    edge = audit(audited.tpu_inference, cases=["p zeros"], drafts="certain")
+    assert edge.verdict is Verdict.EDGE
+    both = audited._two_laws()
+    assert (both["verdict"], both["largest_tv"]) == ("TWO LAWS", 0.087)
+    logits = np.random.default_rng(0).normal(size=(50, 8))
+    given = audited._filtered(logits, 1.0, 0.7, first=True)
+    np.testing.assert_array_equal(given, audited._filtered(logits, 1.0, 0.7, first=False))
+    found = audited._assistant_after_a_rejection()["verdict"]
+    assert found in ("NOT BUILT", "STALE ROW")  # by the version
+
+
 def emitted(tokens, draft_logits, target_logits, uniforms, uniform_next, lengths):
     """Token, with logits in and tokens out."""
     given = np.exp(draft_logits), np.exp(target_logits), uniforms, uniform_next, lengths
