@@ -219,6 +219,21 @@ class OpenedHead:
         return common_dtype(x.dtype for n, x in self.reader.specs.items() if n not in maps)
 
     @property
+    def reads_memory(self) -> bool:
+        """Whether it reads the verifier's keys and values, and has none of its own."""
+        return self.kind == "assistant"
+
+    def share_read(self, name: str) -> float:
+        """The share of an array that a pass reads, besides tokens' rows of an embedding."""
+        routing = next(iter(self.layers.style.routings), None)
+        if ".experts." in name and routing is not None:
+            return routing.per_token / routing.experts
+        if name == _OF_ASSISTANT["output/embedding"][0] and _ORDER in self.reader.specs:
+            scored, clusters = _clusters_of(HFFields(self.values))
+            return scored / clusters
+        return 0.0 if name in (_EMBEDDING, "markov_head.markov_w1.weight") else 1.0
+
+    @property
     def named(self) -> str:
         """The verifier's name in messages."""
         return "" if self.verifier is None else f" ({self.verifier})"
@@ -325,16 +340,15 @@ class OpenedHead:
             "cross_layer": self.cross_layer,
         }
         if self.kind == "assistant":
-            clusters = None
-            if fields.flag("use_ordered_embeddings", False):
-                clusters = fields.whole("num_centroids", 2048)
-            scored = fields.whole("centroid_intermediate_top_k", 32)
-            if clusters is not None and (vocab % clusters or scored > clusters):
+            common["own_output"] = True
+            if not fields.flag("use_ordered_embeddings", False):
+                return AssistantConfig(**common)
+            scored, clusters = _clusters_of(fields)
+            if vocab % clusters or scored > clusters:
                 raise UserError(
                     f"num_centroids={clusters} must divide the {vocab} tokens, and be at least "
                     f"centroid_intermediate_top_k={scored}"
                 )
-            common["own_output"] = True
             return AssistantConfig(**common, clusters=clusters, scored_clusters=scored)
         wanted = fields.whole("draft_vocab_size", vocab)
         if wanted != (draft_vocab or vocab):
@@ -400,6 +414,13 @@ def _other_memory(layers: DecoderOnlyConfig, verifier: ModelConfig) -> list[str]
             kind = "without a window" if window is None else "with a window"
             wrong.append(f"keys in layers {kind} of {named}, not {theirs}")
     return sorted(set(wrong))
+
+
+def _clusters_of(fields: HFFields) -> tuple[int, int]:
+    """The clusters of an assistant's output that are scored, and all of them."""
+    names = {"centroid_intermediate_top_k": 32, "num_centroids": 2048}
+    scored, count = (fields.whole(name, default) for name, default in names.items())
+    return scored, count
 
 
 def _of_blocks(fields: HFFields) -> HFFields:
@@ -558,7 +579,7 @@ def _stored(config: HeadConfig, layer: str, path: str) -> list[Renaming]:
         hf, transposed = _OF_ASSISTANT[path]
         return [Renaming(hf, path, transposed)]
     name = array_name(config, layer, path)
-    *_, module, leaf = path.split("/")
+    *_, module, leaf = f"/{path}".split("/")
     if module == "mlp" and leaf in MLP.values():  # of experts: speculators joins them
         start, _, kernel = name.partition("mlp.")
         joined = Renaming(f"{start}mlp.experts.down_proj", path, T)

@@ -101,6 +101,8 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         reads = ", ".join(map(str, verifier["boundaries"] or ("that follow from its layers",)))
         if verifier["cross_layer"] is not None:
             reads += f"; its encoder's output, as layer {verifier['cross_layer']} reads it"
+        if summary["reads_memory"]:
+            reads = "after its last layer; its keys and values"
         return [
             ("kind", f"{summary['family']} ({summary['format']})"),
             ("drafts for", f"{verifier['name'] or 'a model'} of width {verifier['width']}{layers}"),

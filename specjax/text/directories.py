@@ -547,31 +547,21 @@ class InspectedHead:
 
     def read_params(self) -> int:
         """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
-        rows = ("embed_tokens.weight", "markov_head.markov_w1.weight")
-        routing = next(iter(self.opened.layers.style.routings), None)
-        share = 1.0 if routing is None else routing.per_token / routing.experts
-        own = round(
-            sum(
-                size * (share if ".experts." in name else 1.0)
-                for name, size in self._sizes.items()
-                if name not in rows
-            )
-        )
-        if "lm_head.weight" in self._sizes:
+        own = round(sum(n * self.opened.share_read(name) for name, n in self._sizes.items()))
+        if "lm_head.weight" in self._sizes or self.opened.reads_memory:
             return own
         return own + self.opened.layers.vocab_size * self.opened.width
 
     def cache_bytes(self, tokens: int) -> int:
         """The bytes of the cache of one row of tokens."""
         layers = self.opened.layers
-        return (
-            2 * tokens * layers.num_layers * layers.kv_heads * layers.head_dim * self.dtype.itemsize
-        )
+        count = 0 if self.opened.reads_memory else layers.num_layers
+        return 2 * tokens * count * layers.kv_heads * layers.head_dim * self.dtype.itemsize
 
     @property
     def _sizes(self) -> dict[str, int]:
         specs = self.opened.reader.specs
-        return {n: math.prod(x.shape) for n, x in specs.items() if n not in ("d2t", "t2d")}
+        return {n: math.prod(x.shape) for n, x in specs.items() if x.dtype.kind not in "ib"}
 
     def summary(self) -> dict[str, Any]:
         """The figures by name, as JSON values; sizes in bytes."""
@@ -595,6 +585,7 @@ class InspectedHead:
                 "boundaries": opened.boundaries and list(opened.boundaries),
                 "cross_layer": opened.cross_layer,
             },
+            "reads_memory": opened.reads_memory,
             "cache_bytes_per_row_and_1000_tokens": self.cache_bytes(1_000),
         }
 
