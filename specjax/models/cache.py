@@ -148,17 +148,17 @@ def allocate(
     """An empty cache of layers of these sizes: zeros, without `cross`."""
     assert max_length >= 1
 
-    def empty(sizes: ModelConfig) -> tuple[Array, Array]:
+    def empty(sizes: ModelConfig, axis: int) -> Array:
         joins = layout.joins_long and max_length >= LONG
         heads = sizes.kv_heads if joins else layout.heads
-        groups, width = sizes.kv_heads // heads, heads * sizes.head_dim
-        keys, values = (batch, groups, max_length, width), (batch, groups, width, max_length)
-        if layout.by_position:
-            keys = values = (batch, max_length, groups, width)
-        return jnp.zeros(keys, sizes.dtype), jnp.zeros(values, sizes.dtype)
+        shape = [batch, sizes.kv_heads // heads, heads * sizes.head_dim]
+        shape.insert(1 + axis, max_length)
+        return jnp.zeros(shape, sizes.dtype)
 
-    keys, values = zip(*map(empty, layers), strict=True)
-    return RaggedCache(keys, values)
+    return RaggedCache(
+        keys=tuple(empty(sizes, layout.key_axis) for sizes in layers),
+        values=tuple(empty(sizes, layout.value_axis) for sizes in layers),
+    )
 
 
 def write(
