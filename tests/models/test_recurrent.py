@@ -167,6 +167,8 @@ def test_what_recurrent_layers_cannot_do_is_refused():
         with pytest.raises(ValueError, match=r"may go back by 3\d tokens, but CausalLM can .* 32"):
             make(most + 1)
     assert not model.reads_trees and not model.continues_beginnings
+    plain = model_from_config(CONFIGS["qwen3_5"].replace(layer_types=("full_attention",) * 3))
+    assert plain.reads_trees and plain.most_rollback is None
 
 
 def test_states_are_float32_where_activations_are_not():
