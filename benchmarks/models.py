@@ -17,17 +17,28 @@ from benchmarks.interleaved import time_interleaved
 from specjax.checkpoints.hf import config_to_hf
 from specjax.cli.report import Report
 from specjax.compilation import step_options
-from specjax.models import RaggedCache, Seq2SeqLM, T5Config, family_of, preset
+from specjax.models import (
+    Model,
+    RaggedCache,
+    Seq2SeqLM,
+    family_of,
+    model_from_config,
+    preset,
+)
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.types import Params, Prompts
 
 HELP = "extend by T tokens in a jitted loop, against reading the same bytes and transformers"
 
+# Four layers of Qwen 3.5 0.8B, three of them gated delta networks, and with attention in all.
+_QWEN = preset("qwen3.5_0.8b", num_layers=4, layer_types=(), vocab_size=8_192)
 # T5 v1.1's shapes with its embedding tied: 60.5 M and 222.9 M parameters. "tiny" is for trials.
-_MODELS: dict[str, T5Config] = {
-    "60m": preset("t5_v1_1_small", tie_embeddings=True),  # type: ignore[dict-item]
-    "220m": preset("t5_v1_1_base", tie_embeddings=True),  # type: ignore[dict-item]
-    "tiny": preset(  # type: ignore[dict-item]
+_MODELS: dict[str, Any] = {
+    "hybrid": _QWEN,
+    "attention": _QWEN.replace(layer_types=("full_attention",) * 4),
+    "60m": preset("t5_v1_1_small", tie_embeddings=True),
+    "220m": preset("t5_v1_1_base", tie_embeddings=True),
+    "tiny": preset(
         "t5_v1_1_small",
         vocab_size=64,
         embed_dim=32,
@@ -52,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer",
         choices=["auto", "none"],
         default="auto",
-        help="auto: compare with transformers' cached decoder at T = 1 if it is installed",
+        help="auto: compare a T5 with transformers' cached decoder at T = 1 if it is installed",
     )
 
 
@@ -84,10 +95,8 @@ def run(args: argparse.Namespace) -> Report:
     )
 
 
-def _measure(
-    name: str, config: T5Config, args: argparse.Namespace
-) -> tuple[list[dict[str, Any]], str]:
-    model = Seq2SeqLM(config)
+def _measure(name: str, config: Any, args: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
+    model = model_from_config(config)
     params = _random_params(model)
     inputs = np.random.default_rng(0).integers(3, config.vocab_size, (args.rows, args.prompt))
     lengths = jnp.full(args.rows, args.prompt, jnp.int32)
@@ -101,7 +110,7 @@ def _measure(
     }
     calls["read"] = _plain_read(bytes_read, args.steps)
     note = ""
-    if args.peer == "auto":
+    if args.peer == "auto" and isinstance(model, Seq2SeqLM):
         peers, note = _peer_loops(model, params, prefilled, inputs, args.steps)
         calls.update(peers)
     seconds = time_interleaved(calls, repeats=args.repeats)
@@ -130,7 +139,7 @@ def _measure(
     return rows, note
 
 
-def _random_params(model: Seq2SeqLM) -> Params:
+def _random_params(model: Model) -> Params:
     """Random parameters of the initialisers' scale, but faster."""
     rng = np.random.default_rng(0)
     head_dim = model.config.head_dim
@@ -148,7 +157,7 @@ def _random_params(model: Seq2SeqLM) -> Params:
     return jax.tree_util.tree_map_with_path(draw, model.abstract_params())
 
 
-def _bytes_read(config: T5Config, params: Params, cache: RaggedCache) -> int:
+def _bytes_read(config: Any, params: Params, cache: RaggedCache) -> int:
     """The bytes that a decoding step reads: decoder, output projection and cache."""
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     for path, leaf in flatten_dict(params["decoder"]).items():
@@ -160,7 +169,7 @@ def _bytes_read(config: T5Config, params: Params, cache: RaggedCache) -> int:
 
 
 def _our_loop(
-    model: Seq2SeqLM, params: Params, prefilled: Any, tokens: int, steps: int
+    model: Model, params: Params, prefilled: Any, tokens: int, steps: int
 ) -> Callable[[], Any]:
     """`steps` greedy extends by `tokens` tokens, each one position on; the state is donated."""
     options = step_options(jax.default_backend())

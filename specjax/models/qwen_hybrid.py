@@ -95,10 +95,11 @@ class Qwen35Config(DecoderOnlyConfig):
     @property
     def style(self) -> Style:
         delta = DeltaSizes(*(getattr(self, name) for name in _LINEAR_SIZES))
+        deltas = tuple(delta if kind == LINEAR else None for kind in self.layer_types)
         return llama_style(
             self,
             self._rotated,
-            deltas=tuple(delta if kind == LINEAR else None for kind in self.layer_types),
+            deltas=deltas if any(deltas) else (),
             qk_norms="head",
             gated=True,
             plus_one_norms=True,

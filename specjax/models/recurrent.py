@@ -27,9 +27,12 @@ from specjax.compilation import product_precision
 from specjax.models.config import DeltaSizes, ModelConfig
 from specjax.models.layers import Dense, RMSNorm
 from specjax.models.weights import normal_init
+from specjax.platforms import by_platform
 
 # The tokens of a block that are computed together.
 _CHUNK = 64
+# So many rows are solved without a loop.
+_FEW = 8
 
 
 class DeltaMemory(NamedTuple):
@@ -260,15 +263,43 @@ def _chunk(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, tuple[Array,
     overlaps = _einsum("bikd,bjkd->bkij", keys, keys)[:, :, None] * since
     overlaps *= jnp.moveaxis(betas, 1, 3)[..., None]
     wanted = betas[..., None] * (values - before * _einsum("bikd,bkndv->biknv", keys, state))
-    writes = lax.linalg.triangular_solve(
-        overlaps, jnp.moveaxis(wanted, 1, 3), left_side=True, lower=True, unit_diagonal=True
-    )
+    writes = by_platform(overlaps, jnp.moveaxis(wanted, 1, 3), cpu=_solved_by_rows, default=_solved)
     weights = _einsum("bikd,bjkd->bkij", queries, keys)[:, :, None] * since
     read = before * _einsum("bikd,bkndv->biknv", queries, state)
     read += _einsum("bknij,bknjv->biknv", weights, writes)
     writes = jnp.moveaxis(writes, 3, 1)
     whole = jnp.full(values.shape[:1], length, jnp.int32)
     return advanced(state, keys, writes, decays, whole), (read, writes)
+
+
+# x of (1 + A) x = b; of A what lies below the diagonal.
+def _solved(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V"]) -> Array:
+    return lax.linalg.triangular_solve(a, b, left_side=True, lower=True, unit_diagonal=True)
+
+
+# JAX's solver on CPUs waits for threads of the pool in which it runs. Two solves at once, as of two
+# models in a program, then wait for each other for ever (jaxlib 0.10.2).
+def _solved_by_rows(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V"]) -> Array:
+    a, length = jnp.tril(a, -1), b.shape[-2]
+
+    def solved(a: Array, b: Array) -> Array:
+        def row(i: Array, x: Array) -> Array:
+            known = _einsum("bknj,bknjv->bknv", lax.dynamic_index_in_dim(a, i, 3, False), x)
+            here = lax.dynamic_index_in_dim(b, i, 3, keepdims=False)
+            return lax.dynamic_update_index_in_dim(x, here - known, i, 3)
+
+        return lax.fori_loop(0, length, row, jnp.zeros_like(b), unroll=length <= _FEW)
+
+    def transposed(b: Array) -> Array:
+        flipped = jnp.flip(jnp.swapaxes(a, -1, -2), (-1, -2))
+        return jnp.flip(solved(flipped, jnp.flip(b, -2)), -2)
+
+    return lax.custom_linear_solve(
+        lambda x: x + _einsum("bknij,bknjv->bkniv", a, x),
+        b,
+        lambda _, b: solved(a, b),
+        lambda _, b: transposed(b),
+    )
 
 
 def advanced(

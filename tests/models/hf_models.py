@@ -204,9 +204,9 @@ _OPTIONS = {
                              "partial_rotary_factor": 0.6, "mrope_section": [1, 1, 1]}},
     ),
     "qwen3_next": (
-        {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-         "linear_key_head_dim": 6, "linear_value_head_dim": 5, "num_experts": 4,
-         "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        {"num_hidden_layers": 4, "rms_norm_eps": 1e-3, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
          "shared_expert_intermediate_size": 10},
         {"head_dim": 10, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
          "linear_num_key_heads": 3, "linear_num_value_heads": 9, "linear_key_head_dim": 4,
