@@ -581,11 +581,13 @@ class DraftHead(LanguageModel):
         return self.verifier.prompt_positions(input_lengths, prefix_lengths)
 
     def for_devices(self, platform: str, ways: int | None = None) -> Self:
-        """See `Model.for_devices`; a mesh does not split a head."""
+        """See `Model.for_devices`, of its verifier too; a mesh does not split a head."""
+        verifier = self.verifier.for_devices(platform, ways)
         ways = None if ways is None else 1
         layers = self.config.layers
         sizes = (layers.num_heads, layers.kv_heads, layers.head_dim)
-        return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
+        layout = layout_for(platform, *sizes, ways)
+        return dataclasses.replace(self, layout=layout, verifier=verifier)
 
     def init(self, key: Array) -> Params:
         """Random parameters of its own."""

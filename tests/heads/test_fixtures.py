@@ -108,11 +108,11 @@ def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platf
     """Runs the prescribed rounds; the options are for controls."""
     golden = np.load(fixture(name, "rounds.npz"))
     of, head, own = opened(name)
-    head = head.for_devices(platform)
+    head, model = head.for_devices(platform), of.model.for_devices(platform)
     params = drafting.NeuralDrafterParams(head.joined(own, of.params))
     kind = drafting.EagleDrafter if isinstance(head, EagleHead) else drafting.BlockDrafter
     drafter = kind(head, G)
-    reader = of.model.reading(boundaries or head.config.boundaries)
+    reader = model.reading(boundaries or head.config.boundaries)
     tokens, size = golden["tokens"], int(golden["prompt_len"]) + 1
     prompts = Prompts(jnp.asarray(tokens[None, :size]), jnp.array([size]))
     filled = quick_jit(reader.prefill, static_argnums=2)(of.params, prompts, 40)
