@@ -78,10 +78,15 @@ class Gemma4Config(RotaryConfig):
         super().__post_init__()
         if self.windows[-1] is not None:
             raise UserError(f"layer_types must end with {FULL}, as do all of Gemma 4")
-        if self.num_heads % (self.num_global_kv_heads or 1) or self.global_head_dim % 2:
+        if self.num_heads % (self.num_global_kv_heads or 1):
             raise UserError(
-                f"num_heads={self.num_heads} must be a multiple of num_global_kv_heads="
-                f"{self.num_global_kv_heads}, and global_head_dim={self.global_head_dim} even"
+                f"num_heads={self.num_heads} must be a multiple of "
+                f"num_global_kv_heads={self.num_global_kv_heads}"
+            )
+        if self.global_head_dim % 2 or self.num_heads * self.global_head_dim > 2**20:
+            raise UserError(
+                f"global_head_dim={self.global_head_dim} must be even, and with "
+                f"num_heads={self.num_heads} at most {2**20} wide"
             )
         if self.partial_rotary_factor > 1.0:
             raise UserError(f"partial_rotary_factor={self.partial_rotary_factor} must be at most 1")
