@@ -400,7 +400,7 @@ def test_a_head_may_be_larger_than_its_verifier(tmp_path, capsys):
 
 
 ROW = re.compile(
-    r"\| `(\w+)` \| (EAGLE|block)(?:, ([\d,]+) tokens| of (\d) layers|) "
+    r"\| `([\w.]+)` \| (EAGLE|block|MTP)(?:, ([\d,]+) tokens| of (\d) layers|) "
     r"\| ([\d.]+) M \| (\d+) MB \| ([\d.]+) \|"
 )
 
@@ -408,7 +408,7 @@ ROW = re.compile(
 def test_the_sizes_of_heads_in_the_docs():
     page = (Path(__file__).parents[2] / "docs/pairs.md").read_text(encoding="utf-8")
     rows = ROW.findall(page)
-    assert len(rows) == 10
+    assert len(rows) == 15
     for name, kind, drafted, layers, *figures in rows:
         verifier = inspect(name, dtype="float32")
         config, depth = verifier.model.config, len(verifier.model.config.style.windows)
@@ -430,8 +430,16 @@ def test_the_sizes_of_heads_in_the_docs():
             head = EagleConfig(**common, fc_norm=True)
         else:
             head = BlockConfig(**common, block_size=8, mask_token=0)
+        if kind == "MTP":
+            last = config.replace(num_layers=1, layer_types=("full_attention",))
+            own_states = {"boundaries": (depth + 1,), "own_output": False}
+            head = EagleConfig(**common | own_states | {"layers": last}, projects=True)
         shapes = draft_head(head, verifier.model).abstract_params()
         own = sum(x.size for x in jax.tree.leaves(shapes))
-        read = own + (0 if drafted else config.vocab_size * config.embed_dim)
+        spared = 0
+        for routing in head.layers.style.routings:
+            stacks = [x for x in jax.tree.leaves(shapes) if len(x.shape) == 3]
+            spared = sum(x.size for x in stacks) * (1 - routing.per_token / routing.experts)
+        read = own - spared + (0 if drafted else config.vocab_size * config.embed_dim)
         found = f"{own / 1e6:.1f}", f"{2 * read / 1e6:.0f}", f"{read / verifier.read_params():.3f}"
         assert list(found) == figures
