@@ -279,10 +279,11 @@ class HeadLayer(nn.Module):
         self.self_attention = Attention(config, style, self.layout)
         self.pre_mlp_layer_norm = _norm(config, "pre_mlp_layer_norm")
         routing, dtypes = next(iter(style.routings), None), (config.dtype, config.param_dtype)
-        if routing is None:
-            self.mlp = MLP(config.mlp_dim, style.activations, *dtypes)
-        else:
-            self.mlp = Experts(routing, style.activations, *dtypes)
+        self.mlp: nn.Module = (
+            MLP(config.mlp_dim, style.activations, *dtypes)
+            if routing is None
+            else Experts(routing, style.activations, *dtypes)
+        )
         if self.verifier is not None:
             theirs = self.verifier.config
             self.cross_attention = Attention(theirs, theirs.style, self.verifier.layout)

@@ -132,7 +132,7 @@ def _types(count: int, n: int) -> tuple[str, ...]:
     return tuple(FULL if (i + 1) % n == 0 else LINEAR for i in range(count))
 
 
-def _from_hf(fields: HFFields, **defaults: int) -> dict[str, Any]:
+def _from_hf(fields: HFFields, **defaults: Any) -> dict[str, Any]:
     rope, factor = fields.objects("rope_parameters"), "partial_rotary_factor"
     rotated = HFFields(rope).positive(factor, fields.positive(factor, 0.25))
     whole = {**fields.values, factor: None, "rope_parameters": {**rope, factor: None}}
@@ -281,6 +281,7 @@ _moe_size = functools.partial(
     Qwen35MoeConfig.of, 248_320, num_experts=256, num_experts_per_tok=8, shared_expert_dim=1_024
 )
 
+assert QWEN35.nested is not None
 QWEN35_MOE = decoder_only_family(
     "qwen3_5_moe_text",
     config=Qwen35MoeConfig,

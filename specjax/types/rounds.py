@@ -281,6 +281,7 @@ class Drafter(Protocol):
 
     def check_within(self, before: int) -> None:
         """Raises UserError unless its drafts can be taken back together with `before` tokens."""
+        return
 
     def state_axes(self, state: Any) -> Axes:
         """The logical axis names of the state; by default only the rows are spread."""
