@@ -70,10 +70,10 @@ class Experts(nn.Module):
         if (part := traced_partitioner()) is not None:
             mix = _on_each_device(mix, part, x, stacks)
         y = mix(x.astype(self.dtype), shares, chosen, stacks)
-        if (size := self.routing.shared_dim) is not None:
+        if self.routing.shared_dim is not None:
             gate = declare(self, "shared_gate", truncated_init, (width, 1), ("embed", "routes"))
             dtypes = self.dtype, self.param_dtype
-            shared = MLP(size, self.activations, *dtypes, name="shared")(x)
+            shared = MLP(self.routing.shared_dim, self.activations, *dtypes, name="shared")(x)
             y += nn.sigmoid(float32_logits(x, gate, 0)) * shared
         return y.astype(x.dtype)
 
