@@ -192,7 +192,10 @@ def _depth_of(config: ModelConfig) -> int:
 def _of_depth(config: ModelConfig, layers: int) -> ModelConfig:
     if isinstance(config, T5Config):
         return config.replace(num_encoder_layers=layers, num_decoder_layers=layers)
-    return config.replace(num_layers=layers)
+    changes = {"num_layers": layers}
+    if types := getattr(config, "layer_types", ()):
+        changes["layer_types"] = types[-layers:]
+    return config.replace(**changes)
 
 
 def _alone(
