@@ -245,12 +245,13 @@ def _attend(
     ends = np.cumsum([part.shape[-1] for part in of_segments])[:-1].tolist()
     # Back to the heads that share keys.
     weights = weights.reshape(query.shape[0], *query.shape[2:4], length, -1)
+    parts = jnp.split(weights, ends, axis=-1)[: len(segments)]
     values = "bskd" if by_position else "bkds"
     y = functools.reduce(
         operator.add,
         (
             jnp.einsum(f"bknts,{values}->btknd", part, segment.values, precision=precision)
-            for part, segment in zip(jnp.split(weights, ends, axis=-1), segments, strict=False)
+            for part, segment in zip(parts, segments, strict=True)
         ),
     )
     return _gathered(y[:, :, :, :1] if single else y, heads, groups)

@@ -269,6 +269,14 @@ class ModelConfig(abc.ABC):
             if not isinstance(value := getattr(self, field), part | None):
                 names = " or a ".join(kind.__name__ for kind in kinds_of(part))
                 raise UserError(f"{field}={value!r} must be None or a {names}")
+        for name in ("short_factors", "long_factors"):
+            pairs = getattr(self, "rotated", self.head_dim) // 2
+            count = len(getattr(getattr(self, "rope_scaling", None), name, range(pairs)))
+            if count != pairs:
+                raise UserError(
+                    f"rope_scaling: {name} must be {pairs} numbers, for head_dim={self.head_dim} "
+                    f"and num_heads={self.num_heads}, got {count}"
+                )
 
     @property
     def kv_heads(self) -> int:

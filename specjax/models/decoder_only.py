@@ -46,13 +46,6 @@ class RotaryConfig(DecoderOnlyConfig):
         if types not in ((), []):
             _check_types(types, self.num_layers)
         object.__setattr__(self, "layer_types", tuple(types))
-        for name in ("short_factors", "long_factors"):
-            count = len(getattr(self.rope_scaling, name, range(self.head_dim // 2)))
-            if count != self.head_dim // 2:
-                raise UserError(
-                    f"rope_scaling: {name} must be {self.head_dim // 2} numbers, for "
-                    f"head_dim={self.head_dim} and num_heads={self.num_heads}, got {count}"
-                )
         if SLIDING in types and self.sliding_window is None:
             raise UserError(f"layer_types names {SLIDING}, so sliding_window must be given")
 
@@ -94,8 +87,9 @@ class WithExperts(DecoderOnlyConfig):
                 f"num_experts={self.num_experts}"
             )
         dense = self.dense_layers
-        possible = isinstance(dense, tuple | list) and not set(dense) - set(range(self.num_layers))
-        if not possible or any(isinstance(number, bool) for number in dense):
+        layers = range(self.num_layers)
+        possible = isinstance(dense, tuple | list)
+        if not possible or not all(type(number) is int and number in layers for number in dense):
             raise UserError(
                 f"dense_layers={dense!r} must be numbers of layers in 0 .. {self.num_layers - 1}"
             )

@@ -4,7 +4,7 @@ Axes: B rows, T tokens, X experts, k of them for each token, E model width, M wi
 rows of a product: one for each expert of each token, sorted by expert.
 
 A product reads only the experts that its rows use, each of them once. On TPUs this is XLA's kernel
-for `jax.lax.ragged_dot`; on CPUs XLA would multiply all rows with all experts, and it is a loop.
+for `jax.lax.ragged_dot`; elsewhere XLA would multiply all rows with all experts, and it is a loop.
 `python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
@@ -244,9 +244,8 @@ def _product(
 def _grouped(
     tile: int, rows: Float[Array, "R n"], stack: Array, sizes: Int32[Array, " X"]
 ) -> Float[Array, "R m"]:
-    return by_platform(
-        rows, stack, sizes, cpu=functools.partial(_in_loop, tile), default=_in_kernel
-    )
+    in_loop = functools.partial(_in_loop, tile)
+    return by_platform(rows, stack, sizes, tpu=_in_kernel, default=in_loop)
 
 
 def _forward(tile: int, rows: Array, stack: Array, sizes: Array) -> tuple[Array, Any]:
@@ -271,7 +270,9 @@ def _in_kernel(rows: Array, stack: Array, sizes: Array) -> Array:
         precision=product_precision(rows.dtype),
         preferred_element_type=rows.dtype,
     )
-    return y[: len(rows)]
+    # After the last expert's rows a TPU leaves what was there.
+    own = jnp.arange(len(rows), dtype=jnp.int32) < jnp.sum(sizes)
+    return jnp.where(own[:, None], y[: len(rows)], 0)
 
 
 # A tile of an expert may reach past its last row: the next tile overwrites what it writes there.

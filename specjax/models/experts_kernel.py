@@ -123,8 +123,9 @@ def _tile(inner: int, width: int, itemsize: int) -> int:
     most = _BLOCK // (width * itemsize)
     if inner <= most:
         return inner
-    sizes = range(most - most % _LANES, 0, -_LANES)
-    return next((size for size in sizes if inner % size == 0), max(sizes[0], _LANES))
+    most = max(most - most % _LANES, _LANES)
+    sizes = range(most, 0, -_LANES)
+    return next((size for size in sizes if inner % size == 0), most)
 
 
 def _kernel(
@@ -176,4 +177,6 @@ def _kernel(
         y += jnp.where(j == 0, bias[0].astype(jnp.float32), 0.0)
     shares = shares_ref[...]
     expert = lax.broadcasted_iota(jnp.int32, shares.shape, 1) == experts[s]
-    out_ref[...] += jnp.sum(jnp.where(expert, shares, 0.0), axis=1, keepdims=True) * y
+    share = jnp.sum(jnp.where(expert, shares, 0.0), axis=1, keepdims=True)
+    # Not a product with zero: of a token that does not use the expert, y may be infinite.
+    out_ref[...] += jnp.where(share != 0.0, share * y, 0.0)

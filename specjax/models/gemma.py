@@ -251,6 +251,12 @@ GEMMA = decoder_only_family(
 )
 
 
+def refuse_scaling(config: RotaryConfig) -> None:
+    """Refuses a scaling of the rotations, of which layers with and without a window have two."""
+    if config.rope_scaling is not None:
+        raise UserError(f"rope_scaling={config.rope_scaling} must be None: give rope_factor")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma3Config(RotaryConfig):
     """The text network of a Gemma 3.
@@ -267,6 +273,10 @@ class Gemma3Config(RotaryConfig):
     local_rope_theta: float = 10_000.0
     rope_factor: float = 1.0
     query_pre_attn_scalar: float = 256.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_scaling(self)
 
     @property
     def style(self) -> Style:

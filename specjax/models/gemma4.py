@@ -30,7 +30,14 @@ from specjax.models.decoder_only import (
     windows_from_hf,
 )
 from specjax.models.family import HFFields, Nested, Renaming, T
-from specjax.models.gemma import CONSTANTS, SPECIAL_IDS, VOCABULARY, shared_style, types_by_number
+from specjax.models.gemma import (
+    CONSTANTS,
+    SPECIAL_IDS,
+    VOCABULARY,
+    refuse_scaling,
+    shared_style,
+    types_by_number,
+)
 from specjax.models.position_encoding import rope_frequencies
 
 
@@ -76,6 +83,7 @@ class Gemma4Config(RotaryConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_scaling(self)
         if self.windows[-1] is not None:
             raise UserError(f"layer_types must end with {FULL}, as do all of Gemma 4")
         if self.num_heads % (self.num_global_kv_heads or 1):
@@ -342,6 +350,8 @@ _family = functools.partial(
     special_ids=SPECIAL_IDS,
     names=_NAMES,
     to_hf=_to_hf,
+    # Released files also have these of layers that attend to another's.
+    unused=r"model\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.weight",
     vocabulary=VOCABULARY,
 )
 

@@ -20,7 +20,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Integer
 
 from specjax.compilation import jit
-from specjax.errors import UserError
 from specjax.models import cache as cache_lib
 from specjax.models.attention import Memory
 from specjax.models.beginnings import filled, next_beginning, note
@@ -28,6 +27,7 @@ from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_
 from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
 from specjax.models.recurrent import empty_memory
+from specjax.models.rope_scaling import check_length
 from specjax.models.transformer import Network
 from specjax.models.weights import StoredWeight, is_stack, is_stored
 from specjax.types import (
@@ -359,17 +359,7 @@ class CausalLM(Model):
 
     def apply(self, params: Params, tokens: Integer[Array, "B T"]) -> Float32[Array, "B T V"]:
         """The logits of known tokens (teacher forcing); entry t predicts token t + 1."""
-        self._check_length(tokens.shape[1])
         return self._apply(params, tokens)
-
-    def _check_length(self, length: int) -> None:
-        most = self.config.style.most_positions
-        if most is not None and length > most:
-            raise UserError(
-                f"the model's factors for short texts are for at most {most:,} positions, got a "
-                f"cache or text of {length:,}: give shorter prompts or fewer new tokens, or load "
-                "it with a `config` whose rope_scaling has long=True"
-            )
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
         """Reads all tokens of each prompt except its last.
@@ -377,7 +367,7 @@ class CausalLM(Model):
         If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
         too; the first extend overwrites its entries. A prefix follows the prompt.
         """
-        self._check_length(max_length)
+        check_length(self.config.style.most_positions, max_length)
         inputs, input_lengths = prompts.inputs, prompts.input_lengths
         rows = inputs.shape[0]
         lengths = input_lengths.astype(jnp.int32)

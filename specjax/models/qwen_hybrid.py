@@ -68,7 +68,8 @@ class Qwen35Config(DecoderOnlyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         types = self.layer_types
-        if not isinstance(types, list | tuple) or not set(types) <= {LINEAR, FULL}:
+        known = isinstance(types, list | tuple) and all(kind in (LINEAR, FULL) for kind in types)
+        if not known:
             raise UserError(f"layer_types={types!r} may only name {LINEAR} and {FULL}")
         types = tuple(types) or _types(self.num_layers, 4)
         if len(types) != self.num_layers or FULL not in types:
@@ -82,14 +83,15 @@ class Qwen35Config(DecoderOnlyConfig):
                 f"linear_num_value_heads={self.linear_num_value_heads} must be a multiple of "
                 f"linear_num_key_heads={self.linear_num_key_heads}"
             )
-        if self._rotated % 2 or not 0 < self._rotated <= self.head_dim:
+        if self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
             raise UserError(
                 f"partial_rotary_factor={self.partial_rotary_factor} of head_dim={self.head_dim} "
                 "must be an even number of dimensions"
             )
 
     @property
-    def _rotated(self) -> int:
+    def rotated(self) -> int:
+        """The dimensions of a head that are rotated."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
@@ -98,7 +100,7 @@ class Qwen35Config(DecoderOnlyConfig):
         deltas = tuple(delta if kind == LINEAR else None for kind in self.layer_types)
         return llama_style(
             self,
-            self._rotated,
+            self.rotated,
             deltas=deltas if any(deltas) else (),
             qk_norms="head",
             gated=True,

@@ -184,9 +184,16 @@ class GatedDeltaNet(nn.Module):
         sizes, (memory, offsets, moves) = self.sizes, past
         earlier, rollback = sizes.window - 1, memory.keys.shape[1]
 
+        # Other tokens would see what is not finite; the output of the token itself is NaN.
+        broken = jnp.zeros(x.shape[:2], bool)
+
+        def finite(x: Array) -> Array:
+            nonlocal broken
+            broken |= ~jnp.all(jnp.isfinite(x), axis=2)
+            return jnp.where(jnp.isfinite(x), x, 0)
+
         def convolved(kept: Array, dense: Dense, convolution: Convolution) -> tuple[Array, Array]:
-            # Other tokens would see a NaN; the output of the token itself is NaN anyway.
-            channels = _put(kept, _without_nan(dense(x)), offsets + earlier)
+            channels = _put(kept, finite(dense(x)), offsets + earlier)
             y = convolution(_cut(channels, offsets, earlier + x.shape[1]))
             y = y.reshape(*x.shape[:2], sizes.key_heads, -1)
             return y, _cut(channels, moves, earlier + rollback)
@@ -197,10 +204,10 @@ class GatedDeltaNet(nn.Module):
         values, of_values = convolved(of_values, self.value, self.value_conv)
         queries, keys = _unit(queries) * sizes.key_dim**-0.5, _unit(keys)
         values = values.reshape(*values.shape[:3], -1, sizes.value_dim)
-        betas = nn.sigmoid(_without_nan(self.beta(x).astype(jnp.float32)))
+        betas = nn.sigmoid(finite(self.beta(x).astype(jnp.float32)))
         rates = self.decay(x).astype(jnp.float32) + self.rate_bias.astype(jnp.float32)[None, None]
         log_rate = self.log_rate.astype(jnp.float32)[None, None]
-        decays = -jnp.exp(log_rate) * nn.softplus(_without_nan(rates))
+        decays = -jnp.exp(log_rate) * nn.softplus(finite(rates))
         betas, decays = betas.reshape(values.shape[:4]), decays.reshape(values.shape[:4])
         state = advanced(memory.state, memory.keys, memory.writes, memory.decays, offsets)
         y, writes = delta_rule(state, queries, keys, values, betas, decays)
@@ -215,7 +222,8 @@ class GatedDeltaNet(nn.Module):
             _cut(writes, moves, rollback),
             _cut(decays, moves, rollback),
         )
-        y = jnp.where((offsets < 0)[:, None, None, None, None], jnp.nan, y)
+        broken |= (offsets < 0)[:, None]
+        y = jnp.where(broken[:, :, None, None, None], jnp.nan, y)
         gate = nn.silu(self.gate(x).astype(jnp.float32)).reshape(y.shape)
         y = (self.norm(y.astype(x.dtype)).astype(jnp.float32) * gate).astype(x.dtype)
         return self.out(y.reshape(*x.shape[:2], -1)), after
@@ -328,10 +336,6 @@ def _log_rates(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 
 def _unit(x: Float32[Array, "B T K D"]) -> Float32[Array, "B T K D"]:
     return x * lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-
-
-def _without_nan(x: Array) -> Array:
-    return jnp.where(jnp.isnan(x), 0, x)
 
 
 def _einsum(equation: str, *arrays: Array) -> Array:

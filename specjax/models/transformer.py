@@ -41,6 +41,7 @@ from specjax.models.recurrent import (
     continued,
     empty_memory,
 )
+from specjax.models.rope_scaling import check_length
 from specjax.platforms import traced_program
 
 
@@ -306,6 +307,9 @@ class Stack(nn.Module):
         return hidden, updates, [*states, hidden]
 
     def _ropes(self, x: Array, memory: Memory | None) -> list[Rope | None]:
+        if memory is None:
+            check_length(self.style.most_positions, x.shape[1])
+
         @functools.cache
         def angles(frequencies: tuple[float, ...] | None) -> Rope | None:
             if frequencies is None:
