@@ -270,7 +270,7 @@ class ModelConfig(abc.ABC):
                 names = " or a ".join(kind.__name__ for kind in kinds_of(part))
                 raise UserError(f"{field}={value!r} must be None or a {names}")
         for name in ("short_factors", "long_factors"):
-            pairs = getattr(self, "rotated", self.head_dim) // 2
+            pairs = getattr(self, "rotary_dim", self.head_dim) // 2
             count = len(getattr(getattr(self, "rope_scaling", None), name, range(pairs)))
             if count != pairs:
                 raise UserError(

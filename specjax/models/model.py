@@ -26,8 +26,8 @@ from specjax.models.beginnings import filled, next_beginning, note
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
+from specjax.models.position_encoding import check_length
 from specjax.models.recurrent import empty_memory
-from specjax.models.rope_scaling import check_length
 from specjax.models.transformer import Network
 from specjax.models.weights import StoredWeight, is_stack, is_stored
 from specjax.types import (

@@ -14,8 +14,20 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
+from specjax.errors import UserError
+
 # A bias that hides a key: far below any logit but finite, so that adding a bias gives no NaN.
 MASKED = -1e30
+
+
+def check_length(most: int | None, length: int) -> None:
+    """Raises UserError for a cache or text that is longer than `Style.most_positions`."""
+    if most is not None and length > most:
+        raise UserError(
+            f"the model's factors for short texts are for at most {most:,} positions, got a cache "
+            f"or text of {length:,}: give shorter prompts or fewer new tokens, or load it with a "
+            "`config` whose rope_scaling has long=True"
+        )
 
 
 def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:

@@ -83,14 +83,14 @@ class Qwen35Config(DecoderOnlyConfig):
                 f"linear_num_value_heads={self.linear_num_value_heads} must be a multiple of "
                 f"linear_num_key_heads={self.linear_num_key_heads}"
             )
-        if self.rotated % 2 or not 0 < self.rotated <= self.head_dim:
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise UserError(
                 f"partial_rotary_factor={self.partial_rotary_factor} of head_dim={self.head_dim} "
                 "must be an even number of dimensions"
             )
 
     @property
-    def rotated(self) -> int:
+    def rotary_dim(self) -> int:
         """The dimensions of a head that are rotated."""
         return int(self.head_dim * self.partial_rotary_factor)
 
@@ -100,7 +100,7 @@ class Qwen35Config(DecoderOnlyConfig):
         deltas = tuple(delta if kind == LINEAR else None for kind in self.layer_types)
         return llama_style(
             self,
-            self.rotated,
+            self.rotary_dim,
             deltas=deltas if any(deltas) else (),
             qk_norms="head",
             gated=True,

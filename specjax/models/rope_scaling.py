@@ -150,16 +150,6 @@ class LongRopeScaling:
 RopeScaling = Llama3RopeScaling | YarnRopeScaling | LongRopeScaling
 
 
-def check_length(most: int | None, length: int) -> None:
-    """Raises UserError for a cache or text that is longer than `Style.most_positions`."""
-    if most is not None and length > most:
-        raise UserError(
-            f"the model's factors for short texts are for at most {most:,} positions, got a cache "
-            f"or text of {length:,}: give shorter prompts or fewer new tokens, or load it with a "
-            "`config` whose rope_scaling has long=True"
-        )
-
-
 def scaling_from_hf(fields: HFFields, kind: str, rope: HFFields) -> RopeScaling | None:
     """The scaling of a `config.json`, and its `rope_type` and fields; see `rope_from_hf`."""
     if kind == "default":

@@ -33,7 +33,13 @@ from specjax.models.cache import CacheEntries, CacheLayout, Cross
 from specjax.models.config import DeltaSizes, ModelConfig, Routing, Style
 from specjax.models.experts import Experts
 from specjax.models.layers import MLP, Dense, Embed, LayerInputs, LogitsDense, RMSNorm, activated
-from specjax.models.position_encoding import MASKED, RelativePositionBias, Rope, rope_angles
+from specjax.models.position_encoding import (
+    MASKED,
+    RelativePositionBias,
+    Rope,
+    check_length,
+    rope_angles,
+)
 from specjax.models.recurrent import (
     DeltaPast,
     GatedDeltaNet,
@@ -41,7 +47,6 @@ from specjax.models.recurrent import (
     continued,
     empty_memory,
 )
-from specjax.models.rope_scaling import check_length
 from specjax.platforms import traced_program
 
 
