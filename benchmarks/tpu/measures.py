@@ -129,7 +129,9 @@ def rooflines(case: Case) -> dict[str, float]:
     block, trip = pass_of(large, 1 if alone else sizes.draft + 1, ways)
     draft = small_trip = late = 0.0
     if case.has_head:
-        small_trip = logit_bytes(large, rows, 1, 1) / chip.bandwidth
+        # A mesh splits the verifier's output projection, but no head.
+        split = 1 if case.draft_vocab is not None else ways
+        small_trip = logit_bytes(large, rows, 1, split) / chip.bandwidth
         read, late = (nbytes / chip.bandwidth for nbytes in _head_bytes(case, rows))
         draft = read / sizes.draft + LOGIT_TRIPS * small_trip
     elif not alone:
@@ -156,7 +158,7 @@ def _head_bytes(case: Case, rows: int) -> tuple[float, float]:
     late = sum(leaf.size for name, leaf in leaves.items() if name.startswith("fc"))
     read = sum(leaf.size for leaf in leaves.values()) - late
     if not head.config.own_output:
-        read += verifier.config.vocab_size * verifier.config.embed_dim
+        read += verifier.config.vocab_size * verifier.config.embed_dim // case.mesh.shape["model"]
     places = case.sizes.cache + case.sizes.prompt * (head.config.cross_layer is not None)
     read += 2 * rows * places * sizes.num_layers * sizes.kv_heads * sizes.head_dim
     return 2.0 * passes * read, 2.0 * late
