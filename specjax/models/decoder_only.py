@@ -116,6 +116,11 @@ class ExpertsConfig(WithExperts, RotaryConfig):
     """A rotary network whose layers have experts."""
 
 
+def types_by_number(count: int, every: int, others: str = SLIDING) -> tuple[str, ...]:
+    """The types of layers of which each `every`-th has full attention, as by default in files."""
+    return tuple(FULL if (i + 1) % every == 0 else others for i in range(count))
+
+
 def _check_types(types: Any, count: int) -> None:
     if not isinstance(types, list | tuple) or not all(kind in (SLIDING, FULL) for kind in types):
         raise UserError(f"layer_types={types!r} may only name {SLIDING} and {FULL}")

@@ -31,6 +31,7 @@ from specjax.models.decoder_only import (
     rope_from_hf,
     rotary_from_hf,
     rotary_to_hf,
+    types_by_number,
     types_of_layers,
     windows_from_hf,
 )
@@ -293,11 +294,6 @@ class Gemma3Config(RotaryConfig):
         )
 
 
-def types_by_number(count: int, every: int = 6) -> tuple[str, ...]:
-    """The types of layers of which each `every`-th has no window."""
-    return tuple(FULL if (i + 1) % every == 0 else SLIDING for i in range(count))
-
-
 def _gemma3_from_hf(fields: HFFields) -> Gemma3Config:
     fields.refuse_others(CONSTANTS)
     fields.refuse("use_bidirectional_attention", (False,), False)
@@ -376,7 +372,7 @@ def _gemma3_to_hf(config: Gemma3Config) -> dict[str, Any]:
 
 
 def _gemma3_size(window: int, vocab: int, *sizes: int, **others: Any) -> Gemma3Config:
-    types = types_by_number(sizes[-1])
+    types = types_by_number(sizes[-1], 6)
     return Gemma3Config.of(vocab, *sizes, sliding_window=window, layer_types=types, **others)
 
 

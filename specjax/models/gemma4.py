@@ -26,6 +26,7 @@ from specjax.models.decoder_only import (
     decoder_only_from_hf,
     decoder_only_names,
     decoder_only_to_hf,
+    types_by_number,
     types_of_layers,
     windows_from_hf,
 )
@@ -36,7 +37,6 @@ from specjax.models.gemma import (
     VOCABULARY,
     refuse_scaling,
     shared_style,
-    types_by_number,
 )
 from specjax.models.position_encoding import rope_frequencies
 
@@ -184,7 +184,7 @@ def _from_hf(kind: type[Gemma4Config], fields: HFFields) -> Gemma4Config:
     )
     count = sizes["num_layers"]
     window = fields.window(1_024 if unified else 512)
-    windows = windows_from_hf(fields, window, (*types_by_number(count)[:-1], FULL), count)
+    windows = windows_from_hf(fields, window, (*types_by_number(count, 6)[:-1], FULL), count)
     types = windows["layer_types"] or (FULL,) * count
     width = 0 if unified else fields.whole("hidden_size_per_layer_input", 256, least=0)
     rows = fields.whole("vocab_size_per_layer_input", 262_144)

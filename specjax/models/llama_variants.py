@@ -36,6 +36,7 @@ from specjax.models.decoder_only import (
     names_of_experts,
     rotary_from_hf,
     rotary_to_hf,
+    types_by_number,
     types_of_layers,
     windows_from_hf,
 )
@@ -389,10 +390,6 @@ _GPT_OSS: Constants = {
 }
 
 
-def _every_second(count: int) -> list[str]:
-    return [FULL if i % 2 else SLIDING for i in range(count)]
-
-
 def _gpt_oss_from_hf(fields: HFFields) -> GptOssConfig:
     if not (fields.objects("rope_parameters") or fields.objects("rope_scaling")):
         raise UserError("rope_parameters must be given for a gpt-oss; a published one has YaRN's")
@@ -401,7 +398,7 @@ def _gpt_oss_from_hf(fields: HFFields) -> GptOssConfig:
     return GptOssConfig(
         **sizes,
         **experts_from_hf(fields, 128, 4),
-        **windows_from_hf(fields, fields.window(128), _every_second(count), count),
+        **windows_from_hf(fields, fields.window(128), types_by_number(count, 2), count),
     )
 
 
@@ -420,7 +417,7 @@ def _gpt_oss_size(layers: int, experts: int) -> GptOssConfig:
     return GptOssConfig.of(
         *(201_088, 2_880, 64, 8, 64, 2_880, layers),
         sliding_window=128,
-        layer_types=tuple(_every_second(layers)),
+        layer_types=types_by_number(layers, 2),
         num_experts=experts,
         num_experts_per_tok=4,
         rope_scaling=YarnRopeScaling(

@@ -26,6 +26,7 @@ from specjax.models.decoder_only import (
     llama_style,
     rotary_from_hf,
     rotary_to_hf,
+    types_by_number,
 )
 from specjax.models.family import MLP, HFFields, Nested, Renaming, T
 from specjax.models.qwen import dense_from_hf
@@ -71,7 +72,7 @@ class Qwen35Config(DecoderOnlyConfig):
         known = isinstance(types, list | tuple) and all(kind in (LINEAR, FULL) for kind in types)
         if not known:
             raise UserError(f"layer_types={types!r} may only name {LINEAR} and {FULL}")
-        types = tuple(types) or _types(self.num_layers, 4)
+        types = tuple(types) or types_by_number(self.num_layers, 4, LINEAR)
         if len(types) != self.num_layers or FULL not in types:
             raise UserError(
                 f"layer_types={types} must have {self.num_layers} names, of the "
@@ -129,11 +130,6 @@ class Qwen3NextConfig(Qwen35MoeConfig):
     """A Qwen3-Next. Published sizes have experts in all layers."""
 
 
-# The types of `count` layers of which every n-th has full attention.
-def _types(count: int, n: int) -> tuple[str, ...]:
-    return tuple(FULL if (i + 1) % n == 0 else LINEAR for i in range(count))
-
-
 def _from_hf(fields: HFFields, **defaults: Any) -> dict[str, Any]:
     rope, factor = fields.objects("rope_parameters"), "partial_rotary_factor"
     rotated = HFFields(rope).positive(factor, fields.positive(factor, 0.25))
@@ -143,7 +139,8 @@ def _from_hf(fields: HFFields, **defaults: Any) -> dict[str, Any]:
     fields.refuse("attn_output_gate", (True,), True)
     types = fields.values.get("layer_types")
     if types is None:
-        types = _types(sizes["num_layers"], fields.whole("full_attention_interval", 4))
+        interval = fields.whole("full_attention_interval", 4)
+        types = types_by_number(sizes["num_layers"], interval, LINEAR)
     linear = {name: fields.whole(name, getattr(Qwen35Config, name)) for name in _LINEAR_SIZES}
     return {**sizes, **linear, "layer_types": types, "partial_rotary_factor": rotated}
 
