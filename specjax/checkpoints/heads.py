@@ -400,8 +400,8 @@ class OpenedHead:
         )
 
 
+# The entries that an assistant reads, and that the verifier does not have.
 def _other_memory(layers: DecoderOnlyConfig, verifier: ModelConfig) -> list[str]:
-    """The entries that an assistant reads, and that the verifier does not have."""
     windows, cached = verifier.style.windows, verifier.style.cached
     last = {windows[i] is None: verifier.of_layer(i) for i in cached}
     wrong = []
@@ -416,8 +416,8 @@ def _other_memory(layers: DecoderOnlyConfig, verifier: ModelConfig) -> list[str]
     return sorted(set(wrong))
 
 
+# The clusters of an assistant's output that are scored, and all of them.
 def _clusters_of(fields: HFFields) -> tuple[int, int]:
-    """The clusters of an assistant's output that are scored, and all of them."""
     names = {"centroid_intermediate_top_k": 32, "num_centroids": 2048}
     scored, count = (fields.whole(name, default) for name, default in names.items())
     return scored, count
@@ -526,9 +526,9 @@ def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) 
     changes = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": None}
     config = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
     assert isinstance(config, Gemma4Config)
-    inner.refuse("hidden_size_per_layer_input", (0,), 0)
-    inner.refuse("enable_moe_block", (False,), False)
-    inner.refuse("final_logit_softcapping", (None,), None)
+    for name in ("layer_input_dim", "num_experts", "final_logit_softcap"):
+        if getattr(config, name) is not None:
+            raise UserError(f"text_config: an assistant has no {name}, got {getattr(config, name)}")
     return OpenedHead(
         path=place,
         reader=reader,

@@ -344,7 +344,7 @@ class Round:
         whole = accepted == block.num_drafted
         before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter_state)
         with jax.named_scope("bonus"):
-            if inputs.memory is not None:
+            if inputs.memory is not None:  # the old cache would be copied to outlive the write
                 inputs = inputs._replace(memory=cache)
             after = self._after_whole_blocks(
                 params, inputs, before, block, targets, p, p_conf, accepted, active & whole

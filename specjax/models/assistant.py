@@ -142,9 +142,9 @@ class AssistantHead(EagleHead):
     def network(self) -> AssistantNetwork:
         return AssistantNetwork(self.config, self.verifier.layout, self.verifier.config.embed_dim)
 
+    # For each layer, the place in the verifier's cache of the entries that it reads.
     @property
     def _sources(self) -> list[int]:
-        """For each layer, the place in the verifier's cache of the entries that it reads."""
         theirs = self.verifier.config.style
         last = {theirs.windows[i] is None: place for place, i in enumerate(theirs.cached)}
         return [last[window is None] for window in self.config.windows]
@@ -194,6 +194,9 @@ class AssistantHead(EagleHead):
         given = self._embed(params, tokens), self._at(cache.ring, positions[:, None] - 1)
         hidden, states = self._apply(params, *given, last, memory, method="step")
         logits = self._apply(params, hidden, params.get("clusters"), method="logits")
+        # Before the second token there is nothing to attend to, so any token is as good.
+        nothing = last[..., None] == 0
+        logits, states = (jnp.where(nothing, 0.0, x).astype(x.dtype) for x in (logits, states))
         return logits[..., : self.vocab_size], states, states
 
     def write(self, cache: HeadCache, updates: Any, positions: Int32[Array, " B"]) -> HeadCache:

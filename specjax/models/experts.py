@@ -3,8 +3,9 @@
 Axes: B rows, T tokens, X experts, k of them for each token, E model width, M width of an expert; R
 rows of a product: one for each expert of each token, sorted by expert.
 
-A product reads only the experts that its rows use, each of them once. On TPUs this is XLA's kernel
-for `jax.lax.ragged_dot`; elsewhere XLA would multiply all rows with all experts, and it is a loop.
+On TPUs few tokens take `experts_kernel`, more take XLA's kernel for `jax.lax.ragged_dot`, which
+reads the experts of the whole chip. Elsewhere XLA would multiply all rows with all experts, and a
+loop reads those in use, each once.
 `python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import transformers
 
 from benchmarks import audited
 from benchmarks.known_bugs import COUPLED, EQUIVALENT, RIGHT, WRONG
@@ -114,7 +115,8 @@ def test_what_is_audited_beside_a_round():
     given = audited._filtered(logits, 1.0, 0.7, first=True)
     np.testing.assert_array_equal(given, audited._filtered(logits, 1.0, 0.7, first=False))
     found = audited._assistant_after_a_rejection()["verdict"]
-    assert found in ("NOT BUILT", "STALE ROW")  # by the version
+    newer = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
+    assert found == ("STALE ROW" if newer else "NOT BUILT")
 
 
 def emitted(tokens, draft_logits, target_logits, uniforms, uniform_next, lengths):
