@@ -48,7 +48,9 @@ class Process:
         limits, everyone = jnp.full(rows, self.longest, jnp.int32), jnp.ones(rows, bool)
         uniforms = jnp.asarray(self.drafts + 1, jnp.float32)
         settings = Sampling(jnp.full(rows, temperature))
-        inputs = DraftInputs(filled.tokens, limits, uniforms, settings, everyone, True)
+        inputs = DraftInputs(
+            filled.tokens, limits, uniforms, settings, everyone, True, memory=filled.cache
+        )
         block, state = drafter.propose(params, state, inputs)
         if not drafter.traits.draws_bonus:
             return block, None

@@ -39,9 +39,18 @@ STOPS = {
 }
 
 
+ASSISTANTS = {"assistant": None, "ordered assistant": V}
+
+
+def head_of(name, mapped=None):
+    if name in ASSISTANTS:
+        return tiny_assistant(ASSISTANTS[name])
+    return tiny_head(name, mapped=mapped)
+
+
 @functools.cache
-def verifiers_law(temperature, prompt=PROMPT, num_tokens=N):
-    tiny = tiny_head("eagle3")  # all heads have one verifier
+def verifiers_law(temperature, prompt=PROMPT, num_tokens=N, assisted=False):
+    tiny = head_of("assistant" if assisted else "eagle3")  # all others have one verifier
     given = tiny.verifier, tiny.verifier_params, prompt, num_tokens
     logits = testing.prefix_distributions(*given, lambda logits: logits)
     return testing.target_law(laws.probabilities(logits, temperature), num_tokens)
@@ -49,7 +58,7 @@ def verifiers_law(temperature, prompt=PROMPT, num_tokens=N):
 
 def distances(name, verify, stop, rule_names, mapped=None, **options):
     """Rounds in the loop from what they must be; how far drafts and targets differ."""
-    tiny = tiny_head(name, mapped=mapped)
+    tiny, assisted = head_of(name, mapped), name in ASSISTANTS
     drafter, own = drafter_of(tiny, G, STOPS[stop], **options)
     method = decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify])
     process = Process(tiny, drafter, VERIFICATIONS[verify])
@@ -60,7 +69,7 @@ def distances(name, verify, stop, rule_names, mapped=None, **options):
     params = decoding.MethodParams(tiny.verifier_params, own, rule)
     rows = [laws.Row(PROMPT, N, temperature=temperature) for _, temperature in both]
     *texts, short = laws.Texts(method)(params, [*rows, laws.Row((1,), N)])
-    alone = verifiers_law(1.0, (1,))
+    alone = verifiers_law(1.0, (1,), assisted=assisted)
     found = {"one token": testing.total_variation(laws.array_of(short, V, N), alone)}
     lengths = set()
     for (rule, temperature), law in zip(both, texts, strict=True):
@@ -69,7 +78,9 @@ def distances(name, verify, stop, rule_names, mapped=None, **options):
         lengths |= drafted
         apart = [testing.total_variation(emitted, wanted), of_rounds]
         if rule == "Lossless":
-            apart.append(testing.total_variation(emitted, verifiers_law(temperature)))
+            apart.append(
+                testing.total_variation(emitted, verifiers_law(temperature, assisted=assisted))
+            )
         found[rule, temperature] = max(apart)
     return found, lengths
 
@@ -79,10 +90,11 @@ QUICK = {
     ("eagle3", "block", "fixed"): ("Lossless", "OPT"),
     ("dflash", "token", "fixed"): ("Lossless", "KLBall"),
     ("dspark", "block", "own"): ("Lossless",),
+    ("ordered assistant", "block", "confidence"): ("Lossless", "OPT"),
 }
 ALL = [
     pytest.param(*case, ALL_RULES, marks=pytest.mark.exhaustive)
-    for case in itertools.product(CONFIGS, VERIFICATIONS, STOPS)
+    for case in itertools.product((*CONFIGS, *ASSISTANTS), VERIFICATIONS, STOPS)
     if case[2] != "own" or case[0] == "dspark"
 ]
 
@@ -149,22 +161,6 @@ def test_the_law_of_an_encoder_decoder(encoder, name):
     found = laws.Texts(method)(params, rows)
     for temperature, law in zip(TEMPERATURES, found, strict=True):
         wanted = verifiers_law_of_encoded(tiny, temperature)
-        emitted = laws.array_of(law, V, N)
-        assert testing.total_variation(emitted, wanted) < EXACT, temperature
-
-
-@pytest.mark.parametrize("clusters", [None, V])
-def test_the_law_of_an_assistant(clusters):
-    tiny = tiny_assistant(clusters)
-    drafter, own = drafter_of(tiny, G, drafting.Confidence(0.6))
-    method = decoding.Speculative(tiny.verifier, drafter, verification.Block())
-    params = decoding.MethodParams(tiny.verifier_params, own)
-    rows = [laws.Row(PROMPT, N, temperature=temperature) for temperature in TEMPERATURES]
-    found = laws.Texts(method)(params, rows)
-    given = tiny.verifier, tiny.verifier_params, PROMPT, N
-    logits = testing.prefix_distributions(*given, lambda logits: logits)
-    for temperature, law in zip(TEMPERATURES, found, strict=True):
-        wanted = testing.target_law(laws.probabilities(logits, temperature), N)
         emitted = laws.array_of(law, V, N)
         assert testing.total_variation(emitted, wanted) < EXACT, temperature
 
