@@ -24,6 +24,7 @@ from specjax.checkpoints import (
     load_model,
     save_draft_head,
 )
+from specjax.cli.main import main
 from specjax.errors import UserError
 from specjax.models import model_from_config
 from specjax.models.attention import block_bias
@@ -246,6 +247,23 @@ def test_the_head_inside_a_checkpoint_is_that_of_speculators():
     ]
     assert heads[0][0] == heads[1][0]
     jax.tree.map(np.testing.assert_array_equal, heads[0][1], heads[1][1])
+
+
+def test_what_inspect_and_convert_say_of_inner_heads_and_assistants(tmp_path, capsys):
+    of = str(fixture("verifiers", "qwen3_5"))
+    assert main(["inspect", of]) == 0
+    assert "MTP" in capsys.readouterr().out
+    assert main(["convert", of, str(tmp_path / "mtp"), "--to", "speculators"]) == 0
+    own = load_draft_head(tmp_path / "mtp", verifier("qwen3_5").model)[1]
+    jax.tree.map(np.testing.assert_array_equal, own, opened("speculators_mtp/qwen3_5")[2])
+    place = str(fixture("gemma4_assistant/ordered", "head"))
+    capsys.readouterr()
+    assert main(["inspect", place, str(fixture("verifiers", "gemma4"))]) == 0
+    out = capsys.readouterr().out
+    assert "after its last layer; its keys and values" in out and "a pair: " in out
+    assert main(["inspect", place, of]) == 2
+    assert "keys in layers with a window of 2 heads of 8, not none" in capsys.readouterr().out
+    assert main(["convert", place, str(tmp_path / "x"), "--to", "speculators"]) == 2
 
 
 def with_mtp(name, place, joined):
