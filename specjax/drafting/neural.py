@@ -366,11 +366,9 @@ class NeuralDrafter(ModelDrafter):
         assert kind == (limits.shape, jnp.int32), f"{name}.begin: limits are int32[B]"
         return jnp.clip(chosen, jnp.minimum(self.min_draft, limits), limits), policy
 
+    # Where rows read on: one that lags is not active, and may read anything anywhere. Beyond the
+    # tokens that it lacks, a recurrent model would read these, too.
     def _within(self, positions: Array, history: History) -> Array:
-        """Where rows read on: one that lags is not active, and may read anything anywhere.
-
-        Beyond the tokens that it lacks, a recurrent model would read these, too.
-        """
         if self.model.most_rollback is None:
             return positions
         return jnp.minimum(positions, history.read)

@@ -128,6 +128,7 @@ def _tile(inner: int, width: int, itemsize: int) -> int:
     return next((size for size in sizes if inner % size == 0), most)
 
 
+# One tile of an expert: all tokens times its columns, and these times rows of the output.
 def _kernel(
     experts: Any,
     x_ref: Any,
@@ -139,7 +140,6 @@ def _kernel(
     inner: int,
     precision: Any,
 ) -> None:
-    """One tile of an expert: all tokens times its columns, and these times rows of the output."""
     *parts, out_ref = refs
     s, j = pl.program_id(0), pl.program_id(1)
 
