@@ -129,10 +129,10 @@ def check_same(
 
 
 def condense(names: Iterable[str]) -> str:
-    """Lists names; names that differ only in the layer's number are merged: `block.*.wo`."""
+    """Lists names; numbers of layers and experts are merged: `block.*.wo`."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        pattern = re.sub(r"(layers_|layers\.|block\.)\d+", r"\1*", name, count=1)
+        pattern = re.sub(r"(layers_|layers\.|block\.|experts\.)\d+", r"\1*", name)
         groups.setdefault(pattern, []).append(name)
     return ", ".join(key if len(group) > 1 else group[0] for key, group in groups.items())
 

@@ -211,9 +211,10 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
         )
     quantised = values.get("quantization_config")
     if quantised and not (isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise UserError(
-            f"{path}: quantization_config is set, but only quantisation to mxfp4 is supported; "
-            "use the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
+            f"{path}: quantization_config is set to {method!r}, but only mxfp4 is supported; use "
+            "the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
         )
     return family, nested
 

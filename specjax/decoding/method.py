@@ -898,8 +898,8 @@ def check_rollback(model: Any, tokens: int, what: str) -> None:
     if most is not None and tokens > most:
         raise UserError(
             f"{what} may go back by {tokens} tokens, but {type(model).__name__} can go back by at "
-            f"most {most} with its recurrent layers: give shorter drafts, or replace the model's "
-            "`rollback` (dataclasses.replace)"
+            f"most {most} with its recurrent layers: give drafts that are shorter by "
+            f"{tokens - most}, or in Python a model with a larger `rollback`"
         )
 
 

@@ -267,7 +267,8 @@ class TreeDrafter(ModelDrafter):
             )
         if not self.model.reads_trees:
             raise UserError(
-                f"trees need a drafter that reads them, not {type(self.model).__name__}"
+                f"trees need a drafter that reads them, not {type(self.model).__name__}: draft "
+                "chains, or give an EAGLE or MTP head, or a model without recurrent layers"
             )
         if getattr(self.tree, "keep", None) is not None and self.children != "top":
             raise UserError(
