@@ -1,4 +1,4 @@
-"""What TPUs' compilers make of the attention kernel, where libtpu is installed."""
+"""What TPUs' compilers make of the networks' kernels, where libtpu is installed."""
 
 import importlib.util
 import os
@@ -74,6 +74,53 @@ logits = [
 assert not logits, logits
 """
 
+# Tokens, experts of a chip, E, M, whether in 8 bits, whether with biases: Qwen 3 30B-A3B, gpt-oss,
+# Gemma 4 26B-A4B, Mixtral.
+_EXPERTS = """
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from benchmarks.tpu.topologies import mesh_of
+from specjax.models.experts_kernel import mixed_few
+from specjax.models.int8 import Int8Weight
+
+where = NamedSharding(mesh_of({chip!r}, 1, 1), PartitionSpec())
+
+def of(shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+for tokens, count, width, inner, in_8_bits, biased, dtype in (
+    (6, 16, 2048, 768, False, False, "bfloat16"), (192, 16, 2048, 768, True, False, "bfloat16"),
+    (8, 4, 2880, 2880, False, True, "bfloat16"), (256, 4, 2880, 2880, True, True, "bfloat16"),
+    (48, 16, 2816, 704, False, False, "bfloat16"), (1, 8, 4096, 14336, False, False, "bfloat16"),
+    (32, 8, 2048, 1024, False, False, "float32"),
+):
+    shapes = [(count, width, inner)] * 2 + [(count, inner, width)]
+    channels = [(x, y) for x, _, y in shapes]
+    stacks = [of(shape, dtype) for shape in shapes]
+    if in_8_bits:
+        pairs = zip(shapes, channels)
+        stacks = [Int8Weight(of(x, "int8"), of(y, "float32")) for x, y in pairs]
+    biases = [of(shape, dtype) for shape in channels] if biased else None
+    given = of((tokens, width), dtype), of((tokens, count), "float32"), stacks, biases
+    mixed_few.lower(*given, activations=("silu", "linear")).compile()
+"""
+
+# Two layers of Qwen 3 30B-A3B on eight chips, for one row.
+_MESH = """
+import re
+from benchmarks.shapes import Sizes
+from benchmarks.tpu.cases import Case
+from benchmarks.tpu.topologies import mesh_of
+
+sizes = Sizes(rows=1, refill=1, prompt=64, output=185, cache=256, draft=5)
+case = Case("qwen3_30b_a3b+qwen3_0.6b", "v5e", mesh_of("v5e", 1, 8), "block", sizes)
+text = case.compile((2, 2), ("step",))["step"].as_text()
+assert len(re.findall(r"%mixed_few[.\\d]* = ", text)) == 2
+stacks = r"bf16\\[\\d+,(?:2048,768|768,2048)\\]\\S*"
+copied = re.findall(stacks + r" (?:copy|slice|all-gather)\\S*\\(", text)
+assert not copied, copied
+"""
+
 
 def _run(program, kind):
     own = {
@@ -93,3 +140,12 @@ def test_the_kernel_compiles(chip):
 
 def test_a_round_writes_no_logits_of_a_long_cache():
     _run(_ROUND, CHIPS["v5e"])
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_kernel_of_experts_compiles(chip):
+    _run(_EXPERTS.format(chip=chip), CHIPS[chip])
+
+
+def test_a_round_copies_no_experts():
+    _run(_MESH, CHIPS["v5e"])
