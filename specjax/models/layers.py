@@ -31,6 +31,9 @@ from specjax.platforms import with_layout
 ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
 _LIMIT = 7.0  # of gpt-oss
 
+# The longest block of tokens whose products get a layout for TPUs.
+_BLOCK = 32
+
 # The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
 TRANSPOSED = "transposed_embedding"
 
@@ -88,7 +91,9 @@ class Dense(nn.Module):
         # Without this layout, XLA on TPUs transposes the kernels of queries, keys and values: a
         # copy of each, in every call.
         dot = functools.partial(jnp.dot, precision=precision)
-        y = with_layout(product(dot, flat, kernel), (0, 1))
+        y = product(dot, flat, kernel)
+        if x.shape[-2] <= _BLOCK:  # of prompts XLA chooses better
+            y = with_layout(y, (0, 1))
         if self.has_bias:
             init, axes = nn.initializers.zeros, self.axes[1:]
             bias = param_with_axes("bias", init, shape[1:], self.param_dtype, axes=axes)
