@@ -250,16 +250,16 @@ def copy_as(view: View, dtype: np.dtype) -> np.ndarray:
     if isinstance(view, np.ndarray) and (view.ndim != 2 or view.flags.c_contiguous):
         return np.array(view, dtype=dtype, order="C")
     out = np.empty(view.shape, dtype)
-    whole: Any = (out, view)
-    for place, matrix in zip(*whole, strict=True) if isinstance(view, Stack) else [whole]:
-        _copy_transposed(matrix, place)
+    for matrix, place in matrices_of(view, out):
+        for start in range(0, matrix.shape[1], 64):
+            # Rounding and transposing at once would take longer.
+            place[:, start : start + 64] = np.asarray(matrix[:, start : start + 64], dtype)
     return out
 
 
-def _copy_transposed(view: Any, out: np.ndarray) -> None:
-    for start in range(0, view.shape[1], 64):
-        # Rounding and transposing at once would take twice as long.
-        out[:, start : start + 64] = np.asarray(view[:, start : start + 64], out.dtype)
+def matrices_of(view: View, *others: np.ndarray) -> Iterable[tuple[Any, ...]]:
+    """The matrices of a stack, or the only one, each with its part of the other arrays."""
+    return zip(view, *others, strict=True) if len(view.shape) == 3 else [(view, *others)]
 
 
 def same_values(a: np.ndarray, b: np.ndarray) -> bool:

@@ -44,7 +44,7 @@ from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import FAMILIES, DecoderOnlyConfig, HFFields, Model, Seq2SeqLM, family_of
-from specjax.models.assistant import AssistantConfig
+from specjax.models.assistant import AssistantConfig, layers_read
 from specjax.models.config import ModelConfig, float_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.family import HEADS, MLP, Nested, Renaming, T
@@ -62,13 +62,13 @@ from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_t
 from specjax.types import Params
 from specjax.writing import new_directory, write_checksums
 
-# The families of which a head's layers may be; and of an MTP's.
+# The families of which a head's layers may be; and of an MTP's; and of each kind of assistant.
 _LAYERS = ("llama", "qwen3")
+_MTP_LAYERS = (*_LAYERS, "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _ASSISTANTS = {
     "gemma4_assistant": "gemma4_text",
     "gemma4_unified_assistant": "gemma4_unified_text",
 }
-_MTP_LAYERS = (*_LAYERS, "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _LAYER = {
     **{
         f"{kind}_attention/{ours}{end}": f"{kind}_attn.{theirs}{other}"
@@ -402,13 +402,12 @@ class OpenedHead:
 
 # The entries that an assistant reads, and that the verifier does not have.
 def _other_memory(layers: DecoderOnlyConfig, verifier: ModelConfig) -> list[str]:
-    windows, cached = verifier.style.windows, verifier.style.cached
-    last = {windows[i] is None: verifier.of_layer(i) for i in cached}
-    wrong = []
+    read, wrong = layers_read(verifier.style), []
     for number, window in enumerate(layers.style.windows):
-        wanted, found = layers.of_layer(number), last.get(window is None)
+        found = read.get(window is None)
+        sizes = layers.of_layer(number), None if found is None else verifier.of_layer(found)
         named, theirs = (
-            "none" if x is None else f"{x.kv_heads} heads of {x.head_dim}" for x in (wanted, found)
+            "none" if x is None else f"{x.kv_heads} heads of {x.head_dim}" for x in sizes
         )
         if named != theirs:
             kind = "without a window" if window is None else "with a window"

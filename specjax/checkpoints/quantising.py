@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from specjax.checkpoints.arrays import View, check_finite, copy_as
+from specjax.checkpoints.arrays import View, check_finite, copy_as, matrices_of
 from specjax.checks import require
 from specjax.compilation import jit
 from specjax.errors import UserError
@@ -64,9 +64,8 @@ def _quantised(
     values = np.empty(view.shape, np.int8)
     scales = np.empty((*view.shape[:-2], view.shape[-2:][axis]), np.float32)
     stacked = len(view.shape) == 3
-    whole: Any = (view, values, scales)
-    for number, parts in enumerate(zip(*whole, strict=True) if stacked else [whole]):
-        matrix, in_8_bits, of_channels = parts
+    parts = matrices_of(view, values, scales)
+    for number, (matrix, in_8_bits, of_channels) in enumerate(parts):
         step = max(1, _BLOCK // max(1, matrix.shape[1 - axis]))
         for start in range(0, matrix.shape[axis], step):
             channels = slice(start, start + step)

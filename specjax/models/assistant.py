@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from specjax.compilation import product_precision
 from specjax.models.attention import Segment, block_bias
 from specjax.models.cache import CacheLayout, RaggedCache
+from specjax.models.config import Style
 from specjax.models.heads import EagleHead, HeadCache, HeadConfig, Known, draft_head, seen_bias
 from specjax.models.layers import Dense, Embed, LogitsDense, RMSNorm
 from specjax.models.model import Model
@@ -50,6 +51,11 @@ class AssistantConfig(HeadConfig):
     @property
     def kind(self) -> str:
         return "assistant"
+
+
+def layers_read(style: Style) -> dict[bool, int]:
+    """The verifier's layers whose entries are read, by whether they are without a window."""
+    return {style.windows[i] is None: i for i in style.cached}
 
 
 class AssistantNetwork(nn.Module):
@@ -146,8 +152,8 @@ class AssistantHead(EagleHead):
     @property
     def _sources(self) -> list[int]:
         theirs = self.verifier.config.style
-        last = {theirs.windows[i] is None: place for place, i in enumerate(theirs.cached)}
-        return [last[window is None] for window in self.config.windows]
+        read = layers_read(theirs)
+        return [theirs.cached.index(read[window is None]) for window in self.config.windows]
 
     def _init_variables(self, key: Array) -> Any:
         theirs, style = self.verifier.config, self.verifier.config.style

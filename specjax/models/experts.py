@@ -5,8 +5,7 @@ rows of a product: one for each expert of each token, sorted by expert.
 
 On TPUs few tokens take `experts_kernel`, more take XLA's kernel for `jax.lax.ragged_dot`, which
 reads the experts of the whole chip. Elsewhere XLA would multiply all rows with all experts, and a
-loop reads those in use, each once.
-`python -m benchmarks.layouts` compares the forms.
+loop reads those in use, each once. `python -m benchmarks.layouts` compares the forms.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
 Team 2025, OpenAI 2025 (gpt-oss); `transformers/models/mixtral`, `olmoe`, `qwen3_moe`,
@@ -44,7 +43,7 @@ from specjax.platforms import (
 
 # XLA on TPUs has a kernel for a multiple of so many rows; others it multiplies with all experts.
 _MULTIPLE = 8
-# The loop on CPUs multiplies at least so many rows with an expert at once, if there are so many.
+# The loop multiplies at least so many rows with an expert at once, if there are so many.
 _TILE = 16
 _INNER, _OUTER = ("experts", "embed", "mlp"), ("experts", "mlp", "embed")
 

@@ -31,7 +31,8 @@ from specjax.platforms import with_layout
 ACTIVATIONS = ("gelu", "linear", "relu", "silu", "swish")
 _LIMIT = 7.0  # of gpt-oss
 
-# The longest block of tokens whose products get a layout for TPUs.
+# The longest block of tokens whose products get a layout for TPUs; with it, prompts take longer, by
+# the estimates of `python -m benchmarks.tpu --programs prefill`.
 _BLOCK = 32
 
 # The name of a tied embedding's transposed copy `[E, V]`; see `Model.prepare`.
@@ -92,7 +93,7 @@ class Dense(nn.Module):
         # copy of each, in every call.
         dot = functools.partial(jnp.dot, precision=precision)
         y = product(dot, flat, kernel)
-        if x.shape[-2] <= _BLOCK:  # of prompts XLA chooses better
+        if x.shape[-2] <= _BLOCK:
             y = with_layout(y, (0, 1))
         if self.has_bias:
             init, axes = nn.initializers.zeros, self.axes[1:]
