@@ -19,11 +19,19 @@ from specjax.checks import require
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, ModelConfig
 from specjax.models.position_encoding import rope_frequencies
-from specjax.tokenizers.gguf_files import Header, Tensor, read_header, unpacked
+from specjax.tokenizers.gguf_files import (
+    DIVISORS,
+    POWER,
+    WHOLE,
+    Header,
+    Tensor,
+    read_header,
+    rope_divisors,
+    unpacked,
+)
 from specjax.tokenizers.model_files import SpecialIds
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DIVISORS = "rope_freqs.weight"
 _WHOLE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -56,11 +64,19 @@ class GGUFReader:
         }
         self._places: dict[str, tuple[Any, int, tuple[int, ...]]] = {}
         self.specs: dict[str, ArraySpec] = {}
+        end = next((tensor.start for tensor in header.tensors.values()), 0)
+        alignment = header.read("general.alignment", POWER, 32)
         for stored, tensor in header.tensors.items():
-            if stored != _DIVISORS:
-                self._add(stored, tensor)
+            if tensor.start != end + -end % alignment:
+                raise UserError(
+                    f"{file} is damaged ({stored} does not follow the tensor before it); download "
+                    "or copy it again"
+                )
+            end = self._add(stored, tensor)
+        if self._architecture == "llama":
+            self.specs.pop(DIVISORS, None)
 
-    def _add(self, stored: str, tensor: Tensor) -> None:
+    def _add(self, stored: str, tensor: Tensor) -> int:
         try:
             kind = self._gguf.GGMLQuantizationType(tensor.kind)
             block, size = self._gguf.GGML_QUANT_SIZES[kind]
@@ -70,7 +86,7 @@ class GGUFReader:
                 f"{self.directory}: the type of {stored} cannot be read ({error}); take a file of "
                 "another quantisation, such as Q8_0, Q4_K_M or F16"
             ) from None
-        if not tensor.shape or tensor.shape[-1] % block:
+        if tensor.shape[-1] % block:
             raise UserError(f"{self.directory}: {stored} of {kind.name} has shape {tensor.shape}")
         rows = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
         stored_bytes = math.prod(rows)
@@ -79,10 +95,13 @@ class GGUFReader:
                 f"{self.directory} is cut short: {stored} needs {end:,} bytes, and there are "
                 f"{there:,}; download or copy it again"
             )
-        dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
         name = self._name(stored)
+        if name in self.specs:
+            raise UserError(f"{self.directory}: {stored} and another tensor are both {name}")
+        dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
         self._places[name] = (kind, tensor.start, rows)
         self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, stored_bytes)
+        return end
 
     def _name(self, stored: str) -> str:
         match = _NAME.fullmatch(stored)
@@ -122,15 +141,17 @@ class GGUFReader:
 def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelConfig, SpecialIds]:
     """A file's reader, its configuration (or `config` instead), and the ids that it may lack."""
     header = read_header(file)
-    directory = unpacked(file)
+    if header.read("split.count", WHOLE, 1) > 1:
+        raise UserError(
+            f"{header.wrong('split.count', '1')}; join the files: llama-gguf-split --merge"
+        )
     reader = GGUFReader(file, header)
-    _, read, ids = open_hf(directory, config, reader)
-    divisors = header.tensors.get(_DIVISORS)
-    if divisors is not None and isinstance(read, LlamaConfig) and read.rope_scaling is not None:
+    _, read, ids = open_hf(unpacked(file), config, reader)
+    stored = rope_divisors(header)
+    if stored is not None and isinstance(read, LlamaConfig) and read.rope_scaling is not None:
         # Of a stretching only its divisors are stored; those of Llama 3.1 and later are known.
         plain = rope_frequencies(read.head_dim, read.rope_theta)
-        stored = np.fromfile(file, "<f4", plain.size, offset=divisors.start)
         known = plain / read.rope_scaling.frequencies(read.head_dim, read.rope_theta)
-        if stored.size < known.size or not np.allclose(known, stored, rtol=1e-4):
-            raise UserError(f"{file}: {_DIVISORS} is not the stretching of Llama 3.1 and later")
+        if stored.shape != known.shape or not np.allclose(known, stored, rtol=1e-4):
+            raise UserError(f"{file}: {DIVISORS} is not the stretching of Llama 3.1 and later")
     return reader, read, ids

@@ -161,6 +161,8 @@ def open_hf(
             f"{path} is missing; copy it beside the safetensors, or give `config`"
         )
     values = read_json(path)
+    if reader is not None:
+        path = reader.directory  # a GGUF file has no config.json
     family, nested = _family(values, path)
     if nested is not None:
         values = _inner_fields(values, nested, path)

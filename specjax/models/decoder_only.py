@@ -334,6 +334,8 @@ def rotary_from_hf(
     fields.refuse_others(constants)
     sizes = decoder_only_from_hf(fields, **defaults)
     base, kind, rope = rope_from_hf(fields, theta)
+    if kind == "yarn" and base <= 1:
+        raise UserError(f"rope_theta={base} must be above 1 for YaRN")
     return {
         **sizes,
         "rope_theta": base,

@@ -8,9 +8,11 @@ Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab
 """
 
 import functools
+import math
 import mmap
 import struct
 import tempfile
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +28,83 @@ MODEL_TYPES = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2")},
     "gemma3": "gemma3_text",
 }
+DIVISORS = "rope_freqs.weight"
 # Codes of values' types, with struct's letters of numbers.
-_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_LETTERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _TEXT, _LIST = 8, 9
+# More than headers have: of bytes, of entries in all lists, of keys and of tensors.
+_MOST_BYTES, _MOST_ENTRIES, _MOST_KEYS, _MOST_TENSORS = 2**27, 2**21, 10_000, 20_000
+# What a value must be, in words.
+_WORDS, _FLAG, WHOLE = "a text", "true or false", "a whole number of at least 1"
+_NUMBER, _ID, POWER = "a number above 0", "the id of a token", "a power of two"
+_TEXTS, _WHOLES, _NUMBERS = "a list of texts", "a list of whole numbers", "a list of finite numbers"
+_PERIOD = f"{WHOLE} or a list of true and false"
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    _WORDS: lambda x: isinstance(x, str),
+    _FLAG: lambda x: isinstance(x, bool),
+    WHOLE: lambda x: type(x) is int and 0 < x < 2**31,
+    _NUMBER: lambda x: type(x) in (int, float) and 0 < x < 3e38,
+    _ID: lambda x: type(x) is int and 0 <= x < 2**31,
+    POWER: lambda x: type(x) is int and x > 0 and not x & (x - 1),
+    _TEXTS: lambda x: isinstance(x, list),
+    _WHOLES: lambda x: isinstance(x, np.ndarray) and x.dtype.kind in "iu",
+    _NUMBERS: lambda x: (
+        isinstance(x, np.ndarray) and x.dtype.kind in "iuf" and (abs(x) < 3e38).all()
+    ),
+    _PERIOD: lambda x: _CHECKS[WHOLE](x) or (isinstance(x, np.ndarray) and x.dtype == bool),
+}
+# Keys under the architecture's name: their fields of config.json, what they must be, and values of
+# llama.cpp that they may lack.
+_FIELDS: dict[str, tuple[Any, ...]] = {
+    "block_count": ("num_hidden_layers", WHOLE),
+    "context_length": ("max_position_embeddings", WHOLE),
+    "embedding_length": ("hidden_size", WHOLE),
+    "feed_forward_length": ("intermediate_size", WHOLE),
+    "attention.head_count": ("num_attention_heads", WHOLE),
+    "attention.head_count_kv": ("num_key_value_heads", WHOLE, None),
+    "attention.key_length": ("head_dim", WHOLE, None),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", _NUMBER),
+    "rope.freq_base": ("rope_theta", _NUMBER, 10_000.0),
+}
+_OWN_FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gemma2": {
+        "attention.sliding_window": ("sliding_window", WHOLE, 4096),
+        "attn_logit_softcapping": ("attn_logit_softcapping", _NUMBER, 50.0),
+        "final_logit_softcapping": ("final_logit_softcapping", _NUMBER, 30.0),
+    },
+    "gemma3": {
+        "attention.sliding_window": ("sliding_window", WHOLE),
+        "attention.sliding_window_pattern": ("sliding_window_pattern", _PERIOD, 6),
+        "rope.freq_base_swa": ("rope_local_base_freq", _NUMBER, 10_000.0),
+    },
+}
+# Those that must be the width of a head, and those that `_rope_scaling` reads.
+_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_WIDTHS = [f"{name}{kind}" for name in _LENGTHS for kind in ("", "_swa")]
+_SCALING = ["rope.scale_linear"] + [
+    f"rope.scaling.{name}"
+    for name in ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow")
+]
+# Others, with the values that change nothing; None for any.
+_NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("vocab_size", "pooling_type", "rope.scaling.finetuned")),
+    "attention.layer_norm_epsilon": None,  # of norms that these networks do not have
+    "attention.causal": (True,),
+    "attention.sliding_window_pattern": (2,),  # Gemma 2's
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "tensor_data_layout": ("Meta AI original pth",),
+    "use_parallel_residual": (False,),
+}
+# Likewise of tokenizers.
+_VOCABULARY = (
+    *("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges"),
+    *("add_bos_token", "add_eos_token", "add_space_prefix"),
+)
+_NEUTRAL_OF_VOCABULARY = {"add_sep_token": (False,), "remove_extra_whitespaces": (False,)}
 # Types of tokens.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # Tokens that end a turn, whether or not the metadata names them.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 _LLAMA3 = (
@@ -48,10 +122,44 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a GGUF file."""
+    """The header of a GGUF file; lists of numbers are arrays."""
 
+    file: Path
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    def read(self, key: str, wanted: str, *default: Any) -> Any:
+        """The value of a key, or the default; a `UserError` if it is not what is `wanted`."""
+        value = self.metadata.get(key)
+        if value is None and default:
+            return default[0]
+        if not _CHECKS[wanted](value):
+            raise self.wrong(key, wanted)
+        return value
+
+    def wrong(self, key: str, wanted: str) -> UserError:
+        value = self.metadata.get(key)
+        value = value[:20].tolist() if isinstance(value, np.ndarray) else value
+        got = "and is missing" if value is None else f"got {_shown(value)}"
+        return UserError(f"{self.file}: {key[:80]} must be {wanted}, {got}")
+
+    def refuse_others(
+        self, prefix: str, known: Collection[str], neutral: Mapping[str, Any], remedy: str
+    ) -> None:
+        """Refuses keys that are not known, unless their values change nothing."""
+        for key, value in self.metadata.items():
+            name = key.removeprefix(prefix)
+            if name == key or name in known or name.endswith("_token_id"):
+                continue
+            allowed = neutral.get(name, ())
+            listed = isinstance(value, np.ndarray | list)
+            if allowed is not None and (listed or value not in allowed):
+                error = self.wrong(key, " or ".join(["absent", *map(repr, allowed)]))
+                raise UserError(f"{error}, which is not read; {remedy}")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def is_gguf(path: Path) -> bool:
@@ -59,80 +167,99 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-def read_header(file: Path) -> Header:
-    """Reads the header of a GGUF file; a damaged one is a `UserError`."""
+class _Cursor:
+    def __init__(self, file: Path, content: Any) -> None:
+        self.file, self.content = file, content
+        self.at, self.entries = 4, _MOST_ENTRIES
+
+    def damaged(self, why: str) -> UserError:
+        return UserError(f"{self.file} is cut short or damaged ({why}); download or copy it again")
+
+    def skip(self, size: int) -> int:
+        start = self.at
+        self.at += size
+        if self.at > min(len(self.content), _MOST_BYTES):
+            raise self.damaged(f"its header is longer than the file or than {_MOST_BYTES:,} bytes")
+        return start
+
+    def number(self, letter: str) -> Any:
+        letter = f"<{letter}"
+        return struct.unpack_from(letter, self.content, self.skip(struct.calcsize(letter)))[0]
+
+    def count(self, what: str, most: int) -> int:
+        count = self.number("Q")
+        if count > most:
+            raise self.damaged(f"it has {count:,} {what}, more than {most:,}")
+        return count
+
+    def text(self) -> str:
+        start = self.skip(8)
+        start = self.skip(int.from_bytes(self.content[start : self.at], "little"))
+        try:
+            return self.content[start : self.at].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.damaged(str(error)) from None
+
+    def name(self, others: Collection[str]) -> str:
+        name = self.text()
+        if name in others:
+            raise self.damaged(f"{_shown(name)} is there twice")
+        return name
+
+    def value(self, key: str) -> Any:
+        kind = self.number("I")
+        if kind == _TEXT:
+            return self.text()
+        if kind in _LETTERS:
+            return self.number(_LETTERS[kind])
+        inner = self.number("I") if kind == _LIST else None
+        if inner != _TEXT and inner not in _LETTERS:  # also a list of lists, which no key is
+            raise self.damaged(f"{_shown(key)} has no known type")
+        count = self.count(f"entries of {_shown(key)}", self.entries)
+        self.entries -= count
+        if inner == _TEXT:
+            return [self.text() for _ in range(count)]
+        dtype = np.dtype(f"<{_LETTERS[inner]}")
+        return np.frombuffer(self.content, dtype, count, self.skip(count * dtype.itemsize)).copy()
+
+    def tensor(self, name: str) -> Tensor:
+        rank = self.number("I")
+        shape = tuple(self.number("Q") for _ in range(min(rank, 5)))[::-1]
+        if not 0 < rank < 5 or not 0 < math.prod(shape) < 2**63:
+            raise self.damaged(f"{_shown(name)} has shape {shape}")
+        return Tensor(shape, self.number("I"), self.number("Q"))
+
+
+def _read_header(file: Path) -> Header:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise UserError(f"{file} is no GGUF file; download or copy it again")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            try:
-                return _header(_Cursor(content, 4))
-            except (
-                struct.error,
-                LookupError,
-                TypeError,
-                ValueError,
-                ArithmeticError,
-                RecursionError,
-            ) as error:
-                raise UserError(
-                    f"{file} is cut short or damaged ({error}); download or copy it again"
-                ) from None
-
-
-class _Cursor:
-    def __init__(self, content: Any, at: int) -> None:
-        self.content, self.at = content, at
-
-    def number(self, letter: str) -> Any:
-        value = struct.unpack_from(f"<{letter}", self.content, self.at)[0]
-        self.at += struct.calcsize(letter)
-        return value
-
-    def text(self) -> str:
-        start = self.at + 8
-        self.at = start + self.number("Q")
-        if self.at > len(self.content):
-            raise ValueError("a text is longer than the file")
-        return self.content[start : self.at].decode("utf-8")
-
-    def value(self, kind: int) -> Any:
-        if kind == _TEXT:
-            return self.text()
-        if kind != _LIST:
-            return self.number(_NUMBERS[kind])
-        kind, count = self.number("I"), self.number("Q")
-        if kind in (_TEXT, _LIST):
-            return [self.value(kind) for _ in range(count)]
-        values = np.frombuffer(self.content, f"<{_NUMBERS[kind]}", count, self.at)
-        self.at += values.nbytes
-        return values.tolist()
-
-
-def _header(cursor: _Cursor) -> Header:
-    version, count, pairs = (cursor.number(letter) for letter in "IQQ")
-    if version not in (2, 3):
-        raise ValueError(f"version {version}")
-    metadata = {}
-    for _ in range(pairs):
-        name = cursor.text()
-        metadata[name] = cursor.value(cursor.number("I"))
-    places = {}
-    for _ in range(count):
-        name = cursor.text()
-        shape = tuple(cursor.number("Q") for _ in range(cursor.number("I")))
-        places[name] = Tensor(shape[::-1], cursor.number("I"), cursor.number("Q"))
-    alignment = metadata.get("general.alignment", 32)
-    start = cursor.at + -cursor.at % alignment
-    tensors = {name: place._replace(start=start + place.start) for name, place in places.items()}
-    return Header(metadata, tensors)
+            cursor = _Cursor(file, content)
+            version = cursor.number("I")
+            if version not in (2, 3):
+                raise cursor.damaged(f"version {version}")
+            tensors = cursor.count("tensors", _MOST_TENSORS)
+            header = Header(file, {}, {})
+            for _ in range(cursor.count("keys", _MOST_KEYS)):
+                key = cursor.name(header.metadata)
+                header.metadata[key] = cursor.value(key)
+            for _ in range(tensors):
+                name = cursor.name(header.tensors)
+                header.tensors[name] = cursor.tensor(name)
+    start = cursor.at + -cursor.at % header.read("general.alignment", POWER, 32)
+    places = {
+        name: place._replace(start=start + place.start) for name, place in header.tensors.items()
+    }
+    return header._replace(tensors=places)
 
 
 class _Unpacked(NamedTuple):
-    """A directory until the process ends, and why it has no tokenizer."""
+    """A directory until the process ends, and why it has no tokenizer; and the rest of a header."""
 
     kept: tempfile.TemporaryDirectory[str]
     fault: UserError | None
+    header: Header
 
 
 def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
@@ -141,25 +268,30 @@ def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
     It is temporary, and has the file's name, for messages. `tokenizer`: a tokenizer that cannot be
     read is a `UserError`.
     """
-    status = file.stat()
-    found = _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
+    found = _of_file(file)
     if tokenizer and found.fault is not None:
         raise found.fault
     return Path(found.kept.name, file.name)
 
 
+def read_header(file: Path) -> Header:
+    """The header of a GGUF file, without its tokenizer; a damaged one is a `UserError`."""
+    return _of_file(file).header
+
+
+def _of_file(file: Path) -> _Unpacked:
+    status = file.stat()
+    return _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
+
+
 @functools.cache
 def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
-    header, fault = read_header(file), None
-    metadata = header.metadata
+    header, fault = _read_header(file), None
+    files = {"config.json": _config(header), **_settings(header)}
     try:
-        files = {"config.json": _config(file, header), **_settings(metadata)}
-        try:
-            files |= _vocabulary(file, metadata)
-        except UserError as error:
-            fault = error
-    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{file}: its metadata is damaged ({error}); copy it again") from None
+        files |= _vocabulary(header)
+    except UserError as error:
+        fault = error
     kept = tempfile.TemporaryDirectory(prefix="specjax-")
     directory = Path(kept.name, file.name)
     directory.mkdir()
@@ -168,17 +300,18 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
             (directory / name).write_bytes(content)
         else:
             write_json(directory / name, content)
-    return _Unpacked(kept, fault)
+    # Without hundreds of thousands of texts.
+    rest = {key: x for key, x in header.metadata.items() if not key.startswith("tokenizer.")}
+    return _Unpacked(kept, fault, header._replace(metadata=rest))
 
 
-def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
+def _settings(header: Header) -> dict[str, Any]:
     """The names and contents of the files beside a vocabulary."""
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    kinds = _kinds(metadata)
-    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens, kinds = _tokens(header)
+    ends = [_id(header, name, None) for name in ("eos", "eot", "eom")]
     ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
     ids = {
-        name: metadata.get(f"tokenizer.ggml.{stored}_token_id")
+        name: _id(header, stored, None)
         for name, stored in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
     generation = {
@@ -186,17 +319,17 @@ def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
         "pad_token_id": ids["pad"],
         "eos_token_id": list(dict.fromkeys(i for i in ends if i is not None)),
     }
-    byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
-    gemma = metadata["general.architecture"].startswith("gemma")
+    byte_level = header.read("tokenizer.ggml.model", _WORDS, None) == "gpt2"
+    gemma = header.metadata["general.architecture"].startswith("gemma")
     marked = "GemmaTokenizer" if gemma else "LlamaTokenizer"
     config = {
         **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
         "tokenizer_class": "PreTrainedTokenizerFast" if byte_level else marked,
-        "add_bos_token": _adds("bos", metadata),
-        "add_eos_token": _adds("eos", metadata),
+        "add_bos_token": _adds("bos", header),
+        "add_eos_token": _adds("eos", header),
         "legacy": False,
     }
-    template = metadata.get("tokenizer.chat_template")
+    template = header.read("tokenizer.chat_template", _WORDS, None)
     return {
         GENERATION_FILE: generation,
         "tokenizer_config.json": config,
@@ -204,101 +337,158 @@ def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _adds(name: str, metadata: dict[str, Any]) -> bool:
+def _id(header: Header, name: str, *default: None) -> Any:
+    key, tokens = f"tokenizer.ggml.{name}_token_id", header.metadata.get("tokenizer.ggml.tokens")
+    found = header.read(key, _ID, *default)
+    if found is not None and found >= len(tokens or ()):
+        raise header.wrong(key, f"{_ID}, of which there are {len(tokens or ()):,}")
+    return found
+
+
+def _adds(name: str, header: Header) -> bool:
     """Whether a text gets a beginning ("bos") or an end ("eos")."""
-    begins = metadata.get("tokenizer.ggml.model") != "gpt2"
-    begins |= metadata.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
-    return metadata.get(f"tokenizer.ggml.add_{name}_token", begins and name == "bos")
+    begins = header.read("tokenizer.ggml.model", _WORDS, None) != "gpt2"
+    begins |= header.read("tokenizer.ggml.pre", _WORDS, None) in _LLAMA3_NAMES
+    return header.read(f"tokenizer.ggml.add_{name}_token", _FLAG, begins and name == "bos")
 
 
-def _kinds(metadata: dict[str, Any]) -> list[int]:
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    return metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+def _tokens(header: Header) -> tuple[list[str], list[int]]:
+    """The texts of tokens, and their types."""
+    tokens, key = header.read("tokenizer.ggml.tokens", _TEXTS, []), "tokenizer.ggml.token_type"
+    kinds = header.read(key, _WHOLES, np.full(len(tokens), _NORMAL)).tolist()
+    if len(kinds) != len(tokens) or not set(kinds) <= set(range(_NORMAL, _BYTE + 1)):
+        raise header.wrong(key, f"{len(tokens):,} whole numbers from {_NORMAL} to {_BYTE}")
+    return tokens, kinds
 
 
-def _vocabulary(file: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+def _vocabulary(header: Header) -> dict[str, Any]:
     """The name and content of the file of a vocabulary; none if there is none."""
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = header.read("tokenizer.ggml.model", _WORDS, None)
     if kind is None:
         return {}
+    if kind not in ("gpt2", "llama"):
+        raise UserError(
+            f"{header.file}: tokenizer.ggml.model={kind!r} must be 'gpt2' or 'llama'; give "
+            "tokenizer="
+        )
+    header.refuse_others("tokenizer.ggml.", _VOCABULARY, _NEUTRAL_OF_VOCABULARY, "give tokenizer=")
     if kind == "gpt2":
-        return {"tokenizer.json": _tokenizer_json(file, metadata, _kinds(metadata))}
-    if kind == "llama":
-        return {"tokenizer.model": _sentencepiece(metadata, _kinds(metadata))}
-    raise UserError(
-        f"{file}: tokenizer.ggml.model={kind!r} must be 'gpt2' or 'llama'; give tokenizer="
-    )
+        return {"tokenizer.json": _tokenizer_json(header)}
+    return {"tokenizer.model": _sentencepiece(header)}
 
 
-def _config(file: Path, header: Header) -> dict[str, Any]:
+def _config(header: Header) -> dict[str, Any]:
     """The fields of `config.json`."""
-    metadata = header.metadata
-    architecture = metadata.get("general.architecture")
+    if header.read("general.type", _WORDS, "model") != "model":
+        raise header.wrong("general.type", "'model'")
+    architecture = header.read("general.architecture", _WORDS)
     if architecture not in MODEL_TYPES:
         raise UserError(
-            f"{file}: general.architecture={architecture!r} must be one of {', '.join(MODEL_TYPES)}"
+            f"{header.file}: general.architecture={_shown(architecture)} must be one of "
+            f"{', '.join(MODEL_TYPES)}"
+        )
+    fields = _FIELDS | _OWN_FIELDS.get(architecture, {})
+    for prefix in (architecture, "adapter", "clip", "diffusion", "xielu"):
+        header.refuse_others(
+            f"{prefix}.",
+            {*fields, *_WIDTHS, *_SCALING},
+            _NEUTRAL,
+            "load the model that it was made of",
         )
 
-    def field(name: str) -> Any:
-        value = metadata.get(f"{architecture}.{name}")
+    def read(name: str, wanted: str, *default: Any) -> Any:
+        value = header.read(f"{architecture}.{name}", wanted, *default)
         # As it was written: 1e-05, not the nearest float32.
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
-    heads, width = field("attention.head_count"), field("embedding_length")
-    head_dim = field("attention.key_length")
-    if head_dim is None and isinstance(heads, int) and isinstance(width, int) and heads:
-        head_dim = width // heads
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    embedding = header.tensors.get("token_embd.weight")
-    key_heads = field("attention.head_count_kv")
-    rotated = field("rope.dimension_count")
-    if None not in (rotated, head_dim) and rotated != head_dim:
-        raise UserError(
-            f"{file}: {architecture}.rope.dimension_count={rotated} must be {head_dim}, the width "
-            "of a head"
-        )
     values = {
+        # A file without tensors has a tokenizer alone.
+        field: read(name, wanted, *(default if header.tensors else (None,)))
+        for name, (field, wanted, *default) in fields.items()
+    }
+    heads, width = values["num_attention_heads"], values["hidden_size"]
+    share = width // heads if None not in (heads, width) else None
+    head_dim = values["head_dim"] or share
+    for name in _WIDTHS:
+        if head_dim is not None and read(name, WHOLE, head_dim) != head_dim:
+            raise header.wrong(f"{architecture}.{name}", f"{head_dim}, the width of a head")
+    pattern = values.get("sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        kinds = ("full_attention", "sliding_attention")
+        values["layer_types"] = [kinds[windowed] for windowed in pattern.tolist()]
+        values["sliding_window_pattern"] = None
+    if architecture in _OWN_FIELDS:
+        # llama.cpp scales the queries of the 27B by the width of the text over the heads.
+        large = (architecture, values["num_hidden_layers"]) in (("gemma2", 46), ("gemma3", 62))
+        values["query_pre_attn_scalar"] = share if large else head_dim
+    embedding = header.tensors.get("token_embd.weight")
+    tokens = header.read("tokenizer.ggml.tokens", _TEXTS, [])
+    values |= {
         "model_type": MODEL_TYPES[architecture],
-        "vocab_size": embedding.shape[0] if embedding else len(tokens or ()),
-        "hidden_size": width,
-        "num_hidden_layers": field("block_count"),
-        "intermediate_size": field("feed_forward_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads if key_heads is None else key_heads,
+        "vocab_size": embedding.shape[0] if embedding else len(tokens),
+        "num_key_value_heads": values["num_key_value_heads"] or heads,
         "head_dim": head_dim,
-        "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
-        "rope_theta": field("rope.freq_base"),
-        "rope_scaling": _rope_scaling(file, header, field),
-        "max_position_embeddings": field("context_length"),
-        "sliding_window": field("attention.sliding_window"),
-        "attn_logit_softcapping": field("attn_logit_softcapping"),
-        "final_logit_softcapping": field("final_logit_softcapping"),
+        "rope_scaling": _rope_scaling(header, architecture, read),
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
-    # llama.cpp scales the queries of the 27B by the width of the text over the heads.
-    if (architecture, values["num_hidden_layers"]) in (("gemma2", 46), ("gemma3", 62)):
-        values["query_pre_attn_scalar"] = width // heads
-    elif architecture in ("gemma2", "gemma3"):
-        values["query_pre_attn_scalar"] = head_dim
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _rope_scaling(file: Path, header: Header, field: Any) -> dict[str, Any] | None:
-    stored = header.tensors.get("rope_freqs.weight")
-    if stored is None:
-        kind = field("rope.scaling.type")
-        if kind in (None, "none"):
-            return None
-        return {"rope_type": kind, "factor": field("rope.scaling.factor")}
+def rope_divisors(header: Header) -> np.ndarray | None:
+    """What the rotary frequencies of Llama 3.1 and later are divided by; None in other files."""
+    stored = header.tensors.get(DIVISORS)
+    if stored is None or header.metadata["general.architecture"] != "llama":
+        return None
+    size = stored.shape[-1]
+    room = header.file.stat().st_size - stored.start
+    if stored.kind != 0 or len(stored.shape) > 1 or not 4 * size <= min(room, 2**20):
+        raise UserError(
+            f"{header.file}: {DIVISORS} must be float32, one for each of a head's frequencies"
+        )
+    return np.fromfile(header.file, "<f4", size, offset=stored.start)
+
+
+def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any] | None:
+    stated = read("rope.scaling.type", _WORDS, None)
+    kind = "linear" if stated is None else stated  # as in llama.cpp
+    factor = read("rope.scaling.factor", _NUMBER, read("rope.scale_linear", _NUMBER, None))
+    if factor is None and stated in ("linear", "yarn"):
+        raise header.wrong(f"{architecture}.rope.scaling.factor", _NUMBER)
+    keys = [key for name in _SCALING if (key := f"{architecture}.{name}") in header.metadata]
+    values = ", ".join(f"{key}={_shown(header.metadata[key])}" for key in keys)
+    scaling: dict[str, Any] | None = None
+    if kind == "yarn" and architecture != "gemma3":
+        length = read("context_length", WHOLE, None)
+        scaling = {
+            "rope_type": kind,
+            "factor": factor,
+            "original_max_position_embeddings": read(
+                "rope.scaling.original_context_length", WHOLE, length
+            ),
+            "beta_fast": read("rope.scaling.yarn_beta_fast", _NUMBER, 32.0),
+            "beta_slow": read("rope.scaling.yarn_beta_slow", _NUMBER, 1.0),
+        }
+    elif kind != "none" and (kind != "linear" or factor not in (None, 1.0)):
+        only = "linear" if architecture == "gemma3" else "yarn"
+        if kind != only:
+            raise UserError(
+                f"{header.file}: {values}: positions stretched by {kind!r} are not read, only by "
+                f"{only!r}"
+            )
+        scaling = {"rope_type": kind, "factor": factor}
+    divisors = rope_divisors(header)
+    if divisors is None:
+        return scaling
+    if scaling is not None:
+        raise UserError(f"{header.file}: {values} is not read beside {DIVISORS}")
     # Llama 3.1 and later store what each frequency is divided by, which follows from the largest.
-    stretch = {
+    return {
         "rope_type": "llama3",
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
+        "factor": float(divisors.max(initial=1.0)),
     }
-    divisors = np.fromfile(file, "<f4", stored.shape[0], offset=stored.start)
-    return {**stretch, "factor": float(divisors.max(initial=1.0))}
 
 
 def _split(regex: str) -> dict[str, Any]:
@@ -323,16 +513,22 @@ _STEPS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> dict[str, Any]:
+def _tokenizer_json(header: Header) -> dict[str, Any]:
     """The `tokenizer.json` of a byte-level vocabulary."""
-    named = metadata.get("tokenizer.ggml.pre")
+    named = header.read("tokenizer.ggml.pre", _WORDS, None)
     if named not in _STEPS:
         raise UserError(
-            f"{file}: tokenizer.ggml.pre={named!r} must be one of {', '.join(_STEPS)}; give "
-            "tokenizer="
+            f"{header.file}: tokenizer.ggml.pre={_shown(named)} must be one of "
+            f"{', '.join(_STEPS)}; give tokenizer="
         )
+    if header.read("tokenizer.ggml.add_space_prefix", _FLAG, False):
+        raise header.wrong("tokenizer.ggml.add_space_prefix", "false for this vocabulary")
     normalizer, pre_tokenizer = _STEPS[named]
-    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens, kinds = _tokens(header)
+    vocabulary = {text: i for i, text in enumerate(tokens) if kinds[i] != _UNUSED}
+    merges = [merge.split(" ", 1) for merge in header.read("tokenizer.ggml.merges", _TEXTS)]
+    if not all(len(pair) == 2 and "".join(pair) in vocabulary for pair in merges):
+        raise header.wrong("tokenizer.ggml.merges", "pairs of texts that join to a token")
     added = [
         {
             "id": i,
@@ -343,11 +539,7 @@ def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> d
         for i, kind in enumerate(kinds)
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
-    around = {
-        name: metadata.get(f"tokenizer.ggml.{name}_token_id")
-        for name in ("bos", "eos")
-        if _adds(name, metadata)
-    }
+    around = {name: _id(header, name) for name in ("bos", "eos") if _adds(name, header)}
     special = {
         name: {"SpecialToken": {"id": tokens[i], "type_id": 0}} for name, i in around.items()
     }
@@ -364,30 +556,37 @@ def _tokenizer_json(file: Path, metadata: dict[str, Any], kinds: list[int]) -> d
         "decoder": {**_BYTES, "add_prefix_space": True},
         "model": {
             "type": "BPE",
-            "vocab": {text: i for i, text in enumerate(tokens) if kinds[i] != _UNUSED},
-            "merges": [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]],
+            "vocab": vocabulary,
+            "merges": merges,
             # A word that is a token is taken whole.
             "ignore_merges": named in _LLAMA3_NAMES,
         },
     }
 
 
-def _sentencepiece(metadata: dict[str, Any], kinds: list[int]) -> bytes:
+def _sentencepiece(header: Header) -> bytes:
     """The SentencePiece model of a vocabulary, in protobuf's encoding."""
-    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    tokens, kinds = _tokens(header)
+    scores = header.read("tokenizer.ggml.scores", _NUMBERS)
+    if len(scores) != len(tokens):
+        raise header.wrong("tokenizer.ggml.scores", f"{len(tokens):,} numbers")
     size = max((i for i, kind in enumerate(kinds) if kind != _UNUSED), default=-1) + 1
     pieces = (
         _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, kind)
         for text, score, kind in zip(tokens[:size], scores, kinds, strict=False)
     )
     numbers = {"unknown": 40, "bos": 41, "eos": 42, "padding": 43}
-    ids = {n: metadata.get(f"tokenizer.ggml.{name}_token_id", -1) for name, n in numbers.items()}
-    if ids[40] < 0:
+    ids = {n: _id(header, name, None) for name, n in numbers.items()}
+    if ids[40] is None and _UNKNOWN in kinds:
         ids[40] = kinds.index(_UNKNOWN)
+    if ids[40] is None or kinds[ids[40]] != _UNKNOWN:
+        raise header.wrong(
+            "tokenizer.ggml.unknown_token_id", f"the id of a token of type {_UNKNOWN}"
+        )
     trainer = _field(3, 2) + _field(35, 1)  # BPE, with pieces for bytes
-    trainer += b"".join(_field(number, i) for number, i in ids.items())
+    trainer += b"".join(_field(number, -1 if i is None else i) for number, i in ids.items())
     normalizer = _field(1, b"identity") + _field(4, 0) + _field(5, 1)  # spaces are kept, and marked
-    normalizer += _field(3, int(metadata.get("tokenizer.ggml.add_space_prefix", True)))
+    normalizer += _field(3, int(header.read("tokenizer.ggml.add_space_prefix", _FLAG, True)))
     model = b"".join(_field(1, piece) for piece in pieces)
     return model + _field(2, trainer) + _field(3, normalizer)
 

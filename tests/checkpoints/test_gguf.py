@@ -24,6 +24,7 @@ from specjax.models import (
 )
 from specjax.models.gemma import Gemma3Config, GemmaConfig
 from specjax.models.qwen import Qwen2Config, Qwen3Config
+from specjax.models.rope_scaling import YarnRopeScaling
 from specjax.partitioning import make_mesh
 from specjax.text import Decoder, load_pair, load_text_model
 from specjax.text.directories import inspect
@@ -110,9 +111,20 @@ def architecture_of(config):
 
 
 def write_gguf(
-    file, config, arrays, kind=Kind.F32, *, without=(), architecture=None, vocabulary=lambda _: None
+    file,
+    config,
+    arrays,
+    kind=Kind.F32,
+    *,
+    without=(),
+    architecture=None,
+    vocabulary=lambda _: None,
+    keys=None,
 ):
-    """Writes what llama.cpp's converter writes; `arrays` become those that a reader gets."""
+    """Writes what llama.cpp's converter writes; `arrays` become those that a reader gets.
+
+    `keys` are written besides, without those whose values are None.
+    """
     architecture = architecture or architecture_of(config)
     writer = gguf.GGUFWriter(file, architecture)
     vocabulary(writer)
@@ -138,6 +150,12 @@ def write_gguf(
         plain = config.replace(rope_scaling=None).style.ropes[0]
         divisors = np.array(plain) / np.array(config.style.ropes[0])
         writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    for key, value in (keys or {}).items():
+        if value is None:
+            del writer.kv_data[0][key]
+        else:
+            writer.kv_data[0].pop(key, None)
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     known = getattr(gguf.MODEL_ARCH, architecture_of(config).upper())
     names = gguf.get_tensor_name_map(known, config.num_layers)
     for name in list(arrays):
@@ -187,6 +205,149 @@ def test_each_family_is_its_directory(tmp_path, name):
     file = write_gguf(tmp_path / "m.gguf", config, arrays)
     assert_same(file, write_hf(tmp_path / "hf", config, arrays))
     assert longest_context(load_model(file).path) == 77
+
+
+# What converters and other tools write that changes no network.
+HARMLESS = {
+    "general.type": "model",
+    "general.sampling.top_k": 20,
+    "general.base_model.0.name": "Base",
+    "general.tags": ["chat"],
+    "general.quantization_version": 2,
+    "quantize.imatrix.entries_count": 168,
+    "split.no": 0,
+    "split.count": 1,
+    "someone.quantized_by": "x",
+    "{}.vocab_size": 48,
+    "{}.rope.dimension_count": 8,
+    "{}.attention.value_length": 8,
+    "{}.rope.scaling.type": "none",
+    "{}.rope.scaling.factor": 4.0,
+    "{}.rope.scaling.original_context_length": 64,
+    "{}.rope.scaling.finetuned": True,
+    "{}.attention.causal": True,
+    "{}.expert_count": 0,
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gemma2"])
+def test_keys_that_change_no_network(tmp_path, name):
+    config = CONFIGS[name]
+    keys = {key.format(name): value for key, value in HARMLESS.items()}
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), keys=keys)
+    assert read_config(file) == config
+
+
+FACTOR = "rope.scaling.factor"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "named"),
+    [
+        ("llama", {FACTOR: 4.0}, f"llama.{FACTOR}=4.0"),
+        ("llama", {"rope.scaling.type": "linear", FACTOR: 4.0}, f"llama.{FACTOR}=4.0"),
+        ("llama", {"rope.scale_linear": 4.0}, "llama.rope.scale_linear=4.0"),
+        ("llama", {"rope.scaling.type": ""}, "llama.rope.scaling.type=''"),
+        ("qwen2", {"rope.scaling.type": "yarn", FACTOR: 4.0, "rope.freq_base": 1.0}, "above 1 for"),
+        ("qwen2", {"rope.scaling.type": "longrope"}, "qwen2.rope.scaling.type='longrope'"),
+        ("qwen3", {"rope.scaling.type": "yarn"}, f"qwen3.{FACTOR} must be a number above 0"),
+        ("gemma3", {"rope.scaling.type": "yarn"}, "gemma3.rope.scaling.type='yarn'"),
+        ("llama3", {"rope.scaling.type": "yarn", FACTOR: 4.0}, "rope_freqs.weight"),
+        ("llama", {"rope.scaling.attn_factor": 0.5}, "llama.rope.scaling.attn_factor must be"),
+        ("llama", {"rope.scaling.yarn_attn_factor": 0.5}, "llama.rope.scaling.yarn_attn_factor"),
+        ("llama", {"rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
+        ("llama", {"rope.freq_base_swa": 1e4}, "llama.rope.freq_base_swa must be absent"),
+        ("llama", {"rope.dimension_count": 4}, "llama.rope.dimension_count must be 8"),
+        ("gemma2", {"attention.value_length": 4}, "gemma2.attention.value_length must be 8"),
+        ("llama", {"logit_scale": 0.1}, "llama.logit_scale must be absent, got 0.1"),
+        ("llama", {"attention.scale": 0.1}, "llama.attention.scale must be absent"),
+        ("llama", {"expert_count": 8}, "llama.expert_count must be absent or 0, got 8"),
+        ("qwen2", {"attention.sliding_window": 4}, "qwen2.attention.sliding_window must be absent"),
+        ("qwen3", {"attention.causal": False}, "qwen3.attention.causal must be absent or True"),
+        ("gemma", {"final_logit_softcapping": 30.0}, "gemma.final_logit_softcapping must be"),
+        ("gemma2", {"attention.sliding_window_pattern": 3}, "sliding_window_pattern must be"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "gemma3.final_logit_softcapping must be"),
+        ("gemma3", {"attention.sliding_window_pattern": [True]}, "layer_types has 1 names"),
+        ("gemma3", {"attention.sliding_window": None}, "sliding_window must be .* and is missing"),
+        ("llama", {"attention.layer_norm_rms_epsilon": None}, "rms_epsilon must be .* is missing"),
+        ("llama", {"block_count": None}, "llama.block_count must be .* and is missing"),
+        ("llama", {"block_count": 1001}, "must be at most 1000"),
+        ("llama", {"new_key": [1.0, 2.0]}, "llama.new_key must be absent"),
+        ("llama", {"diffusion.shift_logits": True}, "diffusion.shift_logits must be absent"),
+        ("llama", {"general.type": "adapter"}, "general.type must be 'model', got 'adapter'"),
+        ("llama", {"split.count": 2}, "split.count must be 1, got 2; join the files"),
+    ],
+)
+def test_keys_of_another_network_are_refused(tmp_path, name, keys, named):
+    config = CONFIGS[name]
+    other = ("general.", "split.", "diffusion.")
+    architecture = architecture_of(config)
+    keys = {k if k.startswith(other) else f"{architecture}.{k}": v for k, v in keys.items()}
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), keys=keys)
+    with pytest.raises(UserError, match=rf"{tmp_path}/m\.gguf: .*{named}"):
+        read_config(file)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("own", [{}, {"beta_fast": 16.0, "beta_slow": 2.0}])
+def test_yarn_is_that_of_transformers(tmp_path, name, own):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = CONFIGS[name]
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+    keys = scaling | {f"yarn_{key}": value for key, value in own.items()}
+    keys = {f"{name}.rope.scaling.{key}": value for key, value in keys.items()}
+    got = read_config(write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), keys=keys))
+    theirs = transformers.LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        head_dim=config.head_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling={
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **own
+        },
+    )  # fmt: skip
+    frequencies, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    np.testing.assert_allclose(got.style.ropes[0], frequencies.numpy(), rtol=1e-6)
+    assert got.style.rope_scale == pytest.approx(factor)
+    assert got.replace(rope_scaling=None) == config
+
+
+def test_yarn_without_the_original_length_takes_the_context(tmp_path):
+    config = CONFIGS["llama"]
+    keys = {"llama.rope.scaling.type": "yarn", f"llama.{FACTOR}": 4.0}
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), keys=keys)
+    scaling = read_config(file).rope_scaling
+    assert isinstance(scaling, YarnRopeScaling) and scaling.original_max_position == 77
+
+
+PATTERN = ("full_attention", "sliding_attention", "sliding_attention")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "types"),
+    [
+        (2, ("sliding_attention", "full_attention") * 3),
+        ([False, True, True] * 2, PATTERN * 2),
+        ([True] * 6, ()),
+    ],
+)
+def test_a_gemma_3_has_its_own_pattern_and_local_base(tmp_path, pattern, types):
+    config = CONFIGS["gemma3"].replace(layer_types=types, local_rope_theta=5e4, rope_theta=2e6)
+    keys = {
+        "gemma3.attention.sliding_window_pattern": pattern,
+        "gemma3.rope.freq_base_swa": 5e4,
+    }
+    arrays = hf_arrays(config)
+    file = write_gguf(tmp_path / "m.gguf", config, arrays, keys=keys)
+    assert_same(file, write_hf(tmp_path / "hf", config, arrays))
+
+
+def test_an_absent_base_is_that_of_llama_cpp(tmp_path):
+    config = CONFIGS["gemma3"]
+    keys = {"gemma3.rope.freq_base": None}
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), keys=keys)
+    assert read_config(file) == config.replace(rope_theta=1e4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -330,6 +491,44 @@ def test_an_unknown_quantisation_is_refused(tmp_path, kind):
     place = content.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
     file.write_bytes(content[:place] + struct.pack("<I", kind) + content[place + 4 :])
     with pytest.raises(UserError, match=r"the type of output_norm.weight cannot be read"):
+        load_model(file)
+
+
+# The place of a tensor is its shape, type and offset; see `write_gguf`.
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"shape": 10**12}, "is cut short"),
+        ({"shape": 0}, "'output_norm.weight' has shape"),
+        ({"kind": Kind.F16.value}, "does not follow the tensor before it"),
+        ({"offset": 32}, "does not follow the tensor before it"),
+        ({"offset": 2**63}, "is cut short"),
+        ({"name": b"output_mean.weight"}, "1 array missing: model.norm.weight"),
+    ],
+)
+def test_a_tensor_in_another_place_is_refused(tmp_path, damage, message):
+    config = CONFIGS["llama"]
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config))
+    content, name = file.read_bytes(), b"output_norm.weight"
+    place = content.index(name) + len(name)
+    parts = struct.unpack_from("<IQIQ", content, place)
+    values = dict(zip(("rank", "shape", "kind", "offset"), parts, strict=True)) | damage
+    name = values.pop("name", name)
+    damaged = name + struct.pack("<IQIQ", *values.values())
+    start = place - len(name)
+    file.write_bytes(content[:start] + damaged + content[start + len(damaged) :])
+    with pytest.raises(UserError, match=message):
+        load_model(file)
+
+
+def test_two_names_of_a_tensor_are_refused(tmp_path):
+    config = CONFIGS["llama"]
+
+    def more(writer):
+        writer.add_tensor("blk.0.post_attention_norm.weight", np.ones(32, np.float32))
+
+    file = write_gguf(tmp_path / "m.gguf", config, hf_arrays(config), vocabulary=more)
+    with pytest.raises(UserError, match=r"blk\.0\.ffn_norm\.weight and another tensor are both"):
         load_model(file)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import struct
 
 import pytest
 import sentencepiece
@@ -187,10 +188,210 @@ def test_a_file_is_unpacked_once(tmp_path):
     assert config["max_position_embeddings"] == 64 and unpacked(file).name == "m.gguf"
 
 
-def test_damaged_metadata_is_one_error(tmp_path):
-    file = write(tmp_path / "m.gguf", "gpt2", ["a", "b"], [1], tokenizer_pre="gpt-2")
-    with pytest.raises(UserError, match=r"m\.gguf: its metadata is damaged"):
-        load_tokenizer(file)
+# The values of a small file with each kind of vocabulary, as `(kind, value)`; see `packed`.
+SMALL = {
+    "general.architecture": ("str", "llama"),
+    "general.alignment": ("I", 32),
+    "llama.context_length": ("I", 64),
+    "llama.attention.head_count": ("I", 4),
+    "llama.attention.layer_norm_rms_epsilon": ("f", 1e-5),
+    "tokenizer.chat_template": ("str", "{{ x }}"),
+    "tokenizer.ggml.bos_token_id": ("I", 1),
+    "tokenizer.ggml.eos_token_id": ("I", 1),
+    "tokenizer.ggml.padding_token_id": ("I", 0),
+    "tokenizer.ggml.add_bos_token": ("?", True),
+    "tokenizer.ggml.add_space_prefix": ("?", False),
+}
+BYTES = [f"<0x{i:02X}>" for i in range(256)]
+VOCABULARIES = {
+    "llama": {
+        "tokenizer.ggml.model": ("str", "llama"),
+        "tokenizer.ggml.tokens": ("str[]", ["<unk>", "<s>", "a", *BYTES]),
+        "tokenizer.ggml.scores": ("f[]", [0.0] * 259),
+        "tokenizer.ggml.token_type": ("i[]", [2, 3, 1, *[6] * 256]),
+    },
+    "gpt2": {
+        "tokenizer.ggml.model": ("str", "gpt2"),
+        "tokenizer.ggml.pre": ("str", "gpt-2"),
+        "tokenizer.ggml.tokens": ("str[]", ["<pad>", "<s>", "a", "b", "ab"]),
+        "tokenizer.ggml.merges": ("str[]", ["a b"]),
+        "tokenizer.ggml.token_type": ("i[]", [3, 3, 1, 1, 1]),
+    },
+}
+CODES = {letter: code for code, letter in enumerate("BbHhIif?")} | {"Q": 10, "q": 11, "d": 12}
+
+
+def packed(kind, value):
+    """The bytes of a value of type "str", of a letter of struct, or of a list of either."""
+    if isinstance(value, bytes):
+        return value
+    if kind.endswith("[]"):
+        inner = [packed(kind[:-2], x) for x in value]
+        code = 9 if kind.endswith("[][]") else CODES.get(kind[:-2], 8)
+        return struct.pack("<IIQ", 9, code, len(value)) + b"".join(x[4:] for x in inner)
+    if kind == "str":
+        return struct.pack("<IQ", 8, len(value.encode())) + value.encode()
+    return struct.pack(f"<I{kind}", CODES[kind], value)
+
+
+def write_header(file, values, counts=None, rest=b""):
+    pairs = [packed("str", key)[4:] + packed(*value) for key, value in values.items()]
+    counts = (0, len(pairs)) if counts is None else counts
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + b"".join(pairs) + rest)
+    return file
+
+
+OTHERS = {
+    "whole": ("I", 7_000_000),
+    "negative": ("i", -1),
+    "huge": ("Q", 2**64 - 1),
+    "float": ("f", 2.5),
+    "nan": ("f", float("nan")),
+    "double": ("d", 1e300),
+    "text": ("str", "x"),
+    "no text": ("str", ""),
+    "flag": ("?", True),
+    "whole numbers": ("i[]", [1, 2]),
+    "nan numbers": ("f[]", [float("nan")] * 259),
+    "texts": ("str[]", ["a"]),
+    "flags": ("?[]", [True]),
+    "empty": ("i[]", []),
+    "lists": ("i[][]", [[1], []]),
+    "lists of lists": ("i[][][]", [[[]], []]),
+    "unknown type": ("", struct.pack("<I", 77)),
+    "list of an unknown type": ("", struct.pack("<IIQ", 9, 77, 1)),
+    "trillion numbers": ("", struct.pack("<IIQ", 9, 5, 10**12)),
+    "trillion texts": ("", struct.pack("<IIQ", 9, 8, 10**12)),
+    "long text": ("", struct.pack("<IQ", 8, 2**63)),
+    "no Unicode": ("", struct.pack("<IQ", 8, 1) + b"\xff"),
+}
+# What other values of a key are as good.
+GOOD = {
+    "tokenizer.chat_template": ("text", "no text"),
+    "tokenizer.ggml.add_bos_token": ("flag",),
+    "llama.context_length": ("whole",),
+    "llama.attention.head_count": ("whole",),
+    "llama.attention.layer_norm_rms_epsilon": ("whole", "huge", "float"),
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_small_vocabularies_are_read(tmp_path, kind):
+    words = load_tokenizer(write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES[kind]))
+    assert words.encode("aa") == [1, 2, 2] and words.pad_id == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(kind, key) for kind, values in VOCABULARIES.items() for key in values]
+    + [("llama", key) for key in SMALL],
+)
+def test_each_value_of_another_type_is_one_error(tmp_path, kind, key):
+    values = SMALL | VOCABULARIES[kind]
+    good = GOOD.get(key, ())
+    if key == "tokenizer.ggml.add_space_prefix" and kind == "llama":
+        good = ("flag",)
+    for name, other in OTHERS.items():
+        if name not in good:
+            file = write_header(tmp_path / f"{name}.gguf", values | {key: other})
+            with pytest.raises(UserError, match=rf"{name}\.gguf"):
+                load_tokenizer(file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        ("llama", {"token_type": ("i[]", [3] * 259)}, "unknown_token_id must be .* and is missing"),
+        ("llama", {"unknown_token_id": ("I", 2)}, "unknown_token_id must be .* type 2, got 2"),
+        ("llama", {"scores": ("str[]", ["a"] * 259)}, "scores must be a list of finite numbers"),
+        ("llama", {"scores": ("f[]", [0.0])}, "scores must be 259 numbers"),
+        ("llama", {"scores": None}, "scores must be .* and is missing"),
+        ("llama", {"tokens": None}, "whole numbers from 1 to 6|of which there are 0"),
+        ("llama", {"token_type": ("i[]", [2, *[7] * 258])}, "whole numbers from 1 to 6"),
+        ("llama", {"bos_token_id": ("I", 259)}, "bos_token_id must be .* of which there are 259"),
+        ("llama", {"add_space_prefix": ("i", 1)}, "add_space_prefix must be true or false, got 1"),
+        ("llama", {"remove_extra_whitespaces": ("?", True)}, "remove_extra_whitespaces must be"),
+        ("llama", {"precompiled_charsmap": ("B[]", [1])}, "precompiled_charsmap must be absent"),
+        ("gpt2", {"token_type": ("i[]", [1])}, "token_type must be 5 whole numbers from 1 to 6"),
+        ("gpt2", {"merges": ("str[]", ["ab"])}, "merges must be pairs of texts that join"),
+        ("gpt2", {"merges": ("str[]", ["a a"])}, "merges must be pairs of texts that join"),
+        ("gpt2", {"merges": None}, "merges must be .* and is missing"),
+        ("gpt2", {"add_space_prefix": ("?", True)}, "add_space_prefix must be false"),
+        ("gpt2", {"add_sep_token": ("?", True)}, "add_sep_token must be absent or False"),
+        (
+            "gpt2",
+            {"add_eos_token": ("?", True), "eos_token_id": None},
+            "eos_token_id must be .* and is missing",
+        ),
+        ("gpt2", {"pre": None}, "pre=None must be one of"),
+    ],
+)
+def test_damaged_vocabularies_are_named(tmp_path, kind, values, message):
+    keyed = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    header = {k: v for k, v in (SMALL | VOCABULARIES[kind] | keyed).items() if v is not None}
+    with pytest.raises(UserError, match=rf"m\.gguf: tokenizer\.ggml\..*{message}"):
+        load_tokenizer(write_header(tmp_path / "m.gguf", header))
+
+
+def test_keys_that_change_no_ids(tmp_path):
+    more = {
+        "add_sep_token": ("?", False),
+        "fim_pre_token_id": ("I", 2),
+        "mask_token_id": ("i", -1),
+        "remove_extra_whitespaces": ("?", False),
+        "token_type_count": ("I", 1),
+    }
+    keyed = {f"tokenizer.ggml.{name}": value for name, value in more.items()}
+    keyed["tokenizer.huggingface.json"] = ("str", "{}")
+    file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | keyed)
+    assert load_tokenizer(file).encode("ab") == [1, 4]
+
+
+TWICE = packed("str", "general.alignment")[4:] + packed("I", 32)
+TENSOR = packed("str", "x")[4:]
+
+
+@pytest.mark.parametrize(
+    ("counts", "rest", "message"),
+    [
+        ((0, 10**12), b"", "it has 1,000,000,000,000 keys, more than"),
+        ((10**12, 1), b"", "it has 1,000,000,000,000 tensors, more than"),
+        ((0, 2), b"", "its header is longer than the file"),
+        ((0, 2), TWICE, "'general.alignment' is there twice"),
+        ((1, 1), TENSOR + struct.pack("<I", 2**31) + bytes(40), "'x' has shape"),
+        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0), "'x' has shape"),
+        ((1, 1), TENSOR + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0), "'x' has shape"),
+        ((2, 1), 2 * (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 0)), "'x' is there twice"),
+    ],
+)
+def test_counts_of_a_header_have_limits(tmp_path, counts, rest, message):
+    file = write_header(tmp_path / "m.gguf", {"general.alignment": ("I", 32)}, counts, rest)
+    with pytest.raises(UserError, match=rf"m\.gguf is cut short or damaged \(.*{message}"):
+        unpacked(file)
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
+def test_an_alignment_is_a_power_of_two(tmp_path, alignment):
+    values = SMALL | {"general.alignment": ("I", alignment)}
+    with pytest.raises(
+        UserError, match=f"general.alignment must be a power of two, got {alignment}"
+    ):
+        unpacked(write_header(tmp_path / "m.gguf", values))
+
+
+@pytest.mark.parametrize("lists", ["i[][]", "str[][][]"])
+def test_lists_of_lists_are_refused_before_they_are_read(tmp_path, lists):
+    many = packed(lists, [])[:8] + struct.pack("<Q", 10**6) + struct.pack("<IQ", 4, 0) * 10**6
+    file = write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)})
+    with pytest.raises(UserError, match="'x' has no known type"):
+        unpacked(file)
+
+
+def test_entries_of_all_lists_have_a_limit(tmp_path):
+    texts = struct.pack("<IIQ", 9, 8, 1_000_000) + bytes(8_000_000)
+    values = dict.fromkeys("xyz", ("", texts))
+    with pytest.raises(UserError, match="it has 1,000,000 entries of 'z', more than 97,152"):
+        unpacked(write_header(tmp_path / "m.gguf", values))
 
 
 def test_damaged_bytes_are_one_error(tmp_path):
