@@ -31,9 +31,9 @@ MODEL_TYPES = {
 DIVISORS = "rope_freqs.weight"
 # Codes of values' types, with struct's letters of numbers.
 _LETTERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_TEXT, _LIST = 8, 9
+_TEXT, _LIST, _SIZE = 8, 9, struct.Struct("<Q")
 # More than headers have: of bytes, of entries in all lists, of keys and of tensors.
-_MOST_BYTES, _MOST_ENTRIES, _MOST_KEYS, _MOST_TENSORS = 2**27, 2**21, 10_000, 20_000
+_MOST_BYTES, _MOST_ENTRIES, _MOST_KEYS, _MOST_TENSORS = 2**27, 1_500_000, 10_000, 20_000
 # What a value must be, in words.
 _WORDS, _FLAG, WHOLE = "a text", "true or false", "a whole number of at least 1"
 _NUMBER, _ID, POWER = "a number above 0", "the id of a token", "a power of two"
@@ -170,7 +170,8 @@ def is_gguf(path: Path) -> bool:
 class _Cursor:
     def __init__(self, file: Path, content: Any) -> None:
         self.file, self.content = file, content
-        self.at, self.entries = 4, _MOST_ENTRIES
+        self.at, self.end = 4, min(len(content), _MOST_BYTES)
+        self.entries = _MOST_ENTRIES
 
     def damaged(self, why: str) -> UserError:
         return UserError(f"{self.file} is cut short or damaged ({why}); download or copy it again")
@@ -178,7 +179,7 @@ class _Cursor:
     def skip(self, size: int) -> int:
         start = self.at
         self.at += size
-        if self.at > min(len(self.content), _MOST_BYTES):
+        if self.at > self.end:
             raise self.damaged(f"its header is longer than the file or than {_MOST_BYTES:,} bytes")
         return start
 
@@ -193,8 +194,8 @@ class _Cursor:
         return count
 
     def text(self) -> str:
-        start = self.skip(8)
-        start = self.skip(int.from_bytes(self.content[start : self.at], "little"))
+        (size,) = _SIZE.unpack_from(self.content, self.skip(8))
+        start = self.skip(size)
         try:
             return self.content[start : self.at].decode("utf-8")
         except UnicodeDecodeError as error:
