@@ -44,7 +44,7 @@ from specjax.training.trainer import (
 )
 from specjax.training.vocabulary import VOCABULARY_TYPES, write_vocabulary
 from specjax.types import Params, Sampling
-from specjax.writing import new_directory
+from specjax.writing import new_directory, write_checksums
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
@@ -303,6 +303,7 @@ def train_model(
             if parts.files != run.path / TOKENIZER_NAME:
                 with new_directory(run.own(TOKENIZER_NAME), replace=True) as place:
                     shutil.copytree(parts.files, place, dirs_exist_ok=True)
+                    write_checksums(place, owner=run.owner)
             if on_start is not None:
                 on_start(run)
 
@@ -459,7 +460,7 @@ class _Parts:
 
 
 def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:
-    """Writes the Hugging Face directory; replaces an earlier export."""
+    """Writes the Hugging Face directory; sets another one aside."""
     words = parts.tokenizer
     bos = words.bos_id if parts.config.encoder_style is None else None
     save_model(
