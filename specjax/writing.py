@@ -11,10 +11,11 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 
@@ -165,6 +166,37 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
 
 def _not_a_lock(path: Path, reason: str | None) -> OSError:
     return OSError(f"{path} cannot be locked ({reason}): move it, or choose another directory")
+
+
+_TEMPORARY, _HELD = "specjax-", ".specjax-held"
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """A temporary directory; the next one that is made removes it if this process was killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*/{_HELD}"):
+        with contextlib.suppress(OSError):
+            is_mine = left.parent.lstat().st_uid == os.getuid()
+            if is_mine and stat.S_ISREG(left.lstat().st_mode):
+                with left.open("rb") as lock:
+                    if _lock(lock):
+                        shutil.rmtree(left.parent, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
+        place = Path(name)
+        with (place / f"{_HELD}.new").open("wb") as lock:
+            if _lock(lock):  # until this process ends, however it does
+                os.rename(lock.name, place / _HELD)
+            yield place
+
+
+def _lock(file: IO[bytes]) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # not a POSIX system, no locks, or another process has it
+        return False
+    return True
 
 
 def set_aside(path: Path) -> Path:

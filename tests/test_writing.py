@@ -5,6 +5,9 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -103,6 +106,39 @@ def test_late_writes_of_other_threads_leave_nothing(tmp_path):
         raise ValueError("full")
     assert ended.is_set()
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+from specjax.writing import temporary_directory
+with temporary_directory() as place:
+    (place / "inner").mkdir()
+    print(place)
+    input()
+"""
+
+
+def test_temporary_directories_of_killed_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes) as child:
+        left = Path(child.stdout.readline().strip())
+        others = [tmp_path / name for name in ("specjax-mine", "specjax-named", "specjax-log")]
+        for other in others[:2]:  # of other programs
+            other.mkdir()
+            (other / "mine").touch()
+        (others[1] / writing._HELD).mkdir()
+        others[2].touch()
+        (tmp_path / "specjax-link").symlink_to(left)
+        with writing.temporary_directory() as mine:
+            assert left.is_dir() and not mine.is_relative_to(left)
+        child.kill()
+    with writing.temporary_directory() as mine:
+        assert not left.exists()
+        with writing.temporary_directory():
+            assert mine.exists()  # its process lives
+    left_over = {path.name for path in tmp_path.iterdir()}
+    assert left_over == {"specjax-link", *(other.name for other in others)}
 
 
 def test_a_directory_is_replaced_only_by_a_whole_one_and_then_kept(tmp_path, capsys):

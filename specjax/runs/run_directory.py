@@ -408,6 +408,14 @@ class Store:
             raise _refused(path, "it was changed")
         return Record(json.loads(zlib.decompress(arrays.pop(_VALUE).data)), arrays)
 
+    def read(self, key: Key) -> Record:
+        """Reads the record of a key; raises FileNotFoundError if it is absent."""
+        if (record := self.get(key)) is None:
+            raise FileNotFoundError(
+                f"{self.path(key)} was removed meanwhile: run the same command again"
+            )
+        return record
+
     def put(self, key: Key, value: Any, arrays: Mapping[str, np.ndarray] | None = None) -> None:
         """Writes or replaces the record of a key; the run is then kept."""
         content = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}

@@ -125,8 +125,7 @@ class Points:
 
     def measured(self, setting: Setting, part: str = WHOLE) -> Measured:
         """Returns the measurements of a setting that is done."""
-        record = self.store.get((setting.key, part))
-        assert record is not None
+        record = self.store.read((setting.key, part))
         return Measured.of_record(record.value, record.arrays)
 
     def recommended(self, part: str = WHOLE) -> list[Recommendation]:
@@ -162,11 +161,9 @@ class Points:
         """Returns JSON values that are made by the first start; `about` identifies them."""
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         key = f"{what} {digest}"
-        if self.store.get(key) is None:
+        if key not in self.store:
             self.store.put(key, {what: make()})
-        record = self.store.get(key)
-        assert record is not None
-        return record.value[what]
+        return self.store.read(key).value[what]
 
     def put(
         self,

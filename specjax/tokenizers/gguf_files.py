@@ -7,10 +7,11 @@ one code reads both.
 Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab.cpp` of llama.cpp.
 """
 
+import atexit
+import contextlib
 import functools
 import mmap
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
+from specjax.writing import temporary_directory
 
 SUFFIX = ".gguf"
 # The model types of general.architecture.
@@ -128,10 +130,14 @@ def _header(cursor: _Cursor) -> Header:
     return Header(metadata, tensors)
 
 
+_kept = contextlib.ExitStack()
+atexit.register(_kept.close)
+
+
 class _Unpacked(NamedTuple):
     """A directory until the process ends, and why it has no tokenizer."""
 
-    kept: tempfile.TemporaryDirectory[str]
+    place: Path
     fault: UserError | None
 
 
@@ -145,7 +151,7 @@ def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
     found = _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
     if tokenizer and found.fault is not None:
         raise found.fault
-    return Path(found.kept.name, file.name)
+    return found.place
 
 
 @functools.cache
@@ -160,15 +166,14 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
             fault = error
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{file}: its metadata is damaged ({error}); copy it again") from None
-    kept = tempfile.TemporaryDirectory(prefix="specjax-")
-    directory = Path(kept.name, file.name)
+    directory = _kept.enter_context(temporary_directory()) / file.name
     directory.mkdir()
     for name, content in files.items():
         if isinstance(content, bytes):
             (directory / name).write_bytes(content)
         else:
             write_json(directory / name, content)
-    return _Unpacked(kept, fault)
+    return _Unpacked(directory, fault)
 
 
 def _settings(metadata: dict[str, Any]) -> dict[str, Any]:
