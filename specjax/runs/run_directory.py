@@ -315,6 +315,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
         and isinstance(stored.get(_KEPT), bool)
         and isinstance(stored.get(_FILES), list)
         and all(isinstance(name, str) for name in stored[_FILES])
+        and all(isinstance(stored.get(name, {}), dict) for name in (MODEL_NAMES, "models"))
     ):
         raise _damaged(path)
     return stored
