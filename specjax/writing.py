@@ -3,16 +3,19 @@
 import concurrent.futures
 import contextlib
 import errno
+import filecmp
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 
@@ -165,19 +168,56 @@ def _not_a_lock(path: Path, reason: str | None) -> OSError:
     return OSError(f"{path} cannot be locked ({reason}): move it, or choose another directory")
 
 
+_TEMPORARY, _HELD = "specjax-", ".specjax-held"
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """A temporary directory; the next one that is made removes it if this process was killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*/{_HELD}"):
+        with contextlib.suppress(OSError):
+            is_mine = left.parent.lstat().st_uid == os.getuid()
+            if is_mine and stat.S_ISREG(left.lstat().st_mode):
+                with left.open("rb") as lock:
+                    if _lock(lock):
+                        shutil.rmtree(left.parent, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
+        place = Path(name)
+        with (place / f"{_HELD}.new").open("wb") as lock:
+            if _lock(lock):  # until this process ends, however it does
+                os.rename(lock.name, place / _HELD)
+            yield place
+
+
+def _lock(file: IO[bytes]) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # not a POSIX system, no locks, or another process has it
+        return False
+    return True
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a file or directory to a free name, such as `model.earlier-1`, which is returned."""
+    names = (path.with_name(f"{path.name}.earlier-{i}") for i in itertools.count(1))
+    place = next(name for name in names if not os.path.lexists(name))
+    path.rename(place)
+    return place
+
+
 @contextlib.contextmanager
 def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """An absolute directory beside `path` that becomes `path` on success.
 
-    On an error it is removed. `path` does not exist, or is an empty directory, but with `replace`.
-    If the process is killed, `path` is the old or the new directory, or the old directory is beside
-    it and the next call restores it.
+    On an error it is removed. `path` does not exist, or is an empty directory, but with `replace`:
+    a directory that has all files of the new one stays as it is, and any other is set aside, with a
+    warning. If the process is killed, `path` is the old or the new directory, or does not exist.
     """
     # Replaces the target of a link.
     path = path.resolve() if path.is_symlink() else path.absolute()
-    partial, old, lock = (
-        path.with_name(f".{path.name}.specjax-{what}") for what in ("partial", "old", "lock")
-    )
+    partial, lock = (path.with_name(f".{path.name}.specjax-{what}") for what in ("partial", "lock"))
     first = jax.process_index() == 0  # all processes of a program write into the same directory
     if not replace:
         check_free(path)
@@ -190,23 +230,23 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             with naming_failures(path):
                 if first:
-                    if replace and not path.exists() and old.exists():
-                        old.rename(path)  # a process was killed during a replacement
-                    for left in (old, partial) if replace else (partial,):
-                        shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(partial, ignore_errors=True)
                     partial.mkdir()
             _wait_for_all(f"{partial} made")
             with naming_full_disk(path):
                 yield partial
             _wait_for_all(f"{partial} written")
             with naming_failures(path):
-                if first:
-                    if replace and path.is_dir():
-                        path.rename(old)
-                    elif path.is_dir():
+                if first and path.is_dir() and _has_all_of(path, partial):
+                    shutil.rmtree(partial)
+                elif first:
+                    with contextlib.suppress(OSError):  # absent, or not empty
                         path.rmdir()
+                    if path.exists():
+                        place = set_aside(path)
+                        text = f"specjax: warning: {path} is new; what was there is now {place}"
+                        print(text, file=sys.stderr)
                     partial.rename(path)
-                    shutil.rmtree(old, ignore_errors=True)
             _wait_for_all(f"{path} in place")
         except BaseException:
             for _ in range(50 if first else 0):
@@ -216,6 +256,11 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
                 if not partial.exists():
                     break
             raise
+
+
+def _has_all_of(old: Path, new: Path) -> bool:
+    pairs = ((old / path.relative_to(new), path) for path in new.rglob("*") if path.is_file())
+    return all(mine.is_file() and filecmp.cmp(mine, path, shallow=False) for mine, path in pairs)
 
 
 def _wait_for_all(name: str) -> None:
@@ -257,16 +302,49 @@ def has_checksums(directory: Path) -> bool:
 def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> str | None:
     """Describes the first difference from the checksums; None if there is no difference."""
     try:
-        values = json.loads(read_regular(directory / CHECKSUMS_NAME))
-        sums, theirs = values["files"], values.get("owner")
-        files = [(name, directory / name, str(expected)) for name, expected in sums.items()]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        sums, theirs = _read_checksums(directory)
+    except (OSError, ValueError):
         return f"{CHECKSUMS_NAME} cannot be read"
     if owner is not None and theirs != owner:
         return f"{CHECKSUMS_NAME} is of another run or step"
+    files = [(name, directory / name, expected) for name, expected in sums.items()]
     with _threads() as threads:
         differences = threads.map(lambda file: _difference(*file), files)
         return next(filter(None, differences), None)
+
+
+def remove_proven(directory: Path, *, owner: Mapping[str, Any]) -> None:
+    """Removes the files that an owner's checksums prove, and directories that are then empty."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    sums: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        sums, theirs = _read_checksums(directory)
+        sums = sums if theirs == owner else {}
+    paths = [path for path in sorted(directory.rglob("*"), reverse=True) if not path.is_symlink()]
+    # The names of the checksums themselves might lead elsewhere.
+    names = {path.relative_to(directory).as_posix(): path for path in paths}
+    listed = [name for name in names if name in sums]
+    with _threads() as threads:
+        whys = list(threads.map(lambda name: _difference(name, names[name], sums[name]), listed))
+    proven = [names[name] for name, why in zip(listed, whys, strict=True) if why is None]
+    # The checksums go last: if the process is killed, the next call goes on.
+    for path in [*proven, *([directory / CHECKSUMS_NAME] if sums else [])]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    for path in [*filter(Path.is_dir, paths), directory]:
+        with contextlib.suppress(OSError):  # such as: not empty
+            path.rmdir()
+
+
+def _read_checksums(directory: Path) -> tuple[dict[str, str], Any]:
+    """The checksums of the files of a directory, and their owner."""
+    try:
+        values = json.loads(read_regular(directory / CHECKSUMS_NAME))
+        sums = {str(name): str(expected) for name, expected in values["files"].items()}
+        return sums, values.get("owner")
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _difference(name: str, path: Path, expected: str) -> str | None:

@@ -14,8 +14,8 @@ ROOT = pathlib.Path(specjax.__file__).parent
 
 # The floors, from the lowest. A package imports from lower floors alone.
 FLOORS = (
-    {"errors"},
-    {"checks", "compilation", "memory", "platforms", "tokenizers", "writing"},
+    {"errors", "writing"},
+    {"checks", "compilation", "memory", "platforms", "tokenizers"},
     {"data", "environment", "kernel_choice", "theory", "types"},
     {"acceptance_head", "evaluation", "fingerprints", "models", "partitioning", "sampling"},
     {"checkpoints", "processing", "processors", "rules", "verification"},

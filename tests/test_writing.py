@@ -2,8 +2,12 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -104,7 +108,40 @@ def test_late_writes_of_other_threads_leave_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_is_replaced_only_by_a_whole_one(tmp_path):
+KILLED = """
+from specjax.writing import temporary_directory
+with temporary_directory() as place:
+    (place / "inner").mkdir()
+    print(place)
+    input()
+"""
+
+
+def test_temporary_directories_of_killed_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, **pipes) as child:
+        left = Path(child.stdout.readline().strip())
+        others = [tmp_path / name for name in ("specjax-mine", "specjax-named", "specjax-log")]
+        for other in others[:2]:  # of other programs
+            other.mkdir()
+            (other / "mine").touch()
+        (others[1] / writing._HELD).mkdir()
+        others[2].touch()
+        (tmp_path / "specjax-link").symlink_to(left)
+        with writing.temporary_directory() as mine:
+            assert left.is_dir() and not mine.is_relative_to(left)
+        child.kill()
+    with writing.temporary_directory() as mine:
+        assert not left.exists()
+        with writing.temporary_directory():
+            assert mine.exists()  # its process lives
+    left_over = {path.name for path in tmp_path.iterdir()}
+    assert left_over == {"specjax-link", *(other.name for other in others)}
+
+
+def test_a_directory_is_replaced_only_by_a_whole_one_and_then_kept(tmp_path, capsys):
     place = tmp_path / "out"
     place.mkdir()
     (place / "old").touch()
@@ -114,21 +151,62 @@ def test_a_directory_is_replaced_only_by_a_whole_one(tmp_path):
         (partial / "new").touch()
         raise KeyError
     assert [path.name for path in place.iterdir()] == ["old"]
-    with writing.new_directory(place, replace=True) as partial:
-        (partial / "new").touch()
-        assert (place / "old").exists()
-    assert [path.name for path in place.iterdir()] == ["new"]
+    for kept in ("out.earlier-1", "out.earlier-2"):
+        with writing.new_directory(place, replace=True) as partial:
+            (partial / "new").write_text(kept)
+        assert [path.name for path in place.iterdir()] == ["new"]
+        assert f"warning: {place} is new; what was there is now {tmp_path / kept}" in (
+            capsys.readouterr().err
+        )
+    assert [path.name for path in (tmp_path / "out.earlier-1").iterdir()] == ["old"]
+    assert (tmp_path / "out.earlier-2" / "new").read_text() == "out.earlier-1"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_directory_that_has_the_same_files_stays_with_its_others(tmp_path, capsys):
+    place = tmp_path / "out"
+    for _ in range(2):
+        with writing.new_directory(place, replace=True) as partial:
+            (partial / "inner").mkdir()
+            (partial / "inner" / "file").write_text("one")
+        (place / "inner" / "mine").write_text("mine")
+    assert capsys.readouterr().err == ""
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (place / "inner" / "mine").read_text() == "mine"
 
 
-def test_a_replacement_that_was_killed_is_ended_by_the_next(tmp_path):
-    old = tmp_path / ".out.specjax-old"
-    old.mkdir()
-    (old / "kept").touch()
-    with pytest.raises(KeyError), writing.new_directory(tmp_path / "out", replace=True):
-        raise KeyError
-    assert (tmp_path / "out" / "kept").exists()
-    assert not old.exists()
+@pytest.mark.parametrize("owner", ["ours", "theirs"])
+def test_only_what_checksums_prove_is_removed(tmp_path, owner):
+    place, outside = tmp_path / "out", tmp_path / "outside"
+    (place / "inner").mkdir(parents=True)
+    outside.write_text("one")
+    for name in ("file", "changed", "inner/file"):
+        (place / name).write_text("one")
+    (place / "link").symlink_to(outside)
+    writing.write_checksums(place, owner={"run": owner})
+    # Names that lead out of the directory count for nothing.
+    sums = place / writing.CHECKSUMS_NAME
+    values = json.loads(sums.read_text())
+    values["files"]["../outside"] = values["files"]["file"]
+    sums.write_text(json.dumps(values))
+    (place / "changed").write_text("two")
+    (place / "inner" / "mine").write_text("mine")
+    everything = {path.relative_to(place).as_posix() for path in place.rglob("*")}
+    writing.remove_proven(place, owner={"run": "ours"})
+    left = {path.relative_to(place).as_posix() for path in place.rglob("*")}
+    gone = {"file", "inner/file", sums.name} if owner == "ours" else set()
+    assert left == everything - gone and outside.read_text() == "one"
+
+
+def test_a_removal_that_was_killed_goes_on(tmp_path):
+    place = tmp_path / "out"
+    place.mkdir()
+    for name in "abc":
+        (place / name).write_text(name)
+    writing.write_checksums(place, owner={"run": "ours"})
+    (place / "b").unlink()
+    writing.remove_proven(place, owner={"run": "ours"})
+    assert not place.exists()
 
 
 def test_what_a_killed_process_left_is_removed_and_a_living_one_is_respected(tmp_path):
@@ -174,9 +252,10 @@ def test_only_what_a_full_disk_says_is_called_a_failed_write(tmp_path):
 def test_what_a_link_leads_to_is_replaced(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    for name in ("one", "two", "three"):
+    for name in ("one", "two"):
         with writing.new_directory(tmp_path / "link", replace=True) as place:
             (place / name).touch()
         assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [name]
         assert (tmp_path / "link").is_symlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link"]
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert there == ["elsewhere", "elsewhere.earlier-1", "link"]

@@ -29,7 +29,7 @@ AGAIN = {
 
 
 def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
-    """Writes `acceptance_head/` into a drafter's directory; replaces an earlier head."""
+    """Writes `acceptance_head/` into a drafter's directory; an earlier head is renamed."""
     place = Path(directory) / HEAD_NAME
     check_head_place(directory)
     values = {

@@ -722,7 +722,7 @@ def save_draft_head(
         speculators'.
       portable: whether speculators and vLLM are to read it; they need copies of matrices that the
         head shares with its verifier, and `verifier_params`.
-      replace: whether to remove an existing directory once the new one is complete.
+      replace: see `specjax.checkpoints.save_model`.
 
     Raises:
       UserError: speculators has no such head.

@@ -77,8 +77,8 @@ def save_model(
       step: the training step; used in the name of T5X's directory.
       max_position_embeddings: the longest context for transformers' config.json; no network here
         depends on it (not for "t5x").
-      replace: whether to remove an existing directory, with all its contents, once the new
-        directory is complete.
+      replace: whether `path` may have other files: that directory is then renamed, such as to
+        `path.earlier-1`, once the new one is complete, unless it has the same files.
 
     Raises:
       UserError: for an unknown format, parameters that do not fit the model, or a model that the

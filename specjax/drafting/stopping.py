@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -704,7 +705,8 @@ class Costs:
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name} must be a string, got {getattr(self, name)!r}")
-        tried, count = self.temperatures, len(self.temperatures)
+        tried: Any = self.temperatures
+        count = len(tried) if isinstance(tried, tuple) else -1
         if not _are_times(tried, count) or list(tried) != sorted(set(tried)):
             raise UserError(f"temperatures must be a tuple that increases from 0, got {tried!r}")
         if not _are_times(self.acceptance, count) or max(self.acceptance, default=0.0) > 1.0:
@@ -786,7 +788,11 @@ def _frozen(value: Any) -> Any:
 
 def _are_times(times: Any, count: int, least: float = 0.0) -> bool:
     numbers = isinstance(times, tuple) and all(type(time) in (int, float) for time in times)
-    return numbers and len(times) == count and all(least <= time < math.inf for time in times)
+    return (
+        numbers
+        and len(times) == count
+        and all(least <= time <= sys.float_info.max for time in times)
+    )
 
 
 class CostTable(NamedTuple):

@@ -55,7 +55,9 @@ class RowCounts:
 
         return cls(
             **{name: column(lambda info, name=name: info[name]) for name in _NAMES},
-            calls={name: column(lambda info, name=name: info["calls"][name]) for name in models},
+            calls={
+                name: column(lambda info, name=name: info["calls"].get(name, 0)) for name in models
+            },
             cut=np.asarray([record.get("ended_by") == "length" for record in records]),
             decoded=np.asarray([info is not None for info in infos]),
             deferrals=column(lambda info: info["deferrals"]) if has_deferrals else None,

@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from specjax.checks import check_flag, one_number, whole_number
 from specjax.data.examples import read_objects
 from specjax.errors import UserError
 from specjax.evaluation.metrics import MeanMetric
+from specjax.writing import temporary_directory
 
 _RUNNER = Path(__file__).with_name("sandbox_runner.py")
 _MIB = 1 << 20
@@ -93,7 +93,9 @@ class Sandbox:
 
         Raises:
           OSError: the program could not be contained.
+          UserError: see `check`.
         """
+        self.check()
         return self._run(source, contained=not (self.uncontained and missing() is not None))
 
     def _run(self, source: str, *, contained: bool) -> Outcome:
@@ -116,7 +118,7 @@ class Sandbox:
         reading, writing = os.pipe()
         with (
             os.fdopen(reading, "rb", buffering=0) as status,
-            tempfile.TemporaryDirectory(prefix="specjax-sandbox-") as directory,
+            temporary_directory() as directory,
         ):
             try:
                 job |= {"limits": limits, "status": writing}

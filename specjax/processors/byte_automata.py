@@ -54,6 +54,7 @@ _CATEGORIES = {
 }
 
 _SIMPLER = "use smaller numbers of repeats, or a simpler expression"
+_TOO_MANY = f"takes more than {{}} states: {_SIMPLER}"
 
 Ranges = list[tuple[int, int]]
 
@@ -113,6 +114,11 @@ def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None
                 "in [aA]"
             )
         writer = _Writer(bool(tree.state.flags & re.DOTALL), bool(tree.state.flags & re.ASCII))
+        least, most = tree.getwidth()
+        # A shortest text passes through other states with each character, and so does the longest.
+        many = least >= MOST_STATES or MOST_STATES <= most < ops.MAXREPEAT
+        if many or writer.size(tree) > 3 * MOST_STATES:
+            raise _RefusedError(_TOO_MANY.format(MOST_STATES))
         return writer.sequence(tree, (True, True))
     except RecursionError:
         why = "is nested too deeply: use fewer groups inside groups"
@@ -152,6 +158,23 @@ class _Writer(NamedTuple):
             self._part(op, value, (outer[0] and i == 0, outer[1] and i == len(parts) - 1))
             for i, (op, value) in enumerate(parts)
         )
+
+    def size(self, parts: Any) -> int:
+        """About the states of a sequence whose repeats are written out."""
+        total = 0
+        for op, value in parts:
+            if op is ops.SUBPATTERN:
+                total += self.size(value[3])
+            elif op is ops.BRANCH:
+                total += sum(map(self.size, value[1]))
+            elif op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
+                low, high, inner = value
+                total += self.size(inner) * (max(low, 1) if high is ops.MAXREPEAT else high)
+            elif op is ops.IN:  # a class of many ranges, such as \w, has as many states
+                total += 1 + len(self._ranges(op, value)) // 4
+            elif op in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY):
+                total += 1
+        return total
 
     def _part(self, op: Any, value: Any, outer: tuple[bool, bool]) -> str:
         if op is ops.SUBPATTERN:
@@ -247,7 +270,7 @@ def _compiled(plain: str) -> ByteAutomaton:
     """The automaton, without steps after which no text of the language follows."""
     table = np.frombuffer(built("", expression=plain), np.int32).reshape(-1, 257)
     if len(table) > MOST_STATES:
-        raise UserError(f" takes more than {MOST_STATES} states: {_SIMPLER}")
+        raise UserError(f" {_TOO_MANY.format(MOST_STATES)}")
     steps, accepting = table[:, :256], table[:, 256] > 0
     sources, _ = np.nonzero(steps >= 0)
     useful = fewest_steps(sources, steps[steps >= 0], accepting) < FAR

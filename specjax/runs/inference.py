@@ -204,7 +204,7 @@ def infer(
         configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
         run.claim(configuration, allow_other_environment=allow_other_environment)
         here = {(i, sample): examples[i].inputs for i in mine for sample in range(num_samples)}
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here)
+        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here, failed)
         if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
             run.write(COSTS_NAME, costs_file(decoder.costs))
         if on_start is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import check_count
 from specjax.errors import UserError
 from specjax.runs import processes
 from specjax.runs.predictions import (
@@ -205,6 +206,12 @@ def _write(whole: RunDirectory, parts: Sequence[Path], on_start: OnStart | None)
 def _rows(parts: Sequence[Path], configuration: Mapping[str, Any]) -> list[Record]:
     """All rows of a run in order."""
     run, samples = fingerprint_of(configuration), configuration.get(SAMPLES, 1)
+    for name, count in (("rows", configuration.get("rows")), (SAMPLES, samples)):
+        check_count(
+            f"{parts[0] / CONFIG_NAME}: {name}",
+            count,
+            "run the same command again in a new output_dir",
+        )
     rows = [x for path in parts for x in written_rows(path / PREDICTIONS_NAME, run)[0]]
     records = {key_of(record): record for record in rows}
     keys = list(itertools.product(range(configuration["rows"]), range(samples)))
@@ -215,7 +222,7 @@ def _rows(parts: Sequence[Path], configuration: Mapping[str, Any]) -> list[Recor
         )
     ordered = [records[key] for key in keys]
     inputs = [(x["inputs"], x.get("targets")) for x in ordered[::samples]]
-    if len(rows) > len(keys) or hash_of(inputs) != configuration["input"]:
+    if len(rows) > len(keys) or hash_of(inputs) != configuration.get("input"):
         raise UserError(
             f"the parts in {parts[0].parent} have a row twice, or rows of other inputs: run the "
             "same command again in a new output_dir"

@@ -4,16 +4,18 @@ The last keys of a line are the run's fingerprint and a checksum over the rest o
 detect damaged rows and those of another run.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specjax.checks import shown
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.text.results import COUNTS, DraftAcceptance, Row, finite
@@ -88,15 +90,81 @@ def record_of(
     """Returns the record of line `number` of a file, without its end.
 
     `run` is the fingerprint of its run, None if unknown. Raises UserError if the line was changed,
-    or is of another run; `remedy` is the end of its message, otherwise that of a run to continue.
+    is of another run, or has a value of another type; `remedy` is the end of its message, otherwise
+    that of a run to continue.
     """
     length = len(_CHECKSUM % (b"0" * _DIGITS))
     body = line[:-length] + b"}"
+    record = None
     if line == body[:-1] + _CHECKSUM % _checksum(body):
-        record = json.loads(body)
-        if run is None or record.get(RUN) == run[:_DIGITS]:
-            return record
-    raise _not_a_row(path, number, remedy)
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(body)
+    if not isinstance(record, dict) or (run is not None and record.get(RUN) != run[:_DIGITS]):
+        raise _not_a_row(path, number, remedy)
+    if why := find_fault(record):
+        raise UserError(f"{os.fspath(path)}:{number}: {why}: {remedy or _again(number)}")
+    return record
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_log(value: Any) -> bool:
+    return value is None or type(value) is float or _is_count(value)
+
+
+def _lists(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, list) and all(map(check, values))
+
+
+_COUNT, _COUNTS = (_is_count, "a whole number"), (_lists(_is_count), "a list of whole numbers")
+# What is read of a row: its check, and what it must be.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "id": _COUNT,
+    "sample": _COUNT,
+    "inputs": (_is_text, "a text"),
+    "targets": (lambda x: _is_text(x) or _lists(_is_text)(x), "a text or a list of texts"),
+    "prediction": (lambda x: x is None or _is_text(x), "a text or null"),
+    "error": (_is_text, "a text"),
+    "nan": (_is_text, "a text"),
+    "ended_by": (_is_text, "a text"),
+    "tokens": _COUNTS,
+    "sources": (_lists(_is_text), "a list of texts"),
+    "log_prob_processed": (_is_log, "a number or null"),
+    "log_prob_target": (_is_log, "a number or null"),
+    "info": (lambda x: isinstance(x, dict), "an object"),
+    **{f"info.{name}": _COUNT for name in COUNTS},
+    "info.drafted_lengths": _COUNTS,
+    "info.accepted_lengths": _COUNTS,
+    "info.nodes": (lambda x: _lists(_COUNTS[0])(x) and len(x) == 2, "two lists of whole numbers"),
+    "info.calls": (
+        lambda x: isinstance(x, dict) and all(map(_is_count, x.values())),
+        "an object of whole numbers",
+    ),
+}
+_ALWAYS, _OPTIONAL = ("id", "inputs", "prediction"), ("info.deferrals", "info.nodes")
+_DECODED = ("ended_by", *(x for x in _FIELDS if x.startswith("info") and x not in _OPTIONAL))
+
+
+def find_fault(record: Record) -> str | None:
+    """Describes the first value of a row that is absent or of another type; None if all fit."""
+    values, info = dict(record), record.get("info")
+    if isinstance(info, dict):
+        values |= {f"info.{name}": value for name, value in info.items()}
+    for name, (is_valid, kind) in _FIELDS.items():
+        if name in values and not is_valid(values[name]):
+            return f"{name!r} must be {kind}, got {shown(values[name])}"
+    for name in (*_ALWAYS, *(() if "error" in values else _DECODED)):
+        if name not in values:
+            return f"the row has no {name!r}"
+    if "sources" in values and len(values["sources"]) != len(values.get("tokens", ())):
+        return "the row must have a source for each of its 'tokens'"
+    return None
 
 
 def hash_of(values: Any) -> str:
@@ -127,23 +195,30 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
 
 
 def _not_a_row(path: str | os.PathLike[str], number: int, remedy: str = "") -> UserError:
-    remedy = remedy or f"delete line {number} and run the same command again"
     return UserError(
         f"{os.fspath(path)}:{number}: the line is not a row of this run, was changed, or is a "
-        f"duplicate: {remedy}"
+        f"duplicate: {remedy or _again(number)}"
     )
 
 
-def resume(path: Path, run: str, inputs: Mapping[Key, str]) -> dict[Key, Record]:
+def _again(number: int) -> str:
+    return f"delete line {number} and run the same command again"
+
+
+def resume(
+    path: Path, run: str, inputs: Mapping[Key, str], failed: Container[int]
+) -> dict[Key, Record]:
     """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    `inputs` has the rows that may be there, with their inputs.
+    `inputs` has the rows that may be there, with their inputs; `failed` the ids of those that
+    cannot be decoded.
     """
     rows, torn = written_rows(path, run)
     records: dict[Key, Record] = {}
     for number, record in enumerate(rows, 1):
         key = key_of(record)
-        if key in records or inputs.get(key) != record["inputs"]:
+        is_other = inputs.get(key) != record["inputs"] or ("error" in record) != (key[0] in failed)
+        if key in records or is_other:
             raise _not_a_row(path, number)
         records[key] = record
     if torn:

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import stat
 import sys
 import tempfile
@@ -30,7 +29,14 @@ from specjax.checks import check_path
 from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.memory import mappers
-from specjax.writing import append, locked, naming_failures, read_regular, write_atomically
+from specjax.writing import (
+    append,
+    locked,
+    naming_failures,
+    read_regular,
+    remove_proven,
+    write_atomically,
+)
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
@@ -126,6 +132,11 @@ class RunDirectory:
         """A hash of the configuration without its environment and its process."""
         assert self._stored is not None, "the directory must be claimed, or have a configuration"
         return fingerprint_of(self._stored)
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """The owner of the run's files, for `specjax.writing.write_checksums`."""
+        return {"run": self.fingerprint}
 
     def compare(
         self, configuration: Mapping[str, Any], *, allow_other_environment: bool = False
@@ -228,12 +239,12 @@ class RunDirectory:
         return inside == place or inside.relative_to(place).parts[0] in self._makes
 
     def _take_back(self) -> None:
-        """Removes the files of a run without `keep`."""
+        """Removes the files of a run without `keep`; of directories, only what it can prove."""
         if self._stored is None:
             return
         for path in (self.path / name for name in self._stored[_FILES]):
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                remove_proven(path, owner=self.owner)
             else:
                 path.unlink(missing_ok=True)
         self._config.unlink(missing_ok=True)
@@ -304,6 +315,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
         and isinstance(stored.get(_KEPT), bool)
         and isinstance(stored.get(_FILES), list)
         and all(isinstance(name, str) for name in stored[_FILES])
+        and all(isinstance(stored.get(name, {}), dict) for name in (MODEL_NAMES, "models"))
     ):
         raise _damaged(path)
     return stored
@@ -396,6 +408,14 @@ class Store:
         if {name: _layout(array) for name, array in arrays.items()} != layouts:
             raise _refused(path, "it was changed")
         return Record(json.loads(zlib.decompress(arrays.pop(_VALUE).data)), arrays)
+
+    def read(self, key: Key) -> Record:
+        """Reads the record of a key; raises FileNotFoundError if it is absent."""
+        if (record := self.get(key)) is None:
+            raise FileNotFoundError(
+                f"{self.path(key)} was removed meanwhile: run the same command again"
+            )
+        return record
 
     def put(self, key: Key, value: Any, arrays: Mapping[str, np.ndarray] | None = None) -> None:
         """Writes or replaces the record of a key; the run is then kept."""

@@ -48,6 +48,7 @@ from specjax.text.drafts import catches_up
 from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.writing import set_aside
 
 PathLike = str | os.PathLike[str]
 # The settings to measure: those selected by estimates, all, or none.
@@ -329,7 +330,8 @@ def _write_chosen(
 ) -> str | None:
     """Writes the chosen setting as a gin file for `specjax infer`; returns its path, or None."""
     if setting is None:
-        (run.path / CHOSEN_NAME).unlink(missing_ok=True)  # an earlier answer
+        if (earlier := run.path / CHOSEN_NAME).exists():  # perhaps edited meanwhile
+            tell(f"no setting is chosen; the earlier {CHOSEN_NAME} is now {set_aside(earlier)}")
         return None
     options = {**bench.options, "batch_size": bench.measuring.latency_batch_size}
     names = infer_names(setting, bench.models, options, prompts)

@@ -4,12 +4,14 @@ Each setting has a sealed record for each part of the texts: its outputs, its ti
 their resamples.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from specjax.checks import one_line
 from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
 from specjax.runs.evaluation import Predictions, predictions_of
-from specjax.runs.run_directory import Record, RunDirectory, Store
+from specjax.runs.predictions import find_fault
+from specjax.runs.run_directory import Key, Record, RunDirectory, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, Scores
@@ -97,20 +100,27 @@ class Points:
             record = self.store.get(key) if isinstance(key, tuple) else None
             if not isinstance(key, tuple) or record is None:  # estimates have a text as the key
                 continue
-            try:
+            with self._naming(key):
                 point = _point(str(key[1]), record)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise UserError(
-                    f"{self.store.path(key)} has no valid setting ({one_line(error)}): delete it, "
-                    "and run the same command again"
-                ) from None
-            for name, fingerprint in point.about.get("models", {}).items():
+                used = dict(point.about.get("models", {}))
+            for name, fingerprint in used.items():
                 if models and name in models and models[name].fingerprint != fingerprint:
                     raise UserError(
                         f"{self.store.path(key)} was measured with another model {name!r}: choose "
                         "another output_dir, or delete the file to measure it again"
                     )
             self._keep(point)
+
+    @contextlib.contextmanager
+    def _naming(self, key: Key) -> Iterator[None]:
+        """Turns errors of a record's values into one line; the body only reads them."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{self.store.path(key)} has no valid setting ({one_line(error)}): delete it, "
+                "and run the same command again"
+            ) from None
 
     def _keep(self, point: Point) -> None:
         self._points.setdefault(point.part, {})[point.setting] = point
@@ -125,9 +135,13 @@ class Points:
 
     def measured(self, setting: Setting, part: str = WHOLE) -> Measured:
         """Returns the measurements of a setting that is done."""
-        record = self.store.get((setting.key, part))
-        assert record is not None
-        return Measured.of_record(record.value, record.arrays)
+        key = (setting.key, part)
+        record = self.store.read(key)
+        with self._naming(key):
+            measured = Measured.of_record(record.value, record.arrays)
+            if why := next(filter(None, map(find_fault, itertools.chain(*measured.rows))), None):
+                raise UserError(why)
+        return measured
 
     def recommended(self, part: str = WHOLE) -> list[Recommendation]:
         """Returns what to decode with, for each sampling whose verifier alone was measured."""
@@ -162,11 +176,9 @@ class Points:
         """Returns JSON values that are made by the first start; `about` identifies them."""
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         key = f"{what} {digest}"
-        if self.store.get(key) is None:
+        if key not in self.store:
             self.store.put(key, {what: make()})
-        record = self.store.get(key)
-        assert record is not None
-        return record.value[what]
+        return self.store.read(key).value[what]
 
     def put(
         self,

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -355,16 +355,19 @@ class DraftAcceptance:
     def of(cls, infos: Sequence[Mapping[str, Any]]) -> "DraftAcceptance":
         """Sums the counts of several rows, which have the names of `RowInfo`."""
 
-        def total(name: str) -> np.ndarray:
-            return np.array([info[name] for info in infos] or [[0]], np.int64).sum(axis=0)
+        def total(counts: Iterable[Iterable[int]]) -> list[int]:
+            columns = itertools.zip_longest(*counts, fillvalue=0)
+            return [sum(map(int, column)) for column in columns] or [0]
 
-        drafted, accepted = total("drafted_lengths"), total("accepted_lengths")
+        drafted, accepted = (
+            total(info[f"{name}_lengths"] for info in infos) for name in ("drafted", "accepted")
+        )
         # Rounds that draft nothing accept nothing.
         accepted[0] -= drafted[0]
-        lengths = tuple(drafted[1:].tolist()), tuple(accepted.tolist())
+        lengths = tuple(drafted[1:]), tuple(accepted)
         if not infos or any(info.get("nodes") is None for info in infos):
             return cls(*lengths)
-        return cls(*lengths, *map(tuple, total("nodes").tolist()))
+        return cls(*lengths, *(tuple(total(info["nodes"][i] for info in infos)) for i in (0, 1)))
 
     @property
     def drafts(self) -> int:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import marshal
 import os
+import queue
 import selectors
 import subprocess
 import sys
@@ -30,6 +31,9 @@ MOST_MEMORY = 1 << 30
 MOST_TEXT = 10_000_000
 # Importing Jinja on a busy machine.
 _START_SECONDS = 120.0
+# How long a conversation waits for a renderer before another one starts, and how many stay.
+_PATIENCE = 0.2
+_MOST_IDLE = 4
 _SCRIPT = Path(__file__).with_name("chat_renderer.py")
 # The keys of a message's reasoning; templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -289,34 +293,60 @@ class _Renderer:
         self._process.communicate()
 
 
-_lock = threading.Lock()
-# The renderer of this process; a fork must not write into its parent's.
-_renderers: dict[int, _Renderer] = {}
+class _Pool:
+    """The renderers of this process; a template that loops holds one, and not the others."""
+
+    def __init__(self) -> None:
+        self.idle: queue.LifoQueue[_Renderer] = queue.LifoQueue()
+        self.all: set[_Renderer] = set()
+        self._taking = threading.Lock()
+
+    def take(self, *, new: bool) -> _Renderer:
+        with self._taking:  # one at a time, so that many threads start few
+            with contextlib.suppress(queue.Empty):
+                if self.all and not new:
+                    return self.idle.get(timeout=_PATIENCE)
+            renderer = _Renderer()
+            self.all.add(renderer)
+            return renderer
+
+    def give_back(self, renderer: _Renderer) -> None:
+        if self.idle.qsize() < _MOST_IDLE:
+            self.idle.put(renderer)
+        else:
+            self.close(renderer)
+
+    def close(self, renderer: _Renderer) -> None:
+        self.all.discard(renderer)
+        renderer.close()
+
+
+# By process: a fork must not write into its parent's.
+_pools: dict[int, _Pool] = {}
 
 
 def _rendered(request: Mapping[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"error": "it ends the process that renders it"}
-    with _lock:
-        for _ in range(2):  # the system may have ended the process since the last request
-            try:
-                if os.getpid() not in _renderers:
-                    _renderers[os.getpid()] = _Renderer()
-                answer = _renderers[os.getpid()].ask(request, MOST_SECONDS)
-            except EOFError:
-                _close()
-                continue
-            except TimeoutError:
-                answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
-            except BaseException:  # an interrupt
-                _close()
-                raise
-            if answer.get("full"):
-                _close()
-            break
+    pool = _pools.setdefault(os.getpid(), _Pool())
+    for again in (False, True):  # the system may have ended the process since the last request
+        renderer = pool.take(new=again)
+        try:
+            answer = renderer.ask(request, MOST_SECONDS)
+        except EOFError:
+            pool.close(renderer)
+            continue
+        except TimeoutError:
+            answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
+        except BaseException:  # an interrupt
+            pool.close(renderer)
+            raise
+        (pool.close if answer.get("full") else pool.give_back)(renderer)
+        break
     return answer
 
 
 @atexit.register
 def _close() -> None:
-    if renderer := _renderers.pop(os.getpid(), None):
-        renderer.close()
+    if pool := _pools.pop(os.getpid(), None):
+        for renderer in [*pool.all]:
+            pool.close(renderer)

@@ -7,11 +7,12 @@ one code reads both.
 Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab.cpp` of llama.cpp.
 """
 
+import atexit
+import contextlib
 import functools
 import math
 import mmap
 import struct
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import numpy as np
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
+from specjax.writing import temporary_directory
 
 SUFFIX = ".gguf"
 # The model types of general.architecture.
@@ -255,10 +257,14 @@ def _read_header(file: Path) -> Header:
     return header._replace(tensors=places)
 
 
+_kept = contextlib.ExitStack()
+atexit.register(_kept.close)
+
+
 class _Unpacked(NamedTuple):
     """A directory until the process ends, and why it has no tokenizer; and the rest of a header."""
 
-    kept: tempfile.TemporaryDirectory[str]
+    place: Path
     fault: UserError | None
     header: Header
 
@@ -272,7 +278,7 @@ def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
     found = _of_file(file)
     if tokenizer and found.fault is not None:
         raise found.fault
-    return Path(found.kept.name, file.name)
+    return found.place
 
 
 def read_header(file: Path) -> Header:
@@ -295,6 +301,14 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
         fault = error
     kept = tempfile.TemporaryDirectory(prefix="specjax-")
     directory = Path(kept.name, file.name)
+        files = {"config.json": _config(file, header), **_settings(metadata)}
+        try:
+            files |= _vocabulary(file, metadata)
+        except UserError as error:
+            fault = error
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{file}: its metadata is damaged ({error}); copy it again") from None
+    directory = _kept.enter_context(temporary_directory()) / file.name
     directory.mkdir()
     for name, content in files.items():
         if isinstance(content, bytes):
@@ -304,6 +318,7 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
     # Without hundreds of thousands of texts.
     rest = {key: x for key, x in header.metadata.items() if not key.startswith("tokenizer.")}
     return _Unpacked(kept, fault, header._replace(metadata=rest))
+    return _Unpacked(directory, fault)
 
 
 def _settings(header: Header) -> dict[str, Any]:

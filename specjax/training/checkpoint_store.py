@@ -1,5 +1,6 @@
 """The checkpoints of a training run, each verified when it is read."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,14 @@ from specjax.errors import UserError
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.progress import say
 from specjax.training.step import TrainState
-from specjax.writing import find_damage, has_checksums, naming_failures, write_checksums
+from specjax.writing import (
+    find_damage,
+    has_checksums,
+    naming_failures,
+    remove_proven,
+    set_aside,
+    write_checksums,
+)
 
 CHECKPOINTS_NAME, METRICS_NAME = "checkpoints", "metrics.jsonl"
 # Receives old checkpoints, so that an interrupted deletion leaves nothing that looks like a
@@ -26,7 +34,7 @@ class CheckpointStore:
 
     Each checkpoint has the log up to its step, and checksums of its files, with the run's
     fingerprint and its step. A store with a checkpoint that is damaged, or of another run or step,
-    does not open. Incomplete checkpoints of an interrupted save are removed at once.
+    does not open. An incomplete checkpoint, of an interrupted save, is set aside.
     """
 
     def __init__(self, run: RunDirectory, choose_by: str):
@@ -97,10 +105,16 @@ class CheckpointStore:
         return (self.path / CHECKPOINTS_NAME / str(step) / METRICS_NAME).read_bytes()
 
     def _owner(self, step: int) -> dict[str, Any]:
-        return {"run": self._run.fingerprint, "step": step}
+        return {**self._run.owner, "step": step}
 
     def _empty_deleted(self) -> None:
-        shutil.rmtree(self.path / CHECKPOINTS_NAME / _DELETED, ignore_errors=True)
+        place = self.path / CHECKPOINTS_NAME / _DELETED
+        for path in () if place.is_symlink() else place.glob("*"):
+            if path.name.isdecimal():
+                remove_proven(path, owner=self._owner(int(path.name)))
+        remove_proven(place, owner={})
+        if os.path.lexists(place):  # Orbax would overwrite it
+            say(f"warning: {place} has files that are not this run's: now {set_aside(place)}")
 
     def _check(self) -> None:
         # Before Orbax opens them: it trusts all files, and reports damage in 500 lines.
@@ -110,8 +124,11 @@ class CheckpointStore:
         steps = sorted(step for step in map(int, names) if str(step) in names)
         if steps and not has_checksums(place / str(steps[-1])):  # its save was interrupted
             step = steps.pop()
-            shutil.rmtree(place / str(step))
-            say(f"warning: the checkpoint of step {step:,} in {place} was incomplete: removed")
+            now = set_aside(place / str(step))
+            say(
+                f"warning: the checkpoint of step {step:,} in {place} has no checksums, as after "
+                f"an interrupted save: it is not used, and is now {now}"
+            )
         for step in steps:
             if why := find_damage(place / str(step), owner=self._owner(step)):
                 raise UserError(

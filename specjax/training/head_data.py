@@ -315,9 +315,7 @@ class HeadData:
                     count = f"{start:,} of {len(self.prompts):,}"
                     say(f"labelling {self._name} data: {count} prompts")
                 store.put(key, None, self._label(start, start + size)._asdict())
-            record = store.get(key)
-            assert record is not None
-            self._shards.append(DraftedTokens(**record.arrays))
+            self._shards.append(DraftedTokens(**store.read(key).arrays))
 
     def _label(self, start: int, end: int) -> DraftedTokens:
         """The verifier's texts for some prompts, and drafted tokens along them."""

@@ -140,8 +140,8 @@ def train_head(
         `head_data/`, `metrics.jsonl`, `checkpoints/` and the records.
       training_data: prompts; their references are not used.
       validation_data: prompts; the best checkpoint on them is the result.
-      install: whether to write the head into the drafter's directory too, replacing an earlier
-        head. A head whose loss on the validation data is not below that of a constant is only
+      install: whether to write the head into the drafter's directory too; an earlier head there
+        is renamed. A head whose loss on the validation data is not below that of a constant is only
         installed with "anyway".
       on_start: called with the `RunDirectory` after all checks, before the long work.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ from specjax.training.trainer import (
 )
 from specjax.training.vocabulary import VOCABULARY_TYPES, write_vocabulary
 from specjax.types import Params, Sampling
-from specjax.writing import new_directory
+from specjax.writing import new_directory, temporary_directory, write_checksums
 
 MODEL_NAME = "model"
 RESULTS_NAME = "results.json"
@@ -288,9 +287,9 @@ def train_model(
     names = (MODEL_NAME, RESULTS_NAME, TOKENIZER_NAME, SAMPLES_NAME)
     with (
         run_directory(output_dir, names) as run,
-        tempfile.TemporaryDirectory() as scratch,
+        temporary_directory() as scratch,
     ):
-        parts = _Parts(recipe, trainer, run, sources, Path(scratch) / TOKENIZER_NAME)
+        parts = _Parts(recipe, trainer, run, sources, scratch / TOKENIZER_NAME)
         pairs, teaching, scorers = parts.pairs, parts.teaching, parts.scorers()
         measures: list[Callable[[Params], dict[str, float]]] = [*teaching.figures]
         if recipe.evaluation.at_checkpoints:
@@ -303,6 +302,7 @@ def train_model(
             if parts.files != run.path / TOKENIZER_NAME:
                 with new_directory(run.own(TOKENIZER_NAME), replace=True) as place:
                     shutil.copytree(parts.files, place, dirs_exist_ok=True)
+                    write_checksums(place, owner=run.owner)
             if on_start is not None:
                 on_start(run)
 
@@ -459,7 +459,7 @@ class _Parts:
 
 
 def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:
-    """Writes the Hugging Face directory; replaces an earlier export."""
+    """Writes the Hugging Face directory; sets another one aside."""
     words = parts.tokenizer
     bos = words.bos_id if parts.config.encoder_style is None else None
     save_model(

@@ -102,6 +102,26 @@ def test_a_hard_linked_copy_stays_as_it_was(data, trained, tmp_path):
     assert content(place) == after
 
 
+def test_other_files_in_the_runs_directories_are_kept(data, trained, tmp_path, capsys):
+    place = shutil.copytree(trained, tmp_path / "run")
+    for directory in [place, *filter(os.path.isdir, place.rglob("*"))]:
+        (directory / "mine.txt").write_text("mine")
+    mine = sorted(path.relative_to(place).as_posix() for path in place.rglob("mine.txt"))
+    before = content(place / "model")
+    assert run(data, place) == 0
+    assert sorted(path.relative_to(place).as_posix() for path in place.rglob("mine.txt")) == mine
+    assert content(place / "model") == before
+    # What is written anew does not go over what was changed.
+    (place / "model" / "config.json").write_text("changed")
+    capsys.readouterr()
+    assert run(data, place) == 0
+    assert (place / "model.earlier-1" / "config.json").read_text() == "changed"
+    assert (place / "model.earlier-1" / "mine.txt").read_text() == "mine"
+    assert content(place / "model") == content(trained / "model")
+    error = capsys.readouterr().err
+    assert f"{place / 'model'} is new; what was there is now {place / 'model.earlier-1'}" in error
+
+
 @pytest.mark.parametrize("binding", ["VOCABULARY={}/tokenizer", "INIT_FROM={}/model"])
 def test_a_source_that_the_run_would_replace_is_refused_and_kept(
     data, trained, tmp_path, capsys, binding

@@ -1,6 +1,8 @@
 """`specjax train drafter` from a tiny verifier and prompts to a head that drafts for it."""
 
 import json
+import os
+import shutil
 
 import jax
 import numpy as np
@@ -99,6 +101,20 @@ def test_the_result_drafts_for_its_verifier(data, trained, capsys):
     first, last = figures(trained)
     assert last["validation_loss"] < first["validation_loss"]
     assert {"config.gin", "runs.jsonl", "train_config.json"} <= {f.name for f in trained.iterdir()}
+
+
+def test_other_files_in_the_runs_directories_are_kept(data, trained, tmp_path):
+    place = shutil.copytree(trained, tmp_path / "run")
+    for directory in filter(os.path.isdir, [*place.rglob("*")]):
+        (directory / "mine.txt").write_text("mine")
+    mine = sorted(place.rglob("mine.txt"))
+    assert run(data, place) == 0
+    assert sorted(place.rglob("mine.txt")) == mine and not list(place.glob("*.earlier-*"))
+    (place / "drafter" / "config.json").write_text("changed")
+    assert run(data, place) == 0
+    assert (place / "drafter.earlier-1" / "config.json").read_text() == "changed"
+    assert (place / "drafter.earlier-1" / "mine.txt").exists()
+    assert outcome(place)[0].items() >= outcome(trained)[0].items()
 
 
 def test_it_learns(data, trained, tmp_path):

@@ -105,8 +105,20 @@ def test_a_head_is_installed_on_request(data, trained, tmp_path, capsys):
     assert run(data, output, **bindings) == 2
     assert "acceptance_head is not an acceptance head: move it" in capsys.readouterr().err
     shutil.rmtree(drafter / "acceptance_head")
-    for _ in range(2):  # the second one replaces the first
-        assert run(data, output, **bindings) == 0
+    assert run(data, output, **bindings) == 0
+    for place in (drafter, output):
+        (place / "acceptance_head" / "mine").write_text("mine")
+    assert run(data, output, **bindings) == 0  # the same head stays, with what is beside it
+    assert all((place / "acceptance_head" / "mine").exists() for place in (drafter, output))
+    (drafter / "acceptance_head" / "head.json").write_text("{}")
+    assert run(data, output, **bindings) == 0
+    earlier = drafter / "acceptance_head.earlier-1"
+    assert sorted(file.name for file in earlier.iterdir()) == [
+        "head.json",
+        "head.safetensors",
+        "mine",
+        "specjax_checksums.json",
+    ]
     assert load_text_model(drafter).head.config == load_head(trained).config
 
 

@@ -314,8 +314,13 @@ def test_without_bwrap_it_refuses_unless_asked(monkeypatch):
     missing = sandbox_lib.missing.__wrapped__
     monkeypatch.setattr(sandbox_lib, "missing", missing)
     assert missing() == "bwrap is not installed"
-    with pytest.raises(ValueError, match="cannot be contained here .* install bubblewrap"):
-        Sandbox().check()
+    for refused in (
+        Sandbox().check,
+        lambda: Sandbox().run("pass"),
+        lambda: PassAt1(Sandbox()).values(["def double(x): return 2"], [MBPP]),
+    ):
+        with pytest.raises(ValueError, match="cannot be contained here .* install bubblewrap"):
+            refused()
     asked = Sandbox(seconds=5.0, uncontained=True)
     asked.check()
     assert asked.run("assert True") == (True, "")

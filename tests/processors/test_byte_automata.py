@@ -125,6 +125,25 @@ def test_empty_repeats_take_no_time(pattern):
 
 
 @pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a{1000}){1000}",
+        "((a{100}){100}){100}b*",
+        "(?:a{0,1000}){100}b*",
+        "(?:a{0,100000}){100000}",
+        "(a|bc){30000,}",
+        "a{1,4294967290}",
+        "x|(?:[ab]?){100000}",
+        r"(?:\w{0,50}\s){10}",
+    ],
+)
+def test_what_takes_far_too_many_states_is_not_compiled(pattern, monkeypatch):
+    monkeypatch.setattr(byte_automata, "built", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(ValueError, match="takes more than 20000 states: use smaller numbers"):
+        byte_automaton(pattern)
+
+
+@pytest.mark.parametrize(
     ("limit", "value", "pattern", "message"),
     [
         ("_SECONDS", 0.0, "(a?){300}", "takes more than 0 s to compile"),

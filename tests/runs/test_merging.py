@@ -7,8 +7,10 @@ import shutil
 import pytest
 
 from specjax.cli.main import main
-from specjax.runs import merging, processes
-from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
+from specjax.errors import UserError
+from specjax.runs import merging, predictions, processes
+from specjax.runs.evaluation import read_predictions
+from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of, resume
 from specjax.runs.processes import Process
 from specjax.runs.run_directory import GIN_NAME, fingerprint_of
 from specjax.text.engine import groups_of, split
@@ -266,3 +268,102 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(parts, tmp_path, capsys, na
     assert main(["merge", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "not a regular file" in error and error.count("\n") == 1
+
+
+BAD = [
+    *(("id", value) for value in ("1", None, 1.0, True, [1], {}, -1, 2**40)),
+    *(("sample", value) for value in ("0", None, [])),
+    *(("inputs", value) for value in (None, 3, ["in 1"])),
+    *(("targets", value) for value in (None, 3, [3], {})),
+    *(("prediction", value) for value in (3, ["x"])),
+    *(("tokens", value) for value in (3, None, "12", ["1"], [1.5], [[1]], [-1], [2**70])),
+    *(("sources", value) for value in (3, "ab", ["drafter"], [1])),
+    *((name, value) for name in ("ended_by", "nan", "error") for value in (3, None)),
+    *(("log_prob_target", value) for value in ("1", [], True, 10**400)),
+    *(("log_prob_processed", value) for value in ("1", {})),
+    *(("info", value) for value in (None, 3, [], {}, "x")),
+    *(("info.rounds", value) for value in ("1", None, -1, 2**70)),
+    *(("info.calls", value) for value in (None, [], {"verifier": "2"}, 3)),
+    *(("info.drafted_lengths", value) for value in (3, ["1"], [[1]], None)),
+    *(("info.nodes", value) for value in (3, [[1]], [1, 1], [["1"], [1]])),
+]
+
+
+def changed(i, name, value):
+    found = record(i)
+    holder, key = (found["info"], name[5:]) if name.startswith("info.") else (found, name)
+    holder[key] = value
+    return found
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_value_of_another_type_is_told_with_its_line(tmp_path, name, value):
+    part = write_part(tmp_path / "run", 0, 1, range(ROWS))
+    rows = [changed(i, name, value) if i == 1 else record(i) for i in range(ROWS)]
+    (part / PREDICTIONS_NAME).write_bytes(lines_of(rows, RUN))
+    inputs = {(i, 0): f"in {i}" for i in range(ROWS)}
+    for read in (
+        lambda: merging.merge(tmp_path / "merged", [part]),
+        lambda: resume(part / PREDICTIONS_NAME, RUN, inputs, ()),
+        lambda: read_predictions(part / PREDICTIONS_NAME),
+        lambda: read_predictions(tmp_path / "run"),
+    ):
+        with pytest.raises(
+            UserError, match=rf"{PREDICTIONS_NAME}:2: .*{name.split('.')[0].removesuffix('s')}"
+        ):
+            read()
+
+
+@pytest.mark.parametrize("name", ["id", "inputs", "prediction", "ended_by", "info", "info.calls"])
+def test_a_value_that_is_absent_is_told(tmp_path, name):
+    row = record(0)
+    holder, key = (row["info"], name[5:]) if name.startswith("info.") else (row, name)
+    del holder[key]
+    (tmp_path / PREDICTIONS_NAME).write_bytes(lines_of([row], RUN))
+    with pytest.raises(UserError, match=f"{PREDICTIONS_NAME}:1: the row has no '{name}'"):
+        resume(tmp_path / PREDICTIONS_NAME, RUN, {(0, 0): "in 0"}, ())
+
+
+@pytest.mark.parametrize("body", [b"[1}", b'{"id": }', b'{"id": ' + b"[" * 20_000 + b"}"])
+def test_a_sealed_line_that_is_no_object_is_told(tmp_path, body):
+    line = body[:-1] + predictions._CHECKSUM % predictions._checksum(body) + b"\n"
+    (tmp_path / PREDICTIONS_NAME).write_bytes(line)
+    with pytest.raises(UserError, match=f"{PREDICTIONS_NAME}:1: the line is not a row of this run"):
+        resume(tmp_path / PREDICTIONS_NAME, RUN, {}, ())
+
+
+@pytest.mark.parametrize("failed", [(), (0,)])
+def test_a_row_that_failed_where_this_run_does_not_is_refused(tmp_path, failed):
+    row = {"id": 0, "inputs": "in 0", "prediction": None, "error": "too long"}
+    row = record(0) if failed else row
+    (tmp_path / PREDICTIONS_NAME).write_bytes(lines_of([row], RUN))
+    with pytest.raises(UserError, match=f"{PREDICTIONS_NAME}:1: the line is not a row of this run"):
+        resume(tmp_path / PREDICTIONS_NAME, RUN, {(0, 0): "in 0"}, failed)
+
+
+def test_rows_may_have_other_models_and_lengths(tmp_path):
+    rows = [changed(1, "info.calls", {"other": 1}), changed(0, "info.drafted_lengths", [0, 1, 0])]
+    (tmp_path / PREDICTIONS_NAME).write_bytes(lines_of(rows, RUN))
+    (found,) = read_predictions(tmp_path / PREDICTIONS_NAME)
+    assert {name: calls.tolist() for name, calls in found.counts.calls.items()} == {
+        "verifier": [2, 0],
+        "other": [0, 1],
+    }
+    assert predictions.acceptance_of(rows).drafted_lengths == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rows": "6"},
+        {"rows": None},
+        {"num_samples": "1"},
+        {"input": 3},
+        {"models": 3},
+        {"model_names": []},
+    ],
+)
+def test_a_configuration_with_other_types_is_told(tmp_path, settings):
+    part = write_part(tmp_path / "run", 0, 1, range(ROWS), **settings)
+    with pytest.raises(UserError, match=str(tmp_path / "run")):
+        merging.merge(tmp_path / "merged", [part])

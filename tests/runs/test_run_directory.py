@@ -10,7 +10,7 @@ import pytest
 
 from specjax.runs import run_directory
 from specjax.runs.run_directory import RunDirectory, difference, fingerprint_of
-from specjax.writing import new_directory
+from specjax.writing import new_directory, write_checksums
 
 
 def opened(path, *makes):
@@ -244,6 +244,20 @@ def test_what_a_run_has_made_may_be_replaced(tmp_path):
                 (place / text.decode()).touch()
         assert (tmp_path / "out.txt").read_bytes() == text
         assert names(tmp_path / "tree") == [text.decode()]
+    assert names(tmp_path / "tree.earlier-1") == ["one"]
+
+
+def test_a_claim_that_goes_leaves_what_the_run_cannot_prove(tmp_path):
+    with pytest.raises(KeyError), opened(tmp_path) as run:
+        run.claim({"a": 1})
+        run.own("tree").mkdir()
+        (tmp_path / "tree" / "own").write_text("own")
+        write_checksums(tmp_path / "tree", owner=run.owner)
+        (tmp_path / "tree" / "mine").write_text("mine")
+        raise KeyError
+    assert names(tmp_path) == ["tree"] and names(tmp_path / "tree") == ["mine"]
+    with pytest.raises(OSError, match="tree is not a file of this run"):
+        opened(tmp_path).__enter__()
 
 
 def test_a_first_start_that_fails_leaves_the_directory_as_it_was(tmp_path):

@@ -79,6 +79,13 @@ def measured(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize("removed", ["", "points"])
+def test_a_directory_that_is_deleted_meanwhile_is_told(copy, measured, removed):
+    with pytest.raises(FileNotFoundError, match=r"/points/.* was removed meanwhile"):
+        world.run(copy, ASKED, on_start=lambda run: shutil.rmtree(run.path / removed))
+    assert not measured
+
+
 def test_every_setting_has_its_figures(done):
     output, results = done
     records = lines(output)

@@ -1,13 +1,15 @@
 """Settings of a wrong type and chat templates without an end are told in one line."""
 
+import concurrent.futures
 import json
 import marshal
 import os
 import re
+import threading
 
 import pytest
 
-from specjax.tokenizers import chat_template, load_tokenizer
+from specjax.tokenizers import chat_renderer, chat_template, load_tokenizer
 from specjax.tokenizers.chat_template import render_chat
 from specjax.training.vocabulary import write_vocabulary
 from tests.variants import variants
@@ -145,20 +147,59 @@ def test_a_chat_template_has_a_limit(monkeypatch, limit):
     assert render_chat("a", []) == "a"
 
 
-def test_a_lost_renderer_is_replaced():
-    assert render_chat("a", []) == "a"
-    chat_template._renderers[os.getpid()]._process.kill()
+def renderers():
+    return chat_template._pools[os.getpid()].all
+
+
+def test_lost_renderers_are_replaced():
+    chat_template._close()
+    pool = chat_template._pools[os.getpid()] = chat_template._Pool()
+    for renderer in [pool.take(new=True) for _ in range(2)]:
+        pool.give_back(renderer)
+    for renderer in renderers():
+        renderer._process.kill()
     assert render_chat("b", []) == "b"
 
 
 def test_an_answer_to_another_request_is_not_taken():
+    chat_template._close()
     assert render_chat("a", []) == "a"
-    renderer = chat_template._renderers[os.getpid()]
+    (renderer,) = renderers()
     stdin = renderer._process.stdin
     stdin.write(marshal.dumps({"template": "old", "variables": {}, "number": 99}))
     stdin.flush()
     assert render_chat("new", []) == "new"
-    assert chat_template._renderers[os.getpid()] is not renderer
+    assert renderer not in renderers()
+
+
+def test_a_template_that_loops_keeps_no_other_waiting(monkeypatch):
+    """Other threads' chats end while it still runs."""
+    asked, own = threading.Event(), chat_template._Renderer.ask
+
+    def ask(self, request, seconds):
+        if request.get("template") == LIMITS[0][0]:
+            asked.set()
+        return own(self, request, seconds)
+
+    monkeypatch.setattr(chat_template._Renderer, "ask", ask)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        looping = pool.submit(render_chat, LIMITS[0][0], [{"role": "user", "content": "hello"}])
+        assert asked.wait(60)
+        others = [pool.submit(render_chat, text, []) for text in ("a", "b", "c")]
+        assert [other.result() for other in others] == ["a", "b", "c"]
+        assert not looping.done()
+        monkeypatch.setattr(chat_template, "MOST_SECONDS", 0.5)
+        for renderer in [*renderers()]:
+            renderer._process.kill()  # does not wait for its end
+        with pytest.raises(ValueError, match="it ends the process|it has not ended"):
+            looping.result()
+    assert len(renderers()) <= chat_template._MOST_IDLE
+
+
+def test_few_templates_are_kept():
+    for i in range(40):
+        chat_renderer._compiled(f"template {i}")
+    assert chat_renderer._compiled.cache_info().currsize <= 16
 
 
 def test_messages_must_be_json():

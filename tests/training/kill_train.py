@@ -106,6 +106,8 @@ def outcome(output: Path) -> dict[str, object]:
 
     found: dict[str, object] = {"metrics.jsonl": rows(output)}
     for step in (output / "checkpoints").iterdir():
+        if not step.name.isdecimal():
+            continue  # of a save that was killed
         tree = ocp.StandardCheckpointer().restore(step / "default")
         for name, leaf in jax.tree_util.tree_leaves_with_path(tree):
             array = np.asarray(leaf)

@@ -98,14 +98,24 @@ def test_links_and_pipes_among_checkpoints_are_refused(whole, tmp_path):
     assert not list(mine.iterdir())
 
 
-def test_an_incomplete_checkpoint_is_removed(whole, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["empty", "copied", "file", "later"])
+def test_what_may_be_an_incomplete_checkpoint_is_set_aside(whole, tmp_path, capsys, kind):
     half, result = whole
     run = tmp_path / "run"
     shutil.copytree(half, run)
-    shutil.rmtree(run / CHECKPOINTS_NAME / "20")
-    (run / CHECKPOINTS_NAME / "20").mkdir()
+    place = run / CHECKPOINTS_NAME / ("999" if kind == "later" else "20")
+    if kind == "later":
+        shutil.copytree(run / CHECKPOINTS_NAME / "20", place)
+    if kind in ("copied", "later"):
+        (place / "specjax_checksums.json").unlink()
+    else:
+        shutil.rmtree(place)
+        place.touch() if kind == "file" else place.mkdir()
+    before = {path.relative_to(place) for path in place.rglob("*")}
     again = train_copies(run)
-    assert "the checkpoint of step 20 in" in capsys.readouterr().err
+    aside = place.with_name(f"{place.name}.earlier-1")
+    assert f"is not used, and is now {aside}" in capsys.readouterr().err
+    assert {path.relative_to(aside) for path in aside.rglob("*")} == before
     assert_equal_trees(again.params, result.params)
 
 
@@ -123,6 +133,29 @@ def test_checkpoints_that_are_not_kept_go_whole(whole, tmp_path, capsys, monkeyp
     train_copies(run, num_steps=40)
     assert not (place / "deleted").exists()
     assert capsys.readouterr().err == ""
+
+
+def test_other_files_among_deleted_checkpoints_are_set_aside(whole, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    place = run / CHECKPOINTS_NAME
+    (place / "notes.txt").write_text("mine")
+    (place / "10" / "notes.txt").write_text("mine")  # of a checkpoint that will not be kept
+    (place / "deleted" / "20").mkdir(parents=True)
+    (place / "deleted" / "20" / "notes.txt").write_text("mine")
+    shutil.copytree(place / "10", place / "deleted" / "of another")
+    train_copies(run, num_steps=50)
+    notes = sorted(str(path.relative_to(place)) for path in place.rglob("notes.txt"))
+    assert not (place / "10").exists()
+    assert notes == [
+        "deleted.earlier-1/20/notes.txt",
+        "deleted.earlier-1/of another/notes.txt",
+        "deleted.earlier-2/10/notes.txt",
+        "notes.txt",
+    ]
+    assert find_damage(place / "deleted.earlier-1" / "of another") is None
+    assert [path.name for path in (place / "deleted.earlier-2" / "10").iterdir()] == ["notes.txt"]
+    assert capsys.readouterr().err.count("has files that are not this run's: now ") == 2
 
 
 def test_checkpoints_without_their_configuration_are_nobodys(whole, tmp_path):
