@@ -218,7 +218,7 @@ def _tell_time(what: str, end: threading.Event) -> None:
     if end.wait(_LONG):
         return
     with tqdm.tqdm(bar_format="{desc}", leave=False, disable=None) as bar:
-        while not end.wait(1.0):
+        while not end.wait(_LONG / 2):
             seconds = time.monotonic() - begin
             text = f"specjax: compiling {what}: {seconds:.0f} s"
             if not bar.disable:

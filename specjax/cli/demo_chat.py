@@ -12,7 +12,6 @@ import numpy as np
 from specjax.checks import check_count, one_number
 from specjax.cli.bench import Side, check_positive, measure
 from specjax.errors import MissingLibraryError
-from specjax.evaluation import Interval
 from specjax.study.measure import Times, tell
 from specjax.study.speedups import conclusion, speedup, spread, yields
 from specjax.text import Decoder, Lookup, Models, Result, load_models
@@ -123,14 +122,8 @@ def show_answer(decoder: Decoder, prompt: np.ndarray) -> None:
 def summary(alone: Side, drafted: Side, temperature: float) -> list[str]:
     """What drafting changed: the speed, the texts, and why it is not faster."""
     lines = [f"{'':12}{'tokens':>8}{'seconds':>10}{'tokens per second':>20}"]
-    repeats = alone.times.seconds.shape[1]
-    # Each turn counts as a text: the speed-up is that of these texts, however few.
-    of_alone, of_drafted = (
-        Times.of(side.times.seconds.reshape(1, 1, -1), [side.results * repeats])
-        for side in (alone, drafted)
-    )
-    for name, times in (("alone", of_alone), ("with drafts", of_drafted)):
-        tokens, seconds = times.tokens.sum() // repeats, times.usual.sum() / repeats
+    for name, times in (("alone", alone.times), ("with drafts", drafted.times)):
+        tokens, seconds = times.tokens.sum(), times.seconds.mean(axis=1).sum()
         lines.append(f"{name:12}{tokens:8}{seconds:10.2f}{tokens / seconds:20.1f}")
     lines.append("")
     rows = [result[0] for result in drafted.results]
@@ -149,26 +142,23 @@ def summary(alone: Side, drafted: Side, temperature: float) -> list[str]:
     lines.append(
         f"Accepted by position: {shares}; {info.emitted / info.rounds:.2f} tokens a round."
     )
-    disturbed = max(spread([side.times]) for side in (alone, drafted))
-    longest = len(info.acceptance_by_position)
-    gain, tokens_of_pass = speedup(of_drafted, of_alone), yields(of_drafted, of_alone)
-    lines.append(verdict(gain, tokens_of_pass, longest, disturbed))
+    lines.append(verdict(drafted.times, alone.times, len(info.acceptance_by_position)))
     return lines
 
 
-def verdict(gain: Interval, tokens: float, max_draft: int, spread: float = 1.0) -> str:
-    """Whether drafting is faster, and why not.
-
-    Args:
-      gain: the speed-up over the verifier alone.
-      tokens: of a round, over those of a pass of the verifier alone.
-      max_draft: the drafted tokens of a round.
-      spread: see `specjax.study.speedups.spread`.
-    """
+def verdict(drafted: Times, alone: Times, max_draft: int) -> str:
+    """Whether drafting is faster, and why not; with the interval of these very texts."""
+    both = drafted.by_turn, alone.by_turn
+    tokens = yields(*both)
     why = (
         "Too few drafts are accepted: try a smaller --max-draft, or train a head for your texts."
         if tokens < 1 + 0.25 * max_draft
         else "Drafting and checking take too long: try a smaller --max-draft, or a GPU or TPU."
     )
     name = f"drafts of {max_draft}"
-    return conclusion({name: gain}, most={name: tokens}, why=why, spread=spread)
+    return conclusion(
+        {name: speedup(*both)},
+        most={name: tokens},
+        why=why,
+        spread=max(spread([drafted]), spread([alone])),
+    )

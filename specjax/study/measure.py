@@ -239,6 +239,16 @@ class Times:
         return float(divided(self.tokens.sum(), self.passes.sum()))
 
     @property
+    def by_turn(self) -> "Times":
+        """The same with each turn as a chunk, for the interval of these very texts."""
+        (samples, repeats, _), passes = self.seconds.shape, self.passes
+        return Times(
+            self.seconds.reshape(samples, 1, -1),
+            np.tile(self.tokens, repeats),
+            None if passes is None else np.tile(passes, repeats),
+        )
+
+    @property
     def usual(self) -> Float[np.ndarray, " c"]:
         """The mean over samples of the median over repeats."""
         return np.median(self.seconds, axis=1).mean(axis=0)
