@@ -263,7 +263,7 @@ class Measured:
       rows: for each seed the n lines of a `predictions.jsonl`.
       times: of the first texts.
       verifier_times: of the verifier alone, measured in turns; None for itself.
-      compiled: the number of programs compiled or read from disk before the timing.
+      compiled: the number of programs compiled or read from disk.
     """
 
     seeds: list[int]
@@ -328,13 +328,15 @@ def measure(setting: Setting, bench: Bench) -> Measured:
     starts = range(0, how.latency_limit - size + 1, size)
     chunks = [list(range(start, start + size)) for start in starts]
     with count_compilations() as counts:
-        readers = [_Reader.of(one, bench, size) for one in dict.fromkeys((setting, alone))]
+        reader = _Reader.of(setting, bench, how.batch_size)
+        same = how.batch_size == size
+        readers = [reader if same else _Reader.of(setting, bench, size)]
+        if setting != alone:
+            readers.append(_Reader.of(alone, bench, size))
         for each in readers:
             _warm(each, chunks, seeds[0])
         times, timed = _time(readers, chunks, seeds)
-        reader, known = readers[0], timed
-        if how.batch_size != size:
-            reader, known = _Reader.of(setting, bench, how.batch_size), [{} for _ in seeds]
+        known = timed if same else [{} for _ in seeds]
         rows = [_decode(reader, *one) for one in zip(seeds, known, strict=True)]
     return Measured(
         seeds=seeds,
