@@ -15,6 +15,8 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import tqdm
 from jax.extend.core import get_opaque_trace_state
 
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
@@ -29,6 +32,10 @@ _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 CPU_OPTIONS = {_FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 # Nothing: for few tokens Eigen's products are faster than YNNPACK's (docs/benchmarks.md).
 STEP_OPTIONS = {_FUSIONS: ""}
+# Seconds of a compilation before it is told of, and between two lines about it.
+_LONG, _EVERY = 2.0, 20.0
+# `words`: says what the program does that a thread now calls and perhaps compiles.
+_calls = threading.local()
 
 
 def cpu_options(backend: str) -> dict[str, Any] | None:
@@ -77,8 +84,11 @@ def _no_trace() -> Any:
 class Jitted:
     """A function jitted by `jit`."""
 
-    def __init__(self, fun: Callable[..., Any], options: Any, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, fun: Callable[..., Any], options: Any, words: Any, settings: dict[str, Any]
+    ) -> None:
         functools.update_wrapper(self, fun)
+        self._words = words
         self._within = jax.jit(fun, **settings)
         # The backend is known only at the call.
         self._alone = functools.cache(
@@ -94,7 +104,14 @@ class Jitted:
         return self._alone(jax.default_backend() if device is None else device.platform)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted(args, kwargs)(*args, **kwargs)
+        jitted = self._jitted(args, kwargs)
+        if self._words is None:
+            return jitted(*args, **kwargs)
+        _calls.words = functools.partial(self._words, *args, **kwargs)
+        try:
+            return jitted(*args, **kwargs)
+        finally:
+            _calls.words = None
 
     def num_programs(self) -> int:
         """Returns the number of compiled programs for the default backend."""
@@ -111,13 +128,19 @@ class Jitted:
 
 
 def jit(
-    fun: Callable[..., Any], *, options: Callable[[str], Any] = cpu_options, **settings: Any
+    fun: Callable[..., Any],
+    *,
+    options: Callable[[str], Any] = cpu_options,
+    words: Callable[..., str] | None = None,
+    **settings: Any,
 ) -> Jitted:
     """`jax.jit(fun, **settings)`, compiled with the options that `options(backend)` gives.
 
     A call while another program is traced belongs to that program, with its options.
+    `words(*arguments)` says what the program does, for a line while it is compiled; by default its
+    name does.
     """
-    return Jitted(fun, options, settings)
+    return Jitted(fun, options, words, settings)
 
 
 def product_precision(dtype: Any) -> jax.lax.Precision | None:
@@ -148,7 +171,8 @@ class Compilations:
     """What this process compiles.
 
     Attributes:
-      announcement: a line for stderr when the first program has been compiled; "" for none.
+      announcement: a line for stderr when the first program has been compiled; "" for none, and no
+        lines about long compilations.
       compiled: the number of programs that the backend compiled.
       read: the number of programs that were read from the cache on disk.
       seconds: of tracing, lowering, compiling, and reading programs from the cache.
@@ -159,6 +183,17 @@ class Compilations:
     read: int = 0
     seconds: float = 0.0
     _hit: bool = False
+    # Of the compilation that each thread has begun: it is set at the end.
+    _ends: dict[int, threading.Event] = dataclasses.field(default_factory=dict)
+
+    def on_start(self, event: str, value: float, **about: Any) -> None:
+        if event != _BACKEND_COMPILE or not self.announcement:
+            return
+        words = getattr(_calls, "words", None)
+        name = about["fun_name"].removeprefix("jit(").strip("_)").replace("_", " ")
+        what = words() if words else name
+        end = self._ends[threading.get_ident()] = threading.Event()
+        threading.Thread(target=_tell_time, args=(what, end), daemon=True).start()
 
     def on_event(self, event: str, **_: Any) -> None:
         self._hit |= event == "/jax/compilation_cache/cache_hits"
@@ -168,6 +203,8 @@ class Compilations:
             self.seconds += duration_secs
         if event != _BACKEND_COMPILE:
             return
+        if (end := self._ends.pop(threading.get_ident(), None)) is not None:
+            end.set()
         self.read += self._hit
         self.compiled += not self._hit
         if self.compiled == 1 and not self._hit and self.announcement:
@@ -175,15 +212,33 @@ class Compilations:
         self._hit = False
 
 
+def _tell_time(what: str, end: threading.Event) -> None:
+    """Says how long a compilation takes: on a terminal each second, elsewhere in a few lines."""
+    begin, due = time.monotonic(), _LONG
+    if end.wait(_LONG):
+        return
+    with tqdm.tqdm(bar_format="{desc}", leave=False, disable=None) as bar:
+        while not end.wait(_LONG / 2):
+            seconds = time.monotonic() - begin
+            text = f"specjax: compiling {what}: {seconds:.0f} s"
+            if not bar.disable:
+                bar.set_description_str(text)
+            elif seconds >= due:
+                print(text, file=sys.stderr, flush=True)
+                due = seconds + _EVERY
+
+
 @contextlib.contextmanager
 def count_compilations(announcement: str = "") -> Iterator[Compilations]:
     """Counts what this process compiles or reads from disk until the context ends."""
     counts = Compilations(announcement)
+    jax.monitoring.register_scalar_listener(counts.on_start)
     jax.monitoring.register_event_listener(counts.on_event)
     jax.monitoring.register_event_duration_secs_listener(counts.on_duration)
     try:
         yield counts
     finally:
+        jax.monitoring.unregister_scalar_listener(counts.on_start)
         jax.monitoring.unregister_event_listener(counts.on_event)
         jax.monitoring.unregister_event_duration_listener(counts.on_duration)
 

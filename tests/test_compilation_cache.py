@@ -1,13 +1,19 @@
+import io
 import os
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import specjax
+from specjax import compilation
 from specjax.compilation import count_compilations
+from specjax.decoding.method import _words_of_run, _words_of_start
 
 CHILD = """
 import jax, specjax
@@ -69,3 +75,53 @@ def test_compilations_are_counted_while_the_context_lasts(capsys):
     cubed(ones[7])
     assert inner.compiled == outer.compiled == 2
     assert capsys.readouterr().err == "told\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("announcement", ["told", ""])
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (None, "the slow function"),
+        (lambda x: f"the sum of {len(x)} numbers", "the sum of 3 numbers"),
+    ],
+)
+def test_a_long_compilation_says_what_it_is(monkeypatch, announcement, stream, words, what):
+    """The function is as long in XLA as a line about it needs."""
+    event, shown = compilation._BACKEND_COMPILE, stream()
+    line = f"specjax: compiling {what}: 0 s"
+
+    def _the_slow_function(x):
+        jax.monitoring.record_scalar(event, 0.0, fun_name="jit(_the_slow_function)")
+        while announcement and line not in shown.getvalue():
+            time.sleep(0.01)
+        jax.monitoring.record_event_duration_secs(event, 0.0)
+        return x + 1
+
+    monkeypatch.setattr(compilation, "_LONG", 0.01)
+    monkeypatch.setattr(sys, "stderr", shown)
+    ones = jnp.ones(3, jnp.float32)
+    with count_compilations(announcement):
+        compilation.jit(_the_slow_function, words=words)(ones)
+    assert (line in shown.getvalue()) == bool(announcement)
+    # On a terminal the line is replaced, elsewhere it is written once in a while.
+    assert (f"{line}\n" in shown.getvalue()) == (announcement != "" and stream is io.StringIO)
+
+
+def test_programs_say_what_they_do():
+    one, many = SimpleNamespace(max_draft=0), SimpleNamespace(max_draft=5)
+    state = {rows: SimpleNamespace(tokens=np.zeros((rows, 64))) for rows in (1, 8)}
+    prompts = {rows: SimpleNamespace(inputs=np.zeros((rows, 32))) for rows in (1, 8)}
+    assert (
+        _words_of_run(one, (), state[1]) == "the step of a token for 1 row of up to 64 new tokens"
+    )
+    said = _words_of_run(many, (), state[8], 1, 1)
+    assert said == "the round of 6 tokens for 8 rows of up to 64 new tokens"
+    said = [_words_of_start(one, 64, 99, (), 1, (), prompts[rows]) for rows in (1, 8)]
+    assert said[0] == "the prefill of 1 prompt of up to 32 tokens"
+    assert said[1] == "the prefill of 8 prompts of up to 32 tokens"

@@ -8,11 +8,12 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import tqdm
 
 from specjax.checks import one_number
 from specjax.cli.report import Report
@@ -20,7 +21,16 @@ from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.study.measure import Times, in_turns, tell, timed
-from specjax.study.speedups import best, conclusion, round_cost, speedup, speedups, spread
+from specjax.study.speedups import (
+    best,
+    conclusion,
+    possible,
+    round_cost,
+    speedup,
+    speedups,
+    spread,
+    yields,
+)
 from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.draft_length import RoundCost
 from specjax.text.engine import BUCKETS
@@ -31,6 +41,7 @@ from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.writing import write_atomically
 
+_Name = TypeVar("_Name", bound=Hashable)
 _NOTES = (
     "speedup: of whole calls over the verifier alone, in turns, with its 95 % interval.",
     "c: the time of a drafter's pass, of which a draft takes G (of a block head, one), and r: that",
@@ -81,12 +92,6 @@ class Side(NamedTuple):
     times: Times
     results: list[Result]
 
-    def per_pass(self) -> float:
-        """The emitted tokens per pass of a batch, which waits for its last row."""
-        infos = [result.info.per_row for result in self.results]
-        passes = sum(int(info.verifier_calls.max()) for info in infos)
-        return sum(int(info.emitted.sum()) for info in infos) / passes
-
 
 def run(args: argparse.Namespace) -> int:
     """Times whole calls and passes of every batch size, and prints tables and a verdict.
@@ -128,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
             costs = {}
             for length in args.drafts:
                 method: Any = decoders[length].method
-                per_pass = sides[length].per_pass() / sides[0].per_pass()
-                costs[length] = round_cost(times[length], method.drafter, per_pass)
+                tokens_of_pass = yields(sides[length].times, sides[0].times)
+                costs[length] = round_cost(times[length], method.drafter, tokens_of_pass)
             for length, cost in costs.items():
                 sizes = {"rows": batch, "max_draft": length, "temperature": temperature}
                 rows.append({**sizes, **figures(sides[0], sides[length], cost)})
@@ -252,29 +257,33 @@ def _decoders(
 
 
 def measure(
-    decoders: dict[int, Decoder], chunks: Sequence[Sequence[np.ndarray]], repeats: int
-) -> dict[int, Side]:
+    decoders: Mapping[_Name, Callable[..., Result]],
+    chunks: Sequence[Sequence[np.ndarray]],
+    repeats: int,
+) -> dict[_Name, Side]:
     """Returns the times and the results of each decoder; the decoders take turns."""
 
-    def decode(decoder: Decoder, place: int) -> tuple[float, Result]:
+    def decode(decoder: Callable[..., Result], place: int) -> tuple[float, Result]:
         prompts: list[Any] = list(chunks[place])
         ids = range(place * len(prompts), (place + 1) * len(prompts))
         return timed(lambda: decoder(prompts, ids=ids, progress=False))
 
-    calls = {name: lambda i, one=one: decode(one, i) for name, one in decoders.items()}
+    calls = {name: functools.partial(decode, one) for name, one in decoders.items()}
     for call in calls.values():
         call(0)  # compiles
     seconds = {name: np.zeros((1, repeats, len(chunks))) for name in decoders}
-    results: dict[int, dict[int, Result]] = {name: {} for name in decoders}
-    for name, repeat, place, (spent, result) in in_turns(calls, range(len(chunks)), repeats):
+    results: dict[_Name, dict[int, Result]] = {name: {} for name in decoders}
+    turns = in_turns(calls, range(len(chunks)), repeats)
+    total = len(decoders) * repeats * len(chunks)
+    bar: Any = {"total": total, "desc": "measuring", "unit": "call", "leave": False}
+    for name, repeat, place, (spent, result) in tqdm.tqdm(turns, **bar, disable=None, delay=2.0):
         seconds[name][0, repeat, place] = spent
         results[name][place] = result
     return {name: _side(seconds[name], list(of.values())) for name, of in results.items()}
 
 
 def _side(seconds: np.ndarray, results: list[Result]) -> Side:
-    emitted = np.asarray([[result.info.per_row.emitted.sum() for result in results]])
-    return Side(Times(seconds, emitted), results)
+    return Side(Times.of(seconds, [results]), results)
 
 
 def figures(alone: Side, drafts: Side, cost: RoundCost) -> dict[str, float | None]:
@@ -300,15 +309,16 @@ def _verdict(sides: dict[int, Side], costs: dict[int, RoundCost], where: str) ->
     """What was fastest, or why drafting does not pay; then what a round costs."""
     alone = sides[0].times
     gains = speedups({n: (side.times, alone) for n, side in sides.items() if n})
-    length = best(gains)
+    most = {n: cost.tokens for n, cost in costs.items()}
+    length = best(possible(gains, most) or gains)
     assert length is not None
-    text = conclusion(
+    return conclusion(
         {f"drafts of {n}": gain for n, gain in gains.items()},
         where=where,
+        most={f"drafts of {n}": tokens for n, tokens in most.items()},
         cost=costs[length],
-        spread=spread([alone]),
+        spread=max(spread([side.times]) for side in sides.values()),
     )
-    return f"{text} {costs[length].described()}" if gains[length].low > 1.0 else text
 
 
 def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:

@@ -32,7 +32,8 @@ _QUICK = {
 }
 _NOTES = (
     "Brackets: bootstrap intervals over the texts. front: no other setting is shown to be faster",
-    "and as good, or better and as fast. speedup: over the verifier alone, timed alternately.",
+    "and as good, or better and as fast. speedup: over the verifier alone, timed alternately; the",
+    "verdict's is that of tokens per second.",
 )
 _ESTIMATE_NOTES = (
     "Estimated from the verifier's outputs, without decoding. Estimates of Lossless are unbiased.",

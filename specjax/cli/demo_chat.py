@@ -1,6 +1,7 @@
 """`specjax demo chat`: a real chat model answers alone and with drafts, while you read."""
 
 import argparse
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any, cast
 import numpy as np
 
 from specjax.checks import check_count, one_number
+from specjax.cli.bench import Side, check_positive, measure
 from specjax.errors import MissingLibraryError
+from specjax.study.measure import Times, tell
+from specjax.study.speedups import conclusion, speedup, spread, yields
 from specjax.text import Decoder, Lookup, Models, Result, load_models
-from specjax.text.results import Row, coloured, has_colours
+from specjax.text.results import coloured, has_colours
 from specjax.types import Sampling
 
 HEAD = "built-in:smollm2/head"
@@ -37,11 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="the longest answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--repeats", type=int, default=3, help="how often each answer is timed")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Streams each answer twice, and prints what drafting changed."""
+    """Streams each answer twice, times both in turns, and prints what drafting changed."""
     check_count("--max-draft", args.max_draft, "give the number of drafted tokens")
+    check_positive(args, "repeats")
     temperature = one_number("--temperature", args.temperature, low=0.0, open_high=True)
     models = _models(args)
     options: dict[str, Any] = {
@@ -56,17 +62,20 @@ def run(args: argparse.Namespace) -> int:
         copies = {"drafting": Lookup(min_ngram=2), "widths": (1, args.max_draft + 1)}
     drafts = Decoder(models, max_draft=args.max_draft, **copies, **options)
     decoders = {"alone": Decoder(models.verifier, **options), "with drafts": drafts}
-    rows: dict[str, list[Row]] = {name: [] for name in decoders}
-    for question in args.questions:
+    prompts = [drafts.encode([{"role": "user", "content": each}]) for each in args.questions]
+    for question, prompt in zip(args.questions, prompts, strict=True):
         print(f"\n> {question}", flush=True)
         for name, decoder in decoders.items():
-            prompt = decoder.encode([{"role": "user", "content": question}])
             # Compiles.
             list(decoder.turn(prompt, None, max_new_tokens=2, sources=True).added())
             print(f"\n{name}:", flush=True)
-            rows[name].append(answered(decoder, prompt))
+            show_answer(decoder, prompt)
+    tell(f"timing the answers {args.repeats} more times, in turns ...")
+    # With sources no further program is compiled.
+    timed = {name: functools.partial(one, sources=True) for name, one in decoders.items()}
+    sides = measure(timed, [[prompt] for prompt in prompts], args.repeats)
     print()
-    for line in summary(Result((*rows["alone"],)), Result((*rows["with drafts"],)), temperature):
+    for line in summary(sides["alone"], sides["with drafts"], temperature):
         print(line)
     return 0
 
@@ -89,7 +98,7 @@ def _models(args: argparse.Namespace) -> Models:
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
-def answered(decoder: Decoder, prompt: np.ndarray) -> Row:
+def show_answer(decoder: Decoder, prompt: np.ndarray) -> None:
     """Prints an answer, marked by the sources of its tokens; on a terminal while it grows."""
     engine = decoder.turn(prompt, None, sources=True)
     text_of, names = decoder.text_after(prompt), engine.method.source_names
@@ -108,50 +117,48 @@ def answered(decoder: Decoder, prompt: np.ndarray) -> Row:
     assert row is not None
     shown = row.show().text(streams)
     print("\n" + shown.splitlines()[-1] if streams else shown)
-    return row
 
 
-def summary(alone: Result, drafted: Result, temperature: float) -> list[str]:
+def summary(alone: Side, drafted: Side, temperature: float) -> list[str]:
     """What drafting changed: the speed, the texts, and why it is not faster."""
-    seconds = [sum(row.seconds for row in result) for result in (alone, drafted)]
     lines = [f"{'':12}{'tokens':>8}{'seconds':>10}{'tokens per second':>20}"]
-    for name, result, time in zip(("alone", "with drafts"), (alone, drafted), seconds, strict=True):
-        emitted = result.info.emitted
-        lines.append(f"{name:12}{emitted:8}{time:10.2f}{emitted / time:20.1f}")
+    for name, times in (("alone", alone.times), ("with drafts", drafted.times)):
+        tokens, seconds = times.tokens.sum(), times.seconds.mean(axis=1).sum()
+        lines.append(f"{name:12}{tokens:8}{seconds:10.2f}{tokens / seconds:20.1f}")
     lines.append("")
-    equal = sum(a.text == b.text for a, b in zip(alone, drafted, strict=True))
+    rows = [result[0] for result in drafted.results]
+    equal = sum(one[0].text == row.text for one, row in zip(alone.results, rows, strict=True))
     if temperature > 0:
         lines.append("The texts are two draws from the same distribution.")
-    elif equal == len(alone.rows):
+    elif equal == len(rows):
         lines.append("The texts are equal.")
     else:
         lines.append(
-            f"{equal} of {len(alone.rows)} texts are equal; in the others two tokens were equally "
+            f"{equal} of {len(rows)} texts are equal; in the others two tokens were equally "
             "likely but for rounding."
         )
-    info = drafted.info
+    info = Result((*rows,)).info
     shares = ", ".join(f"{share:.0%}" for share in info.acceptance_by_position)
-    tokens = info.emitted / info.rounds
-    lines.append(f"Accepted by position: {shares}; {tokens:.2f} tokens a round.")
-    cost = seconds[1] / info.rounds / (seconds[0] / alone.info.rounds)
-    lines.append(verdict(tokens, cost, len(info.acceptance_by_position)))
+    lines.append(
+        f"Accepted by position: {shares}; {info.emitted / info.rounds:.2f} tokens a round."
+    )
+    lines.append(verdict(drafted.times, alone.times, len(info.acceptance_by_position)))
     return lines
 
 
-def verdict(tokens: float, cost: float, max_draft: int) -> str:
-    """Whether drafting is faster, and why not.
-
-    Args:
-      tokens: of a round.
-      cost: the time of a round over that of a token alone.
-      max_draft: the drafted tokens of a round.
-    """
-    what = f"a round yields {tokens:.2f} tokens and takes {cost:.2f} times as long as a token alone"
-    if tokens > 1.05 * cost:
-        return f"Drafting is {tokens / cost:.2f} times as fast: {what}."
-    remedy = (
-        "too few drafts are accepted: try a smaller --max-draft, or train a head for your prompts"
+def verdict(drafted: Times, alone: Times, max_draft: int) -> str:
+    """Whether drafting is faster, and why not; with the interval of these very texts."""
+    both = drafted.by_turn, alone.by_turn
+    tokens = yields(*both)
+    why = (
+        "Too few drafts are accepted: try a smaller --max-draft, or train a head for your texts."
         if tokens < 1 + 0.25 * max_draft
-        else "drafting and checking takes too long here: try a smaller --max-draft, or a GPU or TPU"
+        else "Drafting and checking take too long: try a smaller --max-draft, or a GPU or TPU."
     )
-    return f"Drafting is not faster ({tokens / cost:.2f} times): {what}; {remedy}."
+    name = f"drafts of {max_draft}"
+    return conclusion(
+        {name: speedup(*both)},
+        most={name: tokens},
+        why=why,
+        spread=max(spread([drafted]), spread([alone])),
+    )

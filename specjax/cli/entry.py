@@ -20,6 +20,8 @@ def run() -> None:
     _end_on_interrupt()
     import warnings
 
+    # XLA's alarms about slow compilations; what specjax says of them is enough. Errors are raised.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         # JAX reads its environment variables when it is imported.
         from specjax.cli.main import main

@@ -490,7 +490,12 @@ def _start(
     return method.begun(params, inner, prompts, max_new, by_token)
 
 
-jitted_init = jit_at(_start, static_argnums=(0, 1, 2, 3, 4))
+def _words_of_start(method: Method, *arguments: Any) -> str:
+    rows, length = arguments[5].inputs.shape
+    return f"the prefill of {rows} prompt{'s' * (rows > 1)} of up to {length} tokens"
+
+
+jitted_init = jit_at(_start, words=_words_of_start, static_argnums=(0, 1, 2, 3, 4))
 
 
 @functools.partial(jit, static_argnums=(0, 1))
@@ -600,7 +605,15 @@ def _with_shared(state: DecodeState, table: Array | None, processors: Params) ->
     return state._replace(stop=stop, sampling=bound(state.sampling, processors))
 
 
-jitted_run = jit_at(_run, options=step_options, static_argnums=0, donate_argnums=2)
+def _words_of_run(method: Method, _: Params, state: DecodeState, *__: Any) -> str:
+    rows, longest = state.tokens.shape
+    step = f"round of {method.max_draft + 1} tokens" if method.max_draft else "step of a token"
+    return f"the {step} for {rows} row{'s' * (rows > 1)} of up to {longest} new tokens"
+
+
+jitted_run = jit_at(
+    _run, options=step_options, words=_words_of_run, static_argnums=0, donate_argnums=2
+)
 
 
 def add_step(state: DecodeState, step: Step, eos_ids: tuple[int, ...]) -> DecodeState:

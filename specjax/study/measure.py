@@ -34,8 +34,9 @@ from specjax.runs.evaluation import (
 )
 from specjax.runs.predictions import record_of_row
 from specjax.study.texts import Texts
-from specjax.text import Decoder, TextModel
+from specjax.text import Decoder, Result, TextModel
 from specjax.text.requests import Prefix
+from specjax.text.results import Row
 from specjax.text.setting import DRAFTER_ALONE, Setting
 
 _Side = TypeVar("_Side", bound=Hashable)
@@ -208,10 +209,44 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Times:
-    """The seconds and the emitted tokens of chunks of texts."""
+    """The seconds and the emitted tokens of chunks of texts.
+
+    `passes` are the verifier's, of a batch: it waits for its last row. Records of earlier checkouts
+    have none.
+    """
 
     seconds: Float[np.ndarray, "s r c"]
     tokens: Int[np.ndarray, "s c"]
+    passes: Int[np.ndarray, "s c"] | None = None
+
+    @classmethod
+    def of(
+        cls, seconds: Float[np.ndarray, "s r c"], results: Sequence[Sequence[Result]]
+    ) -> "Times":
+        """Of a result of each sample and chunk."""
+        infos = [[result.info.per_row for result in sample] for sample in results]
+        return cls(
+            seconds,
+            np.array([[info.emitted.sum() for info in sample] for sample in infos]),
+            np.array([[info.verifier_calls.max() for info in sample] for sample in infos]),
+        )
+
+    @property
+    def per_pass(self) -> float:
+        """The tokens of a pass of a batch; NaN if unknown."""
+        if self.passes is None:
+            return math.nan
+        return float(divided(self.tokens.sum(), self.passes.sum()))
+
+    @property
+    def by_turn(self) -> "Times":
+        """The same with each turn as a chunk, for the interval of these very texts."""
+        (samples, repeats, _), passes = self.seconds.shape, self.passes
+        return Times(
+            self.seconds.reshape(samples, 1, -1),
+            np.tile(self.tokens, repeats),
+            None if passes is None else np.tile(passes, repeats),
+        )
 
     @property
     def usual(self) -> Float[np.ndarray, " c"]:
@@ -228,7 +263,7 @@ class Measured:
       rows: for each seed the n lines of a `predictions.jsonl`.
       times: of the first texts.
       verifier_times: of the verifier alone, measured in turns; None for itself.
-      compiled: the number of programs compiled or read from disk before the timing.
+      compiled: the number of programs compiled or read from disk.
     """
 
     seeds: list[int]
@@ -245,7 +280,8 @@ class Measured:
             f"{name}/{field}": getattr(times, field)
             for name, times in both.items()
             if times is not None
-            for field in ("seconds", "tokens")
+            for field in ("seconds", "tokens", "passes")
+            if getattr(times, field) is not None
         }
         return value, arrays
 
@@ -254,7 +290,8 @@ class Measured:
         """Restores `to_record`; other values and arrays are ignored."""
 
         def times(name: str) -> Times:
-            return Times(arrays[f"{name}/seconds"], arrays[f"{name}/tokens"])
+            seconds, tokens = arrays[f"{name}/seconds"], arrays[f"{name}/tokens"]
+            return Times(seconds, tokens, arrays.get(f"{name}/passes"))
 
         return cls(
             times=times("own"),
@@ -277,7 +314,8 @@ def measure(setting: Setting, bench: Bench) -> Measured:
     """Decodes all texts, and times the first texts in turns with the verifier alone.
 
     A row's output depends on its seed and its place. So it is the same at any batch size (unless a
-    policy reads the other rows), and in every part of the texts.
+    policy reads the other rows), and in every part of the texts. If both batch sizes are equal, the
+    outputs of timed texts are those of their turns.
 
     Raises:
       UserError: a model gave NaN, or the parts of the setting cannot be combined; also any error
@@ -285,20 +323,21 @@ def measure(setting: Setting, bench: Bench) -> Measured:
     """
     how, alone = bench.measuring, setting.verifier_alone
     seeds = how.seeds_at(setting.temperature)
+    size = how.latency_batch_size
+    # An incomplete last chunk is left out.
+    starts = range(0, how.latency_limit - size + 1, size)
+    chunks = [list(range(start, start + size)) for start in starts]
     with count_compilations() as counts:
         reader = _Reader.of(setting, bench, how.batch_size)
-        rows = [_decode(reader, seed) for seed in seeds]
-        same = how.batch_size == how.latency_batch_size
-        readers = [reader if same else _Reader.of(setting, bench, how.latency_batch_size)]
+        same = how.batch_size == size
+        readers = [reader if same else _Reader.of(setting, bench, size)]
         if setting != alone:
-            readers.append(_Reader.of(alone, bench, how.latency_batch_size))
-        size = how.latency_batch_size
-        # An incomplete last chunk is left out.
-        starts = range(0, how.latency_limit - size + 1, size)
-        chunks = [list(range(start, start + size)) for start in starts]
+            readers.append(_Reader.of(alone, bench, size))
         for each in readers:
             _warm(each, chunks, seeds[0])
-    times = _time(readers, chunks, seeds)
+        times, timed = _time(readers, chunks, seeds)
+        known = timed if same else [{} for _ in seeds]
+        rows = [_decode(reader, *one) for one in zip(seeds, known, strict=True)]
     return Measured(
         seeds=seeds,
         rows=rows,
@@ -312,9 +351,11 @@ def joined(parts: Sequence[Measured]) -> Measured:
     """Joins the measurements of a setting on several parts of the texts, in order."""
 
     def times(several: Sequence[Times]) -> Times:
+        passes = [part.passes for part in several if part.passes is not None]
         return Times(
             np.concatenate([part.seconds for part in several], axis=-1),
             np.concatenate([part.tokens for part in several], axis=-1),
+            np.concatenate(passes, axis=-1) if len(passes) == len(several) else None,
         )
 
     others = [part.verifier_times for part in parts if part.verifier_times is not None]
@@ -383,10 +424,12 @@ class _Reader(NamedTuple):
         }
 
 
-def _decode(reader: _Reader, seed: int) -> list[dict[str, Any]]:
+def _decode(reader: _Reader, seed: int, known: Mapping[int, Row]) -> list[dict[str, Any]]:
+    """The records of all texts; those at places without a known row are decoded."""
     examples = reader.bench.texts.examples
-    arguments = reader.arguments(range(len(examples)), seed)
-    rows = {row.index: row for row in reader.decoder.rows(**arguments)}
+    places = [i for i in range(len(examples)) if i not in known]
+    decoded = reader.decoder.rows(**reader.arguments(places, seed)) if places else ()
+    rows = {**known, **{places[row.index]: row for row in decoded}}
     records = []
     for i, example in enumerate(examples):
         if rows[i].error is not None:
@@ -405,29 +448,34 @@ def _warm(reader: _Reader, chunks: list[list[int]], seed: int) -> None:
         reader.decoder(**reader.arguments(chunk, seed), progress=False)
 
 
-def _run(reader: _Reader, seed: int, chunk: list[int]) -> tuple[float, int]:
-    """The seconds of a chunk, and its emitted tokens."""
+def _run(reader: _Reader, seed: int, chunk: list[int]) -> tuple[float, Result]:
+    """The seconds of a chunk, and its result."""
     arguments = reader.arguments(chunk, seed)
     for _ in range(_TRIES):
         with count_compilations() as counts:
             spent, result = timed(lambda: reader.decoder(**arguments, progress=False))
         if not counts.compiled + counts.read:
             break
-    return spent, int(result.info.per_row.emitted.sum())
+    return spent, result
 
 
-def _time(readers: list[_Reader], chunks: list[list[int]], seeds: list[int]) -> list[Times]:
-    """The times of each decoder."""
+def _time(
+    readers: list[_Reader], chunks: list[list[int]], seeds: list[int]
+) -> tuple[list[Times], list[dict[int, Row]]]:
+    """The times of each decoder; for each seed the rows of the first, by their places."""
     shape = (len(seeds), readers[0].bench.measuring.repeats, len(chunks))
-    times = [Times(np.zeros(shape), np.zeros((shape[0], shape[2]), np.int64)) for _ in readers]
+    seconds = [np.zeros(shape) for _ in readers]
+    results: list[Any] = [[[None] * shape[2] for _ in seeds] for _ in readers]
     for repeat, (i, seed) in itertools.product(range(shape[1]), enumerate(seeds)):
         # A text gets both orders over its repeats and seeds.
         order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
         sides = {k: functools.partial(_run, readers[k], seed) for k in order}
-        for k, _, j, (spent, emitted) in in_turns(sides, chunks, 1):
-            times[k].seconds[i, repeat, j] = spent
-            times[k].tokens[i, j] = emitted
-    return times
+        for k, _, j, (spent, result) in in_turns(sides, chunks, 1):
+            seconds[k][i, repeat, j] = spent
+            results[k][i][j] = result
+    places = [*itertools.chain(*chunks)]
+    rows = [dict(zip(places, itertools.chain(*of_seed), strict=True)) for of_seed in results[0]]
+    return [Times.of(*one) for one in zip(seconds, results, strict=True)], rows
 
 
 class Scores(NamedTuple):

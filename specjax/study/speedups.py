@@ -20,6 +20,8 @@ from specjax.text.setting import Setting
 _Name = TypeVar("_Name")
 # Times of the same work whose quartiles differ by more than this were disturbed.
 _STEADY = 1.15
+# Speed-ups above the tokens of a pass by more than this cannot be.
+_CLOSE = 1.05
 
 
 def round_cost(times: PassTimes, drafter: NeuralDrafter, tokens: float) -> RoundCost:
@@ -64,6 +66,20 @@ def speedups(
     return {name: speedup(*both, each) for name, both in times.items()}
 
 
+def yields(times: Times, alone: Times) -> float:
+    """Returns the tokens of a pass over those of the verifier alone, NaN if unknown.
+
+    A pass that checks drafts takes at least as long as one without, so no speed-up is above it.
+    """
+    return times.per_pass / alone.per_pass
+
+
+def possible(gains: Mapping[_Name, Interval], most: Mapping[_Name, float]) -> dict[_Name, Interval]:
+    """Returns the speed-ups that are not above what the tokens of a pass allow, see `yields`."""
+    limits = {name: _CLOSE * most.get(name, math.inf) for name in gains}
+    return {name: gain for name, gain in gains.items() if not gain.value > limits[name]}
+
+
 def best(gains: Mapping[_Name, Interval]) -> _Name | None:
     """Returns the fastest that is shown to gain, else that may gain, else at all."""
     surely = [name for name, gain in gains.items() if gain.low > 1.0]
@@ -90,7 +106,9 @@ def conclusion(
     lossless: Mapping[str, Interval],
     *,
     where: str = "",
+    most: Mapping[str, float] | None = None,
     cost: RoundCost | None = None,
+    why: str = "",
     spread: float = 1.0,
 ) -> str:
     """Says which setting was fastest at no loss and by how much, or that drafting does not pay.
@@ -98,22 +116,31 @@ def conclusion(
     Args:
       lossless: setting in words -> its speed-up over the verifier alone, see `speedups`.
       where: under which conditions, such as "at temperature 0".
-      cost: the costs of a round, to say why drafting does not pay; None if unknown.
+      most: setting in words -> its tokens of a pass, see `yields`.
+      cost: the costs of a round of the best setting, to say why drafting pays or not; None if
+        unknown.
+      why: what else to say where no gain is shown.
       spread: see `spread`.
 
     Returns:
       One sentence, with its reasons after it.
     """
-    place = f" {where}" if where else ""
-    name = best(lossless)
+    place, most = f" {where}" if where else "", most or {}
+    can_be = possible(lossless, most)
+    name = best(can_be or lossless)
     if name is None:
         return f"No lossless setting with drafts was measured{place}."
-    gain = lossless[name]
+    gain, tokens = lossless[name], most.get(name, math.nan)
     parts = [
         f"Drafting does not pay here{place}: the best lossless setting, {name}, is not faster than "
         f"the verifier alone: {in_words(gain)}."
     ]
-    if gain.low > 1.0:
+    if not can_be:
+        parts = [
+            f"No gain at no loss is shown{place}: the measured speed-up of {name}, "
+            f"[{gain.low:.3g}, {gain.high:.3g}], is more than its tokens of a pass allow."
+        ]
+    elif gain.low > 1.0:
         parts = [
             f"Fastest at no loss{place}: {name}, {in_words(gain)} the speed of the verifier alone."
         ]
@@ -122,13 +149,30 @@ def conclusion(
             f"No gain at no loss is shown{place}: {name} has {in_words(gain)} the speed of the "
             "verifier alone, and an interval with 1 in it may be noise."
         ]
-    if gain.low <= 1.0 and cost is not None and spread <= _STEADY:
-        parts.append(cost.why())
-    if spread > _STEADY:
+    if can_be and not math.isnan(tokens):
+        time = tokens / gain.value
         parts.append(
-            "Other work disturbed this measurement: the times of the same texts differ by a factor "
-            f"of {spread:.2g} between turns (quartiles). Repeat it on a quiet machine."
+            f"A round yields {tokens:.3g} times the tokens of a pass of the verifier alone, and "
+            f"takes {f'{time:.3g} times' if time >= 1.0 else 'about'} as long."
         )
+    if spread > _STEADY or len(can_be) < len(lossless):
+        between = (
+            f": the times of the same texts differ by a factor of {spread:.2g} between turns "
+            "(quartiles)"
+        )
+        parts.append(
+            f"Other work disturbed this measurement{between if spread > _STEADY else ''}. Repeat "
+            "it on a quiet machine."
+        )
+    elif cost is not None and gain.low > cost.ideal:
+        parts.append(
+            f"The times of passes, which were measured before, allow only {cost.ideal:.3g}x: other "
+            "work disturbed them. Repeat the measurement on a quiet machine."
+        )
+    elif cost is not None:
+        parts.append(cost.described() if gain.low > 1.0 else cost.why())
+    elif why and gain.low <= 1.0:
+        parts.append(why)
     return " ".join(parts)
 
 
@@ -161,18 +205,19 @@ def recommend(
     drafts = [x for x in scored if not x.is_alone]
     lossless = {x: times[x] for x in drafts if x.is_lossless}
     gains = speedups(lossless, bootstrap.level)
+    most = {x: yields(*times[x]) for x in drafts}
     text = conclusion(
         {x.described(): gain for x, gain in gains.items()},
         where=f"at temperature {alone.temperature:g}",
+        most={x.described(): most[x] for x in gains},
+        why="specjax bench says why.",
         spread=spread([of_verifier for _, of_verifier in times.values()]),
     )
-    fastest = best(gains)
+    fastest = best(possible(gains, most))
     if fastest is None or gains[fastest].low <= 1.0:
-        if fastest is not None:
-            text += " specjax bench says why."
         fastest = alone
     others = speedups({x: times[x] for x in drafts if x not in lossless}, bootstrap.level)
-    faster = {x: gain for x, gain in others.items() if gain.low > 1.0}
+    faster = {x: gain for x, gain in possible(others, most).items() if gain.low > 1.0}
     if quality is not None:
         differences = {x: over(scored[x], scored[alone], quality, bootstrap) for x in faster}
         kept = {

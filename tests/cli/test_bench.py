@@ -10,7 +10,7 @@ import specjax
 from specjax.cli import bench
 from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
-from specjax.study.speedups import round_cost
+from specjax.study.speedups import round_cost, yields
 from specjax.text.passes import PassTimes
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
@@ -30,7 +30,7 @@ def side(seconds, emitted, calls):
 def test_speedup_and_its_ideal():
     """Two rows in a batch. Alone: 6 and 10 tokens in 10 passes; together: in 3 and 5 rounds."""
     alone, drafts = side(40.0, [6, 10], [6, 10]), side(32.0, [6, 10], [3, 5])
-    cost = round_cost(TIMES, DRAFTER, drafts.per_pass() / alone.per_pass())
+    cost = round_cost(TIMES, DRAFTER, yields(drafts.times, alone.times))
     assert cost.c == 0.25 and cost.r == 1.5 and cost.tokens == 2.0
     row = bench.figures(alone, drafts, cost)
     assert (row["c"], row["r"], row["tokens_per_call"]) == (0.25, 1.5, 2.0)

@@ -204,6 +204,26 @@ print(*(set(sys.modules) - begun))
     assert not slow & set(done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("set_by_user", "level"), [({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "1"}, "1")]
+)
+def test_xla_logs_nothing_unless_the_user_asks(set_by_user, level):
+    """Its alarms about slow compilations are errors in its log, whose level is read once."""
+    code = """
+import os, sys, types
+def main():
+    print(os.environ["TF_CPP_MIN_LOG_LEVEL"], "jax" in sys.modules)
+    return 0
+sys.modules["specjax.cli.main"] = types.SimpleNamespace(main=main)
+import specjax.cli.entry
+specjax.cli.entry.run()
+"""
+    names = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    command, environment = [sys.executable, "-c", code], names | set_by_user
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{level} False\n"
+
+
 @pytest.mark.parametrize("seconds", variants([0.05, 0.1, 0.2, 0.4, 0.6, 0.8], 0.2, 0.6))
 def test_ctrl_c_while_python_starts_is_no_traceback_of_imports(seconds):
     """Only Python's own start, before it runs a line of specjax, prints a traceback."""

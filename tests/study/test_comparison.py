@@ -186,6 +186,32 @@ def test_a_setting_writes_the_same_in_any_part_of_the_texts(done):
     assert measure(world.VERIFIER, bench().part(2, 5)).verifier_times is None
 
 
+@pytest.mark.parametrize(("size", "limit", "calls"), [(1, 6, 14), (1, 3, 8), (2, 5, 5)])
+def test_a_timed_text_is_decoded_once_if_the_batch_sizes_are_equal(
+    done, monkeypatch, size, limit, calls
+):
+    """Calls of two seeds, one that warms, and one after the compilation at text 1."""
+    made, own = [], Bench.decoder
+
+    def decoder(self, setting, batch_size):
+        made.append(Late(own(self, setting, batch_size), always=False))
+        return made[-1]
+
+    monkeypatch.setattr(Bench, "decoder", decoder)
+    how = world.measuring(batch_size=size, latency_batch_size=size, latency_limit=limit)
+    measured = measure(OPT, bench(how))
+    assert len(made) == 2 and len(made[0].asked) == calls
+    for rows, known in zip(measured.rows, read_points(done[0]).measured(OPT).rows, strict=True):
+        assert [row["tokens"] for row in rows] == [row["tokens"] for row in known]
+    # The tokens of a pass are those of the timed texts.
+    rounds = sum(
+        max(row["info"]["verifier_calls"] for row in rows[i : i + size])
+        for rows in measured.rows
+        for i in range(0, limit - size + 1, size)
+    )
+    assert measured.times.passes.sum() == rounds
+
+
 def test_a_directory_of_settings_is_evaluated(done, tmp_path):
     output, _ = done
     scores = evaluate(
@@ -221,7 +247,7 @@ def test_what_was_measured_is_read_as_it_was(done):
     again = Measured.of_record(*found.to_record())
     assert again.rows == found.rows and again.seeds == [0, 1]
     for name in ("times", "verifier_times"):
-        for field in ("seconds", "tokens"):
+        for field in ("seconds", "tokens", "passes"):
             ours, theirs = (getattr(getattr(one, name), field) for one in (again, found))
             np.testing.assert_array_equal(ours, theirs)
 

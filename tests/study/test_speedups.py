@@ -1,5 +1,7 @@
 """Speed-ups have intervals, and the verdict never takes noise for a gain."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,15 +11,15 @@ from specjax.study.measure import Scores, Times
 from specjax.study.speedups import conclusion, recommend, speedup, spread
 from specjax.text.draft_length import RoundCost
 
-# Passes over six tokens cost 2.1, a drafter's 0.2: a round of 2.8 tokens takes 3.1 passes.
-SLOW = RoundCost(5, 5, 0.2, 2.1, 2.8)
+# Passes over six tokens cost 1.1, a drafter's 0.2: a round of 2.8 tokens takes 2.1 passes.
+COST = RoundCost(5, 5, 0.2, 1.1, 2.8)
 
 
-def times(seconds, tokens=None):
+def times(seconds, tokens=None, passes=None):
     """Of one sample."""
     seconds = np.atleast_2d(np.asarray(seconds, np.float64))[None]
     emitted = np.full(seconds.shape[-1], 10) if tokens is None else tokens
-    return Times(seconds, np.atleast_2d(emitted))
+    return Times(seconds, np.atleast_2d(emitted), passes and np.atleast_2d(passes))
 
 
 LOSS, UNSURE = (0.5, 0.4, 0.6), (0.96, 0.7, 1.4)
@@ -39,13 +41,60 @@ LOSS, UNSURE = (0.5, 0.4, 0.6), (0.96, 0.7, 1.4)
 )
 def test_the_first_sentence_is_the_verdict(gains, first):
     lossless = {name: Interval(*gain, 0.02) for name, gain in zip("AB", gains, strict=False)}
-    text = conclusion(lossless, cost=SLOW)
+    text = conclusion(lossless, cost=COST)
     assert text.startswith(first)
     assert ("Why: " in text) == (not first.startswith("Fastest"))
-    assert "disturbed" not in text
+    assert "Drafting 5 tokens at c = 0.2" in text and "disturbed" not in text
+    assert ("Try more." in conclusion(lossless, why="Try more.")) == ("Why: " in text)
     # The same work took other times, so c and r are doubtful too.
-    text = conclusion({"A": Interval(*LOSS, 0.02)}, cost=SLOW, spread=1.3)
-    assert "differ by a factor of 1.3 between turns" in text and "Why" not in text
+    text = conclusion({"A": Interval(*LOSS, 0.02)}, cost=COST, why="Try more.", spread=1.3)
+    assert "differ by a factor of 1.3 between turns" in text
+    assert "Why" not in text and "Drafting 5" not in text and "Try" not in text
+
+
+@pytest.mark.parametrize(
+    ("gain", "tokens", "told"),
+    [
+        ((1.3, 1.2, 1.4), 2.6, "Fastest at no loss: A, 1.3x [1.2, 1.4]"),
+        # A pass of copied drafts takes as long as one of a token, and may seem to take less.
+        ((2.04, 1.9, 2.2), 2.0, "Fastest at no loss: A, 2.04x [1.9, 2.2]"),
+        ((1.03, 0.9, 1.2), 1.0, "No gain at no loss is shown: A has 1.03x [0.9, 1.2]"),
+        ((0.5, 0.4, 0.6), 1.1, "Drafting does not pay here"),
+        # These cannot be.
+        ((2.16, 1.2, 3.9), 1.7, "No gain at no loss is shown: the measured speed-up of A, [1.2, 3"),
+        ((2.16, 2.0, 2.3), 1.7, "No gain at no loss is shown: the measured speed-up of A, [2, 2.3"),
+        ((1.3, 0.9, 1.9), 1.1, "No gain at no loss is shown: the measured speed-up of A, [0.9, 1"),
+        ((9.0, 0.0, math.inf), 6.0, "No gain at no loss is shown: the measured speed-up of A, [0,"),
+    ],
+)
+def test_a_verdict_claims_no_more_than_the_tokens_of_a_pass(gain, tokens, told):
+    text = conclusion({"A": Interval(*gain, 0.02)}, most={"A": tokens}, cost=COST, why="Try more.")
+    assert text.startswith(told)
+    cannot_be = gain[0] > 1.1 * tokens
+    assert ("Other work disturbed this measurement. Repeat" in text) == cannot_be
+    assert (f"A round yields {tokens:.3g} times the tokens" in text) == (not cannot_be)
+    if cannot_be:
+        assert f"{gain[0]}" not in text and "passes" not in text and "Try" not in text
+    elif gain[0] > tokens:
+        assert "takes about as long." in text
+    else:
+        assert f"takes {tokens / gain[0]:.3g} times as long." in text
+
+
+def test_a_setting_that_can_be_is_named_before_one_that_cannot():
+    gains = {"A": Interval(2.5, 2.4, 2.6, 0.02), "B": Interval(1.3, 1.2, 1.4, 0.02)}
+    text = conclusion(gains, most={"A": 1.5, "B": 2.6})
+    assert text.startswith("Fastest at no loss: B, 1.3x [1.2, 1.4]")
+    assert "takes 2 times as long. Other work disturbed" in text
+
+
+@pytest.mark.parametrize(
+    ("gain", "slowed"),
+    [((1.3, 1.2, 1.4), False), ((1.5, 1.4, 1.6), True), ((1.5, 1.3, 1.8), False)],
+)
+def test_passes_that_allow_less_than_the_calls_show_were_slowed(gain, slowed):
+    text = conclusion({"A": Interval(*gain, 0.02)}, cost=COST)  # its ideal is 1.33
+    assert ("allow only 1.33x" in text) == slowed and ("Drafting 5 tokens" in text) == (not slowed)
 
 
 def test_an_interval_of_exact_ratios_is_a_point():
@@ -106,10 +155,10 @@ def scores(bleu):
     return Scores(figures, {"bleu": (bleu or 0.0) + np.linspace(-1.0, 1.0, 101)})
 
 
-def turns(faster, noise):
+def turns(faster, noise, passes=4):
     """Times of four chunks whose speed-ups lie around this one, and of the verifier alone."""
     each = faster * np.exp(noise * np.array([-1.0, 1.0, -1.0, 1.0]))
-    return times(1.0 / each), times(np.ones(4))
+    return times(1.0 / each, passes=[passes] * 4), times(np.ones(4), passes=[10] * 4)
 
 
 def recommended(faster, bleu=None):
@@ -136,6 +185,7 @@ def recommended(faster, bleu=None):
 def test_a_comparison_recommends_what_is_surely_faster_at_no_loss(faster, noise, setting, told):
     measured = {LOSSLESS: (faster, noise), OPT: (1.5, 0.05), LOSSY: (1.4, 0.05)}
     found = recommended(measured, {OPT: 20.0, LOSSY: 30.5})
+    assert "A round yields 2.5 times the tokens" in found.text
     assert found.setting == setting and told in found.text
     # OPT is faster, but its texts are shown to be worse.
     assert "not shown to be worse: Lossy(0.4), Block, G=5, T=1, 1.4x" in found.text
@@ -168,6 +218,19 @@ def test_noise_is_no_gain(chunks):
         gains += found.text.startswith("Fastest at no loss")
         assert (found.setting == ALONE) == (not found.text.startswith("Fastest"))
     assert gains <= 6
+
+
+def test_what_cannot_be_is_not_recommended():
+    """Eight passes for ten tokens allow 1.25 times."""
+    measured = {LOSSLESS: (2.0, 0.05, 8), LOSSY: (2.1, 0.05, 8)}
+    found = recommended(measured, {LOSSY: 30.5})
+    assert found.setting == ALONE and "Repeat it on a quiet machine." in found.text
+    assert found.text.startswith("No gain at no loss is shown") and "Lossy" not in found.text
+    # Records of earlier checkouts have no passes.
+    older = {x: tuple(Times(y.seconds, y.tokens) for y in turns(2.0, 0.05)) for x in (LOSSLESS,)}
+    scored = {ALONE: scores(30.0), LOSSLESS: scores(30.0)}
+    found = recommend(scored, older | {ALONE: turns(1.0, 0.0)}, None, Bootstrap(resamples=100))
+    assert found.setting == LOSSLESS and "A round" not in found.text
 
 
 def test_without_drafts_there_is_still_a_verdict():
