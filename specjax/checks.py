@@ -4,13 +4,13 @@ import ast
 import functools
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from specjax.errors import MissingLibraryError, UserError
+from specjax.errors import MissingLibraryError, UserError, shortened
 
 
 def shown(value: Any) -> str:
@@ -19,13 +19,21 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def listed(names: Iterable[Any]) -> str:
+    """Names that a user gave, for a message: the first of many, and the number of the others."""
+    texts = [*map(str, names)]
+    count = next((n for n in range(1, len(texts)) if len(", ".join(texts[: n + 1])) > 150), None)
+    more = "" if count is None else f" and {len(texts) - count:,} more"
+    return ", ".join(texts[:count]) + more
+
+
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks and without gin's notes."""
+    """An error's message without line breaks and without gin's notes; long values are shortened."""
     try:
         text = str(error)
     except (Exception, SystemExit):  # of a stranger's class
         text = ""
-    return " ".join(text.split("\n  In ")[0].split())
+    return shortened(" ".join(text.split("\n  In ")[0].split()))
 
 
 def check_path(path: Any, what: str = "") -> None:

@@ -30,7 +30,7 @@ from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.config import float_dtype
@@ -250,7 +250,7 @@ def check_checksums(path: Path) -> None:
 
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
+        raise MissingFileError(f"{path}: no such directory; check the path, or download the model")
     if is_gguf(path):
         if not isinstance(config, ModelConfig | None):
             raise UserError(

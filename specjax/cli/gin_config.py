@@ -30,7 +30,7 @@ from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
 from specjax.checks import one_line
 from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
-from specjax.errors import REFUSALS, UserError
+from specjax.errors import REFUSALS, MissingFileError, UserError
 
 # Files are also looked up in a parent folder of this name.
 _ROOT = "gin_configs"
@@ -146,7 +146,7 @@ def configure(
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder: check the path")
+            raise MissingFileError(f"--gin_search_paths: {folder} is not a folder: check the path")
     reader = _Reader(files, search_paths)
     if default is not None and not any(path.parent.name == _RUNS for path in reader.read):
         reader = _Reader([default, *files], search_paths)
@@ -247,7 +247,7 @@ class _Reader(ParserDelegate):
             raise IsADirectoryError(f"{place}: this is a directory: give the path of a file")
         remedy = _near_file(name) or "give its full path, or add its folder to --gin_search_paths"
         folders = ", ".join((".", *self._folders, str(SHIPPED)))
-        raise FileNotFoundError(f"{place}: file not found in {folders}; {remedy}")
+        raise MissingFileError(f"{place}: file not found in {folders}; {remedy}")
 
     def _execute(self, statement: Any) -> None:
         if isinstance(statement, config_parser.ImportStatement):

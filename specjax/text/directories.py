@@ -23,7 +23,7 @@ from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.heads import BlockConfig
@@ -382,7 +382,7 @@ def check_model_path(name: str, path: Any) -> None:
     """Refuses a path, the value of `name`, that is not there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
             "models from a hub first"
         )
@@ -434,7 +434,7 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
     """
     place = Path(directory)
     if not (place / f"{BIGRAM}.json").is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{place}: no bigram table found: make a table with `specjax train bigram`"
         )
     values, arrays = read_attachment(place, BIGRAM, tuple(_TABLES), check_weights)
@@ -612,7 +612,7 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | I
         return Inspected(name, model(PRESETS[name]), dtype)
     place = real_path(name)
     if not os.path.exists(place) and (near := _near_preset(name)):
-        raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
+        raise MissingFileError(f"{name}: no such directory or size; did you mean {near}?")
     if is_draft_head(place):
         return InspectedHead(name, dtype, open_draft_head(place))
     opened = open_checkpoint(place)

@@ -162,14 +162,13 @@ class Part(NamedTuple):
         """
         if not isinstance(text, str):
             raise UserError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
-        shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
         if len(text) > _LONGEST:
-            raise UserError(f"{what}={shown} is too long: write at most {_LONGEST:,} characters")
+            raise UserError(f"{what}={text!r} is too long: write at most {_LONGEST:,} characters")
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             node = None
-        reader = _TextReader(f"{what}={shown}", what)
+        reader = _TextReader(f"{what}={text!r}", what)
         if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
             raise reader.refused("is not a class with arguments")
         return cls(*reader.part(node, _DEEPEST, names_of(*(fields or (what,)))))
