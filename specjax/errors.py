@@ -8,6 +8,11 @@ _QUOTED = re.compile(rf"""(?<!\w)(['"])(?:\\.|(?!\1)[^\\]){{{_LONG},}}\1(?!\w)""
 _WORD = re.compile(rf"\S{{{_LONG},}}")
 # The longest message: lists of what specjax offers have up to a thousand characters.
 _LONGEST = 1_500
+# A model of Hugging Face's hub, perhaps with its address and a file.
+_ON_HUB = re.compile(
+    r"(?:https://(?:huggingface\.co|hf\.co)/|hf://)?(\w[\w.-]*/\w[\w.-]*?)"
+    r"(?:/(?:(?:resolve|blob|tree)/[\w.-]+/?)?([\w./-]+\.gguf)?)?(?:@[\w.-]+)?"
+)
 _OPENS, _CLOSES = "([{", ")]}"
 
 
@@ -27,6 +32,16 @@ class MissingLibraryError(UserError, ImportError):
 
 class MissingFileError(UserError, FileNotFoundError):
     """A path that a user gave is not there."""
+
+
+def missing_model(name: str, path: object) -> MissingFileError:
+    """The error for a model's path that is not there; `name` is "verifier=" in messages."""
+    place, remedy = str(path), "check the path; download models from a hub first"
+    if hub := _ON_HUB.fullmatch(place):
+        repository, file = hub.groups()
+        words = filter(None, ("hf download", repository, file, "--local-dir", repository))
+        remedy = f"check the path; to download it from Hugging Face: {' '.join(words)}"
+    return MissingFileError(f"{name}{place!r}: no such file or directory: {remedy}")
 
 
 # The errors whose message is for users: their value, or the system's word on a file.

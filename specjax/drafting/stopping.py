@@ -31,7 +31,7 @@ from specjax.checks import (
     one_number,
     whole_number,
 )
-from specjax.errors import UserError
+from specjax.errors import UserError, shortened
 from specjax.rules.target import entropy
 from specjax.types import DraftOutcome, Drawn, Params, Stopping
 from specjax.types.pytrees import where_rows
@@ -761,7 +761,7 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
         values = json.loads(place.read_bytes())
     except OSError as error:
         reason = error.strerror or str(error)
-        raise type(error)(f"{place} cannot be read ({reason}): {_HOW}") from None
+        raise type(error)(shortened(f"{place} cannot be read ({reason}): {_HOW}")) from None
     except (ValueError, RecursionError):
         raise UserError(f"{place} is not a JSON file: {_HOW}") from None
     if not isinstance(values, dict) or "format" not in values:

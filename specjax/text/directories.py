@@ -23,7 +23,7 @@ from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path
 from specjax.drafting import Bigram
-from specjax.errors import MissingFileError, UserError
+from specjax.errors import MissingFileError, UserError, missing_model
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.heads import BlockConfig
@@ -220,11 +220,12 @@ def load_pair(
     replicate_drafter: bool = False,
     weights: str | Mapping[str, str | None] | None = None,
     translate_drafter: bool = False,
-) -> Pair:
-    """Loads a drafter and a verifier; by default a built-in pair.
+) -> Models:
+    """Loads a drafter and a verifier, or a verifier alone; by default a built-in pair.
 
     `built_in` names one: "multi30k_ende" (two T5 models, English to German captions) or "gsm8k"
-    (Llama models, school mathematics); or give two directories. The other options are those of
+    (Llama models, school mathematics); or give two directories, or `verifier` for a single model,
+    which a `Decoder` lets decode alone, or with drafting="Lookup()". The other options are those of
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
     `specjax.text.text_models.translate`. The drafter may be a draft head of the verifier (EAGLE,
@@ -232,24 +233,24 @@ def load_pair(
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
-      UserError: only one path is given, the built-in pair does not exist, a directory is
+      UserError: only the drafter is given, the built-in pair does not exist, a directory is
         unreadable, or the vocabularies differ.
     """
-    if (drafter is None) != (verifier is None):
-        missing = "drafter" if drafter is None else "verifier"
+    given = {"verifier": verifier, "drafter": drafter}
+    paths = {name: path for name, path in given.items() if path is not None}
+    if not paths:
+        paths = {name: built_in_pair(built_in) / name for name in ("verifier", "drafter")}
+    check_model_paths(paths)
+    if verifier is None and drafter is not None:
         raise UserError(
-            f"load_pair: {missing} is missing: give both directories, or neither for a built-in "
-            "pair"
+            "load_pair: verifier is missing: give both directories, neither for a built-in pair, "
+            "or verifier alone for a single model"
         )
-    if drafter is None or verifier is None:
-        directory = built_in_pair(built_in)
-        drafter, verifier = directory / "drafter", directory / "verifier"
     check_flag("translate_drafter", translate_drafter)
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
-    whole = ("drafter",) if replicate_drafter else ()
-    paths = {"verifier": verifier, "drafter": drafter}
+    whole = ("drafter",) if replicate_drafter and "drafter" in paths else ()
     models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
-    return Pair(**models)
+    return Pair(**models) if len(models) == 2 else Models(**models)
 
 
 def load_models(
@@ -273,6 +274,7 @@ def load_models(
       UserError: there is no verifier, `replicate` has another name, a directory is unreadable, or
         the vocabularies differ.
     """
+    check_model_paths(paths)
     if "verifier" not in paths:
         raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
@@ -302,8 +304,6 @@ def _loaded(
             )
     forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}
-    for name, path in paths.items():
-        check_model_path(name, path)
     log_models(paths)
     _check_mesh(options["mesh"])
     heads = {name: path for name, path in paths.items() if is_draft_head(path)}
@@ -378,14 +378,17 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
     return load_tokenizer(tokenizer)
 
 
+def check_model_paths(paths: Mapping[str, Any]) -> None:
+    """Refuses what is no path of a model, built in or in a directory, by their names."""
+    for name, path in paths.items():
+        check_model_path(name, real_path(path))
+
+
 def check_model_path(name: str, path: Any) -> None:
     """Refuses a path, the value of `name`, that is not there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
-        raise MissingFileError(
-            f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
-            "models from a hub first"
-        )
+        raise missing_model(f"{name}=", os.fspath(path))
 
 
 def _check_mesh(mesh: Any) -> None:
@@ -399,8 +402,8 @@ def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
         raise UserError(
             f"the mesh's model={ways} does not divide the {heads} heads of {os.fspath(path)}: "
-            f"choose MESH_MODEL from {', '.join(map(str, fitting))}, or replicate a small drafter "
-            "(REPLICATE_DRAFTER)"
+            f"choose `model` from {', '.join(map(str, fitting))}, or give each device a small "
+            "drafter (replicate_drafter=True)"
         )
 
 
@@ -432,8 +435,9 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
       FileNotFoundError: there is no table, or a file is missing.
       UserError: a file is damaged, by its checksum if `check_weights`.
     """
+    check_path(directory, "directory=")
     place = Path(directory)
-    if not (place / f"{BIGRAM}.json").is_file():
+    if not os.path.isfile(place / f"{BIGRAM}.json"):
         raise MissingFileError(
             f"{place}: no bigram table found: make a table with `specjax train bigram`"
         )
@@ -602,6 +606,7 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | I
       FileNotFoundError: there is no such checkpoint.
       UserError: the checkpoint is unreadable or of an unknown family.
     """
+    check_path(path, "path=")
     name = os.fspath(path)
     dtype = jnp.dtype("bfloat16" if dtype is None else dtype)
 
@@ -611,8 +616,10 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | I
     if name in PRESETS and not os.path.exists(name):
         return Inspected(name, model(PRESETS[name]), dtype)
     place = real_path(name)
-    if not os.path.exists(place) and (near := _near_preset(name)):
-        raise MissingFileError(f"{name}: no such directory or size; did you mean {near}?")
+    if not os.path.exists(place):
+        near = _near_preset(name)
+        size = f"; did you mean the published size {near}?" if near else ""
+        raise MissingFileError(f"{missing_model('', name)}{size}")
     if is_draft_head(place):
         return InspectedHead(name, dtype, open_draft_head(place))
     opened = open_checkpoint(place)
@@ -685,7 +692,7 @@ def _why_not(drafter: Inspected | InspectedHead, verifier: Inspected | Inspected
     words = []
     for each in (drafter, verifier):
         if each.tokenizer is None:
-            return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
+            return f"{each.path} has no tokenizer: give its files as tokenizer=PATH to what decodes"
         words.append(Words.of(each.path, each.tokenizer, each.model.vocab_size))
     try:
         check_vocabularies("drafter", *words)
