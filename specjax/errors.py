@@ -30,6 +30,10 @@ class MissingLibraryError(UserError, ImportError):
     """A library that one of specjax's extras installs is absent; the message has the command."""
 
 
+class UnknownOptionError(UserError, TypeError):
+    """A function has no option of this name; the message has the one that was meant."""
+
+
 class MissingFileError(UserError, FileNotFoundError):
     """A path that a user gave is not there."""
 

@@ -23,7 +23,7 @@ from typing import NoReturn
 import jax
 from absl import logging as absl_logging
 
-from specjax.checks import in_names, one_line
+from specjax.checks import ELSEWHERE, in_names, one_line
 from specjax.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, UNEXPECTED, hosts
 from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions, hint
 from specjax.compilation import count_compilations, enable_compilation_cache
@@ -283,9 +283,10 @@ def _option_meant(
     """A hint about an unknown option."""
     option, equals, value = unknown[0].partition("=")
     default = getattr(args, "default_gin_file", None)
-    wanted = option.lstrip("-").replace("-", "_").upper()
-    if default and wanted in definitions(SHIPPED / default):
-        return f"did you mean --gin.{wanted}{equals}{value}?"
+    wanted = option.lstrip("-").replace("-", "_").lower()
+    for name_there in (wanted, ELSEWHERE.get(wanted, "").partition("=")[0]):
+        if default and name_there.upper() in definitions(SHIPPED / default):
+            return f"did you mean --gin.{name_there.upper()}{equals}{value}?"
     value = value or " ".join(word for word in unknown[1:2] if not word.startswith("-"))
     takes_it = [x.option_strings[0] for x in options if value and value in (x.choices or ())]
     near = takes_it or difflib.get_close_matches(

@@ -29,6 +29,7 @@ from specjax.checks import (
     check_path,
     check_static,
     one_number,
+    shown,
     whole_number,
 )
 from specjax.errors import UserError, shortened
@@ -947,6 +948,29 @@ def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None
         f"stopping=WithParams({type(policy).__name__}(...), params) must have no params, because "
         f"this policy needs none: write stopping={policy!r}"
     )
+
+
+def check_needs_no_params(policy: Stopping, vocab_size: int, width: int) -> None:
+    """Raises UserError if a user's policy that got no parameters reads them; traces a step."""
+    rows, longest = 2, 1
+
+    def step(limits: Array, drawn: Drawn) -> Any:
+        memory = policy.remember((), rows, longest) if policy.reads_past else ()
+        return policy.step((), policy.begin((), memory, limits, longest)[1], drawn)
+
+    shape: Any = jax.ShapeDtypeStruct
+    whole, place = (shape(axes, jnp.int32) for axes in ((rows,), ()))
+    probs, hidden = (shape((rows, n), jnp.float32) for n in (vocab_size, width))
+    seen = probs if policy.reads_confidence else None
+    try:
+        jax.eval_shape(step, whole, Drawn(whole, probs, seen, hidden, place))
+    except (TypeError, LookupError, AttributeError) as error:  # of () where it expects arrays
+        name = type(policy).__name__
+        raise UserError(
+            f"stopping={shown(policy)} has no params, and {name} fails without: "
+            f"{' '.join(str(error).split())[:200]}: give the arrays that its methods read as "
+            f"`params`, stopping=WithParams({name}(...), params)"
+        ) from error
 
 
 # In place of the length of a last draft whose outcome was already reported.

@@ -21,7 +21,7 @@ from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, writ
 from specjax.checkpoints.heads import OpenedHead, has_mtp, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
-from specjax.checks import check_flag, check_path
+from specjax.checks import check_flag, check_path, options_of
 from specjax.drafting import Bigram
 from specjax.errors import MissingFileError, UserError, missing_model
 from specjax.memory import nbytes
@@ -117,6 +117,7 @@ def built_in_table(model: PathLike) -> Path:
     return built_in_pair(names[0] if names else DEFAULT_PAIR) / "bigram"
 
 
+@options_of("load_text_model")
 def load_text_model(
     path: PathLike,
     *,
@@ -207,6 +208,7 @@ def _load(
     )
 
 
+@options_of("load_pair")
 def load_pair(
     built_in: str = DEFAULT_PAIR,
     *,
