@@ -379,9 +379,9 @@ def _check_room(
     check_fits(
         f"{path}: the parameters in {weights or dtype}",
         needed,
-        "load them over more devices"
+        "load them over more devices (`mesh`)"
         if weights
-        else "load them in bfloat16, with weights='int8', or over more devices",
+        else "load them with weights='int8', with dtype='bfloat16', or over more devices (`mesh`)",
         set().union(*(sharding.device_set for sharding in shardings.values())),
     )
 

@@ -202,6 +202,8 @@ class Decoder:
             contexts=self._contexts,
             fitting=set(),
         )
+        fixed = parts.method is None and "max_draft" in parts.plan.left_out
+        self._draft_option = {"max_draft": "drafting"} if fixed else {}
 
     def __repr__(self) -> str:
         def given(**values: Any) -> str:
@@ -603,6 +605,7 @@ class Decoder:
             num_samples=num_samples,
             log_probs=log_probs,
             sources=sources,
+            named=self._draft_option,
             prefix=self._own_prefix(prefix),
             buckets=self.buckets,
         )
@@ -760,6 +763,7 @@ class Decoder:
             num_samples=samples,
             log_probs=options.log_probs,
             sources=options.sources,
+            named={"rows": "batch_size", "prompt_length": "buckets", **self._draft_option},
             prefix=call.prefix,
         )
 
