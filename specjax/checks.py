@@ -127,6 +127,10 @@ def one_line(error: BaseException) -> str:
         text = str(error)
     except (Exception, SystemExit):  # of a stranger's class
         text = ""
+    if isinstance(error, IsADirectoryError) and error.filename is not None:
+        text = f"{error.filename} is a directory: give the path of a file"
+    if isinstance(error, NotADirectoryError) and error.filename is not None:
+        text = f"{error.filename}: a part of this path is a file: give a path in a directory"
     return shortened(" ".join(text.split("\n  In ")[0].split()))
 
 

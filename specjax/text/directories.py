@@ -41,6 +41,7 @@ from specjax.text.text_models import (
     translate,
 )
 from specjax.tokenizers import Tokenizer, load_tokenizer
+from specjax.tokenizers.gguf_files import is_gguf
 
 PAIRS = Path(__file__).parents[1] / "pairs"
 DEFAULT_PAIR = "multi30k_ende"
@@ -154,8 +155,8 @@ def load_text_model(
     """
     from specjax.checkpoints import is_draft_head
 
+    check_model_paths({"path": path})
     place = real_path(path)
-    check_model_path("path", place)
     _check_mesh(mesh)
     log_models({"": path})
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
@@ -383,7 +384,13 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
 def check_model_paths(paths: Mapping[str, Any]) -> None:
     """Refuses what is no path of a model, built in or in a directory, by their names."""
     for name, path in paths.items():
-        check_model_path(name, real_path(path))
+        place = real_path(path)
+        check_model_path(name, place)
+        if os.path.isfile(place) and not is_gguf(Path(place)):
+            raise UserError(
+                f"{name}={os.fspath(path)!r} is a file: give the directory of a model, or a .gguf "
+                "file"
+            )
 
 
 def check_model_path(name: str, path: Any) -> None:

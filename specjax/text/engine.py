@@ -768,7 +768,8 @@ class Engine:
         sizes = {"rows": self._rows, "prompt_length": self._limits.prompt_length}
         sizes |= {"max_new_tokens": self._limits.max_new_tokens}
         sizes |= {"max_draft": self.method.max_draft} if self.method.max_draft else {}
-        remedy = smaller({self._named.get(name, name): size for name, size in sizes.items()})
+        named = {self._named.get(name, name): size for name, size in sizes.items() if size > 1}
+        remedy = smaller(named)
         more = [f"{name}=False" for name, is_kept in self._by_token.items() if is_kept]
         more += [] if self._prefix is None else ["a shorter `prefix`"]
         return ", or ".join([remedy, *more])

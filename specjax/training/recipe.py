@@ -378,16 +378,14 @@ class _Parts:
         """Raises an error for a network that is too large, before anything is allocated."""
         config: Any = self.config
         count = model_from_config(config).num_params()
+        widths = {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "mlp_dim")}
         # Parameters, gradients, two moments and the average, all float32.
         check_fits(
             f"{count:,} parameters ({len(config.style.windows)} layers, embed_dim="
             f"{config.embed_dim}, vocab_size={config.vocab_size}) with gradients and optimizer "
             "state",
             4 * count * (5 if self._trainer.ema_decay else 4),
-            smaller(
-                {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "mlp_dim")}
-            )
-            + ", or fewer layers, of `model`",
+            f"{smaller(widths)}, or fewer layers, of `model`",
             self._trainer.devices(),
         )
 
