@@ -38,14 +38,14 @@ class MissingFileError(UserError, FileNotFoundError):
     """A path that a user gave is not there."""
 
 
-def missing_model(name: str, path: object) -> MissingFileError:
-    """The error for a model's path that is not there; `name` is "verifier=" in messages."""
-    place, remedy = str(path), "check the path; download models from a hub first"
-    if hub := _ON_HUB.fullmatch(place):
-        repository, file = hub.groups()
-        words = filter(None, ("hf download", repository, file, "--local-dir", repository))
-        remedy = f"check the path; to download it from Hugging Face: {' '.join(words)}"
-    return MissingFileError(f"{name}{place!r}: no such file or directory: {remedy}")
+def download(path: object) -> str:
+    """For the end of a message about a model's path: the command, if it names one of the hub."""
+    hub = _ON_HUB.fullmatch(str(path))
+    if hub is None:
+        return ""
+    repository, file = hub.groups()
+    words = ("hf download", repository, file, "--local-dir", repository)
+    return f"; to download it from Hugging Face: {' '.join(filter(None, words))}"
 
 
 # The errors whose message is for users: their value, or the system's word on a file.

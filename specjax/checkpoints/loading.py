@@ -31,7 +31,7 @@ from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.checks import check_path
-from specjax.errors import UserError, missing_model
+from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.config import float_dtype
@@ -214,7 +214,9 @@ def open_checkpoint(path: PathLike) -> Opened:
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
     check_path(path, "path=")
     if not os.path.exists(path):
-        raise missing_model("", path)
+        raise MissingFileError(
+            f"{path}: no such directory; check the path, or download the model{download(path)}"
+        )
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
         raise UserError(
             f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"

@@ -304,6 +304,10 @@ class _Reader(ParserDelegate):
             )
 
 
+def _is_of_commands(function: Any) -> bool:
+    return getattr(function, "__module__", "").startswith("specjax.cli.")
+
+
 class _NamedError(UserError):
     """Its message names the file and line, or the option."""
 
@@ -392,8 +396,8 @@ class _Walk:
         # The scopes and selectors of what is called.
         self._done: set[tuple[tuple[str, ...], str]] = set()
         self._missing: list[str] = []
-        # Parameter -> the names (macros) bound to it; without one, its own, such as
-        # load_models.check_weights.
+        # Parameter -> the names (macros) bound to it; of a command's own function without one, such
+        # as load_models.check_weights, this text.
         self._names: dict[str, set[str]] = {}
         self._own_names: dict[str, set[str]] = {}
 
@@ -432,7 +436,7 @@ class _Walk:
             needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
             if needed and name not in {*bindings, *passed}:
                 self._missing.append(f"{shown}.{name}")
-            if "_" in name and name not in passed:
+            if "_" in name and name not in passed and _is_of_commands(function):
                 self._own_names.setdefault(name, set()).add("/".join((*scopes, f"{shown}.{name}")))
         for parameter, value in bindings.items():
             if parameter in passed:

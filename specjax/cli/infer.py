@@ -107,11 +107,13 @@ def given_paths() -> dict[str, Any]:
 
 
 def check_paths() -> None:
-    """Refuses a wrong path of a model before all else."""
+    """Refuses a wrong path of a single model before all else."""
     from specjax.text.directories import check_model_paths
 
-    names = [name for name in ("VERIFIER", "DRAFTER") if isinstance(gin_config.written(name), str)]
-    check_model_paths({name: gin_config.written(name) for name in names})
+    paths = {name: gin_config.written(name) for name in ("VERIFIER", "DRAFTER")}
+    given = {name: path for name, path in paths.items() if isinstance(path, str)}
+    if len(given) == 1:
+        check_model_paths(given)
 
 
 def is_single(setting: "text.Setting") -> bool:

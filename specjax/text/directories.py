@@ -23,7 +23,7 @@ from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path, options_of
 from specjax.drafting import Bigram
-from specjax.errors import MissingFileError, UserError, missing_model
+from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.heads import BlockConfig
@@ -397,7 +397,10 @@ def check_model_path(name: str, path: Any) -> None:
     """Refuses a path, the value of `name`, that is not there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
-        raise missing_model(f"{name}=", os.fspath(path))
+        raise MissingFileError(
+            f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
+            f"models from a hub first{download(path)}"
+        )
 
 
 def _check_mesh(mesh: Any) -> None:
@@ -626,9 +629,10 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | I
         return Inspected(name, model(PRESETS[name]), dtype)
     place = real_path(name)
     if not os.path.exists(place):
-        near = _near_preset(name)
-        size = f"; did you mean the published size {near}?" if near else ""
-        raise MissingFileError(f"{missing_model('', name)}{size}")
+        if near := _near_preset(name):
+            what = f"{name}: no such directory or size{download(name)}"
+            raise MissingFileError(f"{what}; did you mean {near}?")
+        open_checkpoint(place)  # says so
     if is_draft_head(place):
         return InspectedHead(name, dtype, open_draft_head(place))
     opened = open_checkpoint(place)

@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from specjax.errors import MissingFileError, UserError, missing_model
+from specjax.errors import MissingFileError, UserError, download
 from specjax.tokenizers.gguf_files import is_gguf, unpacked
 from specjax.tokenizers.model_files import read_json_if_there, write_json
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
@@ -36,7 +36,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path == "bytes":
         return ByteTokenizer()
     if not os.path.exists(path):  # also where a path is too long, unlike Path.exists
-        raise missing_model("tokenizer=", path)
+        raise MissingFileError(
+            f"{path}: no such file or directory; give a model's directory, a .model file, "
+            f"a tokenizer.json, or 'bytes'{download(path)}"
+        )
     path = Path(path)
     if is_gguf(path):
         path = unpacked(path, tokenizer=True)

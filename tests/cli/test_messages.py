@@ -87,12 +87,14 @@ demo --output=in.txt
 demo --output=/dev/null/x
     .../dev/null/x...
 inspect qwen3_06b
-    'qwen3_06b': no such file or directory: ...; did you mean the published size qwen3_0.6b?
+    qwen3_06b: no such directory or size; did you mean qwen3_0.6b?
 inspect Qwen/Qwen3-0.6B
-    'Qwen/Qwen3-0.6B': ...: hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B; did you mean
-    the published size qwen3_0.6b?
+    Qwen/Qwen3-0.6B: no such directory or size; to download it from Hugging Face: hf download
+    Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B; did you mean qwen3_0.6b?
 inspect nowhere
-    'nowhere': no such file or directory: check the path; download models from a hub first
+    nowhere: no such directory; check the path, or download the model
+convert Qwen/Qwen3-0.6B new --to=hf
+    Qwen/Qwen3-0.6B: no such directory...hf download Qwen/Qwen3-0.6B...
 inspect in.txt
     in.txt is a file; give a checkpoint's directory...
 inspect a b c
@@ -126,12 +128,10 @@ bench --inputs=train.txt --verifier=pair/verifier
     --gin.VERIFIER=pair/verifier --gin.DRAFTING="Lookup()" drafts without one
 bench --inputs=pair
     pair is a directory: give a file of texts (.txt, .tsv or .jsonl)
-demo chat --verifier=Qwen/Qwen3-0.6B
-    --verifier='Qwen/Qwen3-0.6B': no such...hf download Qwen/Qwen3-0.6B...
 train bigram pair --tokenizer=bytes --output=new
     pair is a directory: give a file of texts...
 train bigram in.txt --tokenizer=Qwen/Qwen3-0.6B --output=new
-    --tokenizer='Qwen/Qwen3-0.6B': no such...hf download Qwen/Qwen3-0.6B...
+    Qwen/Qwen3-0.6B: no such...hf download Qwen/Qwen3-0.6B...
 bench --inputs=train.txt --verifier=pair/drafter --drafter=head
     head is a head for another verifier (pair/verifier), which has width 24, not 16...
 infer RUN HEADED --gin.METHOD=DrafterAlone
@@ -208,8 +208,9 @@ infer --gin.VERIFIER=qwen3_0.6b --gin.DRAFTER=qwen3_0.6b RUN
     VERIFIER='qwen3_0.6b': no such file or directory: check the path; download models from a hub
     first
 infer --gin.VERIFIER=Qwen/Qwen3-0.6B
-    VERIFIER='Qwen/Qwen3-0.6B': no such file or directory: check the path; to download it from
-    Hugging Face: hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B
+    VERIFIER='Qwen/Qwen3-0.6B': no such file or directory: check the path; download models from a
+    hub first; to download it from Hugging Face: hf download Qwen/Qwen3-0.6B --local-dir
+    Qwen/Qwen3-0.6B
 infer RUN --gin.VERIFIER=in.txt
     VERIFIER='in.txt' is a file: give the directory of a model, or a .gguf file
 infer RUN --gin.DRAFTER=pair/drafter
@@ -253,7 +254,7 @@ infer RUN --process_index 2
 infer RUN --coordinator_address a:1
     give --process_count and --process_index, and...
 infer RUN --process_count 2 --process_index 2
-    process_index must be below process_count=2, got 2...
+    --process_index must be below --process_count=2, got 2...
 infer RUN --process_count 2 --process_index one
     --process_index (or SPECJAX_PROCESS_INDEX) must be a whole number...
 infer RUN --distributed --process_count 2 --process_index 0
@@ -549,7 +550,7 @@ train head HEAD --gin.DRAFTER=other
 train bigram absent.txt --tokenizer=bytes --output=new
     absent.txt: no such file: check...
 train bigram in.txt --tokenizer=absent --output=new
-    --tokenizer='absent': no such file or directory: check the path...
+    absent: no such file or directory; give a model's directory...
 train bigram in.txt --tokenizer=bytes --output=new --field=x
     ...so there is no --field='x': give a .tsv or .jsonl file
 train bigram in.txt --tokenizer=bytes --output=new --format=tsv --field=4
