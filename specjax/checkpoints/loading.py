@@ -30,7 +30,6 @@ from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
-from specjax.checks import check_path
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
@@ -212,7 +211,8 @@ def open_checkpoint(path: PathLike) -> Opened:
 
 
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
-    check_path(path, "path=")
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"`path` must be a directory's path, got {path!r}")
     if not os.path.exists(path):
         raise MissingFileError(
             f"{path}: no such directory; check the path, or download the model{download(path)}"
