@@ -91,7 +91,9 @@ def guess_format(path: str) -> str:
 
 def _check_is_file(path: str) -> None:
     if os.path.isdir(path):
-        raise UserError(f"{path} is a directory: give a file of texts (.txt, .tsv or .jsonl)")
+        raise IsADirectoryError(
+            f"{path} is a directory: give a file of texts (.txt, .tsv or .jsonl)"
+        )
 
 
 def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
@@ -151,8 +153,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
       (line number from 1, text without the line's end).
 
     Raises:
-      OSError: the file does not exist.
-      UserError: it is a directory, or the file is empty, not valid UTF-8, or a damaged gzip file.
+      OSError: the file does not exist, or is a directory.
+      UserError: the file is empty, not valid UTF-8, or a damaged gzip file.
     """
     path = os.fspath(path)
     if not os.path.exists(path):
