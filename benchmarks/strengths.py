@@ -35,7 +35,7 @@ from specjax.compilation import jit
 from specjax.data.examples import read_examples
 from specjax.rules.target import kl_divergence
 from specjax.rules.varying import scaled
-from specjax.text import Decoder, Pair, load_pair
+from specjax.text import Decoder, Models, load_pair
 from specjax.text.directories import built_in_pair
 from specjax.text.teacher_forcing import batches, read, written
 from specjax.training import AdamW
@@ -170,7 +170,7 @@ def _row(
     return row | {f"{name}_at_nats": float(x) for name, x in at.items()}
 
 
-def _positions(pair: Pair, directory: str, name: str, count: int, seed: int) -> Positions:
+def _positions(pair: Models, directory: str, name: str, count: int, seed: int) -> Positions:
     """Both models along the verifier's own texts for the first inputs of a data set."""
     source = read_examples(f"{name}.en.gz", format="text", directory=directory)
     alone = Decoder(pair.verifier, sampling=Sampling(1.0), max_new_tokens=64, batch_size=64)
@@ -192,7 +192,7 @@ def _table(rule: Any, q: Any, p: Any) -> np.ndarray:
     return np.moveaxis(np.asarray(table), (0, 1), (2, 0))
 
 
-def _params(pair: Pair) -> tuple[Params, Params]:
+def _params(pair: Models) -> tuple[Params, Params]:
     return pair.drafter.prepared, pair.verifier.prepared
 
 

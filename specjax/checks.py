@@ -1,16 +1,110 @@
 """Checks of users' values, with uniform messages."""
 
 import ast
+import difflib
 import functools
 import importlib
+import inspect
 import os
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from specjax.errors import MissingLibraryError, UserError
+from specjax.errors import MissingLibraryError, UnknownOptionError, UserError, shortened
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+# The options of transformers, vLLM, OpenAI and others, as specjax writes them; {} is their value.
+ELSEWHERE = {
+    name: text.replace("{name}", name)
+    for names, text in (
+        ("temperature top_k top_p", "sampling=Sampling({name}={})"),
+        ("do_sample", "sampling=Sampling(temperature=1.0), or 0.0 for False"),
+        ("max_tokens max_length max_completion_tokens max_output_tokens n_predict max_gen_toks "
+         "max_gen_len", "max_new_tokens={}"),
+        ("num_assistant_tokens num_speculative_tokens num_draft_tokens num_draft gamma "
+         "speculative_num_steps speculative_num_draft_tokens draft_length", "max_draft={}"),
+        ("assistant_model draft_model drafter_model speculative_model", "drafter={}"),
+        ("model model_path model_id model_name model_name_or_path target_model base_model "
+         "main_model pretrained_model_name_or_path", "verifier={}"),
+        ("assistant_tokenizer", "translate_drafter=True"),
+        ("assistant_confidence_threshold", 'stopping="Confidence({})"'),
+        ("prompt_lookup_num_tokens prompt_lookup_max", 'drafting="Lookup()"'),
+        ("n num_return_sequences num_samples_per_prompt", "num_samples={}"),
+        ("stop_strings stop_sequences stop_words stops until", "stop={}"),
+        ("random_seed generator_seed", "seed={}"),
+        ("logprobs output_scores return_logprob", "log_probs=True"),
+        ("top_logprobs", "top_log_probs={}"),
+        ("min_p", "processors=(processors.MinP({}),)"),
+        ("repetition_penalty", "processors=(processors.RepetitionPenalty({}),)"),
+        ("presence_penalty", "processors=(processors.PresencePenalty({}),)"),
+        ("frequency_penalty", "processors=(processors.FrequencyPenalty({}),)"),
+        ("typical_p", "processors=(processors.TypicalP({}),)"),
+        ("epsilon_cutoff", "processors=(processors.EpsilonCutoff({}),)"),
+        ("eta_cutoff", "processors=(processors.EtaCutoff({}),)"),
+        ("no_repeat_ngram_size", "processors=(processors.NoRepeatNgram({}),)"),
+        ("min_new_tokens min_tokens", "processors=(processors.MinNewTokens({}),)"),
+        ("logit_bias", "processors=(processors.LogitBias({}),)"),
+        ("suppress_tokens", "processors=(processors.SuppressTokens({}),)"),
+        ("guided_regex regex", "processors=(processors.Regex({}),)"),
+        ("guided_json json_schema response_format", "processors=(processors.JsonSchema({}),)"),
+        ("logits_processor logits_processors", "processors=({},)"),
+        ("torch_dtype", "dtype={}"),
+        ("quantization load_in_8bit", 'weights="int8"'),
+        ("max_num_seqs max_batch_size", "batch_size={}"),
+        ("max_model_len max_seq_len max_prompt_length", "buckets=(..., {})"),
+        ("num_beams beam_width length_penalty early_stopping", ""),
+    )
+    for name in names.split()
+}  # fmt: skip
+# The callables whose options are checked by name.
+_with_options: dict[str, Collection[str]] = {}
+
+
+def options_of(name: str) -> Callable[[_Called], _Called]:
+    """A decorator of what users call with options, `name` in messages: it refuses unknown ones.
+
+    The message has what specjax writes for the options of other libraries, a similar option, or
+    what else takes it.
+    """
+
+    def decorate(called: Any) -> Any:
+        function = vars(called)["__init__"] if isinstance(called, type) else called
+        known = [*inspect.signature(function).parameters]
+        _with_options[name] = known
+
+        @functools.wraps(function)
+        def checked_call(*args: Any, **options: Any) -> Any:
+            for option, value in options.items():
+                if option not in known:
+                    told = f"{name}: unexpected keyword argument {option!r}"
+                    raise UnknownOptionError(f"{told}{_option_meant(option, value, known)}")
+            return function(*args, **options)
+
+        if not isinstance(called, type):
+            return checked_call
+        setattr(called, "__init__", checked_call)  # noqa: B010  mypy refuses the plain form
+        return called
+
+    return decorate
+
+
+def _option_meant(option: str, value: Any, known: Collection[str]) -> str:
+    text = ELSEWHERE.get(option.lower(), f"{option}={{}}")
+    if not text:
+        return ": specjax has no beam search: leave it out"
+    meant = text.partition("=")[0]
+    takes = [name for name, options in _with_options.items() if meant in options]
+    if not takes and (near := difflib.get_close_matches(option, known, n=1)):
+        meant, text = near[0], f"{near[0]}={{}}"
+    text = text.replace("{}", shown(value))
+    if meant in known:
+        return f"; did you mean {text}?"
+    if takes:
+        return f"; write {text} as an option of {' or '.join(takes)}"
+    return f"; its options are {listed(name for name in known if name != 'self')}"
 
 
 def shown(value: Any) -> str:
@@ -19,13 +113,40 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def listed(names: Iterable[Any]) -> str:
+    """Names that a user gave, for a message: the first of many, and the number of the others."""
+    texts = [*map(str, names)]
+    count = next((n for n in range(1, len(texts)) if len(", ".join(texts[: n + 1])) > 150), None)
+    more = "" if count is None else f" and {len(texts) - count:,} more"
+    return ", ".join(texts[:count]) + more
+
+
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks and without gin's notes."""
+    """An error's message without line breaks and without gin's notes; long values are shortened."""
     try:
         text = str(error)
     except (Exception, SystemExit):  # of a stranger's class
         text = ""
-    return " ".join(text.split("\n  In ")[0].split())
+    if isinstance(error, IsADirectoryError) and error.filename is not None:
+        text = f"{error.filename} is a directory: give the path of a file"
+    if isinstance(error, NotADirectoryError) and error.filename is not None:
+        text = f"{error.filename}: a part of this path is a file: give a path in a directory"
+    return shortened(" ".join(text.split("\n  In ")[0].split()))
+
+
+def in_names(text: str, names: Mapping[str, str]) -> str:
+    """Replaces Python's parameters in a message by the names of the surface that a user wrote in.
+
+    `names` maps parameters to them, such as max_draft to MAX_DRAFT of gin files or to --max-draft.
+    """
+    words = []
+    for parameter in sorted(names, key=len, reverse=True):
+        word = rf"(?<![-.\w]){re.escape(parameter)}\b"
+        if "_" not in parameter:
+            # It may also be an English word: only in the positions of a parameter.
+            word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
+        words.append(word)
+    return re.sub("|".join(words), lambda word: names[word[0]], text) if words else text
 
 
 def check_path(path: Any, what: str = "") -> None:
@@ -89,7 +210,8 @@ def check_static(name: str, value: Any) -> None:
         kind = type(value).__name__
         raise UserError(
             f"{name} must be hashable, got a {kind} ({' '.join(str(error).split())}): make {kind} "
-            "a @dataclasses.dataclass(frozen=True) without lists and arrays in its fields"
+            "a @dataclasses.dataclass(frozen=True) without lists and arrays in its fields; arrays "
+            "are given beside it, as in WithParams(part, params)"
         ) from None
 
 

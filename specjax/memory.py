@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,14 @@ def check_fits(
         )
 
 
+def smaller(options: Mapping[str, int]) -> str:
+    """The remedy for what is too large: the options that set its size, the largest first."""
+    *others, last = sorted(options, key=lambda name: -options[name])
+    words = [f"{name}={options[name]}" for name in (*others, last)]
+    several = f"{', '.join(words[:-1])} or " if others else ""
+    return f"choose a smaller {several}{words[-1]}"
+
+
 def sizes_in_words(rows: int, length: int, max_draft: int, max_new: int) -> str:
     """Describes the sizes of a batch, for messages."""
     drafts = f", drafts of {max_draft}" if max_draft else ""
@@ -143,6 +151,8 @@ def check_state_fits(
         )
     )
     sizes = sizes_in_words(rows, length, method.max_draft, max_new)
+    if 2 * nbytes(params) > needed * len(devices):
+        remedy = f"load a smaller model, or its matrices in 8 bits (weights='int8'), or {remedy}"
     check_fits(sizes, needed, remedy, devices)
     if max_length > MOST_POSITIONS:
         raise UserError(

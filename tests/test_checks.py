@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 import sys
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checks import check_path, checked, require, whole_number
+from specjax.checks import check_path, checked, in_names, listed, require, whole_number
 from specjax.errors import UserError
 from specjax.types import traced_dataclass
 
@@ -107,6 +108,35 @@ REFUSED = [
     (lambda: check_path(5, "path="), "path=5 must be a path: put a path of digits in quotes"),
     (lambda: check_path(None, "path="), "path=None must be a path: give a text or a pathlib.Path"),
 ]
+
+
+def test_a_long_value_is_shortened_and_its_remedy_is_not():
+    long = "x" * 1_400_000
+    for value in (repr(long), f'"it\'s {long}"', long, f"[{'a, ' * 9_000}]", f"({'b ' * 9_000})"):
+        message = str(UserError(f"rule={value} is unknown: write a text such as 'OPT(0.2)'"))
+        assert re.fullmatch(
+            r"rule=.{60,170} is unknown: write a text such as 'OPT\(0.2\)'", message
+        )
+    spaced = str(UserError(f"{'y ' * 9_000}is unknown: write a text such as 'OPT(0.2)'"))
+    assert len(spaced) < 400 and spaced.endswith("is unknown: write a text such as 'OPT(0.2)'")
+    assert str(UserError(spaced)) == spaced
+    prose = "the drafter's words are not the verifier's own, " * 9
+    assert str(UserError(prose)) == prose
+    assert listed(range(4)) == "0, 1, 2, 3" and listed(range(9_999)).endswith(" more")
+    assert len(listed(range(9_999))) < 180
+
+
+def test_parameters_get_the_names_of_the_surface_that_was_used():
+    names = {"max_draft": "MAX_DRAFT", "rows": "--rows", "stop": "STOP"}
+    for text, told in {
+        "max_draft must be at least 1": "MAX_DRAFT must be at least 1",
+        "choose a smaller max_draft=3 or rows=5": "choose a smaller MAX_DRAFT=3 or --rows=5",
+        "rows must be 1, `rows` or --rows=2": "--rows must be 1, `--rows` or --rows=2",
+        "4 rows stop here: stop is 3": "4 rows stop here: STOP is 3",
+        "Engine.max_draft, my_max_draft": "Engine.max_draft, my_max_draft",
+    }.items():
+        assert in_names(text, names) == told
+    assert in_names("as it is", {}) == "as it is"
 
 
 @pytest.mark.parametrize(("check", "message"), REFUSED)

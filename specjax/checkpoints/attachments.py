@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.arrays import check_finite, flatten, unflatten
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.tokenizers.model_files import read_json, write_json
 from specjax.writing import CHECKSUMS_NAME, find_damage, new_directory, write_checksums
 
@@ -67,7 +67,7 @@ def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) 
     """
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():
-        raise FileNotFoundError(f"{place}: no such directory: train a head (specjax train head)")
+        raise MissingFileError(f"{place}: no such directory: train a head (specjax train head)")
     values, arrays = read_attachment(place, HEAD, (1,), check_weights)
     if check_weights:
         for name, array in arrays.items():
@@ -122,6 +122,6 @@ def read_attachment(
     try:
         return values, safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file: {again}") from None
+        raise MissingFileError(f"{path}: no such file: {again}") from None
     except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype NumPy lacks
         raise UserError(f"{path} is cut short or damaged ({error}): {again}") from None

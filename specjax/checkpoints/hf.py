@@ -27,7 +27,7 @@ from specjax.checkpoints.arrays import (
     same_values,
 )
 from specjax.checkpoints.mxfp4 import shape_in_floats, stack_of
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.memory import mappers
 from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
 from specjax.tokenizers.model_files import (
@@ -123,14 +123,14 @@ def _shards(directory: Path) -> list[str]:
         hint = "download the whole checkpoint"
         if torch := sorted(p.name for p in directory.glob("*.bin")):
             hint = f"save its {torch[0]} again with transformers' save_pretrained"
-        raise FileNotFoundError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
+        raise MissingFileError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index} has no weight_map; download the file again")
     shards = sorted({str(name) for name in weight_map.values()})
     for name in shards:
         if not (directory / name).is_file():
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{directory / name} is missing, though {INDEX} places arrays in it; download the "
                 "whole checkpoint"
             )
@@ -157,7 +157,7 @@ def open_hf(
         reader = reader or SafetensorsReader(directory, _nested(family, family.name))
         return reader, config, default_ids(family)
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} is missing; copy it beside the safetensors, or give `config`"
         )
     values = read_json(path)

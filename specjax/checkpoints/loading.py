@@ -30,7 +30,7 @@ from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.config import float_dtype
@@ -213,6 +213,10 @@ def open_checkpoint(path: PathLike) -> Opened:
 def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bool) -> Opened:
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"`path` must be a directory's path, got {path!r}")
+    if not os.path.exists(path):
+        raise MissingFileError(
+            f"{path}: no such directory; check the path, or download the model{download(path)}"
+        )
     if not isinstance(config, ModelConfig | str | os.PathLike | None):
         raise UserError(
             f"`config` must be a configuration, or the path of a JSON or gin file, got {config!r}"
@@ -249,8 +253,6 @@ def check_checksums(path: Path) -> None:
 
 
 def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such directory; check the path, or download the model")
     if is_gguf(path):
         if not isinstance(config, ModelConfig | None):
             raise UserError(
@@ -379,9 +381,9 @@ def _check_room(
     check_fits(
         f"{path}: the parameters in {weights or dtype}",
         needed,
-        "load them over more devices"
+        "load them over more devices (`mesh`)"
         if weights
-        else "load them in bfloat16, with weights='int8', or over more devices",
+        else "load them with weights='int8', with dtype='bfloat16', or over more devices (`mesh`)",
         set().union(*(sharding.device_set for sharding in shardings.values())),
     )
 

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from specjax.checkpoints.arrays import ArraySpec, check_shards, check_sizes, flatten, unflatten
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.types import Params
 
 PARAMS = "params"
@@ -34,7 +34,7 @@ class OrbaxReader:
         self.directory = directory.absolute()
         self._prefix = f"{prefix}/" if prefix else ""
         if not is_orbax(directory):
-            raise FileNotFoundError(f"{directory} has no Orbax arrays; copy the whole directory")
+            raise MissingFileError(f"{directory} has no Orbax arrays; copy the whole directory")
         _check_ocdbt(self.directory)
         with quiet():
             self._checkpointer = ocp.PyTreeCheckpointer()

@@ -31,7 +31,7 @@ from specjax.checkpoints.arrays import (
     flatten,
 )
 from specjax.checkpoints.orbax import OrbaxReader, brief, is_orbax
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 
 VERSION = 3
 CHUNK_BYTES = 64 * 2**20
@@ -88,7 +88,7 @@ class T5XReader:
         }
         absent = [folder.name for folder in folders.values() if not (folder / ".zarray").is_file()]
         if absent:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{directory}: {len(absent)} of {len(leaves)} arrays are missing "
                 f"({condense(absent)}); copy the whole checkpoint"
             )
@@ -158,7 +158,7 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
     if first is not None:
         total = math.prod(grid)
         absent = total - sum(not key.startswith(".") for key in files)
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder.parent}: {absent} of {total} chunks of {name} are missing "
             f"({folder.name}/{first}{', ...' if absent > 1 else ''}); copy the whole checkpoint"
         )

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checkpoints.arrays import ArrayReader, ArraySpec, Piece, same_values
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.models import ModelConfig, T5Config
 
 GIN_FILES = ("config.gin", "operative_config.gin")
@@ -261,7 +261,7 @@ def _bindings(gin: Path) -> Iterator[tuple[str, str]]:
                     block = name[:-1]
                 line = []
     except FileNotFoundError:
-        raise FileNotFoundError(f"{gin}: no such gin file") from None
+        raise MissingFileError(f"{gin}: no such gin file") from None
     except UnicodeDecodeError:
         raise UserError(f"{gin} is not a gin file: it is not UTF-8 text") from None
     except (tokenize.TokenError, SyntaxError) as error:

@@ -51,6 +51,8 @@ _NOTES = (
     "drafting costs what it yields (-: no rate does). ideal: the speed-up if calls took only the",
     "time of their passes; a speedup above it means that other work disturbed the times of passes.",
 )
+# Python's parameters, as options.
+NAMES = {"max_draft": "--drafts", "max_new_tokens": "--max-new", "batch_size": "--rows"}
 # How long passes are measured for a file of costs, for each batch size.
 _SECONDS = 5.0
 
@@ -171,6 +173,11 @@ def load(args: argparse.Namespace, *, chat: bool = False) -> tuple[Pair, list[np
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
+    if not isinstance(pair, Pair):
+        raise UserError(
+            "drafter must be given, too, because bench measures what its passes cost; specjax "
+            f'infer --gin.VERIFIER={args.verifier} --gin.DRAFTING="Lookup()" drafts without one'
+        )
     return pair, encode_texts(args, texts, pair.verifier.tokenizer, chat=chat)
 
 

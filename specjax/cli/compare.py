@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     first = flags | (_QUICK if args.quick else {})
     args.gin_binding[:0] = [f"{name}={value}" for name, value in first.items()]
     gin_config.configure_from(args)
-    infer.check_paths(("verifier", "drafter"))
+    infer.check_paths()
+    infer.check_needed(("verifier", "drafter"), "; specjax infer decodes with a single model")
     parts: dict[Callable[..., Any], Sequence[str]] = {
         infer.load_models: (),
         text.load_text_model: ("path", "mesh", "weights", "verifier"),

@@ -28,9 +28,9 @@ import gin
 from gin import config_parser
 from gin.config import ConfigurableReference, ParserDelegate, iterate_references
 
-from specjax.checks import one_line
+from specjax.checks import in_names, one_line
 from specjax.cli.help_format import SHIPPED, FullHelp, definitions, hint, names_and_files
-from specjax.errors import REFUSALS, UserError
+from specjax.errors import REFUSALS, MissingFileError, UserError
 
 # Files are also looked up in a parent folder of this name.
 _ROOT = "gin_configs"
@@ -146,7 +146,7 @@ def configure(
     """
     for folder in search_paths:
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f"--gin_search_paths: {folder} is not a folder: check the path")
+            raise MissingFileError(f"--gin_search_paths: {folder} is not a folder: check the path")
     reader = _Reader(files, search_paths)
     if default is not None and not any(path.parent.name == _RUNS for path in reader.read):
         reader = _Reader([default, *files], search_paths)
@@ -247,7 +247,7 @@ class _Reader(ParserDelegate):
             raise IsADirectoryError(f"{place}: this is a directory: give the path of a file")
         remedy = _near_file(name) or "give its full path, or add its folder to --gin_search_paths"
         folders = ", ".join((".", *self._folders, str(SHIPPED)))
-        raise FileNotFoundError(f"{place}: file not found in {folders}; {remedy}")
+        raise MissingFileError(f"{place}: file not found in {folders}; {remedy}")
 
     def _execute(self, statement: Any) -> None:
         if isinstance(statement, config_parser.ImportStatement):
@@ -302,6 +302,10 @@ class _Reader(ParserDelegate):
                 f"the gin files use but do not define %{undefined[0]}; add the file that defines "
                 f"it, or --gin.{undefined[0]}=..."
             )
+
+
+def _is_of_commands(function: Any) -> bool:
+    return getattr(function, "__module__", "").startswith("specjax.cli.")
 
 
 class _NamedError(UserError):
@@ -392,8 +396,10 @@ class _Walk:
         # The scopes and selectors of what is called.
         self._done: set[tuple[tuple[str, ...], str]] = set()
         self._missing: list[str] = []
-        # Parameter -> the names (macros) bound to it.
+        # Parameter -> the names (macros) bound to it; of a command's own function without one, such
+        # as load_models.check_weights, this text.
         self._names: dict[str, set[str]] = {}
+        self._own_names: dict[str, set[str]] = {}
 
     def start(self, selector: str, function: Callable[..., Any], passed: Sequence[str]) -> None:
         """Follows all references from a function that will be called with parameters `passed`."""
@@ -430,6 +436,8 @@ class _Walk:
             needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
             if needed and name not in {*bindings, *passed}:
                 self._missing.append(f"{shown}.{name}")
+            if "_" in name and name not in passed and _is_of_commands(function):
+                self._own_names.setdefault(name, set()).add("/".join((*scopes, f"{shown}.{name}")))
         for parameter, value in bindings.items():
             if parameter in passed:
                 continue
@@ -468,14 +476,8 @@ class _Walk:
 
     def in_names_of_files(self, text: str) -> str:
         """Replaces parameters in a message by the names of the gin files."""
-        for parameter, names in self._names.items():
-            if len(names) > 1:
-                continue
-            word = rf"\b{re.escape(parameter)}\b"
-            if "_" not in parameter:
-                # It may also be an English word: only in the positions of a parameter.
-                word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
-            text = re.sub(word, next(iter(names)), text)
+        names = self._own_names | self._names
+        text = in_names(text, {x: min(all_) for x, all_ in names.items() if len(all_) == 1})
         meant = re.search(r"must be like .*, got '(\w+)'$", text)
         return f"{text}: write @{meant[1]}()" if meant and meant[1] in _registered else text
 
@@ -489,6 +491,11 @@ def value_of(parameter: str, default: Any = None) -> Any:
     if isinstance(value, ConfigurableReference) and value.evaluate:
         return value.scoped_configurable_fn()
     return value
+
+
+def written(name: str) -> Any:
+    """Returns the value of a name as the gin files or the command line have it, not evaluated."""
+    return gin.get_bindings(f"{name}/{_MACRO}", resolve_references=False).get("value")
 
 
 def operative_config() -> str:

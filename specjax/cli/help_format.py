@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax.checks import ELSEWHERE
+
 # The gin files of the package.
 SHIPPED = Path(__file__).parents[1] / "gin_configs"
 # How many names `--help` shows, from the first of the file.
@@ -17,16 +19,10 @@ _REQUIRED = "(required)"
 _DEFINITION = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.*)$")
 
 
-# Names of other libraries, in lower case.
-_ELSEWHERE = dict.fromkeys(
-    ("num_speculative_tokens", "num_draft_tokens", "num_assistant_tokens", "gamma"), "MAX_DRAFT"
-)
-
-
 def hint(name: str, choices: Collection[str], otherwise: str) -> str:
     """A similar name among the choices, or `otherwise`."""
-    name = _ELSEWHERE.get(name.lower(), name)
-    near = [other for other in choices if other.lower() == name.lower()]
+    names = name.lower(), ELSEWHERE.get(name.lower(), "").partition("=")[0]
+    near = [other for each in names for other in choices if other.lower() == each]
     near = near or difflib.get_close_matches(name, sorted(choices), n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 

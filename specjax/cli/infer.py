@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     register()
     args.gin_binding += ["infer.sources=True"] if args.show else []
     gin_config.configure_from(args)
+    check_paths()
     options = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
     parts = {load_models: ("needed",)}
     print(json.dumps(gin_config.call(inference.infer, before=check_values, parts=parts, **options)))
@@ -77,7 +78,18 @@ def check_values() -> None:
         for name, why in setting.unused.items():
             if value := gin_config.value_of(f"Setting.{name}"):
                 raise UserError(f"{name} must be left out: {why}, got {value!r}")
-    check_paths(setting.needed, "; METHOD=VerifierAlone and METHOD=DrafterAlone need only one")
+    if is_single(setting):
+        names = ("max_draft", "min_draft", "stopping", "verification", "method", "drafting")
+        values = {name.upper(): gin_config.value_of(f"Setting.{name}") for name in names}
+        values |= {"COSTS": gin_config.value_of("make_decoder.costs")}
+        values |= {"RULE": None if setting.rule == "Lossless" else setting.rule}
+        if given := [name for name, value in values.items() if value]:
+            raise UserError(
+                f"{given[0]} needs a drafter, and only VERIFIER is given: give DRAFTER, or leave "
+                f'out {given[0]}; DRAFTING="Lookup()" drafts without a second model'
+            )
+    else:
+        check_needed(setting.needed, "; METHOD=VerifierAlone needs only the verifier")
     if gin_config.value_of("make_decoder.costs") is not None and not _reads_costs(setting):
         raise UserError(
             "COSTS is for STOPPING='CostAware()', or chooses MAX_DRAFT of lossless drafts by "
@@ -88,15 +100,35 @@ def check_values() -> None:
     check_decoding({name: value for name, value in values.items() if value is not None})
 
 
-def check_paths(needed: Collection[str], remedy: str = "") -> None:
+def given_paths() -> dict[str, Any]:
+    """The paths of the models that the gin files give."""
+    paths = {name: gin_config.value_of(f"load_models.{name}") for name in ("verifier", "drafter")}
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def check_paths() -> None:
+    """Refuses a wrong path of a single model before all else."""
+    from specjax.text.directories import check_model_paths
+
+    paths = {name: gin_config.written(name) for name in ("VERIFIER", "DRAFTER")}
+    given = {name: path for name, path in paths.items() if isinstance(path, str)}
+    if len(given) == 1:
+        check_model_paths(given)
+
+
+def is_single(setting: "text.Setting") -> bool:
+    """Whether the verifier is the only model that is given, and would need a drafter."""
+    return [*given_paths()] == ["verifier"] and setting.needed == ("verifier", "drafter")
+
+
+def check_needed(needed: Collection[str], remedy: str = "") -> None:
     """Refuses a run that is given one of its models and would take the other from a built-in pair.
 
     Args:
       needed: "verifier", "drafter" or both.
       remedy: the end of the message.
     """
-    paths = {name: gin_config.value_of(f"load_models.{name}") for name in ("verifier", "drafter")}
-    given = [name for name, path in paths.items() if path is not None]
+    given = [*given_paths()]
     if given and (missing := [name for name in needed if name not in given]):
         raise UserError(
             f"{given[0].upper()} is given without {missing[0].upper()}: give both, or neither for "
@@ -116,6 +148,8 @@ def make_decoder(
 ) -> "text.Decoder":
     """Loads the models that a setting needs, and makes its decoder; see `Decoder`.
 
+    A verifier without a drafter decodes alone.
+
     Args:
       setting: the way to decode.
       costs: a file of `specjax bench --costs`, which chooses `max_draft` or is for `CostAware`;
@@ -125,6 +159,13 @@ def make_decoder(
 
     options: dict[str, Any] = {"process_drafts": process_drafts, "buckets": buckets}
     options["drafting"] = _loading_alike(setting.part("drafting"))
+    if is_single(setting):
+        setting = setting.verifier_alone
+        print(
+            "specjax: DRAFTER is not given, so the verifier decodes alone; "
+            'DRAFTING="Lookup()" drafts without a second model',
+            file=sys.stderr,
+        )
     if costs is not None:
         options["costs"] = read_costs(costs)
         options["max_draft"] = gin_config.value_of("Setting.max_draft")

@@ -16,13 +16,14 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 import jax
 from absl import logging as absl_logging
 
-from specjax.checks import one_line
+from specjax.checks import ELSEWHERE, in_names, one_line
 from specjax.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, UNEXPECTED, hosts
 from specjax.cli.help_format import SHIPPED, HelpFormatter, definitions, hint
 from specjax.compilation import count_compilations, enable_compilation_cache
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not together:
                 raise
             traceback.print_exception(error)
-        status = tell(command, error)
+        status = tell(command, error, getattr(args, "names", {}))
         if together:
             hosts.end(status)
         return status
@@ -125,10 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def tell(command: str, error: Exception) -> int:
+def tell(command: str, error: Exception, names: Mapping[str, str] = MappingProxyType({})) -> int:
     """Prints one line about an error that ended a command; returns the exit status.
 
     Of a fault of specjax the traceback is written to a temporary file, which the line names.
+    `names` are those of the command's options for Python's parameters.
     """
     program = f"specjax {command}".strip()
     if isinstance(error, BrokenPipeError) and _reader_has_gone():
@@ -141,7 +143,7 @@ def tell(command: str, error: Exception) -> int:
         _give_up_stdout()
         return BAD_INPUT
     if isinstance(error, (*REFUSALS, LostProcessError)):
-        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        print(f"{program}: {in_names(one_line(error), names)}", file=sys.stderr)
         # Another process failed: a restart may succeed.
         return UNEXPECTED if isinstance(error, LostProcessError) else BAD_INPUT
     text = f"{type(error).__name__}: {one_line(error)[:200]}"
@@ -252,7 +254,8 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
         if name == command:
             module = importlib.import_module(module_name)
             module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            names = {x.dest: x.option_strings[0] for x in sub._actions if x.option_strings}
+            sub.set_defaults(run=module.run, names=names | getattr(module, "NAMES", {}))
     # argparse cannot declare --gin.NAME=value, because NAME is arbitrary.
     short = "--gin."
     rest = ["--helpfull" if word == "--help=all" else word for word in rest]
@@ -280,9 +283,10 @@ def _option_meant(
     """A hint about an unknown option."""
     option, equals, value = unknown[0].partition("=")
     default = getattr(args, "default_gin_file", None)
-    wanted = option.lstrip("-").replace("-", "_").upper()
-    if default and wanted in definitions(SHIPPED / default):
-        return f"did you mean --gin.{wanted}{equals}{value}?"
+    wanted = option.lstrip("-").replace("-", "_").lower()
+    for name_there in (wanted, ELSEWHERE.get(wanted, "").partition("=")[0]):
+        if default and name_there.upper() in definitions(SHIPPED / default):
+            return f"did you mean --gin.{name_there.upper()}{equals}{value}?"
     value = value or " ".join(word for word in unknown[1:2] if not word.startswith("-"))
     takes_it = [x.option_strings[0] for x in options if value and value in (x.choices or ())]
     near = takes_it or difflib.get_close_matches(

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from specjax.checks import check_path
+from specjax.checks import check_path, listed
 from specjax.data.seqio_tasks import task_rows
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 
 SEQIO_PREFIX = "seqio:"
 # A first line with only these words is a header.
@@ -82,10 +82,18 @@ def read_records(
 
 def guess_format(path: str) -> str:
     """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text"."""
+    _check_is_file(path)
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     if ending == ".csv":
         raise UserError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
+
+
+def _check_is_file(path: str) -> None:
+    if os.path.isdir(path):
+        raise IsADirectoryError(
+            f"{path} is a directory: give a file of texts (.txt, .tsv or .jsonl)"
+        )
 
 
 def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
@@ -150,7 +158,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """
     path = os.fspath(path)
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{path}: no such file: check the path")
+        raise MissingFileError(f"{path}: no such file: check the path")
+    _check_is_file(path)
     number = 0
     with cast(BinaryIO, gzip.open(path) if path.endswith(".gz") else open(path, "rb")) as file:
         try:
@@ -188,7 +197,7 @@ def look_up(
             if bar:
                 return default
             outer = ".".join(path.split(".")[:i]) or "the record"
-            has = ", ".join(map(repr, value)) if isinstance(value, Mapping) else repr(value)[:60]
+            has = listed(map(repr, value)) if isinstance(value, Mapping) else repr(value)[:60]
             # As an option, a default would be the whole text of each such record.
             remedy = (
                 f"give another field as {option}" if option else f"write {path}|text for a default"

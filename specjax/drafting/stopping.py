@@ -30,9 +30,10 @@ from specjax.checks import (
     check_path,
     check_static,
     one_number,
+    shown,
     whole_number,
 )
-from specjax.errors import UserError
+from specjax.errors import UserError, shortened
 from specjax.rules.target import entropy
 from specjax.types import DraftOutcome, Drawn, Params, Stopping
 from specjax.types.pytrees import where_rows
@@ -763,7 +764,7 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
         values = json.loads(place.read_bytes())
     except OSError as error:
         reason = error.strerror or str(error)
-        raise type(error)(f"{place} cannot be read ({reason}): {_HOW}") from None
+        raise type(error)(shortened(f"{place} cannot be read ({reason}): {_HOW}")) from None
     except (ValueError, RecursionError):
         raise UserError(f"{place} is not a JSON file: {_HOW}") from None
     if not isinstance(values, dict) or "format" not in values:
@@ -953,6 +954,29 @@ def check_own_params(policy: Stopping, params: Params, head: Any = None) -> None
         f"stopping=WithParams({type(policy).__name__}(...), params) must have no params, because "
         f"this policy needs none: write stopping={policy!r}"
     )
+
+
+def check_needs_no_params(policy: Stopping, vocab_size: int, width: int) -> None:
+    """Raises UserError if a user's policy that got no parameters reads them; traces a step."""
+    rows, longest = 2, 1
+
+    def step(limits: Array, drawn: Drawn) -> Any:
+        memory = policy.remember((), rows, longest) if policy.reads_past else ()
+        return policy.step((), policy.begin((), memory, limits, longest)[1], drawn)
+
+    shape: Any = jax.ShapeDtypeStruct
+    whole, place = (shape(axes, jnp.int32) for axes in ((rows,), ()))
+    probs, hidden = (shape((rows, n), jnp.float32) for n in (vocab_size, width))
+    seen = probs if policy.reads_confidence else None
+    try:
+        jax.eval_shape(step, whole, Drawn(whole, probs, seen, hidden, place))
+    except (TypeError, LookupError, AttributeError) as error:  # of () where it expects arrays
+        name = type(policy).__name__
+        raise UserError(
+            f"stopping={shown(policy)} has no params, and {name} fails without: "
+            f"{' '.join(str(error).split())[:200]}: give the arrays that its methods read as "
+            f"`params`, stopping=WithParams({name}(...), params)"
+        ) from error
 
 
 # In place of the length of a last draft whose outcome was already reported.

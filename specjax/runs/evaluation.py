@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from specjax.checks import check_part, check_path, tuple_text
+from specjax.checks import check_part, check_path, listed, tuple_text
 from specjax.data.examples import (
     SourceRecord,
     check_no_fields,
@@ -117,7 +117,7 @@ def read_predictions(
         if not isinstance(record.get(prediction_field, 0), str | None):
             raise UserError(
                 f"{name}:{number}: {prediction_field!r} must be a text or null; the line has "
-                f"{', '.join(f'{key}={value!r:.40}' for key, value in record.items())}"
+                f"{listed(f'{key}={value!r:.40}' for key, value in record.items())}"
             )
         records.append(record)
     if all(rows_lib.CHECKSUM in record for record in records):

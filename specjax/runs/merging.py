@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_count
-from specjax.errors import UserError
+from specjax.checks import check_count, listed
+from specjax.errors import MissingFileError, UserError
 from specjax.runs import processes
 from specjax.runs.predictions import (
     CONFIG_NAME,
@@ -81,13 +81,13 @@ def _find(roots: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """
     paths = [Path(os.path.expanduser(root)).absolute() for root in roots]
     parts = sorted((part for path in paths for part in _parts_in(path)), key=lambda part: part.name)
-    shown, names = ", ".join(map(str, roots)), [part.name for part in parts]
+    shown, names = listed(roots), [part.name for part in parts]
     if not parts:
-        raise FileNotFoundError(f"{shown}: there is no directory part-I-of-N: check the path")
+        raise MissingFileError(f"{shown}: there is no directory part-I-of-N: check the path")
     count = int(names[0].rpartition("-")[2])
     if names != (needed := [Process(i, count).directory for i in range(count)]):
         raise UserError(
-            f"{shown} must have {', '.join(needed)}, each once, and has {', '.join(names)}: "
+            f"{shown} must have {listed(needed)}, each once, and has {listed(names)}: "
             "give the directories of all parts of one run"
         )
     return parts

@@ -273,6 +273,8 @@ def _made(directory: Path) -> Iterator[None]:
     """Makes a directory and its parents; at the end, removes those that are empty."""
     # `os.path.exists` returns False for a name that is too long; mkdir then raises.
     absent = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
+    if os.path.isfile(directory):
+        raise FileExistsError(f"{directory} is a file: give a new directory")
     try:
         with naming_failures(directory):
             _make_writable(directory)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from specjax.checks import one_line
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.evaluation import Bootstrap
 from specjax.runs.evaluation import Predictions, predictions_of
 from specjax.runs.predictions import find_fault
@@ -305,7 +305,7 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
     run = RunDirectory(directory, config_name=CONFIG_NAME, makes=MADE)
     configuration = run.peek()
     if configuration is None:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{run.path} has no {CONFIG_NAME}: give a directory written by `specjax compare`"
         )
     try:

@@ -21,7 +21,7 @@ import tqdm
 from jaxtyping import Int32
 
 from specjax import environment
-from specjax.checks import check_count, check_flag, shown, whole_number
+from specjax.checks import check_count, check_flag, options_of, shown, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.cascades import PairMethod
 from specjax.drafting import Costs
@@ -128,6 +128,7 @@ class Decoder:
       UserError: a value is out of range, or the parts cannot be combined.
     """
 
+    @options_of("Decoder")
     def __init__(
         self,
         models: Models | TextModel,
@@ -169,6 +170,10 @@ class Decoder:
             costs=costs,
         )
         if isinstance(parts.method, VerifierAlone | DrafterAlone):
+            name = type(parts.method).__name__
+            reads_one = not getattr(parts.rule, "reads_draft", False)
+            but = ("method", "rule") if reads_one else ("method",)
+            parts.check_none(f"method={name} decodes without drafts", but=but)
             models = model_alone(models, parts.method)
             parts = dataclasses.replace(parts, method=None)
         sizes = self.batch_size, (lengths or BUCKETS)[0]
@@ -197,6 +202,8 @@ class Decoder:
             contexts=self._contexts,
             fitting=set(),
         )
+        fixed = parts.method is None and "max_draft" in parts.plan.left_out
+        self._draft_option = {"max_draft": "drafting"} if fixed else {}
 
     def __repr__(self) -> str:
         def given(**values: Any) -> str:
@@ -211,6 +218,7 @@ class Decoder:
         )
         return f"Decoder({self.models!r}, {type(self.method).__name__}, {parts})"
 
+    @options_of("a call of the Decoder")
     def __call__(
         self,
         prompts: Iterable[Prompt],
@@ -538,6 +546,7 @@ class Decoder:
         float32 = any_float32(assembled.models.values())
         return {**values, "environment": environment.environment(float32=float32)}
 
+    @options_of("Decoder.engine")
     def engine(
         self,
         *,
@@ -596,6 +605,7 @@ class Decoder:
             num_samples=num_samples,
             log_probs=log_probs,
             sources=sources,
+            named=self._draft_option,
             prefix=self._own_prefix(prefix),
             buckets=self.buckets,
         )
@@ -753,6 +763,7 @@ class Decoder:
             num_samples=samples,
             log_probs=options.log_probs,
             sources=options.sources,
+            named={"rows": "batch_size", "prompt_length": "buckets", **self._draft_option},
             prefix=call.prefix,
         )
 

@@ -21,9 +21,9 @@ from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, writ
 from specjax.checkpoints.heads import OpenedHead, has_mtp, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
-from specjax.checks import check_flag, check_path
+from specjax.checks import check_flag, check_path, options_of
 from specjax.drafting import Bigram
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.heads import BlockConfig
@@ -41,6 +41,7 @@ from specjax.text.text_models import (
     translate,
 )
 from specjax.tokenizers import Tokenizer, load_tokenizer
+from specjax.tokenizers.gguf_files import is_gguf
 
 PAIRS = Path(__file__).parents[1] / "pairs"
 DEFAULT_PAIR = "multi30k_ende"
@@ -117,6 +118,7 @@ def built_in_table(model: PathLike) -> Path:
     return built_in_pair(names[0] if names else DEFAULT_PAIR) / "bigram"
 
 
+@options_of("load_text_model")
 def load_text_model(
     path: PathLike,
     *,
@@ -153,8 +155,8 @@ def load_text_model(
     """
     from specjax.checkpoints import is_draft_head
 
+    check_model_paths({"path": path})
     place = real_path(path)
-    check_model_path("path", place)
     _check_mesh(mesh)
     log_models({"": path})
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
@@ -207,6 +209,7 @@ def _load(
     )
 
 
+@options_of("load_pair")
 def load_pair(
     built_in: str = DEFAULT_PAIR,
     *,
@@ -220,11 +223,12 @@ def load_pair(
     replicate_drafter: bool = False,
     weights: str | Mapping[str, str | None] | None = None,
     translate_drafter: bool = False,
-) -> Pair:
-    """Loads a drafter and a verifier; by default a built-in pair.
+) -> Models:
+    """Loads a drafter and a verifier, or a verifier alone; by default a built-in pair.
 
     `built_in` names one: "multi30k_ende" (two T5 models, English to German captions) or "gsm8k"
-    (Llama models, school mathematics); or give two directories. The other options are those of
+    (Llama models, school mathematics); or give two directories, or `verifier` for a single model,
+    which a `Decoder` lets decode alone, or with drafting="Lookup()". The other options are those of
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
     `specjax.text.text_models.translate`. The drafter may be a draft head of the verifier (EAGLE,
@@ -232,24 +236,24 @@ def load_pair(
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
-      UserError: only one path is given, the built-in pair does not exist, a directory is
+      UserError: only the drafter is given, the built-in pair does not exist, a directory is
         unreadable, or the vocabularies differ.
     """
-    if (drafter is None) != (verifier is None):
-        missing = "drafter" if drafter is None else "verifier"
+    given = {"verifier": verifier, "drafter": drafter}
+    paths = {name: path for name, path in given.items() if path is not None}
+    if not paths:
+        paths = {name: built_in_pair(built_in) / name for name in ("verifier", "drafter")}
+    check_model_paths(paths)
+    if verifier is None and drafter is not None:
         raise UserError(
-            f"load_pair: {missing} is missing: give both directories, or neither for a built-in "
-            "pair"
+            "load_pair: verifier is missing: give both directories, neither for a built-in pair, "
+            "or verifier alone for a single model"
         )
-    if drafter is None or verifier is None:
-        directory = built_in_pair(built_in)
-        drafter, verifier = directory / "drafter", directory / "verifier"
     check_flag("translate_drafter", translate_drafter)
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
-    whole = ("drafter",) if replicate_drafter else ()
-    paths = {"verifier": verifier, "drafter": drafter}
+    whole = ("drafter",) if replicate_drafter and "drafter" in paths else ()
     models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
-    return Pair(**models)
+    return Pair(**models) if len(models) == 2 else Models(**models)
 
 
 def load_models(
@@ -273,6 +277,7 @@ def load_models(
       UserError: there is no verifier, `replicate` has another name, a directory is unreadable, or
         the vocabularies differ.
     """
+    check_model_paths(paths)
     if "verifier" not in paths:
         raise UserError(
             f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
@@ -302,8 +307,6 @@ def _loaded(
             )
     forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}
-    for name, path in paths.items():
-        check_model_path(name, path)
     log_models(paths)
     _check_mesh(options["mesh"])
     heads = {name: path for name, path in paths.items() if is_draft_head(path)}
@@ -378,13 +381,25 @@ def _tokenizer(path: PathLike, tokenizer: PathLike | Tokenizer | None) -> Tokeni
     return load_tokenizer(tokenizer)
 
 
+def check_model_paths(paths: Mapping[str, Any]) -> None:
+    """Refuses what is no path of a model, built in or in a directory, by their names."""
+    for name, path in paths.items():
+        place = real_path(path)
+        check_model_path(name, place)
+        if os.path.isfile(place) and not is_gguf(Path(place)):
+            raise UserError(
+                f"{name}={os.fspath(path)!r} is a file: give the directory of a model, or a .gguf "
+                "file"
+            )
+
+
 def check_model_path(name: str, path: Any) -> None:
     """Refuses a path, the value of `name`, that is not there."""
     check_path(path, f"{name}=")
     if not os.path.exists(path):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{name}={os.fspath(path)!r}: no such file or directory: check the path; download "
-            "models from a hub first"
+            f"models from a hub first{download(path)}"
         )
 
 
@@ -399,8 +414,8 @@ def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
         raise UserError(
             f"the mesh's model={ways} does not divide the {heads} heads of {os.fspath(path)}: "
-            f"choose MESH_MODEL from {', '.join(map(str, fitting))}, or replicate a small drafter "
-            "(REPLICATE_DRAFTER)"
+            f"choose `model` from {', '.join(map(str, fitting))}, or give each device a small "
+            "drafter (replicate_drafter=True)"
         )
 
 
@@ -432,9 +447,10 @@ def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True
       FileNotFoundError: there is no table, or a file is missing.
       UserError: a file is damaged, by its checksum if `check_weights`.
     """
+    check_path(directory, "directory=")
     place = Path(directory)
-    if not (place / f"{BIGRAM}.json").is_file():
-        raise FileNotFoundError(
+    if not os.path.isfile(place / f"{BIGRAM}.json"):
+        raise MissingFileError(
             f"{place}: no bigram table found: make a table with `specjax train bigram`"
         )
     values, arrays = read_attachment(place, BIGRAM, tuple(_TABLES), check_weights)
@@ -602,6 +618,7 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | I
       FileNotFoundError: there is no such checkpoint.
       UserError: the checkpoint is unreadable or of an unknown family.
     """
+    check_path(path, "path=")
     name = os.fspath(path)
     dtype = jnp.dtype("bfloat16" if dtype is None else dtype)
 
@@ -611,8 +628,11 @@ def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | I
     if name in PRESETS and not os.path.exists(name):
         return Inspected(name, model(PRESETS[name]), dtype)
     place = real_path(name)
-    if not os.path.exists(place) and (near := _near_preset(name)):
-        raise FileNotFoundError(f"{name}: no such directory or size; did you mean {near}?")
+    if not os.path.exists(place):
+        if near := _near_preset(name):
+            what = f"{name}: no such directory or size{download(name)}"
+            raise MissingFileError(f"{what}; did you mean {near}?")
+        open_checkpoint(place)  # says so
     if is_draft_head(place):
         return InspectedHead(name, dtype, open_draft_head(place))
     opened = open_checkpoint(place)
@@ -685,7 +705,7 @@ def _why_not(drafter: Inspected | InspectedHead, verifier: Inspected | Inspected
     words = []
     for each in (drafter, verifier):
         if each.tokenizer is None:
-            return f"{each.path} has no tokenizer: give its files to load_pair(tokenizer=...)"
+            return f"{each.path} has no tokenizer: give its files as tokenizer=PATH to what decodes"
         words.append(Words.of(each.path, each.tokenizer, each.model.vocab_size))
     try:
         check_vocabularies("drafter", *words)

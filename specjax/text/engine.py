@@ -10,6 +10,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ from specjax.decoding.method import (
     watch_stops,
 )
 from specjax.errors import UserError
-from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
+from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words, smaller
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
 from specjax.text import requests as requests_lib
@@ -236,10 +237,6 @@ class Progress(NamedTuple):
 
 # Steps between two returns to the host, so that Ctrl-C works.
 STOP_AFTER = 64
-_REMEDY = (
-    "choose a smaller max_new_tokens, batch_size or last bucket (for an Engine: rows or "
-    "prompt_length)"
-)
 
 
 class Engine:
@@ -279,6 +276,8 @@ class Engine:
       buckets: prompts are padded to the first of these lengths that holds all prompts of a refill,
         or to L, if the caches of the models allow it; each is a program to compile.
       contexts: model's name -> the most positions that it was trained for; for a warning.
+      named: the options that set its sizes, where others do than those of an engine: rows,
+        prompt_length, max_new_tokens and max_draft.
       fitting: the shapes that are known to fit into memory, as engines of the same method and
         parameters share them: the check takes as long as some tokens.
 
@@ -306,13 +305,14 @@ class Engine:
         prefix: Prefix | None = None,
         buckets: Sequence[int] = (),
         contexts: dict[str, int] | None = None,
+        named: Mapping[str, str] = MappingProxyType({}),
         fitting: set[Any] | None = None,
     ) -> None:
         multiple = row_multiple(method) * num_samples
         refill = max(1, rows // 4) if refill is None else refill
         assert 1 <= refill <= rows and rows % multiple == refill % multiple == 0, (rows, refill)
         self.method, self.params, self._model = method, params, model
-        self._rows, self._stop = rows, tuple(stop)
+        self._rows, self._stop, self._named = rows, tuple(stop), named
         self._chat_template_kwargs = chat_template_kwargs
         self._by_token = {"log_probs": log_probs, "sources": sources}
         self._stop_table = stop_table
@@ -506,7 +506,7 @@ class Engine:
         """The finished rows; with `every` also the texts that rows got."""
         self._check_alive()
         try:
-            with explain_full_memory(self._in_words(), _REMEDY):
+            with explain_full_memory(self._in_words(), self._smaller()):
                 # The next run of a stream starts before a report is read, so that no device waits
                 # for the host. If it must wait, for slots to be filled, that run has no steps.
                 while len(self._reports) < (1 if every is None else 2):
@@ -764,6 +764,16 @@ class Engine:
         longest, most = self._limits.prompt_length, self._limits.max_new_tokens
         return sizes_in_words(self._rows, longest, self.method.max_draft, most)
 
+    def _smaller(self) -> str:
+        sizes = {"rows": self._rows, "prompt_length": self._limits.prompt_length}
+        sizes |= {"max_new_tokens": self._limits.max_new_tokens}
+        sizes |= {"max_draft": self.method.max_draft} if self.method.max_draft else {}
+        named = {self._named.get(name, name): size for name, size in sizes.items() if size > 1}
+        remedy = smaller(named)
+        more = [f"{name}=False" for name, is_kept in self._by_token.items() if is_kept]
+        more += [] if self._prefix is None else ["a shorter `prefix`"]
+        return ", or ".join([remedy, *more])
+
     def _check_fits(self, fitting: set[Any]) -> None:
         """Refuses slots that certainly cannot fit into the memory."""
         _, length, most, *kinds = self._limits[:5]
@@ -784,7 +794,7 @@ class Engine:
             shapes,
             max_new=most,
             max_length=self._max_length,
-            remedy=_REMEDY,
+            remedy=self._smaller(),
             beside=beside,
             **self._by_token,
         )

@@ -43,7 +43,7 @@ from specjax.drafting import (
     NeuralDrafter,
     NeuralDrafterParams,
 )
-from specjax.drafting.stopping import check_own_params, check_policy
+from specjax.drafting.stopping import check_needs_no_params, check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models.heads import BlockHead
@@ -162,14 +162,13 @@ class Part(NamedTuple):
         """
         if not isinstance(text, str):
             raise UserError(f"{what} must be a text such as 'OPT(0.2)', got {text!r}")
-        shown = repr(text if len(text) <= 200 else f"{text[:200]}...")
         if len(text) > _LONGEST:
-            raise UserError(f"{what}={shown} is too long: write at most {_LONGEST:,} characters")
+            raise UserError(f"{what}={text!r} is too long: write at most {_LONGEST:,} characters")
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             node = None
-        reader = _TextReader(f"{what}={shown}", what)
+        reader = _TextReader(f"{what}={text!r}", what)
         if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
             raise reader.refused("is not a class with arguments")
         return cls(*reader.part(node, _DEEPEST, names_of(*(fields or (what,)))))
@@ -517,7 +516,10 @@ def assemble(
         params = MethodParams(main.prepared, small.prepared, rule)
         return Assembled(cascade, params, {"drafter": small, "verifier": main}, main)
     if parts.drafting is None and len(named) == 1:
-        why = "this option needs a drafter: give a Pair, or drafting"
+        why = (
+            'this option needs a drafter: load one beside the model, or give drafting="Lookup()", '
+            "which drafts without a second model"
+        )
         parts.check_none(why, but=("rule",))
         main.check_alone()
         alone = Autoregressive(main.model, eos_ids=eos_ids, partitioner=main.partitioner)
@@ -699,6 +701,9 @@ def _neural(
         check_own_params(stopping, params, small.head)
     elif small is not _ANY:
         stopping, params = stopping.bind(small.head)
+        is_ours = type(stopping).__module__.startswith("specjax.")
+        if not is_ours and not jax.tree.leaves(params) and not small.is_head:
+            check_needs_no_params(stopping, main.model.vocab_size, small.width)
     # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
     eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
     longest = parts.longest if longest is None else longest

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from specjax.checks import check_flag, shown, whole_number
+from specjax.checks import check_flag, options_of, shown, whole_number
 from specjax.decoding import Method
 from specjax.errors import UserError
 from specjax.memory import nbytes
@@ -35,6 +35,7 @@ CHECKED = ("stop", "buckets", "max_new_tokens", "batch_size")
 _WORD = 2**32 - 1
 
 
+@options_of("Request")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
     """The request of a row; the engine's values replace None.
@@ -70,6 +71,7 @@ class Request:
     log_probs: bool | None = None
 
 
+@options_of("a call of the Decoder")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CallOptions:
     """The options of a call; see `Decoder.__call__`."""

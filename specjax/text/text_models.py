@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from specjax.acceptance_head import Head
-from specjax.checks import check_static
+from specjax.checks import check_static, listed
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.fingerprints import digest
@@ -234,6 +234,16 @@ class Models:
         """The verifier; its tokenizer and its end-of-sequence tokens are used."""
         return self.named["verifier"]
 
+    @property
+    def drafter(self) -> TextModel:
+        """The model named drafter."""
+        if "drafter" not in self.named:
+            raise UserError(
+                f"there is no drafter, only {listed(self.named)}: load both models, or let the "
+                'verifier draft for itself with drafting="Lookup()"'
+            )
+        return self.named["drafter"]
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={model.name}" for name, model in self.named.items())
         return f"{type(self).__name__}({shown})"
@@ -249,10 +259,6 @@ class Pair(Models):
     def fingerprint(self) -> str:
         """The fingerprints of the drafter and the verifier."""
         return f"{self.drafter.fingerprint}+{self.verifier.fingerprint}"
-
-    @property
-    def drafter(self) -> TextModel:
-        return self.named["drafter"]
 
 
 def check_vocabularies(name: str, ours: Words, verifier: Words) -> None:

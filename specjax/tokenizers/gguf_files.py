@@ -299,15 +299,6 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
         files |= _vocabulary(header)
     except UserError as error:
         fault = error
-    kept = tempfile.TemporaryDirectory(prefix="specjax-")
-    directory = Path(kept.name, file.name)
-        files = {"config.json": _config(file, header), **_settings(metadata)}
-        try:
-            files |= _vocabulary(file, metadata)
-        except UserError as error:
-            fault = error
-    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{file}: its metadata is damaged ({error}); copy it again") from None
     directory = _kept.enter_context(temporary_directory()) / file.name
     directory.mkdir()
     for name, content in files.items():
@@ -317,8 +308,7 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
             write_json(directory / name, content)
     # Without hundreds of thousands of texts.
     rest = {key: x for key, x in header.metadata.items() if not key.startswith("tokenizer.")}
-    return _Unpacked(kept, fault, header._replace(metadata=rest))
-    return _Unpacked(directory, fault)
+    return _Unpacked(directory, fault, header._replace(metadata=rest))
 
 
 def _settings(header: Header) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError, download
 from specjax.tokenizers.gguf_files import is_gguf, unpacked
 from specjax.tokenizers.model_files import read_json_if_there, write_json
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
@@ -35,6 +35,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """
     if path == "bytes":
         return ByteTokenizer()
+    if not os.path.exists(path):  # also where a path is too long, unlike Path.exists
+        raise MissingFileError(
+            f"{path}: no such file or directory; give a model's directory, a .model file, "
+            f"a tokenizer.json, or 'bytes'{download(path)}"
+        )
     path = Path(path)
     if is_gguf(path):
         path = unpacked(path, tokenizer=True)
@@ -42,11 +47,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
         single = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files
         return kind(path, None if single else path.parent)
-    if not path.is_dir():
-        raise FileNotFoundError(
-            f"{path}: no such file or directory; give a model's directory, a .model file, "
-            "a tokenizer.json, or 'bytes'"
-        )
     named = (
         read_json_if_there(path / name).get("tokenizer_class")
         for name in ("tokenizer_config.json", "config.json")
@@ -59,10 +59,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         return SentencePieceTokenizer(model, path)
     if (path / HF_FILE).is_file():
         return HuggingFaceTokenizer(path / HF_FILE, path)
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"{path} has no tokenizer, none of {', '.join((*SENTENCEPIECE_FILES, HF_FILE))}: give its "
-        "path, as a T5X directory needs it (--gin.TOKENIZER=PATH, in Python tokenizer=PATH), or "
-        "copy a tokenizer file into the directory"
+        "path, as a T5X directory needs it (tokenizer=PATH), or copy a tokenizer file into the "
+        "directory"
     )
 
 

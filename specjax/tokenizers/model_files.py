@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 
 SPECJAX_FILE = "specjax.json"
 GENERATION_FILE = "generation_config.json"
@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
+        raise MissingFileError(f"{path}: no such file") from None
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror}); restore the file") from None
     except (ValueError, RecursionError) as error:  # not JSON, or thousands of digits or brackets

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import UserError
+from specjax.errors import MissingFileError, UserError
 from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
@@ -46,7 +46,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
         import sentencepiece
 
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file")
+            raise MissingFileError(f"{file}: no such file")
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
@@ -189,7 +189,7 @@ class HuggingFaceTokenizer(SubwordTokenizer):
         import tokenizers
 
         if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such file")
+            raise MissingFileError(f"{file}: no such file")
         self._file = file
         try:
             with no_panic(f"{file} cannot be read"):

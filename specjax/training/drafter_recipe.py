@@ -273,7 +273,7 @@ class VerifierBatches:
         if all(set(target.tolist()) <= ends for target in parts[1::2]):
             raise UserError(
                 f"{self._verifier.name} writes only empty texts for the {self._name} prompts: give "
-                "prompts that it answers (CHAT=True for a chat model)"
+                "prompts that it answers (chat=True for a chat model)"
             )
         return TokenPairs.of(parts)
 

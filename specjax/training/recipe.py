@@ -16,7 +16,7 @@ from specjax.data.batching import Batching, BucketedBatches, TokenPairs, check_p
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
-from specjax.memory import check_fits
+from specjax.memory import check_fits, smaller
 from specjax.models import ModelConfig, family_of, model_from_config
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, TextModel
@@ -190,8 +190,8 @@ class Recipe:
                 check_path(getattr(self, name), f"{name}=")
         if self.model is None and self.init_from is None:
             raise UserError(
-                "`model` or `init_from` must be given; give a configuration (MODEL, as in "
-                "gin_configs/models), or a model's directory to fine-tune (INIT_FROM)"
+                "`model` or `init_from` must be given; give a configuration (as in "
+                "gin_configs/models), or a model's directory to fine-tune"
             )
         if not isinstance(self.model, ModelConfig | None):
             raise UserError(f"`model` must be a configuration of a network, got {self.model!r}")
@@ -378,13 +378,14 @@ class _Parts:
         """Raises an error for a network that is too large, before anything is allocated."""
         config: Any = self.config
         count = model_from_config(config).num_params()
+        widths = {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "mlp_dim")}
         # Parameters, gradients, two moments and the average, all float32.
         check_fits(
             f"{count:,} parameters ({len(config.style.windows)} layers, embed_dim="
             f"{config.embed_dim}, vocab_size={config.vocab_size}) with gradients and optimizer "
             "state",
             4 * count * (5 if self._trainer.ema_decay else 4),
-            "choose a smaller network (MODEL)",
+            f"{smaller(widths)}, or fewer layers, of `model`",
             self._trainer.devices(),
         )
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int, Int8, Int32, Key
 
-from specjax.checks import check_part, checked
+from specjax.checks import check_part, checked, options_of
 from specjax.errors import UserError
 from specjax.types.language_model import Params, Prompts
 from specjax.types.pytrees import traced_dataclass, without_host
@@ -106,6 +106,7 @@ class Processing:
     state: Any
 
 
+@options_of("Sampling")
 @traced_dataclass
 class Sampling:
     """How tokens are drawn. Each value is a number, or an array with a number per row.

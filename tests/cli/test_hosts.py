@@ -143,7 +143,7 @@ def test_meshes_that_divide_nothing_are_refused(paths, alone, tmp_path, capsys):
 
     told = refused(MESH_MODEL=4)
     assert "the mesh's MESH_MODEL=4 does not divide the 2 heads of" in told
-    assert "choose MESH_MODEL from 1, 2" in told and told.count("\n") == 1
+    assert "choose `MESH_MODEL` from 1, 2" in told and told.count("\n") == 1
     told = refused(MESH_DATA=3, MESH_MODEL=1)
     assert (
         "BATCH_SIZE=4 must be a multiple of 3, because the mesh splits the rows: choose 6" in told

@@ -44,6 +44,18 @@ def test_rows_are_the_decoders_in_the_order_of_the_input(paths, done):
     assert metrics["acceptance"] == result.acceptance.to_dict()
 
 
+def test_a_verifier_without_a_drafter_decodes_alone(paths, done, tmp_path, capsys):
+    given = {"MAX_NEW_TOKENS": 4, "BUCKETS": "(16, 24)"}
+    for name, more in (("alone", {}), ("named", {"METHOD": "VerifierAlone"})):
+        options = {"INPUT": done[0], "OUTPUT_DIR": tmp_path / name, **given, **more}
+        words = [f"--gin.{key}={value}" for key, value in options.items()]
+        assert main(["infer", f"--gin.VERIFIER={paths['verifier']}", *words]) == 0
+        is_told = 'DRAFTING="Lookup()" drafts without a second model' in capsys.readouterr().err
+        assert is_told == (name == "alone")
+    alone, named = (rows(tmp_path / name) for name in ("alone", "named"))
+    assert [row["tokens"] for row in alone] == [row["tokens"] for row in named]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path, seed):
     source, output = done

@@ -81,17 +81,22 @@ demo --pair=gsm8k
 demo --max-drafts=3
     --max-drafts=3: unknown option; did you mean --max-draft=3?
 demo --max-draft=0
-    max_draft must be a whole number of at least 1, got 0...
+    --max-draft must be a whole number of at least 1, got 0...
 demo --output=in.txt
-    ...in.txt...
+    ...in.txt is a file: give a new directory
 demo --output=/dev/null/x
     .../dev/null/x...
 inspect qwen3_06b
     qwen3_06b: no such directory or size; did you mean qwen3_0.6b?
 inspect Qwen/Qwen3-0.6B
-    Qwen/Qwen3-0.6B: no such directory or size; did you mean qwen3_0.6b?
+    Qwen/Qwen3-0.6B: no such directory or size; to download it from Hugging Face: hf download
+    Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B; did you mean qwen3_0.6b?
 inspect nowhere
     nowhere: no such directory; check the path, or download the model
+convert Qwen/Qwen3-0.6B new --to=hf
+    Qwen/Qwen3-0.6B: no such directory...hf download Qwen/Qwen3-0.6B...
+inspect in.txt
+    in.txt is a file; give a checkpoint's directory...
 inspect a b c
     inspect takes one or two models, got 3...
 inspect pair/drafter --memory 8
@@ -113,9 +118,20 @@ merge nowhere also
 bench --inputs=/missing.txt
     /missing.txt...
 bench --inputs=train.txt --verifier=pair/verifier --drafter=head --drafts 3 4
-    max_draft must be at most 3 for this DFlash, whose block has 4 tokens, got 4
+    --drafts must be at most 3 for this DFlash, whose block has 4 tokens, got 4
 bench --inputs=train.txt --verifier=head --drafter=pair/drafter
-    verifier=head is a draft head: give the model it is for
+    --verifier=head is a draft head: give the model it is for
+bench --inputs=train.txt --verifier=nowhere
+    --verifier='nowhere': no such file or directory...
+bench --inputs=train.txt --verifier=pair/verifier
+    --drafter must be given, too, because bench measures what its passes cost; specjax infer
+    --gin.VERIFIER=pair/verifier --gin.DRAFTING="Lookup()" drafts without one
+bench --inputs=pair
+    pair is a directory: give a file of texts (.txt, .tsv or .jsonl)
+train bigram pair --tokenizer=bytes --output=new
+    pair is a directory: give a file of texts...
+train bigram in.txt --tokenizer=Qwen/Qwen3-0.6B --output=new
+    Qwen/Qwen3-0.6B: no such...hf download Qwen/Qwen3-0.6B...
 bench --inputs=train.txt --verifier=pair/drafter --drafter=head
     head is a head for another verifier (pair/verifier), which has width 24, not 16...
 infer RUN HEADED --gin.METHOD=DrafterAlone
@@ -147,7 +163,7 @@ infer RUN --gin.NUM_SAMPLES=0
 infer PAIR RUN --gin.MAX_NEW_TOKENS=0
     MAX_NEW_TOKENS must be a whole number of at least 1, got 0...
 infer PAIR RUN --gin.MAX_NEW_TOKENS=2147483647
-    ...choose a smaller MAX_NEW_TOKENS, BATCH_SIZE or...
+    ...choose a smaller MAX_NEW_TOKENS=2147483647, BUCKETS=16 or MAX_DRAFT=5
 infer PAIR RUN --gin.SEED=-1
     SEED must be a whole number in 0 .. 4294967295, got -1...
 infer RUN --gin.TEMPERATURE=-1
@@ -165,7 +181,7 @@ infer RUN --gin.STOP=3
 infer RUN --gin.SOURCES=1
     SOURCES must be True or False, got 1...
 infer RUN --show=-1
-    show must be a whole number of at least 0, got -1...
+    --show must be a whole number of at least 0, got -1...
 infer RUN --gin.infer.allow_other_environment=1
     ...must be True or False, got 1...
 infer PAIR RUN --gin.CHAT=no
@@ -191,9 +207,36 @@ infer RUN --gin.TASK=FewShot
 infer --gin.VERIFIER=qwen3_0.6b --gin.DRAFTER=qwen3_0.6b RUN
     VERIFIER='qwen3_0.6b': no such file or directory: check the path; download models from a hub
     first
-infer RUN --gin.VERIFIER=c
-    VERIFIER is given without DRAFTER: give both, or neither for the built-in pair;
-    METHOD=VerifierAlone and METHOD=DrafterAlone need only one
+infer --gin.VERIFIER=Qwen/Qwen3-0.6B
+    VERIFIER='Qwen/Qwen3-0.6B': no such file or directory: check the path; download models from a
+    hub first; to download it from Hugging Face: hf download Qwen/Qwen3-0.6B --local-dir
+    Qwen/Qwen3-0.6B
+infer RUN --gin.VERIFIER=in.txt
+    VERIFIER='in.txt' is a file: give the directory of a model, or a .gguf file
+infer RUN --gin.DRAFTER=pair/drafter
+    DRAFTER is given without VERIFIER: give both, or neither for the built-in pair...
+infer RUN --gin.VERIFIER=pair/verifier --gin.MAX_DRAFT=3
+    MAX_DRAFT needs a drafter, and only VERIFIER is given: give DRAFTER, or leave out MAX_DRAFT;
+    DRAFTING="Lookup()" drafts without a second model
+infer RUN --gin.VERIFIER=pair/verifier --gin.RULE="OPT(0.2)"
+    RULE needs a drafter, and only VERIFIER is given...
+infer RUN PAIR --gin.INPUT=pair
+    pair is a directory: give a file of texts (.txt, .tsv or .jsonl)
+infer RUN PAIR --gin.OUTPUT_DIR=in.txt
+    ...in.txt is a file: give a new directory
+infer RUN PAIR --gin.COSTS=pair
+    pair cannot be read (Is a directory): measure it...
+infer RUN PAIR --gin.DRAFTER=other
+    ...choose models of the same family, or load the pair with load_models.translate_drafter=True
+infer RUN PAIR --gin.TOKENIZER=pair
+    pair has no tokenizer...give its path, as a T5X directory needs it (TOKENIZER=PATH), or...
+infer RUN PAIR --gin.MESH_MODEL=4
+    the mesh's MESH_MODEL=4 does not divide...choose `MESH_MODEL` from 1, 2, or give each device a
+    small drafter (REPLICATE_DRAFTER=True)
+infer RUN --gin.max_tokens=3
+    --gin.max_tokens: no such name; did you mean MAX_NEW_TOKENS?
+infer --max-tokens=3
+    --max-tokens=3: unknown option; did you mean --gin.MAX_NEW_TOKENS=3?
 infer SHOTS --gin.TASK='@FewShots()'
     ...FewShots...
 infer SHOTS --gin.PROMPT='{question'
@@ -211,7 +254,7 @@ infer RUN --process_index 2
 infer RUN --coordinator_address a:1
     give --process_count and --process_index, and...
 infer RUN --process_count 2 --process_index 2
-    process_index must be below process_count=2, got 2...
+    --process_index must be below --process_count=2, got 2...
 infer RUN --process_count 2 --process_index one
     --process_index (or SPECJAX_PROCESS_INDEX) must be a whole number...
 infer RUN --distributed --process_count 2 --process_index 0
@@ -233,7 +276,7 @@ compare RUN --gin.MAX_DRAFTS=5
 compare RUN --gin.METHOD=3
     --gin.METHOD: no such name; did you mean METHODS?
 compare RUN --gin.DRAFTER=c
-    DRAFTER is given without VERIFIER: give both, or neither for the built-in pair
+    DRAFTER='c': no such file or directory...
 compare PAIRS --gin.VERIFIER=pair/verifier
     VERIFIER is given without DRAFTER: give both...
 compare PAIR PAIRS --gin.DRAFTERS="('nowhere',)"
@@ -319,6 +362,8 @@ evaluate SCORED --gin.METRICS="('numeric_accuracy',)"
     ...example 0 (from 0) has invalid references...
 evaluate SCORED --gin.REFERENCES=short.txt
     there are 1 references for the 2 rows of...
+evaluate SCORED --gin.REFERENCES=pair
+    pair is a directory: give a file of texts...
 evaluate SCORED --gin.REFERENCES=/none.txt
     ...none.txt: no such file...
 evaluate SCORED --gin.REFERENCES=3

@@ -22,6 +22,16 @@ def test_the_pairs():
         assert {"README.md", "model.safetensors", "bigram.safetensors"} <= {p.name for p in files}
 
 
+def test_a_single_model_decodes_alone_or_drafts_for_itself():
+    single = specjax.load_pair(verifier="built-in:gsm8k/verifier")
+    assert [*single.named] == ["verifier"]
+    assert type(specjax.Decoder(single).method).__name__ == "Autoregressive"
+    copies = specjax.Decoder(single, drafting="Lookup()", max_draft=4)
+    assert copies.method.max_draft == 4
+    with pytest.raises(specjax.UserError, match="there is no drafter, only verifier: load both"):
+        single.drafter  # noqa: B018
+
+
 def test_names_and_paths():
     path = real_path("built-in:gsm8k/drafter_small")
     assert path == PAIRS / "gsm8k" / "drafter_small"

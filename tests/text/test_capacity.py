@@ -24,28 +24,51 @@ def room(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "sizes"),
+    ("options", "sizes", "remedy"),
     [
-        ({"max_new_tokens": 10**9}, "1 row with prompts of 16, drafts of 5 and outputs of 10000"),
-        ({"max_new_tokens": 2**31 - 1}, "outputs of 2147483647 tokens: this needs at least"),
-        ({"buckets": (2**31 - 1,)}, "prompts of 2147483647, "),
-        ({"max_draft": 10**9}, "drafts of 1000000000"),
+        (
+            {"max_new_tokens": 10**9},
+            "1 row with prompts of 16, drafts of 5 and outputs of 10000",
+            "max_new_tokens=1000000000, buckets=16 or max_draft=5",
+        ),
+        (
+            {"max_new_tokens": 2**31 - 1},
+            "outputs of 2147483647 tokens: this needs at least",
+            "max_new_tokens=2147483647, buckets=16",
+        ),
+        (
+            {"buckets": (2**31 - 1,)},
+            "prompts of 2147483647, ",
+            "buckets=2147483647, max_new_tokens=128 or max_draft=5",
+        ),
+        (
+            {"max_draft": 10**9},
+            "drafts of 1000000000",
+            "max_draft=1000000000, max_new_tokens=128 or buckets=16",
+        ),
+        (
+            {"drafting": specjax.Cascade(((10**9,),))},
+            "drafts of 1000000000",
+            "drafting=1000000000, max_new_tokens=128 or buckets=16",
+        ),
     ],
 )
-def test_calls_that_cannot_fit_are_refused_at_once(pair, room, options, sizes):
+def test_calls_that_cannot_fit_are_refused_at_once(pair, room, options, sizes, remedy):
     room(10**9)
     decoder = specjax.Decoder(pair, **options)
-    message = f"{sizes}.* but the machine has 1 GB: choose a smaller max_new_tokens, batch_size or"
+    message = f"{sizes}.* but the machine has 1 GB: choose a smaller {remedy}"
     with pytest.raises(ValueError, match=message):
         decoder.rows(["ba ki"])
     with pytest.raises(ValueError, match=message):
         decoder(["ba ki"])
 
 
-@pytest.mark.parametrize("sizes", [{"rows": 10**12}, {"prompt_length": 2**70}])
-def test_engines_that_cannot_fit_are_refused_when_they_are_made(pair, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "remedy"), [({"rows": 10**12}, "rows=10"), ({"prompt_length": 2**70}, "prompt_len")]
+)
+def test_engines_that_cannot_fit_are_refused_when_they_are_made(pair, sizes, remedy):
     decoder = specjax.Decoder(pair, max_new_tokens=8)
-    with pytest.raises(ValueError, match="memory, but the machine has"):
+    with pytest.raises(ValueError, match=f"memory, but the machine has.*choose a smaller {remedy}"):
         decoder.engine(**{"prompt_length": 16, **sizes})
 
 

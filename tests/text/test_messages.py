@@ -1,5 +1,6 @@
 """What decoders, calls, engines and parts refuse: what is given, and the line that it says."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, errors, processors, rules, testing, verification
+from specjax import drafting, errors, processors, rules, testing, types, verification
 from specjax.drafting import Bigram
 from specjax.text import passes, stops
 from specjax.text.decoder import Decoder
@@ -78,6 +79,25 @@ def setting(**fields):
     return lambda: Setting(**fields)
 
 
+class Unsure(types.Stopping):
+    """Reads its parameters, which only `WithParams` gives."""
+
+    reads_confidence = True
+
+    def step(self, params, state, drawn):
+        return jnp.max(drawn.confidences, axis=-1) < params, state
+
+
+class ByName(Unsure):
+    def begin(self, params, memory, limits, longest):
+        return jnp.minimum(limits, params["most"]), ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields(Unsure):
+    table: np.ndarray
+
+
 def load(**options):
     return lambda: specjax.load_pair(**{**tiny_pair.shared_pair(), **options})
 
@@ -142,9 +162,49 @@ DECODERS = [
     (decoder(widths=3), "G + 1 = 6, got (3,)"),
     (decoder(stopping=drafting.Survival()), "no acceptance head: train one with `specjax train "),
     (alone(rule=rules.OPT(0.1)), "OPT reads the drafter, but there is none: give a draft"),
-    (alone(max_draft=3), "max_draft must be left out: this option needs a drafter: give"),
+    (alone(max_draft=3), "max_draft must be left out: this option needs a drafter: load one"),
+    (alone(drafting="Tree(depth=2, width=2)"), "needs a model named drafter, got verifier"),
+    *(
+        (decoder(method=method, **{name: value}), f"{name} must be left out: method={method} dec")
+        for method in ("DrafterAlone", "VerifierAlone")
+        for name, value in (
+            ("max_draft", 3),
+            ("rule", "OPT(0.1)"),
+            ("drafting", "Lookup()"),
+            ("stopping", "Confidence(0.4)"),
+        )
+    ),
+    *(
+        (decoder(stopping=policy), f"give the arrays that its methods read as `params`, {told}")
+        for policy, told in (
+            (Unsure(), "stopping=WithParams(Unsure(...), params)"),
+            (ByName(), "stopping=WithParams(ByName(...), params)"),
+        )
+    ),
+    (decoder(stopping=Fields(np.zeros(3))), "arrays are given beside it, as in WithParams(part, "),
     (lambda: Decoder("verifier"), "models must be Models or a TextModel, got str"),
-    (lambda: Decoder(pair(), max_drafts=3), "unexpected keyword argument 'max_drafts'"),
+    *(
+        (given(**{name: value}), f"unexpected keyword argument {name!r}{told}")
+        for given, name, value, told in (
+            (decoder, "max_drafts", 3, "; did you mean max_draft=3?"),
+            (decoder, "temperature", 0.0, "; did you mean sampling=Sampling(temperature=0.0)?"),
+            (decoder, "top_p", 0.9, "; did you mean sampling=Sampling(top_p=0.9)?"),
+            (decoder, "max_tokens", 8, "; did you mean max_new_tokens=8?"),
+            (decoder, "min_p", 0.1, "; did you mean processors=(processors.MinP(0.1),)?"),
+            (decoder, "num_assistant_tokens", 4, "; did you mean max_draft=4?"),
+            (decoder, "assistant_model", "x", "; write drafter='x' as an option of load_pair"),
+            (decoder, "n", 2, "; write num_samples=2 as an option of Request or a call of the Dec"),
+            (decoder, "seed", 2, "; write seed=2 as an option of Request or a call of the Decoder"),
+            (decoder, "num_beams", 2, ": specjax has no beam search: leave it out"),
+            (decoder, "nonsense", 2, "; its options are models, rule, "),
+            (rank, "temperature", 0.0, "; did you mean sampling=Sampling(temperature=0.0)?"),
+            (rank, "max_length", 8, "; did you mean max_new_tokens=8?"),
+            (engine, "max_num_seqs", 8, "; write batch_size=8 as an option of Decoder"),
+            (request, "stop_strings", ["a"], "; did you mean stop=['a']?"),
+            (load, "torch_dtype", "x", "; did you mean dtype='x'?"),
+            (load, "model", "x", "; did you mean verifier='x'?"),
+        )
+    ),
     # Cascades of the models.
     (decoder(method=TOKENS), "rule must be given: TokenCascade needs it"),
     (decoder(method=TOKENS, rule=rules.OPT(0.1)), "rule must read only the drafter, got OPT"),
@@ -482,6 +542,11 @@ ENGINES = [
         "in 0 .. 4095",
     ),
 ]
+HUB = {
+    "Qwen/Qwen2.5-0.5B": "Qwen/Qwen2.5-0.5B --local-dir Qwen/Qwen2.5-0.5B",
+    "https://huggingface.co/google/t5-v1_1-small/tree/main": "google/t5-v1_1-small --local-dir ",
+    "some/Model-GGUF/q4.gguf": "some/Model-GGUF q4.gguf --local-dir some/Model-GGUF",
+}
 SETTINGS = [
     (setting(rule="OTP(0.2)"), "rule='OTP': there is no such name; did you mean OPT?"),
     (setting(rule="OPT(0.2"), "is not a class with arguments"),
@@ -524,8 +589,27 @@ SETTINGS = [
     (setting(processors=("Regex('a')", "JsonSchema('{}')")), NO_FIT),
 ]
 MODELS = [
-    (lambda: specjax.load_pair(drafter="small"), "load_pair: verifier is missing"),
+    (
+        lambda: specjax.load_pair(drafter="built-in:gsm8k/drafter"),
+        "load_pair: verifier is missing: give both directories, neither for a built-in pair, or",
+    ),
     (load(drafter="nowhere"), "download models from a hub first"),
+    # A wrong path is told first.
+    (lambda: specjax.load_pair(drafter="nowhere"), "drafter='nowhere': no such file or dir"),
+    (lambda: specjax.load_models(middle="nowhere"), "middle='nowhere': no such file or dir"),
+    (load(verifier="nowhere", weights={"small": "int8"}), "verifier='nowhere': no such file or d"),
+    (load(verifier=__file__), "is a file: give the directory of a model, or a .gguf file"),
+    *(
+        (load_it, f"hf download {command}")
+        for name, command in HUB.items()
+        for load_it in (
+            load(verifier=name),
+            lambda name=name: specjax.load_text_model(name),
+            lambda name=name: specjax.checkpoints.load_model(name),
+            lambda name=name: specjax.text.directories.inspect(name),
+            lambda name=name: specjax.tokenizers.load_tokenizer(name),
+        )
+    ),
     (load(drafter=5), "drafter=5 must be a path"),
     (load(mesh=4), "make_mesh, got 4"),
     (
@@ -573,4 +657,43 @@ def test_what_is_wrong_is_told_in_one_line(given, message):
     with pytest.raises((ValueError, OSError, TypeError)) as told:
         given()
     assert message in str(told.value) and "\n" not in str(told.value)
-    assert isinstance(told.value, errors.REFUSALS) or "keyword argument" in message
+    assert isinstance(told.value, errors.REFUSALS)
+
+
+LONG = "x" * 90_000
+MANY = [f"name_{i}" for i in range(9_000)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            decoder(**{name: value})
+            for value in (LONG, "x " * 45_000, MANY, {"a": LONG}, "(" * 5_000, f"OPT('{LONG}')")
+            for name in ("rule", "drafting", "max_draft", "stop", "processors", "sampling", "costs")
+            if name != "stop" or isinstance(value, dict)  # a text, or several, are valid
+        ),
+        decoder(**{LONG: 3}),
+        decoder(nonsense=LONG),
+        call(LONG),
+        call([MANY]),
+        rank(ids=MANY),
+        load(verifier=LONG),
+        load(verifier=f"{'/a' * 1_000}", drafter="b"),
+        load(weights={LONG: "int8"}),
+        load(weights=LONG),
+        setting(processors=LONG),
+        setting(rule=LONG),
+        lambda: specjax.load_pair(LONG),
+        lambda: drafting.read_costs(LONG),
+        lambda: specjax.tokenizers.load_tokenizer(LONG),
+        lambda: specjax.text.directories.inspect(LONG),
+        lambda: specjax.text.directories.load_bigram(LONG),
+        lambda: specjax.models.PRESETS["llama3_8b"].replace(**dict.fromkeys(MANY, 1)),
+    ],
+)
+def test_a_message_repeats_little_of_what_is_given(given):
+    with pytest.raises(errors.REFUSALS) as told:
+        given()
+    message = str(told.value)
+    assert message.count("x") + 6 * message.count("name_") + message.count("(") < 300

@@ -485,7 +485,7 @@ def test_bad_input_is_told_in_one_line(t5_dir, tmp_path):
 
     assert "no such file or directory" in message(tmp_path / "absent")
     told = message(tmp_path)
-    assert "has no tokenizer" in told and "--gin.TOKENIZER=PATH" in told
+    assert "has no tokenizer" in told and "(tokenizer=PATH)" in told
     (tmp_path / "tokenizer.json").write_text("{")
     assert "is not a tokenizer" in message(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
