@@ -139,8 +139,12 @@ def test_rope_parameters_of_4_and_5(copy):
     edit_json(directory / "config.json", rope_scaling=None)
     plain = load_model(directory)
     assert (plain.config.rope_theta, plain.config.rope_scaling) == (500.0, None)
-    edit_json(directory / "config.json", rope_scaling={"type": "yarn", "factor": 2.0})
-    one_line(lambda: load_model(directory), "original_max_position_embeddings=None")
+    edit_json(
+        directory / "config.json",
+        rope_scaling={"type": "yarn", "factor": 2.0},
+        max_position_embeddings=...,
+    )
+    one_line(lambda: load_model(directory), "max_position_embeddings=None must be a number")
     edit_json(directory / "config.json", rope_scaling={"type": "dynamic", "factor": 2.0})
     one_line(lambda: load_model(directory), "rope_type='dynamic'", "'llama3'")
 
