@@ -375,7 +375,11 @@ class OpenedHead:
         if self.kind in _OF_ONE_LAYER:
             return EagleConfig(**common, fc_bias="fc.bias" in specs)
         inner = _of_blocks(fields)
-        rank, size = inner.whole("markov_rank", 0, least=0), inner.whole("block_size", least=2)
+        rank = inner.whole("markov_rank", 0, least=0)
+        judges = inner.flag("enable_confidence_head", False)
+        own_slot = self.kind == "DSpark" or rank > 0 or judges
+        from_anchor = inner.flag("sample_from_anchor", own_slot)
+        size = inner.whole("block_size", least=1 if from_anchor else 2)
         if rank:
             inner.refuse("markov_head_type", MARKOV, MARKOV[0])
         mask = None if _MASK in specs else inner.whole("mask_token_id", least=0)
@@ -388,13 +392,11 @@ class OpenedHead:
                 f"sliding_window={shortest} must be at least block_size={size}: what a block sees "
                 "of itself is not defined below"
             )
-        judges = inner.flag("enable_confidence_head", False)
-        own_slot = self.kind == "DSpark" or rank > 0 or judges
         return BlockConfig(
             **common,
             block_size=size,
             mask_token=mask,
-            from_anchor=inner.flag("sample_from_anchor", own_slot),
+            from_anchor=from_anchor,
             causal_windows=not inner.flag("sliding_window_non_causal", False),
             windows_move=moves,
             markov=(inner.values.get("markov_head_type") or MARKOV[0]) if rank else None,
@@ -791,8 +793,9 @@ def save_draft_head(
 # Refuses a head of which the format does not keep all.
 def _check_readable(directory: Path, head: DraftHead) -> None:
     read, ours = open_draft_head(directory).config_for(head.verifier), head.config
-    names = [field.name for field in dataclasses.fields(ours) if field.name != "layers"]
-    differing = [name for name in names if getattr(read, name, None) != getattr(ours, name)]
+    # Layers are written as those of a model; a portable head has the verifier's matrices, too.
+    names = {x.name for x in dataclasses.fields(ours)} - {"layers", "own_embedding", "own_output"}
+    differing = [x for x in sorted(names) if getattr(read, x, None) != getattr(ours, x)]
     if differing:
         raise UserError(
             f"{ours.kind} head with {', '.join(f'{x}={getattr(ours, x)}' for x in differing)} "

@@ -294,6 +294,7 @@ READ = {
         {"num_hidden_layers": 40, "layer_types": 40 * ["full_attention"]},
         {"windows": (None,)},
     ),
+    "one slot": ("dspark", {"block_size": 1}, {"block_size": 1, "most_drafts": 1}),
     "other layers": ("eagle1", {"num_hidden_layers": None}, {"windows": (None,)}),
     "boundaries": ("speculators", {}, {"boundaries": (1, 2)}),
     "outputs": (
