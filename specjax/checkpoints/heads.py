@@ -537,6 +537,7 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
 
 def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedHead:
     family = _ASSISTANTS[fields.values["model_type"]]
+    fields.refuse("tie_word_embeddings", (True,), True)
     inner = fields.part("text_config", family)
     # All layers read the verifier's entries.
     changes = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": None}
