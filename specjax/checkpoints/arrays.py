@@ -19,6 +19,8 @@ from specjax.memory import check_fits
 from specjax.models.config import FLOATS
 
 _READABLE = (*FLOATS, "float64")
+# In place of a file's dtype that NumPy lacks, or that no array here has.
+UNREAD = np.dtype("V1")
 # The number of entries that are checked, or compared, together.
 _BLOCK = 2**22
 
@@ -31,7 +33,7 @@ class ArraySpec(NamedTuple):
     """Shape and dtype of an array that has not been read.
 
     Attributes:
-      dtype: uint8 if NumPy lacks the file's.
+      dtype: `UNREAD` if it is not read.
       label: the file's name of the dtype, if it differs.
       stored_bytes: in the file, if it is quantised there.
     """

@@ -121,6 +121,7 @@ _NAMES = {
 _TO_DRAFT, _TO_TEXT = "t2d", "d2t"
 _ORDER = "masked_embedding.token_ordering"  # of an assistant's clusters
 _EMBEDDING, _OUTPUT, _MASK = "embed_tokens.weight", "lm_head.weight", "mask_embedding"
+_OF_ONE_LAYER = ("MTP", "EAGLE-1", "EAGLE-3")
 # Which read what the last norm makes of the last layer's output.
 _READ_OUTPUTS = ("MTP", "EAGLE-1", "assistant")
 _OF_ASSISTANT = {
@@ -152,6 +153,8 @@ _INSIDE = Nested(
     },
     others=r"(?!mtp\.).*",
 )
+# Some heads name their arrays as those of a whole model.
+_AS_MODEL = dataclasses.replace(_INSIDE, field="", prefixes={"model.": ""}, others=r"(?!)")
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
 
 
@@ -159,12 +162,12 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a draft head, by its `config.json`, or by its arrays (EAGLE-1)."""
     values = read_json_if_there(Path(path) / "config.json")
     marks = ("speculators_model_type", "draft_vocab_size", "dflash_config", "target_layer_ids")
-    known = values.get("model_type") in _ASSISTANTS
+    known = values.get("model_type") in tuple(_ASSISTANTS)
     if known or any(values.get(mark) is not None for mark in marks):
         return True
     if values.get("model_type") not in _LAYERS or not (Path(path) / SINGLE).is_file():
         return False
-    return "fc.weight" in SafetensorsReader(Path(path)).specs
+    return "fc.weight" in SafetensorsReader(Path(path), _AS_MODEL).specs
 
 
 def has_mtp(path: str | os.PathLike[str]) -> bool:
@@ -350,7 +353,7 @@ class OpenedHead:
                     f"centroid_intermediate_top_k={scored}"
                 )
             return AssistantConfig(**common, clusters=clusters, scored_clusters=scored)
-        wanted = fields.whole("draft_vocab_size", vocab)
+        wanted = fields.whole("draft_vocab_size", draft_vocab or vocab)
         if wanted != (draft_vocab or vocab):
             raise UserError(
                 f"draft_vocab_size={wanted} needs the array {_TO_TEXT} of as many tokens: copy the "
@@ -367,11 +370,16 @@ class OpenedHead:
         if projects:
             plain = self.kind == "EAGLE-1"
             common |= {"norms": not plain, "norm_output": not plain, "projects": True}
+        elif self.kind == "EAGLE-3":
+            common |= {name: fields.flag(name, False) for name in _FLAGS}
+        if self.kind in _OF_ONE_LAYER:
             return EagleConfig(**common, fc_bias="fc.bias" in specs)
-        if self.kind == "EAGLE-3":
-            return EagleConfig(**common | {name: fields.flag(name, False) for name in _FLAGS})
         inner = _of_blocks(fields)
-        rank, size = inner.whole("markov_rank", 0, least=0), inner.whole("block_size", least=2)
+        rank = inner.whole("markov_rank", 0, least=0)
+        judges = inner.flag("enable_confidence_head", False)
+        own_slot = self.kind == "DSpark" or rank > 0 or judges
+        from_anchor = inner.flag("sample_from_anchor", own_slot)
+        size = inner.whole("block_size", least=1 if from_anchor else 2)
         if rank:
             inner.refuse("markov_head_type", MARKOV, MARKOV[0])
         mask = None if _MASK in specs else inner.whole("mask_token_id", least=0)
@@ -384,13 +392,11 @@ class OpenedHead:
                 f"sliding_window={shortest} must be at least block_size={size}: what a block sees "
                 "of itself is not defined below"
             )
-        judges = inner.flag("enable_confidence_head", False)
-        own_slot = self.kind == "DSpark" or rank > 0 or judges
         return BlockConfig(
             **common,
             block_size=size,
             mask_token=mask,
-            from_anchor=inner.flag("sample_from_anchor", own_slot),
+            from_anchor=from_anchor,
             causal_windows=not inner.flag("sliding_window_non_causal", False),
             windows_move=moves,
             markov=(inner.values.get("markov_head_type") or MARKOV[0]) if rank else None,
@@ -447,14 +453,15 @@ def open_draft_head(path: str | os.PathLike[str]) -> OpenedHead:
     place = Path(path)
     file = place / "config.json"
     values = read_json(file)
-    reader = SafetensorsReader(place, _INSIDE if has_mtp(place) else None)
-    return HFFields(values, file).read(lambda fields: _opened(place, reader, fields))
+    names = _INSIDE if has_mtp(place) else _AS_MODEL
+    assistant = values.get("model_type") in tuple(_ASSISTANTS)
+    reader = SafetensorsReader(place, None if assistant else names)
+    read = _opened_assistant if assistant else _opened
+    return HFFields(values, file).read(lambda fields: read(place, reader, fields))
 
 
 def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedHead:
     values, blocks = fields.values, _of_blocks(fields)
-    if values.get("model_type") in _ASSISTANTS:
-        return _opened_assistant(place, reader, fields)
     theirs = values.get("speculators_model_type")
     if theirs is not None:
         fields.refuse("speculators_model_type", tuple(_SPECULATORS), None)
@@ -481,8 +488,18 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
         )
     # Windows are the head's own, see `HeadConfig`.
     changes: dict[str, Any] = {"layer_types": None, "use_sliding_window": False}
-    if kind == "MTP":  # the fields are the verifier's
-        changes |= {"num_hidden_layers": 1, "layer_types": [FULL]}
+    if kind == "MTP":
+        changes["layer_types"] = [FULL]
+    if kind in _OF_ONE_LAYER:  # the fields may be the verifier's
+        listed, stem = inner.values.get("layer_types"), r"(?:mtp_)?layers\.(\d+)\."
+        first = listed[:1] if isinstance(listed, list) else listed
+        inner = HFFields({**inner.values, "num_hidden_layers": 1, "layer_types": first})
+        numbers = {match[1] for name in reader.specs if (match := re.match(stem, name))}
+        if len(numbers) > 1:
+            raise UserError(
+                f"a head of kind {kind} has one layer, but these arrays are of {len(numbers)}: "
+                "give the directory of such a head"
+            )
     config = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
     assert isinstance(config, DecoderOnlyConfig)
     windows: tuple[int | None, ...] = (None,) * config.num_layers
@@ -520,6 +537,7 @@ def _opened(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedH
 
 def _opened_assistant(place: Path, reader: SafetensorsReader, fields: HFFields) -> OpenedHead:
     family = _ASSISTANTS[fields.values["model_type"]]
+    fields.refuse("tie_word_embeddings", (True,), True)
     inner = fields.part("text_config", family)
     # All layers read the verifier's entries.
     changes = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": None}
@@ -640,6 +658,13 @@ def load_draft_head(
         maps = {_ORDER: (config.layers.vocab_size,)}
     remedy = "Give the whole head, with its own config.json"
     check_same(opened.path, opened.reader.specs, {**expected, **maps}, remedy)
+    for name in maps:
+        spec = opened.reader.specs[name]
+        if spec.dtype.kind not in ("iub" if name == _TO_DRAFT else "iu"):
+            raise UserError(
+                f"{opened.path}: {name} has dtype {spec.label}, but must have whole numbers: copy "
+                "the checkpoint again"
+            )
     check_floating(opened.path, {name: opened.reader.specs[name] for name in expected})
     where = jax.numpy.zeros(()).sharding if sharding is None else sharding
     network = materialise(
@@ -762,7 +787,21 @@ def save_draft_head(
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", file)
         write_checksums(directory, lambda name: name == SINGLE)
+        _check_readable(directory, head)
     return Path(path)
+
+
+# Refuses a head of which the format does not keep all.
+def _check_readable(directory: Path, head: DraftHead) -> None:
+    read, ours = open_draft_head(directory).config_for(head.verifier), head.config
+    # Layers are written as those of a model; a portable head has the verifier's matrices, too.
+    names = {x.name for x in dataclasses.fields(ours)} - {"layers", "own_embedding", "own_output"}
+    differing = [x for x in sorted(names) if getattr(read, x, None) != getattr(ours, x)]
+    if differing:
+        raise UserError(
+            f"{ours.kind} head with {', '.join(f'{x}={getattr(ours, x)}' for x in differing)} "
+            "cannot be written: speculators has no such format"
+        )
 
 
 def _check_portable(head: DraftHead) -> None:

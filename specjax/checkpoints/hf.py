@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from specjax.checkpoints.arrays import (
+    UNREAD,
     ArrayReader,
     ArraySpec,
     Piece,
@@ -43,8 +44,12 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
 _EMBEDDING, _LOGITS = "token_embedder/embedding", "decoder/logits_dense/kernel"
+_TIED = "tie_word_embeddings"
+# What is read of safetensors' dtypes; others, floats of 4 to 8 bits and C64, are refused.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES |= {"I64": "int64", "BOOL": "bool"}  # of draft heads
+_DTYPES |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
+_DTYPES |= {f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)}
+_DTYPES["BOOL"] = "bool"
 
 
 class SafetensorsReader:
@@ -54,8 +59,9 @@ class SafetensorsReader:
         self.directory = directory
         self.specs: dict[str, ArraySpec] = {}
         self._mappers: dict[str, Callable[[Any, Sequence[int]], Any]] = {}
-        for shard in _shards(directory):
-            self._add(directory / shard)
+        placed = _weight_map(directory)
+        for shard in sorted(set(placed.values())) or [SINGLE]:
+            self._add(shard, placed)
         in_bytes = (name for name, spec in self.specs.items() if spec.label == "U8")
         found = [re.fullmatch("(.*)_(blocks|scales)", name) for name in in_bytes]
         for name in sorted({match[1] for match in found if match is not None}):
@@ -68,9 +74,18 @@ class SafetensorsReader:
                 continue
             before = next((x for x in nested.prefixes if name.startswith(x)), None)
             inner = name if before is None else nested.prefixes[before] + name[len(before) :]
-            self.specs[inner], self._mappers[inner] = spec, maps[name]
+            self._put(inner, spec, maps[name])
 
-    def _add(self, path: Path) -> None:
+    def _put(self, name: str, spec: ArraySpec, mapper: Callable[[Any, Sequence[int]], Any]) -> None:
+        if name in self.specs:
+            raise UserError(
+                f"{self.directory} has the array {name} twice, and nothing says which one counts; "
+                "download the checkpoint again, into an empty directory"
+            )
+        self.specs[name], self._mappers[name] = spec, mapper
+
+    def _add(self, shard: str, placed: Mapping[str, str]) -> None:
+        path = self.directory / shard
         path.open("rb").close()  # the library reports every failure as "No such file"
         try:
             # The library checks the whole header, and the length of the file.
@@ -81,11 +96,12 @@ class SafetensorsReader:
             ) from None
         maps = mappers(path)
         for name in file.keys():  # noqa: SIM118  no dict
+            if placed.get(name, shard) != shard:
+                continue
             entry = file.get_slice(name)
             label = entry.get_dtype()
-            dtype = jnp.dtype(_DTYPES.get(label, "uint8"))
-            self.specs[name] = ArraySpec(tuple(entry.get_shape()), dtype, label)
-            self._mappers[name] = maps[name]
+            dtype = jnp.dtype(_DTYPES.get(label, UNREAD))
+            self._put(name, ArraySpec(tuple(entry.get_shape()), dtype, label), maps[name])
 
     # Puts the array that two others stand for in their place.
     def _join_mxfp4(self, name: str) -> None:
@@ -107,34 +123,38 @@ class SafetensorsReader:
         )
 
     def read(self, name: str) -> Any:
-        """Maps an array of one of the readable dtypes: the library would copy it."""
-        return self._mappers[name](self.specs[name].dtype, self.specs[name].shape)
+        """Maps an array: the library would copy it."""
+        spec = self.specs[name]
+        if spec.dtype == UNREAD:
+            check_floating(self.directory, {name: spec})
+        return self._mappers[name](spec.dtype, spec.shape)
 
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         for name in names:
             yield name, self.read(name)
 
 
-def _shards(directory: Path) -> list[str]:
+# The shard of each array; {}: there is a single file.
+def _weight_map(directory: Path) -> dict[str, str]:
     index = directory / INDEX
     if (directory / SINGLE).is_file():
-        return [SINGLE]
+        return {}
     if not index.is_file():
         hint = "download the whole checkpoint"
         if torch := sorted(p.name for p in directory.glob("*.bin")):
             hint = f"save its {torch[0]} again with transformers' save_pretrained"
         raise MissingFileError(f"{directory} has neither {SINGLE} nor {INDEX}; {hint}")
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{index} has no weight_map; download the file again")
-    shards = sorted({str(name) for name in weight_map.values()})
-    for name in shards:
+    listed = isinstance(weight_map, dict) and all(isinstance(x, str) for x in weight_map.values())
+    if not weight_map or not listed:
+        raise UserError(f"{index} has no weight_map of file names; download the file again")
+    for name in sorted(set(weight_map.values())):
         if not (directory / name).is_file():
             raise MissingFileError(
                 f"{directory / name} is missing, though {INDEX} places arrays in it; download the "
                 "whole checkpoint"
             )
-    return shards
+    return weight_map
 
 
 class HFReader(ArrayReader, Protocol):
@@ -155,7 +175,7 @@ def open_hf(
     if config is not None:
         family = family_of(config)
         reader = reader or SafetensorsReader(directory, _nested(family, family.name))
-        return reader, config, default_ids(family)
+        return reader, config, default_ids(config)
     if not path.is_file():
         raise MissingFileError(
             f"{path} is missing; copy it beside the safetensors, or give `config`"
@@ -168,7 +188,7 @@ def open_hf(
         values = _inner_fields(values, nested, path)
     reader = reader or SafetensorsReader(directory, nested)
     embedding, output = _embedding(reader, family), family.hf_name(_LOGITS).hf
-    denied = values.get("tie_word_embeddings") is False
+    denied = values.get(_TIED) is False
 
     @functools.cache
     def head() -> str | None:
@@ -185,12 +205,14 @@ def open_hf(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"
         )
-    return reader, read, default_ids(family)
+    return reader, read, default_ids(read)
 
 
-def default_ids(family: Family) -> SpecialIds:
-    """The ids that transformers assumes if files have none."""
-    return special_ids_from_json(dict(family.special_ids), Path(family.name))
+def default_ids(config: ModelConfig) -> SpecialIds:
+    """The ids that transformers assumes if files have none, of those that the model has."""
+    family = family_of(config)
+    ids = {name: x for name, x in family.special_ids.items() if x < config.vocab_size}
+    return special_ids_from_json(ids, Path(family.name))
 
 
 def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | None]:
@@ -232,8 +254,9 @@ def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict
     inner = values.get(nested.field)
     if not isinstance(inner, dict):
         raise UserError(f"{path}: {nested.field}={inner!r} must be an object")
-    outer = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
-    return {**outer, **inner}
+    # transformers obeys the outer field alone, of which null means false.
+    outer = {_TIED: False if values[_TIED] is None else values[_TIED]} if _TIED in values else {}
+    return {name: value for name, value in inner.items() if name != _TIED} | outer
 
 
 def _embedding(reader: HFReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
@@ -386,7 +409,8 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
         "dtype": dtype.name,  # 5.x
         "torch_dtype": dtype.name,  # 4.x
         "use_cache": True,
-        **ids.or_else(default_ids(family)).to_json(),
+        **dict.fromkeys(family.special_ids),  # null, as readers would assume the usual ids
+        **ids.or_else(default_ids(config)).to_json(),
         **family.to_hf(config),
     }
 

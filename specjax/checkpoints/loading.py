@@ -307,7 +307,7 @@ def _open_t5x(directory: Path, config: ModelConfig | PathLike | None) -> Opened:
         gin = find_gin(directory) if config is None else Path(config)
         network = infer_config(tree.specs, directory, gin)
     pieces = functools.partial(_checked_pieces, directory, tree.specs, tree.pieces)
-    ids = default_ids(family_of(network))
+    ids = default_ids(network)
     return Opened(reader, network, directory, "t5x", ids, pieces, step_of(directory))
 
 

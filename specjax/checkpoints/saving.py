@@ -24,7 +24,6 @@ from specjax.models import (
     ModelConfig,
     T5Config,
     config_to_dict,
-    family_of,
     model_from_config,
 )
 from specjax.models.config import float_dtype
@@ -72,7 +71,8 @@ def save_model(
         config.json for transformers 4.x and 5.x), or "t5x" (only T5, for T5X itself).
       dtype: of the arrays on disk; the parameters' own by default.
       special_ids: eos, pad, bos; by default those of `tokenizer_from`'s generation_config.json,
-        else the family's usual ids. The model's configuration has the decoder's start token.
+        else the family's usual ids, if below `vocab_size`. The model's configuration has the
+        decoder's start token.
       tokenizer_from: a directory whose tokenizer files are copied.
       step: the training step; used in the name of T5X's directory.
       max_position_embeddings: the longest context for transformers' config.json; no network here
@@ -140,7 +140,12 @@ def _all_ids(
     if source is not None:
         file = Path(source) / GENERATION_FILE
         ids = ids.or_else(special_ids_from_json(read_json_if_there(file), file))
-    ids = ids.or_else(hf.default_ids(family_of(config)))
+    ids = ids.or_else(hf.default_ids(config))
+    if any(eos >= config.vocab_size for eos in ids.eos):
+        raise UserError(
+            f"eos_token_id={list(ids.eos)} must be below vocab_size={config.vocab_size}; give "
+            "other `special_ids`"
+        )
     return dataclasses.replace(ids, decoder_start=getattr(config, "decoder_start_token", None))
 
 

@@ -679,8 +679,10 @@ class Costs:
     def __post_init__(self) -> None:
         for name in ("rows", "widths"):
             sizes = getattr(self, name)
-            whole = isinstance(sizes, tuple) and all(type(size) is int for size in sizes)
-            if not whole or not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
+            whole = isinstance(sizes, tuple) and all(
+                type(size) is int and 1 <= size < 2**31 for size in sizes
+            )
+            if not whole or not sizes or list(sizes) != sorted(set(sizes)):
                 raise UserError(
                     f"{name} must be a tuple of whole numbers that increases from at least 1, got "
                     f"{sizes!r}"
@@ -707,12 +709,12 @@ class Costs:
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name} must be a string, got {getattr(self, name)!r}")
         tried: Any = self.temperatures
-        count = len(tried) if isinstance(tried, tuple) else -1
-        if not _are_times(tried, count) or list(tried) != sorted(set(tried)):
+        if not _are_times(tried) or list(tried) != sorted(set(tried)):
             raise UserError(f"temperatures must be a tuple that increases from 0, got {tried!r}")
-        if not _are_times(self.acceptance, count) or max(self.acceptance, default=0.0) > 1.0:
+        given = _are_times(self.acceptance, len(tried))
+        if not given or max(self.acceptance, default=0.0) > 1.0:
             raise UserError(
-                f"acceptance must be a tuple of {count} rates in [0, 1], one for each of "
+                f"acceptance must be a tuple of {len(tried)} rates in [0, 1], one for each of "
                 f"temperatures, got {self.acceptance!r}"
             )
 
@@ -787,11 +789,12 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _are_times(times: Any, count: int, least: float = 0.0) -> bool:
+def _are_times(times: Any, count: int | None = None, least: float = 0.0) -> bool:
     numbers = isinstance(times, tuple) and all(type(time) in (int, float) for time in times)
+    # A whole number may be too large for a float.
     return (
         numbers
-        and len(times) == count
+        and count in (None, len(times))
         and all(least <= time <= sys.float_info.max for time in times)
     )
 

@@ -61,12 +61,18 @@ from specjax.errors import UserError
 
 FLOATS = ("float32", "bfloat16", "float16")
 _LAYERS = ("num_layers", "num_encoder_layers", "num_decoder_layers", "num_hidden_layers")
-_POSITIONS = ("sliding_window", "original_max_position", "original_max_position_embeddings")
+_POSITIONS = (
+    "sliding_window",
+    "original_max_position",
+    "original_max_position_embeddings",
+    "max_position_embeddings",
+)
 _MOST = {
     **dict.fromkeys(_LAYERS, 1_000),
     "vocab_size": 2**24,
     **dict.fromkeys(_POSITIONS, 2**31 - 1),
     **dict.fromkeys(("num_experts", "num_local_experts"), 10_000),
+    "partial_rotary_factor": 1,
 }
 _MAY_BE_ZERO = ("dropout_rate", "decoder_start_token", "eoi_token")
 
@@ -270,10 +276,10 @@ class ModelConfig(abc.ABC):
             if not isinstance(value := getattr(self, field), part | None):
                 names = " or a ".join(kind.__name__ for kind in kinds_of(part))
                 raise UserError(f"{field}={value!r} must be None or a {names}")
+        pairs = getattr(self, "rotary_dim", self.head_dim) // 2
         for name in ("short_factors", "long_factors"):
-            pairs = getattr(self, "rotary_dim", self.head_dim) // 2
-            count = len(getattr(getattr(self, "rope_scaling", None), name, range(pairs)))
-            if count != pairs:
+            factors = getattr(getattr(self, "rope_scaling", None), name, None)
+            if factors is not None and (count := len(factors)) != pairs:
                 raise UserError(
                     f"rope_scaling: {name} must be {pairs} numbers, for head_dim={self.head_dim} "
                     f"and num_heads={self.num_heads}, got {count}"
@@ -388,7 +394,8 @@ def check_numbers(config: Any, name: str) -> None:
             continue  # checked by the class
         if isinstance(value, int) and value < 1:
             raise UserError(f"{what}={value} must be at least 1")
-        if isinstance(value, int) and value > (most := largest(field.name)):
+        bounded = isinstance(value, int) or field.name in _MOST
+        if bounded and value > (most := largest(field.name)):
             raise UserError(f"{what}={value} must be at most {most}")
         if not 0 < value < float("inf"):
             raise UserError(f"{what}={value} must be positive and finite")

@@ -338,7 +338,13 @@ def _ropes(fields: HFFields) -> dict[str, Any]:
         inner = {"rope_parameters": {**parameters, **scaling}, "rope_theta": theta}
         return rope_from_hf(HFFields(inner), default)
 
-    theta, kind, rope = one(FULL, "rope_theta", 1e6, fields.objects("rope_scaling"))
+    scaling = fields.objects("rope_scaling")
+    if scaling.get("type", "default") not in ("default", scaling.get("rope_type")):
+        raise UserError(
+            f"rope_scaling has type={scaling['type']!r}, which transformers 4 applies and "
+            "transformers 5 does not; name it rope_type if the model was trained with it"
+        )
+    theta, kind, rope = one(FULL, "rope_theta", 1e6, scaling)
     local, local_kind, _ = one(SLIDING, "rope_local_base_freq", 10_000.0, {})
     if kind not in ("default", "linear") or local_kind != "default":
         raise UserError(

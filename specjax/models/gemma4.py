@@ -96,8 +96,6 @@ class Gemma4Config(RotaryConfig):
                 f"global_head_dim={self.global_head_dim} must be even, and with "
                 f"num_heads={self.num_heads} at most {2**20} wide"
             )
-        if self.partial_rotary_factor > 1.0:
-            raise UserError(f"partial_rotary_factor={self.partial_rotary_factor} must be at most 1")
         first = max(self._first_shared, 0)
         if not set(self.windows[first:]) <= set(self.windows[:first]):
             raise UserError(

@@ -86,6 +86,13 @@ class HeadConfig(abc.ABC):
     own_output: bool = False
     cross_layer: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.draft_vocab is not None and not self.own_output:
+            raise UserError(
+                f"draft_vocab={self.draft_vocab} must be None without own_output: the output "
+                "projection of the verifier is that of all tokens"
+            )
+
     @property
     @abc.abstractmethod
     def kind(self) -> str:

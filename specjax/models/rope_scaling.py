@@ -157,14 +157,17 @@ def scaling_from_hf(fields: HFFields, kind: str, rope: HFFields) -> RopeScaling 
     if kind not in ("llama3", "yarn"):
         raise UserError(f"rope_type={kind!r} is not supported, only 'default', 'llama3' or 'yarn'")
     outer, inner = fields.values.get(_ORIGINAL), rope.values.get(_ORIGINAL)
-    if outer is not None and outer != inner:
+    if None not in (outer, inner) and outer != inner:
         raise UserError(
             f"{_ORIGINAL}={outer!r} differs from {inner!r} in the rope parameters; "
             "keep the value that the model was trained with"
         )
+    # As in transformers, whose default is the length itself.
+    name = _LONGEST if outer is inner is None else _ORIGINAL
+    original = (fields if inner is None else rope).whole(name)
     common: dict[str, Any] = {
         "factor": rope.positive("factor"),
-        "original_max_position": rope.whole(_ORIGINAL),
+        "original_max_position": original,
     }
     if kind == "llama3":
         return Llama3RopeScaling(

@@ -162,10 +162,11 @@ def _t5_from_hf(fields: HFFields, config: Any, activation: str, untied: bool, sc
 # A head is tied unless the checkpoint's differs from the embedding. `scale_decoder_outputs`
 # (transformers 5) says whether a tied head scales its input; without it, as in 4.x, it does.
 def _from_hf(fields: HFFields) -> T5Config:
+    name = "scale_decoder_outputs"
+    if fields.values.get(name, ...) is None:  # as in transformers 5, which writes it
+        fields = dataclasses.replace(fields, values={**fields.values, name: False})
     untied = _is_untied(fields)
-    scales = fields.flag("scale_decoder_outputs")
-    if scales is None:
-        scales = fields.flag("tie_word_embeddings", True)
+    scales = fields.flag(name, fields.flag("tie_word_embeddings", True))
     return _t5_from_hf(fields, T5Config, "relu", untied, scales)
 
 

@@ -232,6 +232,8 @@ def checked_template_kwargs(options: Any) -> dict[str, Any]:
             "chat_template_kwargs must be options by name, such as {'enable_thinking': False}, got "
             f"{options!r}"
         )
+    if taken := {"self", "messages", "template"} & set(options):
+        raise UserError(f"chat_template_kwargs must not name {taken.pop()!r}, which has a value")
     return plain("chat_template_kwargs", dict(options))
 
 

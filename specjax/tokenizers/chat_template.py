@@ -153,10 +153,10 @@ def render_chat(
         "messages": chat,
         "tools": None if tools is None else _objects("tools", tools, schema),
         "documents": None if documents is None else _objects("documents", documents, pages),
-        "add_generation_prompt": add_generation_prompt,
+        "add_generation_prompt": plain("add_generation_prompt", add_generation_prompt),
         **plain("variables of a chat template", variables),
     }
-    answer = _rendered({"template": template, "variables": values})
+    answer = _rendered({"template": plain("chat_template", template), "variables": values})
     if "text" not in answer:
         raise UserError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
     return answer["text"] if final is None else _up_to(answer["text"], final)

@@ -24,7 +24,15 @@ from checkpoint_helpers import (
 
 from specjax.checkpoints import hf, load_model, save_model
 from specjax.checkpoints.arrays import flatten
-from specjax.models import Gemma2Config, LlamaConfig, T5Config, family_of, model_from_config
+from specjax.checkpoints.loading import read_config
+from specjax.models import (
+    FAMILIES,
+    Gemma2Config,
+    LlamaConfig,
+    T5Config,
+    family_of,
+    model_from_config,
+)
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.writing import CHECKSUMS_NAME
@@ -68,7 +76,7 @@ def copy(tmp_path):
     """A copy of a saved directory, to be spoilt."""
 
     def get(name):
-        shutil.copytree(saved(name)[0], tmp_path / name)
+        shutil.copytree(made(name)[1], tmp_path / name)
         return tmp_path / name
 
     return get
@@ -139,8 +147,12 @@ def test_rope_parameters_of_4_and_5(copy):
     edit_json(directory / "config.json", rope_scaling=None)
     plain = load_model(directory)
     assert (plain.config.rope_theta, plain.config.rope_scaling) == (500.0, None)
-    edit_json(directory / "config.json", rope_scaling={"type": "yarn", "factor": 2.0})
-    one_line(lambda: load_model(directory), "original_max_position_embeddings=None")
+    edit_json(
+        directory / "config.json",
+        rope_scaling={"type": "yarn", "factor": 2.0},
+        max_position_embeddings=...,
+    )
+    one_line(lambda: load_model(directory), "max_position_embeddings=None must be a number")
     edit_json(directory / "config.json", rope_scaling={"type": "dynamic", "factor": 2.0})
     one_line(lambda: load_model(directory), "rope_type='dynamic'", "'llama3'")
 
@@ -316,6 +328,175 @@ def test_sharded_files_with_an_index(tmp_path):
     one_line(lambda: load_model(tmp_path / "out"), "arrays missing")
     edit_json(tmp_path / "out" / hf.INDEX, weight_map={})
     one_line(lambda: load_model(tmp_path / "out"), "no weight_map")
+
+
+@pytest.mark.parametrize("counts", [1, 2])
+def test_of_two_arrays_of_a_name_the_index_says_which_one_counts(tmp_path, counts):
+    config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    hf.write_hf(tmp_path, config, flatten(params), ids=SpecialIds(), dtype=np.dtype(np.float32))
+    arrays = safetensors.numpy.load_file(tmp_path / hf.SINGLE)
+    (tmp_path / hf.SINGLE).unlink()
+    name, shards = "model.norm.weight", {1: "a.safetensors", 2: "b.safetensors"}
+    for number, shard in shards.items():
+        own = {x: array for x, array in arrays.items() if ("layers.0" in x) == (number == 1)}
+        value = arrays[name] if number == counts else np.zeros_like(arrays[name])
+        safetensors.numpy.save_file({**own, name: value}, tmp_path / shard)
+    placed = {x: shards[1 if "layers.0" in x else 2] for x in arrays} | {name: shards[counts]}
+    edit_json(tmp_path / hf.INDEX, weight_map=placed)
+    assert_same(load_model(tmp_path).params, params)
+    edit_json(tmp_path / hf.INDEX, weight_map={x: y for x, y in placed.items() if x != name})
+    one_line(lambda: load_model(tmp_path), tmp_path, "has the array model.norm.weight twice")
+    for wrong in ({**placed, name: None}, {**placed, name: []}, [], None, 5, True, "x"):
+        edit_json(tmp_path / hf.INDEX, weight_map=wrong)
+        one_line(lambda: load_model(tmp_path), hf.INDEX, "no weight_map of file names")
+
+
+# The bits of each number of safetensors' dtypes, and NumPy's dtype of those that are read.
+DTYPES = {
+    "BOOL": (8, bool),
+    **{f"{kind}{bits}": (bits, None) for kind in "IU" for bits in (8, 16, 32, 64)},
+    "F16": (16, np.float16),
+    "BF16": (16, ml_dtypes.bfloat16),
+    "F32": (32, np.float32),
+    "F64": (64, np.float64),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), (8, ...)),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), (6, ...)),
+    "F4": (4, ...),
+    "C64": (64, ...),
+}
+
+
+def _write_array(file, name, label, shape, data):
+    header = json.dumps({name: {"dtype": label, "shape": shape, "data_offsets": [0, len(data)]}})
+    file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data)
+
+
+@pytest.mark.parametrize("label", DTYPES)
+def test_every_dtype_of_safetensors_is_read_or_refused_by_name(label, tmp_path):
+    bits, dtype = DTYPES[label]
+    data = np.random.default_rng(0).integers(0, 2, bits, np.uint8).tobytes()  # 8 numbers
+    _write_array(tmp_path / hf.SINGLE, "x", label, [2, 4], data)
+    reader = hf.SafetensorsReader(tmp_path)
+    if dtype is ...:
+        message = one_line(lambda: reader.read("x"), tmp_path, "x has dtype")
+        assert f"dtype {label}, but quantised checkpoints are not supported" in message
+        return
+    kind = {"I": "int", "U": "uint"}.get(label[0])
+    expected = np.frombuffer(data, dtype or f"{kind}{bits}").reshape(2, 4)
+    assert reader.read("x").dtype == reader.specs["x"].dtype == expected.dtype
+    np.testing.assert_array_equal(reader.read("x"), expected)
+
+
+@pytest.mark.parametrize("label", ["I32", "F4", "F8_E4M3"])
+def test_an_output_that_is_not_of_floats_is_refused(copy, label):
+    directory = copy("t5_v1_1")
+    place = directory / "aside.safetensors"
+    arrays = safetensors.numpy.load_file(directory / hf.SINGLE)
+    shape = arrays.pop("lm_head.weight").shape
+    safetensors.numpy.save_file(arrays, directory / "rest.safetensors")
+    (directory / hf.SINGLE).unlink()
+    size = int(np.prod(shape)) * DTYPES[label][0] // 8
+    _write_array(place, "lm_head.weight", label, list(shape), bytes(size))
+    weight_map = {**dict.fromkeys(arrays, "rest.safetensors"), "lm_head.weight": place.name}
+    edit_json(directory / hf.INDEX, weight_map=weight_map)
+    one_line(lambda: load_model(directory), f"lm_head.weight has dtype {label}, but quantised")
+
+
+# The tie_word_embeddings of a nested configuration, as transformers reads it.
+OUTER = {"gemma3": True, "gemma4": True, "qwen3_5": False}
+
+
+@pytest.mark.parametrize("model_type", OUTER)
+@pytest.mark.parametrize("outer", [..., None, True, False])
+@pytest.mark.parametrize("inner", [..., True, False])
+def test_the_outer_field_says_whether_embeddings_are_tied(copy, model_type, outer, inner):
+    directory = copy(model_type)
+    _rewrite(directory, lambda arrays: arrays.pop("lm_head.weight", None))
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({"model_type": model_type, "text_config": values}))
+    edit_json(file, tie_word_embeddings=outer)
+    text = {x: y for x, y in values.items() if x != "tie_word_embeddings"}
+    edit_json(file, text_config=text if inner is ... else {**text, "tie_word_embeddings": inner})
+    expected = OUTER[model_type] if outer is ... else bool(outer)
+    assert read_config(directory).tie_embeddings == expected
+    if outer is not None or model_type == "gemma3":
+        theirs = transformers.AutoConfig.from_pretrained(directory)
+        assert bool(theirs.tie_word_embeddings) == expected
+
+
+def test_a_null_that_says_whether_a_t5_scales(copy):
+    directory = copy("t5_v1_0")
+    edit_json(directory / "config.json", scale_decoder_outputs=None)
+    theirs = transformers.T5Config.from_pretrained(directory)
+    assert not theirs.scale_decoder_outputs
+    assert not read_config(directory).scale_tied_logits
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2_yarn", "gpt_oss"])
+@pytest.mark.parametrize("inner", [..., 32, 64])
+@pytest.mark.parametrize("outer", [..., 32])
+@pytest.mark.parametrize("old", [False, True])
+def test_the_length_before_a_stretching_is_where_transformers_finds_it(
+    copy, name, inner, outer, old
+):
+    directory = copy(name)
+    field, file = "original_max_position_embeddings", directory / "config.json"
+    rope = json.loads(file.read_text())["rope_parameters"]
+    rope = {x: y for x, y in rope.items() if x != field} | ({} if inner is ... else {field: inner})
+    changes = {"rope_parameters": ..., "rope_scaling": rope} if old else {"rope_parameters": rope}
+    edit_json(file, **changes, max_position_embeddings=640, **{field: outer})
+    if outer is not ... and inner not in (..., outer):
+        one_line(lambda: read_config(directory), f"{field}=32 differs from 64")
+        return
+    config = transformers.AutoConfig.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    expected = model.model.rotary_emb.inv_freq.numpy()
+    np.testing.assert_allclose(read_config(directory).style.ropes[0], expected, rtol=1e-6)
+
+
+def test_a_gemma_3_that_versions_of_transformers_rotate_differently_is_refused(copy):
+    directory = copy("gemma3")
+    file = directory / "config.json"
+    edit_json(file, rope_parameters=..., rope_scaling={"type": "linear", "factor": 8.0})
+    rope = transformers.AutoConfig.from_pretrained(directory).rope_parameters
+    assert rope["full_attention"]["rope_type"] == "default"
+    one_line(lambda: read_config(directory), file, "rope_scaling has type='linear'", "rope_type")
+    edit_json(file, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert read_config(directory).rope_factor == 8.0
+    edit_json(file, rope_scaling={"type": "linear", "rope_type": "linear", "factor": 8.0})
+    assert read_config(directory).rope_factor == 8.0
+
+
+@pytest.mark.parametrize("value", [2**63, 1e299, 1.5])
+@pytest.mark.parametrize("name", ["qwen3_5", "gemma4_wide"])
+def test_more_dimensions_than_a_head_has_are_not_rotated(copy, name, value):
+    directory = copy(name)
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    rope = values["rope_parameters"]
+    rope.get("full_attention", rope)["partial_rotary_factor"] = value
+    file.write_text(json.dumps(values))
+    one_line(lambda: read_config(directory), file, "partial_rotary_factor", "must be at most 1")
+
+
+@pytest.mark.parametrize("format", ["hf", "orbax"])
+@pytest.mark.parametrize("family", ["phi3", "smollm3", "olmo2", "llama"])
+def test_usual_ids_above_a_small_vocabulary_are_left_out(family, format, tmp_path):
+    config = next(iter(FAMILIES[family].presets.values())).replace(
+        vocab_size=48, embed_dim=16, num_heads=2, num_kv_heads=2, head_dim=8, mlp_dim=8,
+        num_layers=4,
+    )  # fmt: skip
+    params = random_params(config)
+    place = save_model(tmp_path / "out", config, params, format=format)
+    assert load_model(place).special_ids.eos == ((2,) if family == "llama" else ())
+    if format == "hf":
+        transformers.AutoModelForCausalLM.from_pretrained(place)
+    wrong = SpecialIds(eos=(1, 48))
+    one_line(
+        lambda: save_model(tmp_path / "other", config, params, format=format, special_ids=wrong),
+        "eos_token_id=[1, 48] must be below vocab_size=48; give other `special_ids`",
+    )
 
 
 def test_special_ids(copy):

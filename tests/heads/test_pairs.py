@@ -1,7 +1,9 @@
 """Draft heads from disk in pairs: decoding, what is refused, and what `inspect` tells."""
 
+import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,7 +13,7 @@ import safetensors.numpy
 
 import specjax
 from specjax import drafting, rules
-from specjax.checkpoints import load_draft_head, save_draft_head, save_model
+from specjax.checkpoints import is_draft_head, load_draft_head, save_draft_head, save_model
 from specjax.checkpoints.heads import open_draft_head
 from specjax.cli.main import main
 from specjax.models import LlamaConfig
@@ -21,7 +23,7 @@ from specjax.partitioning import make_mesh
 from specjax.text.directories import inspect
 from specjax.text.drafts import ModelDrafts
 from specjax.tokenizers import ByteTokenizer
-from tests.heads.tiny_heads import encoded_head, llama
+from tests.heads.tiny_heads import encoded_head, llama, tiny_head
 from tests.heads.written import FORMATS, write_head
 from tests.variants import variants
 
@@ -240,6 +242,27 @@ REFUSED = {
     ),
     "family": ("eagle1", {"model_type": "qwen3", "x": 1}, "2 arrays missing"),
     "encoder": ("mtp", {"specjax": {"cross_layer": 1}}, "which has an encoder, not a decoder alo"),
+    "two layers": (
+        "eagle3",
+        {"arrays": {"layers.0.mlp.x": ARRAY, "layers.1.mlp.x": ARRAY}},
+        "a head of kind EAGLE-3 has one layer, but these arrays are of 2: give the direc",
+    ),
+    "two layers of another kind": (
+        "eagle1",
+        {"num_hidden_layers": 2, "arrays": {"layers.1.mlp.x": ARRAY}},
+        "a head of kind EAGLE-1 has one layer, but these arrays are of 2: give the direc",
+    ),
+    "two names": (
+        "eagle3",
+        {"arrays": {"model.norm.weight": ARRAY}},
+        "has the array norm.weight twice, and nothing says which one counts",
+    ),
+    "floats in a map": (
+        "eagle3",
+        {"arrays": {"d2t": np.zeros(5, np.float32)}},
+        "d2t has dtype F32, but must have whole numbers",
+    ),
+    "type": ("eagle3", {"model_type": []}, "layers of model_type [] are not supported in a head"),
     "crossed layer": ("mtp", {"specjax": {"cross_layer": 4}}, "a layer 4, not 4 layers: give its"),
     "own object": ("mtp", {"specjax": 1}, "config.json: specjax=1 must be an object"),
     "parameters": (
@@ -266,6 +289,13 @@ def test_heads_that_are_refused(place, name, tmp_path):
 
 
 READ = {
+    "layers of the verifier": (
+        "eagle3",
+        {"num_hidden_layers": 40, "layer_types": 40 * ["full_attention"]},
+        {"windows": (None,)},
+    ),
+    "one slot": ("dspark", {"block_size": 1}, {"block_size": 1, "most_drafts": 1}),
+    "other layers": ("eagle1", {"num_hidden_layers": None}, {"windows": (None,)}),
     "boundaries": ("speculators", {}, {"boundaries": (1, 2)}),
     "outputs": (
         "eagle3",
@@ -315,6 +345,56 @@ READ = {
         {"kind": "DSpark", "markov": None, "confidence": True, "from_anchor": False},
     ),
 }
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint16", "uint64"])
+def test_maps_of_every_whole_dtype_are_read(place, dtype, tmp_path):
+    drafted = np.arange(5) + np.array([0, 0, 7, 50, 120])
+    maps = {
+        "d2t": (drafted - np.arange(5)).astype(dtype),
+        "t2d": np.isin(np.arange(VOCAB), drafted).astype(np.uint8),
+    }
+    changed(place, "eagle3", tmp_path / "head", maps)
+    head, params = load_draft_head(tmp_path / "head", llama(VOCAB, layers=4)[0])
+    assert np.argsort(params["places"], kind="stable")[: head.config.rows].tolist() == list(drafted)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_arrays_named_as_those_of_a_model_are_read(place, kind, tmp_path):
+    head = shutil.copytree(place / kind, tmp_path / "head")
+    file = head / "model.safetensors"
+    arrays = safetensors.numpy.load_file(file)
+    kept = ("lm_head", "d2t", "t2d")
+    named = {x if x.startswith(kept) else f"model.{x}": array for x, array in arrays.items()}
+    safetensors.numpy.save_file(named, file)
+    assert is_draft_head(head)
+    verifier = llama(VOCAB, layers=4)[0]
+    (ours, read), (theirs, wanted) = (
+        load_draft_head(path, verifier) for path in (head, place / kind)
+    )
+    assert ours == theirs
+    jax.tree.map(np.testing.assert_array_equal, read, wanted)
+
+
+def test_a_head_that_could_not_be_read_is_not_written(tmp_path):
+    tiny = tiny_head("mtp")
+    kept = dataclasses.replace(tiny.head.config, norm_output=True)
+    for changes, message in (
+        ({"norm_output": False}, "MTP head with norm_output=False cannot be written"),
+        ({"boundaries": (2,)}, r"MTP head with boundaries=\(2,\) cannot be written"),
+        ({"windows": (2,)}, r"MTP head with windows=\(2,\) cannot be written"),
+        ({}, None),
+    ):
+        head = draft_head(dataclasses.replace(kept, **changes), tiny.verifier)
+        if message is None:
+            save_draft_head(tmp_path / "head", head, tiny.params)
+            assert load_draft_head(tmp_path / "head", tiny.verifier)[0] == head
+        else:
+            with pytest.raises(ValueError, match=message):
+                save_draft_head(tmp_path / "head", head, tiny.params)
+            assert not any(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="draft_vocab=2 must be None without own_output"):
+        dataclasses.replace(kept, draft_vocab=2)
 
 
 @pytest.mark.parametrize("name", READ)

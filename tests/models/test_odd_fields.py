@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 
-from specjax.checkpoints import load_model
+from specjax.checkpoints import has_mtp, is_draft_head, load_model
 from specjax.checkpoints.loading import read_config
+from specjax.errors import UserError
 from specjax.models import FAMILIES as OUR_FAMILIES
 from specjax.models import config_from_dict, config_to_dict
 from tests.models.hf_models import made, save_random
@@ -193,6 +194,33 @@ def test_impossible_counts_of_a_config_json_are_named_at_once(name, tmp_path):
     layers = "num_layers" if "d_model" in values else "num_hidden_layers"
     for field in ("vocab_size", layers):
         assert all(value in refused[field] for value in COUNTS if value is not None), field
+
+
+WRONG = ([], {}, [5], {"a": 1}, "x", 2**63, 10**400, -1, 0, 1.5, float("nan"), True, None)
+
+
+@pytest.mark.parametrize("name", variants(FAMILIES, "qwen3_5", "gemma4_wide"))
+def test_a_value_of_any_type_is_read_or_ends_in_one_line(name, tmp_path):
+    shutil.copytree(made(name)[1], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    refused = set()
+
+    def spoil(values, write):
+        for field, value in values.items():
+            for wrong in WRONG:
+                write({**values, field: wrong})
+                for read in (is_draft_head, has_mtp, read_config):
+                    try:
+                        read(tmp_path)
+                    except UserError as error:
+                        assert "\n" not in str(error), (field, wrong)
+                        refused.add(field)
+            if isinstance(value, dict):
+                spoil(value, lambda inner, field=field: write({**values, field: inner}))
+
+    spoil(values, lambda copy: file.write_text(json.dumps(copy)))
+    assert {"model_type", "vocab_size"} <= refused
 
 
 @pytest.mark.parametrize("name", OUR_FAMILIES)

@@ -320,6 +320,10 @@ def test_options_of_the_template_come_in(llamas, way):
     ("options", "error", "message"),
     [
         (3, ValueError, "chat_template_kwargs must be options by name, such as .*, got 3"),
+        *(
+            ({name: "x"}, ValueError, f"chat_template_kwargs must not name '{name}'")
+            for name in ("self", "messages", "template")
+        ),
         ({1: 2}, ValueError, "chat_template_kwargs must be options by name"),
         ({"tools": [len]}, ValueError, "chat_template_kwargs must be JSON values: got a builtin"),
         ({"continue_final_message": True}, ValueError, "must be left out of a chat"),
