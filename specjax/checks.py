@@ -4,7 +4,8 @@ import ast
 import functools
 import importlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +27,21 @@ def one_line(error: BaseException) -> str:
     except (Exception, SystemExit):  # of a stranger's class
         text = ""
     return " ".join(text.split("\n  In ")[0].split())
+
+
+def in_names(text: str, names: Mapping[str, str]) -> str:
+    """Replaces Python's parameters in a message by the names of the surface that a user wrote in.
+
+    `names` maps parameters to them, such as max_draft to MAX_DRAFT of gin files or to --max-draft.
+    """
+    words = []
+    for parameter in sorted(names, key=len, reverse=True):
+        word = rf"(?<![-.\w]){re.escape(parameter)}\b"
+        if "_" not in parameter and parameter.islower():
+            # It may also be an English word: only in the positions of a parameter.
+            word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
+        words.append(word)
+    return re.sub("|".join(words), lambda word: names[word[0]], text) if words else text
 
 
 def check_path(path: Any, what: str = "") -> None:
