@@ -37,7 +37,7 @@ def in_names(text: str, names: Mapping[str, str]) -> str:
     words = []
     for parameter in sorted(names, key=len, reverse=True):
         word = rf"(?<![-.\w]){re.escape(parameter)}\b"
-        if "_" not in parameter and parameter.islower():
+        if "_" not in parameter:
             # It may also be an English word: only in the positions of a parameter.
             word = rf"(?:^|(?<=: )){word}(?= must\b| is\b)|(?<=`){word}(?=`)|{word}(?==)"
         words.append(word)

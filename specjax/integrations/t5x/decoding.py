@@ -113,17 +113,18 @@ def in_names_of_gin(*kinds: type) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        text, names = str(error), dict(_CLASSES)
+        text, names, whole = str(error), {}, dict(_CLASSES)
         for kind in kinds:
             for parameter, value in _bindings(kind).items():
                 if (name := str(value)).startswith("%"):
-                    names |= dict.fromkeys((parameter, f"{kind.__name__}.{parameter}"), name[1:])
-        if len(names) > len(_CLASSES):
-            # What follows a part's text is about the part: top_k of RULE='TokenV2(0.3, top_k=0)'.
-            if part := re.match(r"(\w+)=['\"]", text):
-                text = names.get(part[1], part[1]) + text[part.end(1) :]
-            else:
-                text = in_names(text, names)
+                    names[parameter] = whole[f"{kind.__name__}.{parameter}"] = name[1:]
+        # What follows a part's text is about the part: top_k of RULE='TokenV2(0.3, top_k=0)'.
+        if names and (part := re.match(r"(\w+)=['\"]", text)):
+            text = names.get(part[1], part[1]) + text[part.end(1) :]
+        elif names:
+            for word, name in whole.items():
+                text = text.replace(word, name)
+            text = in_names(text, names)
             text = re.sub(r"\b(?:rules|verification|drafting)\.(?=[A-Z])", "", text)
         raise UserError(text) from None
 
