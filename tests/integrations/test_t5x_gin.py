@@ -210,7 +210,10 @@ _NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWO
         (["STOPPING = 'Confidence(0.4)'", _ALONE], f"STOPPING {_NO_DRAFTER}"),
         ([_COPIES], "DRAFTER_NETWORK must be None, because DRAFTING is set"),
         (["DRAFTING = 'Tree(2, 2)'", _ALONE], "DRAFTING must be Lookup() without bigram"),
-        ([_COPIES, _ALONE, "MIN_DRAFT = 2"], "MIN_DRAFT must be left out: only a drafting network"),
+        (
+            [_COPIES, _ALONE, "MIN_DRAFT = 2"],
+            "STOPPING and MIN_DRAFT must be left out: the drafter",
+        ),
         ([_COPIES, _ALONE, "RULE = 'OPT(0.2)'"], "the drafter's confidence, but Lookup has none"),
         (["RULE = 'OPT'"], "RULE='OPT': OPT: missing a required argument: 'strength'"),
         (["RULE = 0.2"], "RULE must be like OPT(strength=0.2), got 0.2"),

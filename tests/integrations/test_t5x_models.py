@@ -298,7 +298,7 @@ def test_what_has_no_meaning_is_refused_in_one_line():
         specjax_t5x.Decoding(max_draft=0)
     with pytest.raises(ValueError, match=r"drafting must be Lookup\(\) without bigram, min_match"):
         specjax_t5x.Decoding(drafting="Lookup(min_match=3)")
-    with pytest.raises(ValueError, match="drafter must be left out, because `drafting` is given"):
+    with pytest.raises(ValueError, match="drafter must be left out, because drafting is given"):
         specjax_t5x.Decoding(drafting="Lookup()", drafter=drafting.LookupDrafter(V, 2))
     with pytest.raises(ValueError, match="rule='OPTT': there is no such name; did you mean OPT"):
         specjax_t5x.Decoding(rule="OPTT(0.2)")

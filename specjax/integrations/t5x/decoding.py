@@ -52,8 +52,10 @@ _FILES = (
     *(Path(__file__).parents[2] / "gin_configs" / "t5x").rglob("*.gin"),
     *(Path(partitioning.__file__).parent / f"configs/runs/{run}.gin" for run in ("eval", "infer")),
 )
-# What messages say of classes, in the words of gin files.
-_CLASSES = {
+# What messages say beside parameters, in the words of gin files.
+_PHRASES = {
+    "because drafting is": "because DRAFTING is",
+    "stopping and min_draft": "STOPPING and MIN_DRAFT",
     "LookupDrafter": "Lookup",
     "NeuralDrafter has fixed_length=False": "STOPPING ends them earlier",
 }
@@ -113,17 +115,17 @@ def in_names_of_gin(*kinds: type) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        text, names, whole = str(error), {}, dict(_CLASSES)
+        text, names, phrases = str(error), {}, dict(_PHRASES)
         for kind in kinds:
             for parameter, value in _bindings(kind).items():
                 if (name := str(value)).startswith("%"):
-                    names[parameter] = whole[f"{kind.__name__}.{parameter}"] = name[1:]
+                    names[parameter] = phrases[f"{kind.__name__}.{parameter}"] = name[1:]
         # What follows a part's text is about the part: top_k of RULE='TokenV2(0.3, top_k=0)'.
         if names and (part := re.match(r"(\w+)=['\"]", text)):
             text = names.get(part[1], part[1]) + text[part.end(1) :]
         elif names:
-            for word, name in whole.items():
-                text = text.replace(word, name)
+            for phrase, name in phrases.items():
+                text = text.replace(phrase, name)
             text = in_names(text, names)
             text = re.sub(r"\b(?:rules|verification|drafting)\.(?=[A-Z])", "", text)
         raise UserError(text) from None
@@ -180,7 +182,7 @@ class Decoding:
                 check_policy(self.stopping)
             copies = self.drafting
             if copies is not None and self.drafter is not None:
-                raise UserError("drafter must be left out, because `drafting` is given")
+                raise UserError("drafter must be left out, because drafting is given")
             if copies is not None and not (
                 isinstance(copies, Lookup)
                 and (copies.bigram, copies.min_match, copies.copies) == (None, None, 1)
@@ -190,8 +192,7 @@ class Decoding:
                     f"{copies}"
                 )
             if self.has_drafter and (self.stopping is not None or self.min_draft):
-                name = "min_draft" if self.stopping is None else "stopping"
-                raise UserError(f"{name} must be left out: only a drafting network reads it")
+                raise UserError("stopping and min_draft must be left out: the drafter ignores them")
 
     @property
     def has_drafter(self) -> bool:
