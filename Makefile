@@ -5,11 +5,16 @@ BIN := $(VENV)/bin
 # One process per core: XLA compiles on one core most of the time.
 WORKERS ?= 2
 
+# The checkouts t5x, airio and jestimator, which are not on PyPI (docs/t5x.md).
+T5X_SOURCES ?= ../shared/t5x_sources
+T5X_PACKAGES := t5x/t5x airio/airio jestimator/jestimator
+
 # Beside the library: launch scripts, T5X, benchmarks, the audit. CI runs their tests too.
 OUTSIDE := tests/launch tests/integrations tests/benchmarks tests/testing/test_auditing.py
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
+RUN_TESTS := -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
+PYTEST := $(BIN)/python $(RUN_TESTS)
 
-.PHONY: demo test test-outside test-all lint types checks unit docs format clean
+.PHONY: demo test test-outside test-beside test-t5x test-all lint types checks unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
@@ -22,8 +27,23 @@ test: $(VENV)/.test $(VENV)/.docs
 	wait $$checks; checks=$$?; cat build/checks.txt; \
 	exit $$((unit | checks))
 
-test-outside: $(VENV)/.test
-	$(PYTEST) $(OUTSIDE)
+test-outside: test-beside test-t5x
+
+test-beside: $(VENV)/.test
+	$(PYTEST) $(filter-out tests/integrations,$(OUTSIDE))
+
+ifeq ($(words $(wildcard $(T5X_PACKAGES:%=$(T5X_SOURCES)/%))),3)
+# The import fails where pytest would skip.
+test-t5x: $(VENV)/.t5x
+	sources=$(abspath $(T5X_SOURCES)); export PYTHONPATH=$$sources/t5x:$$sources/airio:$$sources/jestimator; \
+	$(VENV)/t5x/bin/python -c 'import specjax.integrations.t5x' && \
+	$(VENV)/t5x/bin/python $(RUN_TESTS) tests/integrations
+else
+test-t5x: $(VENV)/.test
+	$(PYTEST) tests/integrations
+	@echo 'NOT TESTED: tests/integrations with T5X, because $(T5X_SOURCES) has no t5x, airio and jestimator:' \
+	  'put their checkouts there (docs/t5x.md), or make $@ T5X_SOURCES=DIR'
+endif
 
 # With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
 test-all: checks
@@ -63,6 +83,12 @@ $(VENV)/.docs: $(VENV)/.eval
 
 $(VENV)/.test: $(VENV)/.eval
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[test]'
+	touch $@
+
+# An environment of its own: TensorFlow stays out of the other tests.
+$(VENV)/.t5x: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/t5x
+	$(VENV)/t5x/bin/python -m pip install --quiet -c constraints.txt --editable '.[t5x]' pytest pytest-xdist
 	touch $@
 
 clean:

@@ -139,6 +139,9 @@ def in_names(text: str, names: Mapping[str, str]) -> str:
 
     `names` maps parameters to them, such as max_draft to MAX_DRAFT of gin files or to --max-draft.
     """
+    # What follows a part's text is about the part: top_k of rule='TokenV2(0.3, top_k=0)'.
+    if part := re.match(r"(\w+)=(['\"])\w+\(.*\)\2", text):
+        return names.get(part[1], part[1]) + text[part.end(1) :]
     words = []
     for parameter in sorted(names, key=len, reverse=True):
         word = rf"(?<![-.\w]){re.escape(parameter)}\b"

@@ -104,7 +104,7 @@ def main():
     for name in ("verifier", "drafter", "interactive"):
         (out / name).mkdir(parents=True)
     verifier = train(out / "verifier", 16, 40)
-    train(out / "drafter", 8, 40)
+    drafter = train(out / "drafter", 8, 40)
     save_t5x_pair(out / "pair", verifier=out / "verifier", drafter=out / "drafter")
     gin_utils.parse_gin_flags(
         [f"{specjax.__path__[0]}/gin_configs", str(Path(__file__).parent)],
@@ -120,7 +120,7 @@ def main():
     pair = gin.get_configurable(interactive_model.InteractiveModel)()
     together, aux = pair.predict_with_aux(TEXTS)
     results = {
-        "alone": verifier,
+        "alone": {"verifier": verifier, "drafter": drafter},
         "together": {
             "texts": [text.decode() for _, text in together],
             "score": pair.score(SCORED)[0][1],

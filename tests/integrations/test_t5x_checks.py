@@ -21,7 +21,7 @@ from specjax.integrations import t5x as specjax_t5x
 from specjax.integrations.t5x import restoring
 from specjax.integrations.t5x.model_classes import forced_tokens
 from specjax.integrations.t5x.networks import read_config
-from specjax.verification import Block, GreedyBlock, Token
+from specjax.verification import GreedyBlock, Token
 from tests.integrations.t5x_networks import BATCH, KEY, L, params_of, t5, vocabulary
 
 
@@ -152,7 +152,7 @@ def test_without_a_drafter_its_options_are_refused(option, value):
 
 def test_without_a_drafter_a_call_must_not_limit_drafts():
     # The gin files bind these, which are the defaults.
-    decoding = specjax_t5x.Decoding(verification=Block(), max_draft=5, min_draft=0)
+    decoding = specjax_t5x.Decoding(verification=None, max_draft=5, min_draft=0)
     words = (vocabulary(), vocabulary())
     alone = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding)
     params = shapes_of(alone)

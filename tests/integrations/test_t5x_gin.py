@@ -91,7 +91,7 @@ def test_each_pair_is_made(pair):
 
 
 def _blocks():
-    """The gin files in docs/t5x.md: a pair with scanned layers."""
+    """The gin files in docs/t5x.md: a pair with scanned layers, another vocabulary."""
     text = (ROOT / "docs" / "t5x.md").read_text()
     blocks = re.findall(r"(?:    from __gin__.*\n)(?:(?:    .*)?\n)+", text)
     return [textwrap.dedent(block).strip() for block in blocks]
@@ -128,6 +128,32 @@ def test_the_documented_pair_has_scanned_layers(tmp_path):
     assert ran.returncode == 0, ran.stderr[-4000:]
 
 
+def test_the_documented_vocabulary_is_bound(tmp_path):
+    (tmp_path / "bytes.gin").write_text(_blocks()[1])
+    files = ["t5x/pairs/t5_1_1_small_xl.gin", str(tmp_path / "bytes.gin"), "t5x/runs/infer.gin"]
+    gin_utils.parse_gin_flags(SEARCH, files, [f"{n} = {value!r}" for n, value in GIVEN.items()])
+    made = model()
+    assert type(made.output_vocabulary).__name__ == "ByteVocabulary"
+    assert made.module.config.vocab_size == made.drafter_module.config.vocab_size == 384
+
+
+def test_what_the_page_sets_on_the_command_line_is_read():
+    text = (ROOT / "docs" / "t5x.md").read_text().partition("## Checkpoints")[0]
+    given = re.findall(r"--gin\.([\w./]+)=(\"'.*?'\"|\"\{.*?\}\"|[\w.]+)", text)
+    assert len(given) > 15
+    refused = {"MAXDRAFT", "BATCH_SIZE"}
+    for name, value in given:
+        gin.clear_config()
+        files = ["t5x/pairs/t5_1_1_small_xl.gin", "t5x/runs/infer.gin"]
+        bindings = [*(f"{each} = {known!r}" for each, known in GIVEN.items())]
+        bindings.append(f"{name} = {value.strip(chr(34))}")
+        if name not in refused:
+            gin_utils.parse_gin_flags(SEARCH, files, bindings)
+            continue
+        with pytest.raises(ValueError, match=f"{name} is set, but nothing reads it"):
+            gin_utils.parse_gin_flags(SEARCH, files, bindings)
+
+
 @pytest.mark.parametrize(
     "binding",
     [
@@ -150,19 +176,93 @@ def test_the_number_of_decodes_is_bound(binding):
     assert out.shape[:2] == aux["scores"].shape == (rows, 4)
 
 
-def test_what_would_not_be_called_or_does_not_fit_is_refused():
-    refused = {
-        "decode_fn must be left out: bind specjax_t5x.Decoding": [
-            "specjax_t5x.EncoderDecoderModel.decode_fn = None"
-        ],
-        "rule must be left out, because there is no drafter": ["DRAFTER_NETWORK = None"],
-        "the drafter's vocabulary has 9 tokens, the verifier's 260": [
-            "drafter/network.T5Config.vocab_size = 9"
-        ],
-    }
-    for message, bindings in refused.items():
-        gin.clear_config()
-        files = ("t5x_tiny.gin", "t5x/decoding.gin")
-        gin_utils.parse_gin_flags(SEARCH, files, ["RULE = 'OPT(0.2)'", *bindings])
-        with pytest.raises(ValueError, match=re.escape(message)):
-            model()
+_ALONE = "DRAFTER_NETWORK = None"
+_COPIES = "DRAFTING = 'Lookup()'"
+_NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWORK, or DRAFTING"
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (
+            ["specjax_t5x.EncoderDecoderModel.decode_fn = None"],
+            "decode_fn must be left out: bind specjax_t5x.Decoding",
+        ),
+        (
+            ["drafter/network.T5Config.vocab_size = 9"],
+            "the drafter's vocabulary has 9 tokens, the verifier's 260",
+        ),
+        # What nobody reads.
+        (["MAXDRAFT = 7"], "MAXDRAFT is set, but nothing reads it: did you mean MAX_DRAFT?"),
+        (["max_draft = 7"], "max_draft is set, but nothing reads it: did you mean MAX_DRAFT?"),
+        (["GAMMA = 7"], "GAMMA is set, but nothing reads it: leave it out, or set one of DRAFT"),
+        (["MINE = %MAX_DRAFT"], "MINE is set, but nothing reads it"),
+        (["drafter/MAX_DRAFT = 7"], "drafter/MAX_DRAFT is set, but nothing reads it: did you mean"),
+        (
+            ["drafer/network.T5Config.emb_dim = 9"],
+            "the scope drafer/ is set, but nothing reads it: did you mean drafter?",
+        ),
+        # In the names of the gin files.
+        (["RULE = 'OPT(0.2)'", _ALONE], f"RULE {_NO_DRAFTER}"),
+        (["VERIFICATION = 'Token'", _ALONE], f"VERIFICATION {_NO_DRAFTER}"),
+        (["MAX_DRAFT = 7", _ALONE], f"MAX_DRAFT {_NO_DRAFTER}"),
+        (["MIN_DRAFT = 2", _ALONE], f"MIN_DRAFT {_NO_DRAFTER}"),
+        (["STOPPING = 'Confidence(0.4)'", _ALONE], f"STOPPING {_NO_DRAFTER}"),
+        ([_COPIES], "DRAFTER_NETWORK must be None, because DRAFTING is set"),
+        (["DRAFTING = 'Tree(2, 2)'", _ALONE], "DRAFTING must be Lookup() without bigram"),
+        (
+            [_COPIES, _ALONE, "MIN_DRAFT = 2"],
+            "STOPPING and MIN_DRAFT must be left out: the drafter",
+        ),
+        ([_COPIES, _ALONE, "RULE = 'OPT(0.2)'"], "the drafter's confidence, but Lookup has none"),
+        (["RULE = 'OPT'"], "RULE='OPT': OPT: missing a required argument: 'strength'"),
+        (["RULE = 0.2"], "RULE must be like OPT(strength=0.2), got 0.2"),
+        (["RULE = 'TokenV2(0.3, top_k=0)'"], "RULE='TokenV2(0.3, top_k=0)': top_k must be a whole"),
+        (["MAX_DRAFT = 0"], "MAX_DRAFT must be a whole number of at least 1, got 0"),
+        (["MIN_DRAFT = 9"], "MIN_DRAFT must be at most MAX_DRAFT = 5, got 9: give a smaller MIN_"),
+        (["TEMPERATURE = -1.0"], "TEMPERATURE must be finite and at least 0, got -1.0"),
+        (["TOP_P = 1.5"], "TOP_P must lie in (0, 1], got 1.5"),
+        (
+            ["VERIFICATION = 'GreedyBlock'", "STOPPING = 'Confidence(0.4)'"],
+            "GreedyBlock needs drafts of a fixed length, but STOPPING ends them earlier",
+        ),
+    ],
+    ids=lambda value: value[0].partition(" = ")[0] if isinstance(value, list) else "",
+)
+def test_what_is_not_read_or_does_not_fit_is_refused_in_the_words_of_gin_files(bindings, message):
+    def make():
+        gin_utils.parse_gin_flags(SEARCH, ("t5x_tiny.gin", "t5x/decoding.gin"), bindings)
+        return model()
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("run", "binding"),
+    [
+        ("infer", "infer.output_dir = '/elsewhere'"),
+        ("infer", "utils.DatasetConfig.module = 'seqio'"),
+        ("infer", "specjax_t5x.Decoding.rule = 'OPT(0.2)'"),
+        ("infer", "specjax_t5x.PairCheckpointManager.drafter_path = '/small'"),
+        ("interactive", "interactive_model.InteractiveModel.batch_size = 4"),
+    ],
+)
+def test_a_binding_may_replace_a_name_of_the_files(run, binding):
+    required = GIVEN if run == "infer" else {"CHECKPOINT_PATH": "/pair", "OUTPUT_DIR": "/out"}
+    bindings = [*(f"{name} = {value!r}" for name, value in required.items()), binding]
+    gin_utils.parse_gin_flags(SEARCH, ("t5x_tiny.gin", f"t5x/runs/{run}.gin"), bindings)
+
+
+@pytest.mark.parametrize(
+    ("run", "name"), [("infer", "BATCH_SIZE"), ("interactive", "DRAFTER_CHECKPOINT_PATH")]
+)
+def test_a_name_of_another_program_is_not_read(run, name):
+    required = GIVEN if run == "infer" else {"CHECKPOINT_PATH": "/pair", "OUTPUT_DIR": "/out"}
+    bindings = [f"{each} = {value!r}" for each, value in {**required, name: 3}.items()]
+    with pytest.raises(ValueError, match=f"{name} is set, but nothing reads it"):
+        gin_utils.parse_gin_flags(SEARCH, ("t5x_tiny.gin", f"t5x/runs/{run}.gin"), bindings)
+
+
+def test_without_a_pair_names_are_not_checked():
+    gin_utils.parse_gin_flags(SEARCH, (), ["MAXDRAFT = 7"])

@@ -80,15 +80,16 @@ def results(trained):
 
 @pytest.fixture(scope="session")
 def alone(results):
-    """What T5X's own `temperature_sample` decodes with the verifier at temperature 0."""
-    return results["alone"]["texts"]
+    """What T5X's own `temperature_sample` decodes with each network at temperature 0."""
+    return {role: network["texts"] for role, network in results["alone"].items()}
 
 
-def test_the_interactive_model_decodes_as_t5x_alone(results):
-    assert results["together"]["texts"] == results["alone"]["texts"]
+def test_the_interactive_model_decodes_as_t5x_alone(results, alone):
+    assert results["together"]["texts"] == alone["verifier"] != alone["drafter"]
     # The pair has learnt something, or nothing would be shown.
-    assert len(set(results["alone"]["texts"])) > 3
-    assert results["together"]["score"] == pytest.approx(results["alone"]["score"], rel=1e-5)
+    assert len(set(alone["verifier"])) > 3
+    score = results["alone"]["verifier"]["score"]
+    assert results["together"]["score"] == pytest.approx(score, rel=1e-5)
     assert sum(results["aux"]["accepted"]) > 0
 
 
@@ -105,15 +106,22 @@ def test_infer_on_eight_devices_in_two_partitions_decodes_as_t5x_alone(trained, 
     assert "specjax" in (tmp_path / "config.gin").read_text(), told
     (file,) = tmp_path.glob("specjax_copy-predict_with_aux.jsonl-*-of-00001")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["prediction"] for row in rows] == alone
+    assert [row["prediction"] for row in rows] == alone["verifier"]
     for row in rows:
         assert row["aux"]["scores"] == 0.0 and row["aux"]["ended_by"] in (1, 2)
         assert 0 <= row["aux"]["accepted"] <= row["aux"]["drafted"]
     assert sum(row["aux"]["accepted"] for row in rows) > 0
 
 
-@pytest.mark.parametrize("paths", ["one", "two"])
-def test_eval_has_the_task_s_metric_from_one_checkpoint_or_two(trained, alone, tmp_path, paths):
+# At temperature 0, OPT(1.0) never defers, for its penalty is 1 where the two differ.
+@pytest.mark.parametrize(
+    ("rule", "writer", "paths"),
+    [("Lossless", "verifier", "one"), ("OPT(1.0)", "drafter", "two")],
+    ids=["one", "two"],
+)
+def test_eval_has_the_task_s_metric_from_one_checkpoint_or_two(
+    trained, alone, tmp_path, rule, writer, paths
+):
     one = {
         "CHECKPOINT_PATH": str(trained / "pair" / "checkpoint_40"),
         "DRAFTER_CHECKPOINT_PATH": None,
@@ -123,14 +131,16 @@ def test_eval_has_the_task_s_metric_from_one_checkpoint_or_two(trained, alone, t
         *_gin(
             "eval",
             trained,
-            method="opt",
             **(one if paths == "one" else {"NUM_DECODES": 2}),
             EVAL_OUTPUT_DIR=str(tmp_path),
             TEMPERATURE=0.0,
-            STRENGTH=-100.0,  # always the verifier's
+            RULE=rule,
         ),
     )
-    same = 100 * sum(map(str.__eq__, TEXTS, alone)) / len(TEXTS)
+    (file,) = tmp_path.rglob("specjax_copy-0*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["prediction"] for row in rows] == alone[writer]
+    same = 100 * sum(map(str.__eq__, TEXTS, alone[writer])) / len(TEXTS)
     (metrics,) = tmp_path.rglob("specjax_copy-metrics.jsonl")
     assert json.loads(metrics.read_text().splitlines()[-1])["same"] == pytest.approx(same)
 
@@ -166,5 +176,5 @@ def test_a_checkpoint_of_another_size_is_named(trained, tmp_path):
         env=_environment(1),
     )
     assert ran.returncode != 0
-    assert "ValueError: the drafter's checkpoint" in ran.stderr
+    assert "UserError: the drafter's checkpoint" in ran.stderr
     assert "cannot be restored into its network" in ran.stderr

@@ -3,8 +3,13 @@
 Axes: B rows of T5X's batch, n decodes of each, L longest output, P prompt length.
 """
 
+import contextlib
 import dataclasses
+import difflib
 import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +18,9 @@ import numpy as np
 from flax.core.spmd import get_logical_axis_rules
 from flax.linen.partitioning import logical_to_mesh_axes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from t5x import partitioning
+from t5x import gin_utils, partitioning
 
-from specjax.checks import whole_number
+from specjax.checks import in_names, whole_number
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.method import check_strengths
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
@@ -39,6 +44,21 @@ from specjax.types import (
 )
 from specjax.verification import Block
 
+# T5X's own: specjax's commands have theirs in `cli`.
+_gin = gin_utils.gin
+_MACRO = "gin.macro"
+# The gin files for pairs, and those of T5X that they include.
+_FILES = (
+    *(Path(__file__).parents[2] / "gin_configs" / "t5x").rglob("*.gin"),
+    *(Path(partitioning.__file__).parent / f"configs/runs/{run}.gin" for run in ("eval", "infer")),
+)
+# What messages say beside parameters, in the words of gin files.
+_PHRASES = {
+    "because drafting is": "because DRAFTING is",
+    "stopping and min_draft": "STOPPING and MIN_DRAFT",
+    "LookupDrafter": "Lookup",
+    "NeuralDrafter has fixed_length=False": "STOPPING ends them earlier",
+}
 _NEEDS_DRAFTER = (
     "{} must be left out, because there is no drafter; give drafter_module, or Decoding.drafting"
 )
@@ -46,6 +66,73 @@ _NEEDS_DRAFTER = (
 _OF_DRAFTS = ("verification", "max_draft", "min_draft", "stopping")
 # An axis without a name in T5X is split like another axis.
 _ALIASES = {"kv_heads": "heads"}
+
+
+@_gin.config.register_finalize_hook
+def refuse_unread(config: Mapping[tuple[str, str], Any]) -> None:
+    """Refuses names and scopes that a pair's gin files and flags set, and that nothing reads."""
+    references = list(_gin.config.iterate_references(config))
+    if not any(one.configurable.wrapped is Decoding for one in references):
+        return
+    names, scopes = {"MODEL"}, {""}  # a program may ask gin for the model
+    for one in references:
+        if one.configurable.selector == _MACRO:
+            names.add("/".join(one.scopes))
+        else:  # which also reads what is bound in an outer scope
+            scopes |= {"/".join(one.scopes[: i + 1]) for i in range(len(one.scopes))}
+    for given, selector in config:
+        is_name = selector == _MACRO
+        known = names if is_name else scopes
+        if given in known or (is_name and _is_overridden(given, config)):
+            continue
+        near = difflib.get_close_matches(given.upper() if is_name else given, known, n=1)
+        others = f"leave it out, or set one of {', '.join(sorted(known - {''}))}"
+        raise UserError(
+            f"{given if is_name else f'the scope {given}/'} is set, but nothing reads it: "
+            + (f"did you mean {near[0]}?" if near else others)
+        )
+
+
+# Whether another value is bound where specjax's or T5X's files bind the name.
+def _is_overridden(name: str, config: Mapping[tuple[str, str], Any]) -> bool:
+    bound = [f".{selector}.{parameter}" for (_, selector), by in config.items() for parameter in by]
+    for file in _FILES:
+        block = ""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            block = line.rstrip(":") if line.endswith(":") else block
+            parameter, _, value = line.partition(" = ")
+            if value.split()[:1] == [f"%{name}"]:
+                key = f"{block}.{parameter.strip()}" if parameter[0] == " " else parameter
+                # Without the module, which each file names differently.
+                if any(one.endswith("." + key.partition(".")[2]) for one in bound):
+                    return True
+    return False
+
+
+@contextlib.contextmanager
+def in_names_of_gin(*kinds: type) -> Iterator[None]:
+    """Errors use the names that gin files bind to the parameters of `kinds`: RULE for rule."""
+    try:
+        yield
+    except UserError as error:
+        text, names, phrases = str(error), {}, dict(_PHRASES)
+        for kind in kinds:
+            for parameter, value in _bindings(kind).items():
+                if (name := str(value)).startswith("%"):
+                    names[parameter] = phrases[f"{kind.__name__}.{parameter}"] = name[1:]
+        if names:
+            for phrase, name in phrases.items():
+                text = text.replace(phrase, name)
+            text = in_names(text, names)
+            text = re.sub(r"\b(?:rules|verification|drafting)\.(?=[A-Z])", "", text)
+        raise UserError(text) from None
+
+
+def _bindings(kind: type) -> dict[str, Any]:
+    try:
+        return _gin.get_bindings(kind, resolve_references=False)
+    except ValueError:  # made in Python: gin does not know it
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,26 +168,28 @@ class Decoding:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rule", "verification", "stopping", "drafting"):
-            object.__setattr__(self, name, make_part(name, getattr(self, name)))
-        whole_number("max_draft", self.max_draft, low=1)
-        whole_number("min_draft", self.min_draft, low=0)
-        Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
-        if self.stopping is not None:
-            check_policy(self.stopping)
-        copies = self.drafting
-        if copies is not None and self.drafter is not None:
-            raise UserError("drafter must be left out, because drafting is given")
-        if copies is not None and not (
-            isinstance(copies, Lookup)
-            and (copies.bigram, copies.min_match, copies.copies) == (None, None, 1)
-        ):
-            raise UserError(
-                "drafting must be Lookup() without bigram, min_match and copies in T5X, got "
-                f"{copies}"
-            )
-        if self.has_drafter and (self.stopping is not None or self.min_draft):
-            raise UserError("stopping and min_draft must be left out: the drafter ignores them")
+        with in_names_of_gin(Decoding):
+            for name in ("rule", "verification", "stopping", "drafting"):
+                object.__setattr__(self, name, make_part(name, getattr(self, name)))
+            whole_number("max_draft", self.max_draft, low=1)
+            whole_number("min_draft", self.min_draft, low=0)
+            # It checks them.
+            Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+            if self.stopping is not None:
+                check_policy(self.stopping)
+            copies = self.drafting
+            if copies is not None and self.drafter is not None:
+                raise UserError("drafter must be left out, because drafting is given")
+            if copies is not None and not (
+                isinstance(copies, Lookup)
+                and (copies.bigram, copies.min_match, copies.copies) == (None, None, 1)
+            ):
+                raise UserError(
+                    "drafting must be Lookup() without bigram, min_match and copies in T5X, got "
+                    f"{copies}"
+                )
+            if self.has_drafter and (self.stopping is not None or self.min_draft):
+                raise UserError("stopping and min_draft must be left out: the drafter ignores them")
 
     @property
     def has_drafter(self) -> bool:

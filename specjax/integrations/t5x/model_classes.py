@@ -19,7 +19,13 @@ from t5x import models
 
 from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call, read_call
-from specjax.integrations.t5x.decoding import Decoding, PairPart, method_of, run_loop
+from specjax.integrations.t5x.decoding import (
+    Decoding,
+    PairPart,
+    in_names_of_gin,
+    method_of,
+    run_loop,
+)
 from specjax.integrations.t5x.networks import read_config, read_network
 from specjax.types import Array, DecodeState, Params, PromptBatch, Sampling
 from specjax.types.method import ENDED_BY
@@ -43,10 +49,11 @@ class _PairModel(models.BaseTransformerModel):
                 "decoding must be a specjax.integrations.t5x.Decoding, got "
                 f"{type(decoding).__name__}: bind @specjax_t5x.Decoding()"
             )
-        if drafter_module is not None and self.decoding.has_drafter:
-            raise UserError("drafter_module must be None, because Decoding.drafting is set")
-        small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
-        method_of(self.decoding, read_config(VERIFIER, self.module), small)
+        with in_names_of_gin(*type(self).__mro__, Decoding):  # gin makes subclasses
+            if drafter_module is not None and self.decoding.has_drafter:
+                raise UserError("drafter_module must be None, because Decoding.drafting is set")
+            small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
+            method_of(self.decoding, read_config(VERIFIER, self.module), small)
 
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Any = None

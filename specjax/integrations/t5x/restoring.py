@@ -49,8 +49,8 @@ class PairCheckpointManager:
         self._is_pair = set(train_state.params) == set(ROLES)
         if drafter_path is not None and not self._is_pair:
             raise UserError(
-                f"drafter_path must be None, got {drafter_path!r}: the model has no drafting "
-                "network: leave DRAFTER_CHECKPOINT_PATH out"
+                f"DRAFTER_CHECKPOINT_PATH must be None, got {drafter_path!r}: the model has no "
+                "drafting network: leave DRAFTER_CHECKPOINT_PATH out"
             )
         self._drafter_path = drafter_path
         self._drafter_transformations = drafter_transformations
