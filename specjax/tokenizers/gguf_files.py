@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.checks import shown
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
@@ -96,15 +97,17 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
     "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
     "tensor_data_layout": ("Meta AI original pth",),
     "use_parallel_residual": (False,),
 }
 # Likewise of tokenizers.
 _VOCABULARY = (
     *("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges"),
-    *("add_bos_token", "add_eos_token", "add_space_prefix"),
+    *("add_bos_token", "add_eos_token", "add_space_prefix", "eos_token_ids"),
 )
-_NEUTRAL_OF_VOCABULARY = {"add_sep_token": (False,), "remove_extra_whitespaces": (False,)}
+_NO_FLAGS = ("add_sep_token", "add_padding_token", "add_unknown_token", "remove_extra_whitespaces")
+_NEUTRAL_OF_VOCABULARY = dict.fromkeys(_NO_FLAGS, (False,))
 # Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # Tokens that end a turn, whether or not the metadata names them.
@@ -124,11 +127,16 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a GGUF file; lists of numbers are arrays."""
+    """The header of a GGUF file; lists of numbers are arrays.
+
+    `directory` has what `unpacked` returns, and `fault` is why it has no tokenizer.
+    """
 
     file: Path
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    directory: Path = Path()
+    fault: UserError | None = None
 
     def read(self, key: str, wanted: str, *default: Any) -> Any:
         """The value of a key, or the default; a `UserError` if it is not what is `wanted`."""
@@ -142,7 +150,7 @@ class Header(NamedTuple):
     def wrong(self, key: str, wanted: str) -> UserError:
         value = self.metadata.get(key)
         value = value[:20].tolist() if isinstance(value, np.ndarray) else value
-        got = "and is missing" if value is None else f"got {_shown(value)}"
+        got = "and is missing" if value is None else f"got {shown(value)}"
         return UserError(f"{self.file}: {key[:80]} must be {wanted}, {got}")
 
     def refuse_others(
@@ -158,10 +166,6 @@ class Header(NamedTuple):
             if allowed is not None and (listed or value not in allowed):
                 error = self.wrong(key, " or ".join(["absent", *map(repr, allowed)]))
                 raise UserError(f"{error}, which is not read; {remedy}")
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:60]
 
 
 def is_gguf(path: Path) -> bool:
@@ -206,7 +210,7 @@ class _Cursor:
     def name(self, others: Collection[str]) -> str:
         name = self.text()
         if name in others:
-            raise self.damaged(f"{_shown(name)} is there twice")
+            raise self.damaged(f"{shown(name)} is there twice")
         return name
 
     def value(self, key: str) -> Any:
@@ -217,8 +221,8 @@ class _Cursor:
             return self.number(_LETTERS[kind])
         inner = self.number("I") if kind == _LIST else None
         if inner != _TEXT and inner not in _LETTERS:  # also a list of lists, which no key is
-            raise self.damaged(f"{_shown(key)} has no known type")
-        count = self.count(f"entries of {_shown(key)}", self.entries)
+            raise self.damaged(f"{shown(key)} has no known type")
+        count = self.count(f"entries of {shown(key)}", self.entries)
         self.entries -= count
         if inner == _TEXT:
             return [self.text() for _ in range(count)]
@@ -229,11 +233,11 @@ class _Cursor:
         rank = self.number("I")
         shape = tuple(self.number("Q") for _ in range(min(rank, 5)))[::-1]
         if not 0 < rank < 5 or not 0 < math.prod(shape) < 2**63:
-            raise self.damaged(f"{_shown(name)} has shape {shape}")
+            raise self.damaged(f"{shown(name)} has shape {shape}")
         return Tensor(shape, self.number("I"), self.number("Q"))
 
 
-def _read_header(file: Path) -> Header:
+def _parsed(file: Path) -> Header:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise UserError(f"{file} is no GGUF file; download or copy it again")
@@ -261,39 +265,27 @@ _kept = contextlib.ExitStack()
 atexit.register(_kept.close)
 
 
-class _Unpacked(NamedTuple):
-    """A directory until the process ends, and why it has no tokenizer; and the rest of a header."""
-
-    place: Path
-    fault: UserError | None
-    header: Header
-
-
 def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
     """A directory with what a GGUF file has besides its weights, as files of Hugging Face.
 
     It is temporary, and has the file's name, for messages. `tokenizer`: a tokenizer that cannot be
     read is a `UserError`.
     """
-    found = _of_file(file)
-    if tokenizer and found.fault is not None:
-        raise found.fault
-    return found.place
+    header = read_header(file)
+    if tokenizer and header.fault is not None:
+        raise header.fault
+    return header.directory
 
 
 def read_header(file: Path) -> Header:
     """The header of a GGUF file, without its tokenizer; a damaged one is a `UserError`."""
-    return _of_file(file).header
-
-
-def _of_file(file: Path) -> _Unpacked:
     status = file.stat()
     return _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
 
 
 @functools.cache
-def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
-    header, fault = _read_header(file), None
+def _unpacked(file: Path, _time: int, _size: int) -> Header:
+    header, fault = _parsed(file), None
     files = {"config.json": _config(header), **_settings(header)}
     try:
         files |= _vocabulary(header)
@@ -308,13 +300,17 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
             write_json(directory / name, content)
     # Without hundreds of thousands of texts.
     rest = {key: x for key, x in header.metadata.items() if not key.startswith("tokenizer.")}
-    return _Unpacked(directory, fault, header._replace(metadata=rest))
+    return header._replace(metadata=rest, directory=directory, fault=fault)
 
 
 def _settings(header: Header) -> dict[str, Any]:
     """The names and contents of the files beside a vocabulary."""
     tokens, kinds = _tokens(header)
     ends = [_id(header, name, None) for name in ("eos", "eot", "eom")]
+    more = header.read("tokenizer.ggml.eos_token_ids", _WHOLES, np.zeros(0, int)).tolist()
+    if not all(0 <= i < len(tokens) for i in more):
+        raise header.wrong("tokenizer.ggml.eos_token_ids", "the ids of tokens")
+    ends += more
     ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
     ids = {
         name: _id(header, stored, None)
@@ -390,7 +386,7 @@ def _config(header: Header) -> dict[str, Any]:
     architecture = header.read("general.architecture", _WORDS)
     if architecture not in MODEL_TYPES:
         raise UserError(
-            f"{header.file}: general.architecture={_shown(architecture)} must be one of "
+            f"{header.file}: general.architecture={shown(architecture)} must be one of "
             f"{', '.join(MODEL_TYPES)}"
         )
     fields = _FIELDS | _OWN_FIELDS.get(architecture, {})
@@ -455,38 +451,30 @@ def rope_divisors(header: Header) -> np.ndarray | None:
 
 
 def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any] | None:
-    stated = read("rope.scaling.type", _WORDS, None)
-    kind = "linear" if stated is None else stated  # as in llama.cpp
+    kind = read("rope.scaling.type", _WORDS, "linear")  # as in llama.cpp
     factor = read("rope.scaling.factor", _NUMBER, read("rope.scale_linear", _NUMBER, None))
-    if factor is None and stated in ("linear", "yarn"):
-        raise header.wrong(f"{architecture}.rope.scaling.factor", _NUMBER)
-    keys = [key for name in _SCALING if (key := f"{architecture}.{name}") in header.metadata]
-    values = ", ".join(f"{key}={_shown(header.metadata[key])}" for key in keys)
-    scaling: dict[str, Any] | None = None
-    if kind == "yarn" and architecture != "gemma3":
+    divisors, only = rope_divisors(header), "linear" if architecture == "gemma3" else "yarn"
+    if kind != "none" and (kind, factor) not in (("linear", None), ("linear", 1.0)):
+        if kind != only or divisors is not None:
+            keys = [x for name in _SCALING if (x := f"{architecture}.{name}") in header.metadata]
+            raise UserError(
+                f"{header.file}: {', '.join(f'{x}={shown(header.metadata[x])}' for x in keys)}: "
+                f"of stretched positions only those of type {only!r} are read, without {DIVISORS}"
+            )
+        if kind == "linear":
+            return {"rope_type": kind, "factor": factor}
         length = read("context_length", WHOLE, None)
-        scaling = {
+        return {
             "rope_type": kind,
-            "factor": factor,
+            "factor": read("rope.scaling.factor", _NUMBER),
             "original_max_position_embeddings": read(
                 "rope.scaling.original_context_length", WHOLE, length
             ),
             "beta_fast": read("rope.scaling.yarn_beta_fast", _NUMBER, 32.0),
             "beta_slow": read("rope.scaling.yarn_beta_slow", _NUMBER, 1.0),
         }
-    elif kind != "none" and (kind != "linear" or factor not in (None, 1.0)):
-        only = "linear" if architecture == "gemma3" else "yarn"
-        if kind != only:
-            raise UserError(
-                f"{header.file}: {values}: positions stretched by {kind!r} are not read, only by "
-                f"{only!r}"
-            )
-        scaling = {"rope_type": kind, "factor": factor}
-    divisors = rope_divisors(header)
     if divisors is None:
-        return scaling
-    if scaling is not None:
-        raise UserError(f"{header.file}: {values} is not read beside {DIVISORS}")
+        return None
     # Llama 3.1 and later store what each frequency is divided by, which follows from the largest.
     return {
         "rope_type": "llama3",
@@ -524,7 +512,7 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
     named = header.read("tokenizer.ggml.pre", _WORDS, None)
     if named not in _STEPS:
         raise UserError(
-            f"{header.file}: tokenizer.ggml.pre={_shown(named)} must be one of "
+            f"{header.file}: tokenizer.ggml.pre={shown(named)} must be one of "
             f"{', '.join(_STEPS)}; give tokenizer="
         )
     if header.read("tokenizer.ggml.add_space_prefix", _FLAG, False):
@@ -576,19 +564,25 @@ def _sentencepiece(header: Header) -> bytes:
     scores = header.read("tokenizer.ggml.scores", _NUMBERS)
     if len(scores) != len(tokens):
         raise header.wrong("tokenizer.ggml.scores", f"{len(tokens):,} numbers")
-    size = max((i for i, kind in enumerate(kinds) if kind != _UNUSED), default=-1) + 1
-    pieces = (
-        _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, kind)
-        for text, score, kind in zip(tokens[:size], scores, kinds, strict=False)
-    )
     numbers = {"unknown": 40, "bos": 41, "eos": 42, "padding": 43}
     ids = {n: _id(header, name, None) for name, n in numbers.items()}
     if ids[40] is None and _UNKNOWN in kinds:
         ids[40] = kinds.index(_UNKNOWN)
-    if ids[40] is None or kinds[ids[40]] != _UNKNOWN:
+    # The converter calls it a control token where tokenizer_config.json lists it, as in Gemma 3.
+    if ids[40] is None or kinds[ids[40]] not in (_UNKNOWN, _CONTROL):
         raise header.wrong(
-            "tokenizer.ggml.unknown_token_id", f"the id of a token of type {_UNKNOWN}"
+            "tokenizer.ggml.unknown_token_id",
+            f"the id of a token of type {_UNKNOWN} or {_CONTROL}",
         )
+    kinds[ids[40]] = _UNKNOWN
+    size = max(i for i, kind in enumerate(kinds) if kind != _UNUSED) + 1
+    pieces = (  # the converter writes the spaces of user-defined tokens
+        _field(1, text.replace(" ", "\u2581").encode())
+        + b"\x15"
+        + struct.pack("<f", score)
+        + _field(3, kind)
+        for text, score, kind in zip(tokens[:size], scores, kinds, strict=False)
+    )
     trainer = _field(3, 2) + _field(35, 1)  # BPE, with pieces for bytes
     trainer += b"".join(_field(number, -1 if i is None else i) for number, i in ids.items())
     normalizer = _field(1, b"identity") + _field(4, 0) + _field(5, 1)  # spaces are kept, and marked
