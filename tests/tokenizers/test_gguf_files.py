@@ -132,8 +132,10 @@ def test_ends_of_turns_end_texts(tmp_path):
     assert load_tokenizer(file).eos_ids == (made.token_to_id("a"), made.token_to_id("<|end|>"))
 
 
+@pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma"])
-def test_sentencepiece_vocabularies(tmp_path, family):
+def test_sentencepiece_vocabularies(tmp_path, family, listed):
+    """`listed`: as the converter writes tokens that tokenizer_config.json lists, as in Gemma 3."""
     vocabulary = FAMILIES[family].vocabulary
     (tmp_path / "texts").write_text("\n".join(TRAINING))
     sentencepiece.SentencePieceTrainer.train(
@@ -142,7 +144,7 @@ def test_sentencepiece_vocabularies(tmp_path, family):
         model_type="bpe",
         vocab_size=330,
         minloglevel=2,
-        user_defined_symbols=["<|user|>"],
+        user_defined_symbols=["<|user|>", "\u2581\u2581"],
         control_symbols=["<|end|>"],
         **vocabulary.options,
     )
@@ -156,19 +158,22 @@ def test_sentencepiece_vocabularies(tmp_path, family):
     ids = range(pieces.GetPieceSize())
     kinds = [
         3 * pieces.IsControl(i)
-        or 2 * pieces.IsUnknown(i)
+        or (3 if listed else 2) * pieces.IsUnknown(i)
         or 6 * pieces.IsByte(i)
-        or (4 if pieces.IdToPiece(i) == "<|user|>" else 1)
+        or (4 if pieces.IdToPiece(i) in ("<|user|>", "\u2581\u2581") else 1)
         for i in ids
     ]
     values = {
         "token_scores": [pieces.GetScore(i) for i in ids],
         "bos_token_id": pieces.bos_id(),
         "eos_token_id": pieces.eos_id(),
+        **({"unk_token_id": pieces.unk_id()} if listed else {}),
         "add_space_prefix": family == "llama",
         "architecture": family,
     }
     tokens = [pieces.IdToPiece(i) for i in ids]
+    if listed:
+        tokens[tokens.index("\u2581\u2581")] = "  "
     ours = load_tokenizer(write(tmp_path / "m.gguf", "llama", tokens, kinds, **values))
     assert ours.fingerprint == theirs.fingerprint
     for text in TEXTS:
@@ -324,6 +329,8 @@ def test_each_value_of_another_type_is_one_error(tmp_path, kind, key):
             "eos_token_id must be .* and is missing",
         ),
         ("gpt2", {"pre": None}, "pre=None must be one of"),
+        ("gpt2", {"eos_token_ids": ("i[]", [5])}, r"eos_token_ids must be the ids.* got \[5\]"),
+        ("gpt2", {"eos_token_ids": ("i[]", [-1])}, r"eos_token_ids must be the ids.* got \[-1\]"),
     ],
 )
 def test_damaged_vocabularies_are_named(tmp_path, kind, values, message):
@@ -336,6 +343,7 @@ def test_damaged_vocabularies_are_named(tmp_path, kind, values, message):
 def test_keys_that_change_no_ids(tmp_path):
     more = {
         "add_sep_token": ("?", False),
+        "add_unknown_token": ("?", False),
         "fim_pre_token_id": ("I", 2),
         "mask_token_id": ("i", -1),
         "remove_extra_whitespaces": ("?", False),
@@ -345,6 +353,12 @@ def test_keys_that_change_no_ids(tmp_path):
     keyed["tokenizer.huggingface.json"] = ("str", "{}")
     file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | keyed)
     assert load_tokenizer(file).encode("ab") == [1, 4]
+
+
+def test_several_ends_of_texts(tmp_path):
+    ends = {"tokenizer.ggml.eos_token_ids": ("i[]", [1, 3])}
+    file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | ends)
+    assert load_tokenizer(file).eos_ids == (1, 3)
 
 
 TWICE = packed("str", "general.alignment")[4:] + packed("I", 32)
