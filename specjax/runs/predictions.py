@@ -101,7 +101,7 @@ def record_of(
             record = json.loads(body)
     if not isinstance(record, dict) or (run is not None and record.get(RUN) != run[:_DIGITS]):
         raise _not_a_row(path, number, remedy)
-    if why := find_fault(record):
+    if why := _find_fault(record):
         raise UserError(f"{os.fspath(path)}:{number}: {why}: {remedy or _again(number)}")
     return record
 
@@ -114,7 +114,7 @@ _KINDS: dict[str, Any] = {
     "targets": (str, [str]),
     "prediction": (str, type(None)),
     "sources": [str],
-    **dict.fromkeys(("tokens", "info.drafted_lengths", "info.accepted_lengths"), [int]),
+    **{name: [int] for name in ("tokens", "info.drafted_lengths", "info.accepted_lengths")},
     **dict.fromkeys(("log_prob_processed", "log_prob_target"), (float, int, type(None))),
     "info.nodes": [[int], [int]],
     "info.calls": {"": int},
@@ -134,7 +134,7 @@ def _fits(value: Any, kind: Any) -> bool:
     return type(value) is kind and (kind is not int or 0 <= value < 2**31)
 
 
-def find_fault(record: Record) -> str | None:
+def _find_fault(record: Record) -> str | None:
     """Describes the first value of a row that is absent or of another type; None if all fit."""
     values, info = dict(record), record.get("info")
     if isinstance(info, dict):
