@@ -102,7 +102,7 @@ def record_of(
     if not isinstance(record, dict) or (run is not None and record.get(RUN) != run[:_DIGITS]):
         raise _not_a_row(path, number, remedy)
     if why := _find_fault(record):
-        raise UserError(f"{os.fspath(path)}:{number}: {why}: {remedy or _again(number)}")
+        raise _not_a_row(path, number, remedy, why)
     return record
 
 
@@ -177,15 +177,14 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     return records, torn
 
 
-def _not_a_row(path: str | os.PathLike[str], number: int, remedy: str = "") -> UserError:
-    return UserError(
-        f"{os.fspath(path)}:{number}: the line is not a row of this run, was changed, or is a "
-        f"duplicate: {remedy or _again(number)}"
-    )
-
-
-def _again(number: int) -> str:
-    return f"delete line {number} and run the same command again"
+def _not_a_row(
+    path: str | os.PathLike[str],
+    number: int,
+    remedy: str = "",
+    why: str = "the line is not a row of this run, was changed, or is a duplicate",
+) -> UserError:
+    remedy = remedy or f"delete line {number} and run the same command again"
+    return UserError(f"{os.fspath(path)}:{number}: {why}: {remedy}")
 
 
 def resume(

@@ -1,7 +1,7 @@
 """GGUF files, in which llama.cpp keeps a model: their header, and the small files it stands for.
 
 A file has its metadata first (sizes, vocabulary, chat template), then the places of its tensors.
-`unpacked` writes the metadata as the files of the Hugging Face directory that it was made of, so
+`read_header` writes the metadata as the files of the Hugging Face directory that it was made of, so
 one code reads both.
 
 Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab.cpp` of llama.cpp.
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checks import shown
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
@@ -129,7 +128,8 @@ class Tensor(NamedTuple):
 class Header(NamedTuple):
     """The header of a GGUF file; lists of numbers are arrays.
 
-    `directory` has what `unpacked` returns, and `fault` is why it has no tokenizer.
+    `directory` has what the file has besides its weights, as files of Hugging Face, until the
+    process ends. Its name is the file's, for messages. `fault` is why it has no tokenizer.
     """
 
     file: Path
@@ -150,7 +150,7 @@ class Header(NamedTuple):
     def wrong(self, key: str, wanted: str) -> UserError:
         value = self.metadata.get(key)
         value = value[:20].tolist() if isinstance(value, np.ndarray) else value
-        got = "and is missing" if value is None else f"got {shown(value)}"
+        got = "and is missing" if value is None else f"got {_shown(value)}"
         return UserError(f"{self.file}: {key[:80]} must be {wanted}, {got}")
 
     def refuse_others(
@@ -166,6 +166,10 @@ class Header(NamedTuple):
             if allowed is not None and (listed or value not in allowed):
                 error = self.wrong(key, " or ".join(["absent", *map(repr, allowed)]))
                 raise UserError(f"{error}, which is not read; {remedy}")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def is_gguf(path: Path) -> bool:
@@ -210,7 +214,7 @@ class _Cursor:
     def name(self, others: Collection[str]) -> str:
         name = self.text()
         if name in others:
-            raise self.damaged(f"{shown(name)} is there twice")
+            raise self.damaged(f"{_shown(name)} is there twice")
         return name
 
     def value(self, key: str) -> Any:
@@ -221,8 +225,8 @@ class _Cursor:
             return self.number(_LETTERS[kind])
         inner = self.number("I") if kind == _LIST else None
         if inner != _TEXT and inner not in _LETTERS:  # also a list of lists, which no key is
-            raise self.damaged(f"{shown(key)} has no known type")
-        count = self.count(f"entries of {shown(key)}", self.entries)
+            raise self.damaged(f"{_shown(key)} has no known type")
+        count = self.count(f"entries of {_shown(key)}", self.entries)
         self.entries -= count
         if inner == _TEXT:
             return [self.text() for _ in range(count)]
@@ -233,7 +237,7 @@ class _Cursor:
         rank = self.number("I")
         shape = tuple(self.number("Q") for _ in range(min(rank, 5)))[::-1]
         if not 0 < rank < 5 or not 0 < math.prod(shape) < 2**63:
-            raise self.damaged(f"{shown(name)} has shape {shape}")
+            raise self.damaged(f"{_shown(name)} has shape {shape}")
         return Tensor(shape, self.number("I"), self.number("Q"))
 
 
@@ -263,18 +267,6 @@ def _parsed(file: Path) -> Header:
 
 _kept = contextlib.ExitStack()
 atexit.register(_kept.close)
-
-
-def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
-    """A directory with what a GGUF file has besides its weights, as files of Hugging Face.
-
-    It is temporary, and has the file's name, for messages. `tokenizer`: a tokenizer that cannot be
-    read is a `UserError`.
-    """
-    header = read_header(file)
-    if tokenizer and header.fault is not None:
-        raise header.fault
-    return header.directory
 
 
 def read_header(file: Path) -> Header:
@@ -386,7 +378,7 @@ def _config(header: Header) -> dict[str, Any]:
     architecture = header.read("general.architecture", _WORDS)
     if architecture not in MODEL_TYPES:
         raise UserError(
-            f"{header.file}: general.architecture={shown(architecture)} must be one of "
+            f"{header.file}: general.architecture={_shown(architecture)} must be one of "
             f"{', '.join(MODEL_TYPES)}"
         )
     fields = _FIELDS | _OWN_FIELDS.get(architecture, {})
@@ -458,7 +450,7 @@ def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any
         if kind != only or divisors is not None:
             keys = [x for name in _SCALING if (x := f"{architecture}.{name}") in header.metadata]
             raise UserError(
-                f"{header.file}: {', '.join(f'{x}={shown(header.metadata[x])}' for x in keys)}: "
+                f"{header.file}: {', '.join(f'{x}={_shown(header.metadata[x])}' for x in keys)}: "
                 f"of stretched positions only those of type {only!r} are read, without {DIVISORS}"
             )
         if kind == "linear":
@@ -512,7 +504,7 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
     named = header.read("tokenizer.ggml.pre", _WORDS, None)
     if named not in _STEPS:
         raise UserError(
-            f"{header.file}: tokenizer.ggml.pre={shown(named)} must be one of "
+            f"{header.file}: tokenizer.ggml.pre={_shown(named)} must be one of "
             f"{', '.join(_STEPS)}; give tokenizer="
         )
     if header.read("tokenizer.ggml.add_space_prefix", _FLAG, False):

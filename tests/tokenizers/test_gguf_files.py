@@ -12,7 +12,7 @@ import tokenizers as tk
 from specjax.errors import UserError
 from specjax.models import FAMILIES
 from specjax.tokenizers import load_tokenizer
-from specjax.tokenizers.gguf_files import is_gguf, unpacked
+from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.transformers_classes import QWEN2
 
 gguf = pytest.importorskip("gguf")
@@ -188,9 +188,9 @@ def test_sentencepiece_vocabularies(tmp_path, family, listed):
 
 def test_a_file_is_unpacked_once(tmp_path):
     file = write_bytes(tmp_path / "m.gguf", trained("gpt-2"), "gpt-2")
-    assert is_gguf(file) and unpacked(file) == unpacked(file)
-    config = json.loads((unpacked(file) / "config.json").read_text())
-    assert config["max_position_embeddings"] == 64 and unpacked(file).name == "m.gguf"
+    assert is_gguf(file) and read_header(file) is read_header(file)
+    config = json.loads((read_header(file).directory / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64 and read_header(file).directory.name == "m.gguf"
 
 
 # The values of a small file with each kind of vocabulary, as `(kind, value)`; see `packed`.
@@ -381,7 +381,7 @@ TENSOR = packed("str", "x")[4:]
 def test_counts_of_a_header_have_limits(tmp_path, counts, rest, message):
     file = write_header(tmp_path / "m.gguf", {"general.alignment": ("I", 32)}, counts, rest)
     with pytest.raises(UserError, match=rf"m\.gguf is cut short or damaged \(.*{message}"):
-        unpacked(file)
+        read_header(file)
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
@@ -390,7 +390,7 @@ def test_an_alignment_is_a_power_of_two(tmp_path, alignment):
     with pytest.raises(
         UserError, match=f"general.alignment must be a power of two, got {alignment}"
     ):
-        unpacked(write_header(tmp_path / "m.gguf", values))
+        read_header(write_header(tmp_path / "m.gguf", values))
 
 
 @pytest.mark.parametrize("lists", ["i[][]", "str[][][]"])
@@ -398,14 +398,14 @@ def test_lists_of_lists_are_refused_before_they_are_read(tmp_path, lists):
     many = packed(lists, [])[:8] + struct.pack("<Q", 10**6) + struct.pack("<IQ", 4, 0) * 10**6
     file = write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)})
     with pytest.raises(UserError, match="'x' has no known type"):
-        unpacked(file)
+        read_header(file)
 
 
 def test_entries_of_all_lists_have_a_limit(tmp_path):
     texts = struct.pack("<IIQ", 9, 8, 1_000_000) + bytes(8_000_000)
     values = dict.fromkeys("xy", ("", texts))
     with pytest.raises(UserError, match="it has 1,000,000 entries of 'y', more than 500,000"):
-        unpacked(write_header(tmp_path / "m.gguf", values))
+        read_header(write_header(tmp_path / "m.gguf", values))
 
 
 def test_damaged_bytes_are_one_error(tmp_path):
@@ -435,4 +435,4 @@ def test_an_unknown_tokenizer_is_refused(tmp_path, values, message):
         write_bytes(file, made, values["tokenizer_pre"])
     with pytest.raises(UserError, match=message):
         load_tokenizer(file)
-    assert unpacked(file).is_dir()  # for a model with another tokenizer
+    assert read_header(file).directory.is_dir()  # for a model with another tokenizer
