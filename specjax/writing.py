@@ -181,10 +181,11 @@ def temporary_directory() -> Iterator[Path]:
                     if _lock(lock):
                         shutil.rmtree(left.parent, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
-        place = Path(name)
-        with (place / f"{_HELD}.new").open("wb") as lock:
+        place = Path(name, "files")  # without the lock
+        place.mkdir(0o700)
+        with Path(name, f"{_HELD}.new").open("wb") as lock:
             if _lock(lock):  # until this process ends, however it does
-                os.rename(lock.name, place / _HELD)
+                os.rename(lock.name, Path(name, _HELD))
             yield place
 
 
