@@ -176,16 +176,16 @@ def temporary_directory() -> Iterator[Path]:
     """A temporary directory; the next one that is made removes it if this process was killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*/{_HELD}"):
         with contextlib.suppress(OSError):
-            is_mine = left.parent.lstat().st_uid == os.getuid()
-            if is_mine and stat.S_ISREG(left.lstat().st_mode):
+            if left.parent.lstat().st_uid == os.getuid():
                 with left.open("rb") as lock:
                     if _lock(lock):
                         shutil.rmtree(left.parent, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
-        place = Path(name)
-        with (place / f"{_HELD}.new").open("wb") as lock:
+        place = Path(name, "files")  # without the lock
+        place.mkdir(0o700)
+        with Path(name, f"{_HELD}.new").open("wb") as lock:
             if _lock(lock):  # until this process ends, however it does
-                os.rename(lock.name, place / _HELD)
+                os.rename(lock.name, Path(name, _HELD))
             yield place
 
 
@@ -244,8 +244,11 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
                         path.rmdir()
                     if path.exists():
                         place = set_aside(path)
-                        text = f"specjax: warning: {path} is new; what was there is now {place}"
-                        print(text, file=sys.stderr)
+                        print(
+                            f"specjax: warning: {path} is new; what was there is now {place}: "
+                            "delete it if you do not need it",
+                            file=sys.stderr,
+                        )
                     partial.rename(path)
             _wait_for_all(f"{path} in place")
         except BaseException:
@@ -321,17 +324,18 @@ def remove_proven(directory: Path, *, owner: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):
         sums, theirs = _read_checksums(directory)
         sums = sums if theirs == owner else {}
+
+    def remove(path: Path) -> None:
+        name = path.relative_to(directory).as_posix()  # names of the checksums might lead elsewhere
+        if name in sums and _difference(name, path, sums[name]) is None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
     paths = [path for path in sorted(directory.rglob("*"), reverse=True) if not path.is_symlink()]
-    # The names of the checksums themselves might lead elsewhere.
-    names = {path.relative_to(directory).as_posix(): path for path in paths}
-    listed = [name for name in names if name in sums]
     with _threads() as threads:
-        whys = list(threads.map(lambda name: _difference(name, names[name], sums[name]), listed))
-    proven = [names[name] for name, why in zip(listed, whys, strict=True) if why is None]
-    # The checksums go last: if the process is killed, the next call goes on.
-    for path in [*proven, *([directory / CHECKSUMS_NAME] if sums else [])]:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        list(threads.map(remove, paths))
+    if sums:  # last: if the process is killed, the next call goes on
+        (directory / CHECKSUMS_NAME).unlink(missing_ok=True)
     for path in [*filter(Path.is_dir, paths), directory]:
         with contextlib.suppress(OSError):  # such as: not empty
             path.rmdir()

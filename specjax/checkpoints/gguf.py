@@ -27,7 +27,6 @@ from specjax.tokenizers.gguf_files import (
     Tensor,
     read_header,
     rope_divisors,
-    unpacked,
 )
 from specjax.tokenizers.model_files import SpecialIds
 
@@ -57,11 +56,8 @@ class GGUFReader:
     def __init__(self, file: Path, header: Header) -> None:
         self.directory = file
         self._gguf = require("gguf", "gguf")
+        self._metadata = header.metadata
         self._architecture = header.metadata["general.architecture"]
-        self._heads: dict[str, Any] = {
-            name: header.metadata.get(f"{self._architecture}.attention.{field}")
-            for name, field in (("q_proj", "head_count"), ("k_proj", "head_count_kv"))
-        }
         self._places: dict[str, tuple[Any, int, tuple[int, ...]]] = {}
         self.specs: dict[str, ArraySpec] = {}
         end = next((tensor.start for tensor in header.tensors.values()), 0)
@@ -128,9 +124,11 @@ class GGUFReader:
             array = array.view(spec.dtype)
         else:
             array = self._gguf.quants.dequantize(array, kind)
-        if self._architecture == "llama" and (found := re.search("[qk]_proj", name)):
+        if self._architecture == "llama" and re.search("[qk]_proj", name):
             # Each head's entries are in pairs: the first of either half, then the second, ...
-            heads = self._heads[found[0]] or self._heads["q_proj"]
+            heads = self._metadata["llama.attention.head_count"]
+            if "k_proj" in name:
+                heads = self._metadata.get("llama.attention.head_count_kv", heads)
             pairs = array.reshape(heads, -1, 2, *spec.shape[1:])
             return pairs.swapaxes(1, 2).reshape(spec.shape)
         if self._architecture.startswith("gemma") and name.endswith("norm.weight"):
@@ -146,7 +144,7 @@ def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelCo
             f"{header.wrong('split.count', '1')}; join the files: llama-gguf-split --merge"
         )
     reader = GGUFReader(file, header)
-    _, read, ids = open_hf(unpacked(file), config, reader)
+    _, read, ids = open_hf(header.directory, config, reader)
     stored = rope_divisors(header)
     if stored is not None and isinstance(read, LlamaConfig) and read.rope_scaling is not None:
         # Of a stretching only its divisors are stored; those of Llama 3.1 and later are known.

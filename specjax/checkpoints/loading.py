@@ -35,7 +35,7 @@ from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
 from specjax.models.config import float_dtype
 from specjax.models.int8 import check_form, int8_form
-from specjax.tokenizers.gguf_files import is_gguf, unpacked
+from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
     SPECJAX_FILE,
@@ -261,7 +261,7 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
             )
         reader, read, ids = open_gguf(path, config)
         pieces = functools.partial(hf_pieces, reader, read)
-        return Opened(reader, read, unpacked(path), "gguf", ids, pieces)
+        return Opened(reader, read, read_header(path).directory, "gguf", ids, pieces)
     if not path.is_dir():
         parent = path.absolute().parent
         raise UserError(

@@ -114,10 +114,7 @@ def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None
                 "in [aA]"
             )
         writer = _Writer(bool(tree.state.flags & re.DOTALL), bool(tree.state.flags & re.ASCII))
-        least, most = tree.getwidth()
-        # A shortest text passes through other states with each character, and so does the longest.
-        many = least >= MOST_STATES or MOST_STATES <= most < ops.MAXREPEAT
-        if many or writer.size(tree) > 3 * MOST_STATES:
+        if writer.size(tree) > 3 * MOST_STATES:  # an estimate
             raise _RefusedError(_TOO_MANY.format(MOST_STATES))
         return writer.sequence(tree, (True, True))
     except RecursionError:

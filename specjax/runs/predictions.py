@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,65 +101,48 @@ def record_of(
             record = json.loads(body)
     if not isinstance(record, dict) or (run is not None and record.get(RUN) != run[:_DIGITS]):
         raise _not_a_row(path, number, remedy)
-    if why := find_fault(record):
-        raise UserError(f"{os.fspath(path)}:{number}: {why}: {remedy or _again(number)}")
+    if why := _find_fault(record):
+        raise _not_a_row(path, number, remedy, why)
     return record
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**31
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_log(value: Any) -> bool:
-    return value is None or type(value) is float or _is_count(value)
-
-
-def _lists(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda values: isinstance(values, list) and all(map(check, values))
-
-
-_COUNT, _COUNTS = (_is_count, "a whole number"), (_lists(_is_count), "a list of whole numbers")
-# What is read of a row: its check, and what it must be.
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "id": _COUNT,
-    "sample": _COUNT,
-    "inputs": (_is_text, "a text"),
-    "targets": (lambda x: _is_text(x) or _lists(_is_text)(x), "a text or a list of texts"),
-    "prediction": (lambda x: x is None or _is_text(x), "a text or null"),
-    "error": (_is_text, "a text"),
-    "nan": (_is_text, "a text"),
-    "ended_by": (_is_text, "a text"),
-    "tokens": _COUNTS,
-    "sources": (_lists(_is_text), "a list of texts"),
-    "log_prob_processed": (_is_log, "a number or null"),
-    "log_prob_target": (_is_log, "a number or null"),
-    "info": (lambda x: isinstance(x, dict), "an object"),
-    **{f"info.{name}": _COUNT for name in COUNTS},
-    "info.drafted_lengths": _COUNTS,
-    "info.accepted_lengths": _COUNTS,
-    "info.nodes": (lambda x: _lists(_COUNTS[0])(x) and len(x) == 2, "two lists of whole numbers"),
-    "info.calls": (
-        lambda x: isinstance(x, dict) and all(map(_is_count, x.values())),
-        "an object of whole numbers",
-    ),
+# What is read of a row: types, or one of several, or lists or objects of one, or two lists.
+_KINDS: dict[str, Any] = {
+    "info": dict,
+    **dict.fromkeys(("id", "sample", *(f"info.{name}" for name in COUNTS)), int),
+    **dict.fromkeys(("inputs", "error", "nan", "ended_by"), str),
+    "targets": (str, [str]),
+    "prediction": (str, type(None)),
+    "sources": [str],
+    **{name: [int] for name in ("tokens", "info.drafted_lengths", "info.accepted_lengths")},
+    **dict.fromkeys(("log_prob_processed", "log_prob_target"), (float, int, type(None))),
+    "info.nodes": [[int], [int]],
+    "info.calls": {"": int},
 }
-_ALWAYS, _OPTIONAL = ("id", "inputs", "prediction"), ("info.deferrals", "info.nodes")
-_DECODED = ("ended_by", *(x for x in _FIELDS if x.startswith("info") and x not in _OPTIONAL))
+_OPTIONAL = ("info.deferrals", "info.nodes")
+_DECODED = ("ended_by", *(x for x in _KINDS if x.startswith("info") and x not in _OPTIONAL))
 
 
-def find_fault(record: Record) -> str | None:
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return any(_fits(value, one) for one in kind)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and _fits([*value.values()], [*kind.values()])
+    if isinstance(kind, list):
+        is_list = isinstance(value, list) and len(kind) in (1, len(value))
+        return is_list and all(_fits(item, kind[0]) for item in value)
+    return type(value) is kind and (kind is not int or 0 <= value < 2**31)
+
+
+def _find_fault(record: Record) -> str | None:
     """Describes the first value of a row that is absent or of another type; None if all fit."""
     values, info = dict(record), record.get("info")
     if isinstance(info, dict):
         values |= {f"info.{name}": value for name, value in info.items()}
-    for name, (is_valid, kind) in _FIELDS.items():
-        if name in values and not is_valid(values[name]):
-            return f"{name!r} must be {kind}, got {shown(values[name])}"
-    for name in (*_ALWAYS, *(() if "error" in values else _DECODED)):
+    for name, kind in _KINDS.items():
+        if name in values and not _fits(values[name], kind):
+            return f"{name!r} cannot be {shown(values[name])}"
+    for name in ("id", "inputs", "prediction", *(() if "error" in values else _DECODED)):
         if name not in values:
             return f"the row has no {name!r}"
     if "sources" in values and len(values["sources"]) != len(values.get("tokens", ())):
@@ -194,15 +177,14 @@ def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
     return records, torn
 
 
-def _not_a_row(path: str | os.PathLike[str], number: int, remedy: str = "") -> UserError:
-    return UserError(
-        f"{os.fspath(path)}:{number}: the line is not a row of this run, was changed, or is a "
-        f"duplicate: {remedy or _again(number)}"
-    )
-
-
-def _again(number: int) -> str:
-    return f"delete line {number} and run the same command again"
+def _not_a_row(
+    path: str | os.PathLike[str],
+    number: int,
+    remedy: str = "",
+    why: str = "the line is not a row of this run, was changed, or is a duplicate",
+) -> UserError:
+    remedy = remedy or f"delete line {number} and run the same command again"
+    return UserError(f"{os.fspath(path)}:{number}: {why}: {remedy}")
 
 
 def resume(

@@ -4,14 +4,12 @@ Each setting has a sealed record for each part of the texts: its outputs, its ti
 their resamples.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ from specjax.checks import one_line
 from specjax.errors import MissingFileError, UserError
 from specjax.evaluation import Bootstrap
 from specjax.runs.evaluation import Predictions, predictions_of
-from specjax.runs.predictions import find_fault
-from specjax.runs.run_directory import Key, Record, RunDirectory, Store
+from specjax.runs.run_directory import Record, RunDirectory, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, Scores
@@ -100,9 +97,14 @@ class Points:
             record = self.store.get(key) if isinstance(key, tuple) else None
             if not isinstance(key, tuple) or record is None:  # estimates have a text as the key
                 continue
-            with self._naming(key):
+            try:
                 point = _point(str(key[1]), record)
                 used = dict(point.about.get("models", {}))
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise UserError(
+                    f"{self.store.path(key)} has no valid setting ({one_line(error)}): delete it, "
+                    "and run the same command again"
+                ) from None
             for name, fingerprint in used.items():
                 if models and name in models and models[name].fingerprint != fingerprint:
                     raise UserError(
@@ -110,17 +112,6 @@ class Points:
                         "another output_dir, or delete the file to measure it again"
                     )
             self._keep(point)
-
-    @contextlib.contextmanager
-    def _naming(self, key: Key) -> Iterator[None]:
-        """Turns errors of a record's values into one line; the body only reads them."""
-        try:
-            yield
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"{self.store.path(key)} has no valid setting ({one_line(error)}): delete it, "
-                "and run the same command again"
-            ) from None
 
     def _keep(self, point: Point) -> None:
         self._points.setdefault(point.part, {})[point.setting] = point
@@ -135,13 +126,8 @@ class Points:
 
     def measured(self, setting: Setting, part: str = WHOLE) -> Measured:
         """Returns the measurements of a setting that is done."""
-        key = (setting.key, part)
-        record = self.store.read(key)
-        with self._naming(key):
-            measured = Measured.of_record(record.value, record.arrays)
-            if why := next(filter(None, map(find_fault, itertools.chain(*measured.rows))), None):
-                raise UserError(why)
-        return measured
+        record = self.store.read((setting.key, part))
+        return Measured.of_record(record.value, record.arrays)
 
     def recommended(self, part: str = WHOLE) -> list[Recommendation]:
         """Returns what to decode with, for each sampling whose verifier alone was measured."""

@@ -18,8 +18,6 @@ try:
 except ImportError:  # Windows; the time is still limited
     resource = None  # type: ignore[assignment]
 
-_LONGEST_KEPT = 100_000  # characters
-
 
 def main() -> None:
     """Answers requests until standard input ends; nothing of specjax can be imported here."""
@@ -35,10 +33,7 @@ def main() -> None:
         except (EOFError, TypeError, ValueError):  # the other process has ended, perhaps meanwhile
             return
         try:
-            text = request["template"]
-            # A model has few templates; one as long as a book would fill the memory with others.
-            compiled = _compiled if len(text) <= _LONGEST_KEPT else _compiled.__wrapped__
-            pieces = compiled(text).generate(**request["variables"])
+            pieces = _compiled(request["template"]).generate(**request["variables"])
             answer: dict[str, Any] = {"text": _joined(pieces, settings["longest"])}
         except MemoryError:
             needs = f"it needs more than {settings['memory'] >> 20} MiB of memory"
@@ -49,7 +44,7 @@ def main() -> None:
         _answer(number=request["number"], **answer)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=4)  # a model has few
 def _compiled(template: str) -> Any:
     import jinja2
     import jinja2.ext

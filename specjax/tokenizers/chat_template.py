@@ -267,7 +267,7 @@ class _Renderer:
             raise
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        # After any exception the pipe may have an answer that nobody has read: close the renderer.
+        self.usable = False  # after an exception the pipe may have an answer that nobody has read
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         self._number += 1
@@ -286,6 +286,7 @@ class _Renderer:
         values = json.loads(answer.partition(b"\n")[0])
         if values["number"] != self._number:
             raise EOFError
+        self.usable = not values.get("full")
         return values
 
     def close(self) -> None:
@@ -311,14 +312,11 @@ class _Pool:
             return renderer
 
     def give_back(self, renderer: _Renderer) -> None:
-        if self.idle.qsize() < _MOST_IDLE:
+        if renderer.usable and self.idle.qsize() < _MOST_IDLE:
             self.idle.put(renderer)
         else:
-            self.close(renderer)
-
-    def close(self, renderer: _Renderer) -> None:
-        self.all.discard(renderer)
-        renderer.close()
+            self.all.discard(renderer)
+            renderer.close()
 
 
 # By process: a fork must not write into its parent's.
@@ -326,27 +324,23 @@ _pools: dict[int, _Pool] = {}
 
 
 def _rendered(request: Mapping[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"error": "it ends the process that renders it"}
     pool = _pools.setdefault(os.getpid(), _Pool())
     for again in (False, True):  # the system may have ended the process since the last request
-        renderer = pool.take(new=again)
         try:
-            answer = renderer.ask(request, MOST_SECONDS)
+            renderer = pool.take(new=again)
+            try:
+                return renderer.ask(request, MOST_SECONDS)
+            finally:
+                pool.give_back(renderer)
         except EOFError:
-            pool.close(renderer)
             continue
         except TimeoutError:
-            answer = {"error": f"it has not ended after {MOST_SECONDS:g} seconds", "full": True}
-        except BaseException:  # an interrupt
-            pool.close(renderer)
-            raise
-        (pool.close if answer.get("full") else pool.give_back)(renderer)
-        break
-    return answer
+            return {"error": f"it has not ended after {MOST_SECONDS:g} seconds"}
+    return {"error": "it ends the process that renders it"}
 
 
 @atexit.register
 def _close() -> None:
     if pool := _pools.pop(os.getpid(), None):
         for renderer in [*pool.all]:
-            pool.close(renderer)
+            renderer.close()

@@ -1,7 +1,7 @@
 """GGUF files, in which llama.cpp keeps a model: their header, and the small files it stands for.
 
 A file has its metadata first (sizes, vocabulary, chat template), then the places of its tensors.
-`unpacked` writes the metadata as the files of the Hugging Face directory that it was made of, so
+`read_header` writes the metadata as the files of the Hugging Face directory that it was made of, so
 one code reads both.
 
 Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab.cpp` of llama.cpp.
@@ -96,15 +96,17 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
     "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
     "tensor_data_layout": ("Meta AI original pth",),
     "use_parallel_residual": (False,),
 }
 # Likewise of tokenizers.
 _VOCABULARY = (
     *("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges"),
-    *("add_bos_token", "add_eos_token", "add_space_prefix"),
+    *("add_bos_token", "add_eos_token", "add_space_prefix", "eos_token_ids"),
 )
-_NEUTRAL_OF_VOCABULARY = {"add_sep_token": (False,), "remove_extra_whitespaces": (False,)}
+_NO_FLAGS = ("add_sep_token", "add_padding_token", "add_unknown_token", "remove_extra_whitespaces")
+_NEUTRAL_OF_VOCABULARY = dict.fromkeys(_NO_FLAGS, (False,))
 # Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # Tokens that end a turn, whether or not the metadata names them.
@@ -124,11 +126,17 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a GGUF file; lists of numbers are arrays."""
+    """The header of a GGUF file; lists of numbers are arrays.
+
+    `directory` has what the file has besides its weights, as files of Hugging Face, until the
+    process ends. Its name is the file's, for messages. `fault` is why it has no tokenizer.
+    """
 
     file: Path
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    directory: Path = Path()
+    fault: UserError | None = None
 
     def read(self, key: str, wanted: str, *default: Any) -> Any:
         """The value of a key, or the default; a `UserError` if it is not what is `wanted`."""
@@ -233,7 +241,7 @@ class _Cursor:
         return Tensor(shape, self.number("I"), self.number("Q"))
 
 
-def _read_header(file: Path) -> Header:
+def _parsed(file: Path) -> Header:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise UserError(f"{file} is no GGUF file; download or copy it again")
@@ -261,39 +269,15 @@ _kept = contextlib.ExitStack()
 atexit.register(_kept.close)
 
 
-class _Unpacked(NamedTuple):
-    """A directory until the process ends, and why it has no tokenizer; and the rest of a header."""
-
-    place: Path
-    fault: UserError | None
-    header: Header
-
-
-def unpacked(file: Path, *, tokenizer: bool = False) -> Path:
-    """A directory with what a GGUF file has besides its weights, as files of Hugging Face.
-
-    It is temporary, and has the file's name, for messages. `tokenizer`: a tokenizer that cannot be
-    read is a `UserError`.
-    """
-    found = _of_file(file)
-    if tokenizer and found.fault is not None:
-        raise found.fault
-    return found.place
-
-
 def read_header(file: Path) -> Header:
     """The header of a GGUF file, without its tokenizer; a damaged one is a `UserError`."""
-    return _of_file(file).header
-
-
-def _of_file(file: Path) -> _Unpacked:
     status = file.stat()
     return _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
 
 
 @functools.cache
-def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
-    header, fault = _read_header(file), None
+def _unpacked(file: Path, _time: int, _size: int) -> Header:
+    header, fault = _parsed(file), None
     files = {"config.json": _config(header), **_settings(header)}
     try:
         files |= _vocabulary(header)
@@ -308,13 +292,17 @@ def _unpacked(file: Path, _time: int, _size: int) -> _Unpacked:
             write_json(directory / name, content)
     # Without hundreds of thousands of texts.
     rest = {key: x for key, x in header.metadata.items() if not key.startswith("tokenizer.")}
-    return _Unpacked(directory, fault, header._replace(metadata=rest))
+    return header._replace(metadata=rest, directory=directory, fault=fault)
 
 
 def _settings(header: Header) -> dict[str, Any]:
     """The names and contents of the files beside a vocabulary."""
     tokens, kinds = _tokens(header)
     ends = [_id(header, name, None) for name in ("eos", "eot", "eom")]
+    more = header.read("tokenizer.ggml.eos_token_ids", _WHOLES, np.zeros(0, int)).tolist()
+    if not all(0 <= i < len(tokens) for i in more):
+        raise header.wrong("tokenizer.ggml.eos_token_ids", "the ids of tokens")
+    ends += more
     ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
     ids = {
         name: _id(header, stored, None)
@@ -455,38 +443,30 @@ def rope_divisors(header: Header) -> np.ndarray | None:
 
 
 def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any] | None:
-    stated = read("rope.scaling.type", _WORDS, None)
-    kind = "linear" if stated is None else stated  # as in llama.cpp
+    kind = read("rope.scaling.type", _WORDS, "linear")  # as in llama.cpp
     factor = read("rope.scaling.factor", _NUMBER, read("rope.scale_linear", _NUMBER, None))
-    if factor is None and stated in ("linear", "yarn"):
-        raise header.wrong(f"{architecture}.rope.scaling.factor", _NUMBER)
-    keys = [key for name in _SCALING if (key := f"{architecture}.{name}") in header.metadata]
-    values = ", ".join(f"{key}={_shown(header.metadata[key])}" for key in keys)
-    scaling: dict[str, Any] | None = None
-    if kind == "yarn" and architecture != "gemma3":
+    divisors, only = rope_divisors(header), "linear" if architecture == "gemma3" else "yarn"
+    if kind != "none" and (kind, factor) not in (("linear", None), ("linear", 1.0)):
+        if kind != only or divisors is not None:
+            keys = [x for name in _SCALING if (x := f"{architecture}.{name}") in header.metadata]
+            raise UserError(
+                f"{header.file}: {', '.join(f'{x}={_shown(header.metadata[x])}' for x in keys)}: "
+                f"of stretched positions only those of type {only!r} are read, without {DIVISORS}"
+            )
+        if kind == "linear":
+            return {"rope_type": kind, "factor": factor}
         length = read("context_length", WHOLE, None)
-        scaling = {
+        return {
             "rope_type": kind,
-            "factor": factor,
+            "factor": read("rope.scaling.factor", _NUMBER),
             "original_max_position_embeddings": read(
                 "rope.scaling.original_context_length", WHOLE, length
             ),
             "beta_fast": read("rope.scaling.yarn_beta_fast", _NUMBER, 32.0),
             "beta_slow": read("rope.scaling.yarn_beta_slow", _NUMBER, 1.0),
         }
-    elif kind != "none" and (kind != "linear" or factor not in (None, 1.0)):
-        only = "linear" if architecture == "gemma3" else "yarn"
-        if kind != only:
-            raise UserError(
-                f"{header.file}: {values}: positions stretched by {kind!r} are not read, only by "
-                f"{only!r}"
-            )
-        scaling = {"rope_type": kind, "factor": factor}
-    divisors = rope_divisors(header)
     if divisors is None:
-        return scaling
-    if scaling is not None:
-        raise UserError(f"{header.file}: {values} is not read beside {DIVISORS}")
+        return None
     # Llama 3.1 and later store what each frequency is divided by, which follows from the largest.
     return {
         "rope_type": "llama3",
@@ -576,19 +556,25 @@ def _sentencepiece(header: Header) -> bytes:
     scores = header.read("tokenizer.ggml.scores", _NUMBERS)
     if len(scores) != len(tokens):
         raise header.wrong("tokenizer.ggml.scores", f"{len(tokens):,} numbers")
-    size = max((i for i, kind in enumerate(kinds) if kind != _UNUSED), default=-1) + 1
-    pieces = (
-        _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, kind)
-        for text, score, kind in zip(tokens[:size], scores, kinds, strict=False)
-    )
     numbers = {"unknown": 40, "bos": 41, "eos": 42, "padding": 43}
     ids = {n: _id(header, name, None) for name, n in numbers.items()}
     if ids[40] is None and _UNKNOWN in kinds:
         ids[40] = kinds.index(_UNKNOWN)
-    if ids[40] is None or kinds[ids[40]] != _UNKNOWN:
+    # The converter calls it a control token where tokenizer_config.json lists it, as in Gemma 3.
+    if ids[40] is None or kinds[ids[40]] not in (_UNKNOWN, _CONTROL):
         raise header.wrong(
-            "tokenizer.ggml.unknown_token_id", f"the id of a token of type {_UNKNOWN}"
+            "tokenizer.ggml.unknown_token_id",
+            f"the id of a token of type {_UNKNOWN} or {_CONTROL}",
         )
+    kinds[ids[40]] = _UNKNOWN
+    size = max(i for i, kind in enumerate(kinds) if kind != _UNUSED) + 1
+    pieces = (  # the converter writes the spaces of user-defined tokens
+        _field(1, text.replace(" ", "\u2581").encode())
+        + b"\x15"
+        + struct.pack("<f", score)
+        + _field(3, kind)
+        for text, score, kind in zip(tokens[:size], scores, kinds, strict=False)
+    )
     trainer = _field(3, 2) + _field(35, 1)  # BPE, with pieces for bytes
     trainer += b"".join(_field(number, -1 if i is None else i) for number, i in ids.items())
     normalizer = _field(1, b"identity") + _field(4, 0) + _field(5, 1)  # spaces are kept, and marked

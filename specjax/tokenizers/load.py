@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from specjax.errors import MissingFileError, UserError, download
-from specjax.tokenizers.gguf_files import is_gguf, unpacked
+from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.model_files import read_json_if_there, write_json
 from specjax.tokenizers.subword import HuggingFaceTokenizer, SentencePieceTokenizer, is_tiktoken
 from specjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -42,7 +42,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         )
     path = Path(path)
     if is_gguf(path):
-        path = unpacked(path, tokenizer=True)
+        header = read_header(path)
+        if header.fault is not None:
+            raise header.fault
+        path = header.directory
     if path.is_file():
         kind = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
         single = kind is SentencePieceTokenizer and not TokenizerSettings(path.parent).files

@@ -225,6 +225,7 @@ HARMLESS = {
     "{}.rope.scaling.factor": 4.0,
     "{}.rope.scaling.original_context_length": 64,
     "{}.rope.scaling.finetuned": True,
+    "{}.rope.scaling.yarn_ext_factor": 1.0,
     "{}.attention.causal": True,
     "{}.expert_count": 0,
 }
@@ -254,6 +255,7 @@ FACTOR = "rope.scaling.factor"
         ("gemma3", {"rope.scaling.type": "yarn"}, "gemma3.rope.scaling.type='yarn'"),
         ("llama3", {"rope.scaling.type": "yarn", FACTOR: 4.0}, "rope_freqs.weight"),
         ("llama", {"rope.scaling.attn_factor": 0.5}, "llama.rope.scaling.attn_factor must be"),
+        ("llama", {"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor must be absent or 1"),
         ("llama", {"rope.scaling.yarn_attn_factor": 0.5}, "llama.rope.scaling.yarn_attn_factor"),
         ("llama", {"rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
         ("llama", {"rope.freq_base_swa": 1e4}, "llama.rope.freq_base_swa must be absent"),

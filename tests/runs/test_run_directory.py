@@ -33,7 +33,7 @@ def test_directories_are_made_with_their_parents_and_home_is_expanded(tmp_path, 
 def test_a_path_that_is_not_a_directory_gives_an_error(tmp_path):
     (tmp_path / "file").touch()
     for path, message in (
-        (tmp_path / "file", r"file cannot be written \(File exists\): choose another directory"),
+        (tmp_path / "file", "file is a file: give a new directory"),
         (tmp_path / "file" / "in", r"file/in cannot be written \(Not a directory\)"),
     ):
         with pytest.raises(OSError, match=message), opened(path):

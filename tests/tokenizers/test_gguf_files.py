@@ -12,7 +12,7 @@ import tokenizers as tk
 from specjax.errors import UserError
 from specjax.models import FAMILIES
 from specjax.tokenizers import load_tokenizer
-from specjax.tokenizers.gguf_files import is_gguf, unpacked
+from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.transformers_classes import QWEN2
 
 gguf = pytest.importorskip("gguf")
@@ -132,8 +132,10 @@ def test_ends_of_turns_end_texts(tmp_path):
     assert load_tokenizer(file).eos_ids == (made.token_to_id("a"), made.token_to_id("<|end|>"))
 
 
+@pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma"])
-def test_sentencepiece_vocabularies(tmp_path, family):
+def test_sentencepiece_vocabularies(tmp_path, family, listed):
+    """`listed`: as the converter writes tokens that tokenizer_config.json lists, as in Gemma 3."""
     vocabulary = FAMILIES[family].vocabulary
     (tmp_path / "texts").write_text("\n".join(TRAINING))
     sentencepiece.SentencePieceTrainer.train(
@@ -142,7 +144,7 @@ def test_sentencepiece_vocabularies(tmp_path, family):
         model_type="bpe",
         vocab_size=330,
         minloglevel=2,
-        user_defined_symbols=["<|user|>"],
+        user_defined_symbols=["<|user|>", "\u2581\u2581"],
         control_symbols=["<|end|>"],
         **vocabulary.options,
     )
@@ -156,19 +158,22 @@ def test_sentencepiece_vocabularies(tmp_path, family):
     ids = range(pieces.GetPieceSize())
     kinds = [
         3 * pieces.IsControl(i)
-        or 2 * pieces.IsUnknown(i)
+        or (3 if listed else 2) * pieces.IsUnknown(i)
         or 6 * pieces.IsByte(i)
-        or (4 if pieces.IdToPiece(i) == "<|user|>" else 1)
+        or (4 if pieces.IdToPiece(i) in ("<|user|>", "\u2581\u2581") else 1)
         for i in ids
     ]
     values = {
         "token_scores": [pieces.GetScore(i) for i in ids],
         "bos_token_id": pieces.bos_id(),
         "eos_token_id": pieces.eos_id(),
+        **({"unk_token_id": pieces.unk_id()} if listed else {}),
         "add_space_prefix": family == "llama",
         "architecture": family,
     }
     tokens = [pieces.IdToPiece(i) for i in ids]
+    if listed:
+        tokens[tokens.index("\u2581\u2581")] = "  "
     ours = load_tokenizer(write(tmp_path / "m.gguf", "llama", tokens, kinds, **values))
     assert ours.fingerprint == theirs.fingerprint
     for text in TEXTS:
@@ -183,9 +188,9 @@ def test_sentencepiece_vocabularies(tmp_path, family):
 
 def test_a_file_is_unpacked_once(tmp_path):
     file = write_bytes(tmp_path / "m.gguf", trained("gpt-2"), "gpt-2")
-    assert is_gguf(file) and unpacked(file) == unpacked(file)
-    config = json.loads((unpacked(file) / "config.json").read_text())
-    assert config["max_position_embeddings"] == 64 and unpacked(file).name == "m.gguf"
+    assert is_gguf(file) and read_header(file) is read_header(file)
+    config = json.loads((read_header(file).directory / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64 and read_header(file).directory.name == "m.gguf"
 
 
 # The values of a small file with each kind of vocabulary, as `(kind, value)`; see `packed`.
@@ -302,7 +307,7 @@ def test_each_value_of_another_type_is_one_error(tmp_path, kind, key):
     ("kind", "values", "message"),
     [
         ("llama", {"token_type": ("i[]", [3] * 259)}, "unknown_token_id must be .* and is missing"),
-        ("llama", {"unknown_token_id": ("I", 2)}, "unknown_token_id must be .* type 2, got 2"),
+        ("llama", {"unknown_token_id": ("I", 2)}, "unknown_token_id must be .* type 2 or 3, got 2"),
         ("llama", {"scores": ("str[]", ["a"] * 259)}, "scores must be a list of finite numbers"),
         ("llama", {"scores": ("f[]", [0.0])}, "scores must be 259 numbers"),
         ("llama", {"scores": None}, "scores must be .* and is missing"),
@@ -324,6 +329,8 @@ def test_each_value_of_another_type_is_one_error(tmp_path, kind, key):
             "eos_token_id must be .* and is missing",
         ),
         ("gpt2", {"pre": None}, "pre=None must be one of"),
+        ("gpt2", {"eos_token_ids": ("i[]", [5])}, r"eos_token_ids must be the ids.* got \[5\]"),
+        ("gpt2", {"eos_token_ids": ("i[]", [-1])}, r"eos_token_ids must be the ids.* got \[-1\]"),
     ],
 )
 def test_damaged_vocabularies_are_named(tmp_path, kind, values, message):
@@ -336,6 +343,7 @@ def test_damaged_vocabularies_are_named(tmp_path, kind, values, message):
 def test_keys_that_change_no_ids(tmp_path):
     more = {
         "add_sep_token": ("?", False),
+        "add_unknown_token": ("?", False),
         "fim_pre_token_id": ("I", 2),
         "mask_token_id": ("i", -1),
         "remove_extra_whitespaces": ("?", False),
@@ -345,6 +353,12 @@ def test_keys_that_change_no_ids(tmp_path):
     keyed["tokenizer.huggingface.json"] = ("str", "{}")
     file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | keyed)
     assert load_tokenizer(file).encode("ab") == [1, 4]
+
+
+def test_several_ends_of_texts(tmp_path):
+    ends = {"tokenizer.ggml.eos_token_ids": ("i[]", [1, 3])}
+    file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | ends)
+    assert load_tokenizer(file).eos_ids == (1, 3)
 
 
 TWICE = packed("str", "general.alignment")[4:] + packed("I", 32)
@@ -367,7 +381,7 @@ TENSOR = packed("str", "x")[4:]
 def test_counts_of_a_header_have_limits(tmp_path, counts, rest, message):
     file = write_header(tmp_path / "m.gguf", {"general.alignment": ("I", 32)}, counts, rest)
     with pytest.raises(UserError, match=rf"m\.gguf is cut short or damaged \(.*{message}"):
-        unpacked(file)
+        read_header(file)
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
@@ -376,7 +390,7 @@ def test_an_alignment_is_a_power_of_two(tmp_path, alignment):
     with pytest.raises(
         UserError, match=f"general.alignment must be a power of two, got {alignment}"
     ):
-        unpacked(write_header(tmp_path / "m.gguf", values))
+        read_header(write_header(tmp_path / "m.gguf", values))
 
 
 @pytest.mark.parametrize("lists", ["i[][]", "str[][][]"])
@@ -384,14 +398,14 @@ def test_lists_of_lists_are_refused_before_they_are_read(tmp_path, lists):
     many = packed(lists, [])[:8] + struct.pack("<Q", 10**6) + struct.pack("<IQ", 4, 0) * 10**6
     file = write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)})
     with pytest.raises(UserError, match="'x' has no known type"):
-        unpacked(file)
+        read_header(file)
 
 
 def test_entries_of_all_lists_have_a_limit(tmp_path):
     texts = struct.pack("<IIQ", 9, 8, 1_000_000) + bytes(8_000_000)
     values = dict.fromkeys("xy", ("", texts))
     with pytest.raises(UserError, match="it has 1,000,000 entries of 'y', more than 500,000"):
-        unpacked(write_header(tmp_path / "m.gguf", values))
+        read_header(write_header(tmp_path / "m.gguf", values))
 
 
 def test_damaged_bytes_are_one_error(tmp_path):
@@ -421,4 +435,4 @@ def test_an_unknown_tokenizer_is_refused(tmp_path, values, message):
         write_bytes(file, made, values["tokenizer_pre"])
     with pytest.raises(UserError, match=message):
         load_tokenizer(file)
-    assert unpacked(file).is_dir()  # for a model with another tokenizer
+    assert read_header(file).directory.is_dir()  # for a model with another tokenizer

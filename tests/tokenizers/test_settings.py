@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from specjax.errors import UserError
 from specjax.tokenizers import chat_renderer, chat_template, load_tokenizer
 from specjax.tokenizers.chat_template import render_chat
 from specjax.training.vocabulary import write_vocabulary
@@ -159,6 +160,22 @@ def test_lost_renderers_are_replaced():
     for renderer in renderers():
         renderer._process.kill()
     assert render_chat("b", []) == "b"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(EOFError, "it ends the process"), (TimeoutError, "it has not ended")]
+)
+def test_a_renderer_that_does_not_start_is_one_error(monkeypatch, error, message):
+    chat_template._close()
+
+    def ask(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template._Renderer, "ask", ask)
+        with pytest.raises(UserError, match=message):
+            render_chat("a", [])
+    assert render_chat("a", []) == "a" and len(renderers()) == 1
 
 
 def test_an_answer_to_another_request_is_not_taken():
