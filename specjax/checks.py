@@ -29,6 +29,8 @@ ELSEWHERE = {
         ("assistant_model draft_model drafter_model speculative_model", "drafter={}"),
         ("model model_path model_id model_name model_name_or_path target_model base_model "
          "main_model pretrained_model_name_or_path", "verifier={}"),
+        ("inputs input_ids prompt_token_ids", "prompts={}"),
+        ("tensor_parallel_size tp_size", "mesh=make_mesh(model={})"),
         ("assistant_tokenizer", "translate_drafter=True"),
         ("assistant_confidence_threshold", 'stopping="Confidence({})"'),
         ("prompt_lookup_num_tokens prompt_lookup_max", 'drafting="Lookup()"'),
@@ -98,7 +100,7 @@ def _option_meant(option: str, value: Any, known: Collection[str]) -> str:
         return f"; did you mean {text}?"
     if takes:
         return f"; write {text} as an option of {' or '.join(takes)}"
-    return f"; its options are {listed(name for name in known if name != 'self')}"
+    return f"; its options are {', '.join(name for name in known if name != 'self')}"
 
 
 def shown(value: Any) -> str:

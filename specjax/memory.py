@@ -100,10 +100,9 @@ def check_fits(
 
 def smaller(options: Mapping[str, int]) -> str:
     """The remedy for what is too large: the options that set its size, the largest first."""
-    *others, last = sorted(options, key=lambda name: -options[name])
-    words = [f"{name}={options[name]}" for name in (*others, last)]
-    several = f"{', '.join(words[:-1])} or " if others else ""
-    return f"choose a smaller {several}{words[-1]}"
+    names = sorted(options, key=lambda name: -options[name])
+    words = [f"{name}={options[name]}" for name in names if options[name] > 1] or ["model"]
+    return f"choose a smaller {' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
 
 
 def sizes_in_words(rows: int, length: int, max_draft: int, max_new: int) -> str:

@@ -49,6 +49,7 @@ def test_an_array_that_is_there_twice_is_counted_once():
     [
         lambda: jnp.zeros((2**20, 2**30), jnp.int8).block_until_ready(),
         lambda: np.empty(2**56, np.uint8),
+        lambda: jax.jit(lambda x: (x[:, None] @ x[None]).sum())(jnp.ones(2**21)),
     ],
 )
 def test_a_failed_allocation_is_told_in_one_line(allocate):
