@@ -18,7 +18,7 @@ from specjax.errors import MissingLibraryError, UnknownOptionError, UserError, s
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 # The options of transformers, vLLM, OpenAI and others, as specjax writes them; {} is their value.
 ELSEWHERE = {
-    name: text.replace("{name}", name)
+    name: text.replace("{name}", name).replace("{Name}", name.title().replace("_", ""))
     for names, text in (
         ("temperature top_k top_p", "sampling=Sampling({name}={})"),
         ("do_sample", "sampling=Sampling(temperature=1.0), or 0.0 for False"),
@@ -29,6 +29,8 @@ ELSEWHERE = {
         ("assistant_model draft_model drafter_model speculative_model", "drafter={}"),
         ("model model_path model_id model_name model_name_or_path target_model base_model "
          "main_model pretrained_model_name_or_path", "verifier={}"),
+        ("inputs input_ids prompt_token_ids", "prompts={}"),
+        ("tensor_parallel_size tp_size", "mesh=make_mesh(model={})"),
         ("assistant_tokenizer", "translate_drafter=True"),
         ("assistant_confidence_threshold", 'stopping="Confidence({})"'),
         ("prompt_lookup_num_tokens prompt_lookup_max", 'drafting="Lookup()"'),
@@ -37,19 +39,13 @@ ELSEWHERE = {
         ("random_seed generator_seed", "seed={}"),
         ("logprobs output_scores return_logprob", "log_probs=True"),
         ("top_logprobs", "top_log_probs={}"),
-        ("min_p", "processors=(processors.MinP({}),)"),
-        ("repetition_penalty", "processors=(processors.RepetitionPenalty({}),)"),
-        ("presence_penalty", "processors=(processors.PresencePenalty({}),)"),
-        ("frequency_penalty", "processors=(processors.FrequencyPenalty({}),)"),
-        ("typical_p", "processors=(processors.TypicalP({}),)"),
-        ("epsilon_cutoff", "processors=(processors.EpsilonCutoff({}),)"),
-        ("eta_cutoff", "processors=(processors.EtaCutoff({}),)"),
+        ("min_p repetition_penalty presence_penalty frequency_penalty typical_p epsilon_cutoff "
+         "eta_cutoff min_new_tokens logit_bias suppress_tokens regex json_schema",
+         "processors=(processors.{Name}({}),)"),
         ("no_repeat_ngram_size", "processors=(processors.NoRepeatNgram({}),)"),
-        ("min_new_tokens min_tokens", "processors=(processors.MinNewTokens({}),)"),
-        ("logit_bias", "processors=(processors.LogitBias({}),)"),
-        ("suppress_tokens", "processors=(processors.SuppressTokens({}),)"),
-        ("guided_regex regex", "processors=(processors.Regex({}),)"),
-        ("guided_json json_schema response_format", "processors=(processors.JsonSchema({}),)"),
+        ("min_tokens", "processors=(processors.MinNewTokens({}),)"),
+        ("guided_regex", "processors=(processors.Regex({}),)"),
+        ("guided_json response_format", "processors=(processors.JsonSchema({}),)"),
         ("logits_processor logits_processors", "processors=({},)"),
         ("torch_dtype", "dtype={}"),
         ("quantization load_in_8bit", 'weights="int8"'),
@@ -104,7 +100,7 @@ def _option_meant(option: str, value: Any, known: Collection[str]) -> str:
         return f"; did you mean {text}?"
     if takes:
         return f"; write {text} as an option of {' or '.join(takes)}"
-    return f"; its options are {listed(name for name in known if name != 'self')}"
+    return f"; its options are {', '.join(name for name in known if name != 'self')}"
 
 
 def shown(value: Any) -> str:

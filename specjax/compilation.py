@@ -34,7 +34,8 @@ CPU_OPTIONS = {_FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 STEP_OPTIONS = {_FUSIONS: ""}
 # Seconds of a compilation before it is told of, and between two lines about it.
 _LONG, _EVERY = 2.0, 20.0
-# `words`: says what the program does that a thread now calls and perhaps compiles.
+# Of a thread. `words`: says what the program does that it now calls and perhaps compiles; `end`: is
+# set when its compilation ends.
 _calls = threading.local()
 
 
@@ -183,8 +184,6 @@ class Compilations:
     read: int = 0
     seconds: float = 0.0
     _hit: bool = False
-    # Of the compilation that each thread has begun: it is set at the end.
-    _ends: dict[int, threading.Event] = dataclasses.field(default_factory=dict)
 
     def on_start(self, event: str, value: float, **about: Any) -> None:
         if event != _BACKEND_COMPILE or not self.announcement:
@@ -192,8 +191,8 @@ class Compilations:
         words = getattr(_calls, "words", None)
         name = about["fun_name"].removeprefix("jit(").strip("_)").replace("_", " ")
         what = words() if words else name
-        end = self._ends[threading.get_ident()] = threading.Event()
-        threading.Thread(target=_tell_time, args=(what, end), daemon=True).start()
+        _calls.end = threading.Event()
+        threading.Thread(target=_tell_time, args=(what, _calls.end), daemon=True).start()
 
     def on_event(self, event: str, **_: Any) -> None:
         self._hit |= event == "/jax/compilation_cache/cache_hits"
@@ -203,8 +202,8 @@ class Compilations:
             self.seconds += duration_secs
         if event != _BACKEND_COMPILE:
             return
-        if (end := self._ends.pop(threading.get_ident(), None)) is not None:
-            end.set()
+        if hasattr(_calls, "end"):
+            _calls.end.set()
         self.read += self._hit
         self.compiled += not self._hit
         if self.compiled == 1 and not self._hit and self.announcement:

@@ -4,7 +4,8 @@ import re
 
 # What is longer than that, in quotes, in brackets or without a space, is shortened.
 _LONG = 160
-_QUOTED = re.compile(rf"""(?<!\w)(['"])(?:\\.|(?!\1)[^\\]){{{_LONG},}}\1(?!\w)""", re.DOTALL)
+# Of any length, so that what is between two quoted texts is none.
+_QUOTED = re.compile(r"""(?<!\w)(['"])(?:\\.|(?!\1)[^\\])*+\1(?!\w)""", re.DOTALL)
 _WORD = re.compile(rf"\S{{{_LONG},}}")
 # The longest message: lists of what specjax offers have up to a thousand characters.
 _LONGEST = 1_500
@@ -56,6 +57,7 @@ def shortened(message: str) -> str:
     """Cuts the middle out of the long values of a message: quoted texts, brackets and words."""
     if len(message) <= _LONG:
         return message
+    message = _cut(message, 20 * _LONG)  # what follows takes quadratic time
     message = _QUOTED.sub(lambda quoted: _cut(quoted[0]), message)
     for start, end in reversed(_brackets(message)):
         message = message[:start] + _cut(message[start:end]) + message[end:]

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from specjax.errors import UserError
 
 # Positions of a cache are int32; the upper half of the range marks dropped writes.
 MOST_POSITIONS = 2**30
+_OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|INTERNAL: .*Out of memory allocating")
 # The memory limit of a container (cgroup version 2 and version 1).
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -71,8 +73,8 @@ def explain_full_memory(what: str, remedy: str) -> Iterator[None]:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         reason = " ".join(str(error).split()) or "allocation failed"
-        # XLA's errors begin with their status code.
-        if not isinstance(error, MemoryError) and not reason.startswith("RESOURCE_EXHAUSTED"):
+        # XLA's errors begin with their status code, on the CPU with that of the dispatch.
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.match(reason):
             raise
         raise UserError(f"{what}: out of memory ({reason[:200]}): {remedy}") from None
 
@@ -98,10 +100,9 @@ def check_fits(
 
 def smaller(options: Mapping[str, int]) -> str:
     """The remedy for what is too large: the options that set its size, the largest first."""
-    *others, last = sorted(options, key=lambda name: -options[name])
-    words = [f"{name}={options[name]}" for name in (*others, last)]
-    several = f"{', '.join(words[:-1])} or " if others else ""
-    return f"choose a smaller {several}{words[-1]}"
+    names = sorted(options, key=lambda name: -options[name])
+    words = [f"{name}={options[name]}" for name in names if options[name] > 1] or ["model"]
+    return f"choose a smaller {' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
 
 
 def sizes_in_words(rows: int, length: int, max_draft: int, max_new: int) -> str:

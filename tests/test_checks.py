@@ -121,7 +121,10 @@ def test_a_long_value_is_shortened_and_its_remedy_is_not():
     assert len(spaced) < 400 and spaced.endswith("is unknown: write a text such as 'OPT(0.2)'")
     assert str(UserError(spaced)) == spaced
     prose = "the drafter's words are not the verifier's own, " * 9
-    assert str(UserError(prose)) == prose
+    for text in (prose, f"'a.' and {prose} and '(b)' too"):
+        assert str(UserError(text)) == text
+    for part in ("() ", "\\'", "'\\", "[a", "' "):  # a megabyte of any takes no time
+        assert len(str(UserError(part * 500_000))) <= 320
     assert listed(range(4)) == "0, 1, 2, 3" and listed(range(9_999)).endswith(" more")
     assert len(listed(range(9_999))) < 180
 

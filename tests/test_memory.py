@@ -44,11 +44,18 @@ def test_an_array_that_is_there_twice_is_counted_once():
     assert memory.nbytes([one, one, other]) == 80
 
 
+def dispatched():
+    """What XLA raises where a program on the CPU needs too much."""
+    failed = "Error dispatching computation: Out of memory allocating 480000000064 bytes."
+    raise jax.errors.JaxRuntimeError(f"INTERNAL: {failed}")
+
+
 @pytest.mark.parametrize(
     "allocate",
     [
         lambda: jnp.zeros((2**20, 2**30), jnp.int8).block_until_ready(),
         lambda: np.empty(2**56, np.uint8),
+        dispatched,
     ],
 )
 def test_a_failed_allocation_is_told_in_one_line(allocate):

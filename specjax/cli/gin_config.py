@@ -304,10 +304,6 @@ class _Reader(ParserDelegate):
             )
 
 
-def _is_of_commands(function: Any) -> bool:
-    return getattr(function, "__module__", "").startswith("specjax.cli.")
-
-
 class _NamedError(UserError):
     """Its message names the file and line, or the option."""
 
@@ -432,11 +428,12 @@ class _Walk:
         shown = "/".join(scopes) if selector == _MACRO else selector.rpartition(".")[2]
         bindings = gin.get_bindings("/".join((*scopes, selector)), resolve_references=False)
         parameters = {} if function is None else inspect.signature(function).parameters
+        is_own = str(getattr(function, "__module__", "")).startswith("specjax.cli.")
         for name, parameter in parameters.items():
             needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
             if needed and name not in {*bindings, *passed}:
                 self._missing.append(f"{shown}.{name}")
-            if "_" in name and name not in passed and _is_of_commands(function):
+            if is_own and "_" in name and name not in passed:
                 self._own_names.setdefault(name, set()).add("/".join((*scopes, f"{shown}.{name}")))
         for parameter, value in bindings.items():
             if parameter in passed:
@@ -491,11 +488,6 @@ def value_of(parameter: str, default: Any = None) -> Any:
     if isinstance(value, ConfigurableReference) and value.evaluate:
         return value.scoped_configurable_fn()
     return value
-
-
-def written(name: str) -> Any:
-    """Returns the value of a name as the gin files or the command line have it, not evaluated."""
-    return gin.get_bindings(f"{name}/{_MACRO}", resolve_references=False).get("value")
 
 
 def operative_config() -> str:

@@ -107,13 +107,10 @@ def given_paths() -> dict[str, Any]:
 
 
 def check_paths() -> None:
-    """Refuses a wrong path of a single model before all else."""
+    """Refuses a wrong path of a model before all else."""
     from specjax.text.directories import check_model_paths
 
-    paths = {name: gin_config.written(name) for name in ("VERIFIER", "DRAFTER")}
-    given = {name: path for name, path in paths.items() if isinstance(path, str)}
-    if len(given) == 1:
-        check_model_paths(given)
+    check_model_paths({name.upper(): path for name, path in given_paths().items()})
 
 
 def is_single(setting: "text.Setting") -> bool:

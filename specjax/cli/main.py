@@ -287,6 +287,8 @@ def _option_meant(
     for name_there in (wanted, ELSEWHERE.get(wanted, "").partition("=")[0]):
         if default and name_there.upper() in definitions(SHIPPED / default):
             return f"did you mean --gin.{name_there.upper()}{equals}{value}?"
+        if name_there in args.names:
+            return f"did you mean {args.names[name_there]}{equals}{value}?"
     value = value or " ".join(word for word in unknown[1:2] if not word.startswith("-"))
     takes_it = [x.option_strings[0] for x in options if value and value in (x.choices or ())]
     near = takes_it or difflib.get_close_matches(

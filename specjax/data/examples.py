@@ -82,18 +82,10 @@ def read_records(
 
 def guess_format(path: str) -> str:
     """Returns the format of a file by its name: "tsv", "jsonl" or otherwise "text"."""
-    _check_is_file(path)
     ending = os.path.splitext(path.removesuffix(".gz"))[1]
     if ending == ".csv":
         raise UserError(f"{path}: CSV files are not read: convert it to .tsv or .jsonl")
     return {".tsv": "tsv", ".jsonl": "jsonl"}.get(ending, "text")
-
-
-def _check_is_file(path: str) -> None:
-    if os.path.isdir(path):
-        raise IsADirectoryError(
-            f"{path} is a directory: give a file of texts (.txt, .tsv or .jsonl)"
-        )
 
 
 def _tsv(path: str, header: bool | None, option: str) -> Iterator[SourceRecord]:
@@ -159,7 +151,10 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     path = os.fspath(path)
     if not os.path.exists(path):
         raise MissingFileError(f"{path}: no such file: check the path")
-    _check_is_file(path)
+    if os.path.isdir(path):
+        raise IsADirectoryError(
+            f"{path} is a directory: give a file of texts (.txt, .tsv or .jsonl)"
+        )
     number = 0
     with cast(BinaryIO, gzip.open(path) if path.endswith(".gz") else open(path, "rb")) as file:
         try:

@@ -765,11 +765,13 @@ class Engine:
         return sizes_in_words(self._rows, longest, self.method.max_draft, most)
 
     def _smaller(self) -> str:
-        sizes = {"rows": self._rows, "prompt_length": self._limits.prompt_length}
-        sizes |= {"max_new_tokens": self._limits.max_new_tokens}
-        sizes |= {"max_draft": self.method.max_draft} if self.method.max_draft else {}
-        named = {self._named.get(name, name): size for name, size in sizes.items() if size > 1}
-        remedy = smaller(named)
+        sizes = {
+            "rows": self._rows,
+            "prompt_length": self._limits.prompt_length,
+            "max_new_tokens": self._limits.max_new_tokens,
+            "max_draft": self.method.max_draft,
+        }
+        remedy = smaller({self._named.get(name, name): size for name, size in sizes.items()})
         more = [f"{name}=False" for name, is_kept in self._by_token.items() if is_kept]
         more += [] if self._prefix is None else ["a shorter `prefix`"]
         return ", or ".join([remedy, *more])

@@ -24,12 +24,11 @@ from tests.cli.infer_command import CONFIGS
 
 DATA = "--gin.TRAIN=train.txt --gin.VALIDATION=train.txt --gin.OUTPUT_DIR=out"
 PAIR = "--gin.VERIFIER=pair/verifier --gin.DRAFTER=pair/drafter"
-TASK = "--gin.EXAMPLES=sums.jsonl --gin.OUTPUT_DIR=out --gin.VERIFIER=none --gin.DRAFTER=none"
+TASK = f"--gin.EXAMPLES=sums.jsonl --gin.OUTPUT_DIR=out {PAIR}"
 WORDS = {
     "RUN": "--gin.INPUT=in.txt --gin.OUTPUT_DIR=out",
     "PAIR": PAIR,
     "HEADED": "--gin.VERIFIER=pair/verifier --gin.DRAFTER=head",
-    "NO_MODELS": "--gin.VERIFIER=nowhere --gin.DRAFTER=nowhere",
     # Fields of a table, of which a column of two is the targets.
     "PAIRS": "--gin.INPUT=pairs.tsv --gin.TARGETS_FIELD=1 --gin.OUTPUT_DIR=out",
     "SCORED": "--gin.PREDICTIONS=p.jsonl --gin.OUTPUT_DIR=out",
@@ -126,6 +125,12 @@ bench --inputs=train.txt --verifier=nowhere
 bench --inputs=train.txt --verifier=pair/verifier
     --drafter must be given, too, because bench measures what its passes cost; specjax infer
     --gin.VERIFIER=pair/verifier --gin.DRAFTING="Lookup()" drafts without one
+bench --inputs=in.txt --max-tokens=4
+    --max-tokens=4: unknown option; did you mean --max-new=4?
+bench --inputs=in.txt --num-speculative-tokens 4
+    --num-speculative-tokens: unknown option; did you mean --drafts?
+demo chat --model=x
+    --model=x: unknown option; did you mean --verifier=x?
 bench --inputs=pair
     pair is a directory: give a file of texts (.txt, .tsv or .jsonl)
 train bigram pair --tokenizer=bytes --output=new
@@ -213,6 +218,8 @@ infer --gin.VERIFIER=Qwen/Qwen3-0.6B
     Qwen/Qwen3-0.6B
 infer RUN --gin.VERIFIER=in.txt
     VERIFIER='in.txt' is a file: give the directory of a model, or a .gguf file
+infer --gin.VERIFIER=pair/verifier --gin.DRAFTER=nowhere --gin.INPUT=/missing.txt
+    DRAFTER='nowhere': no such file or directory...
 infer RUN --gin.DRAFTER=pair/drafter
     DRAFTER is given without VERIFIER: give both, or neither for the built-in pair...
 infer RUN --gin.VERIFIER=pair/verifier --gin.MAX_DRAFT=3
@@ -267,7 +274,7 @@ compare RUN --gin.METHODS="{'Lossyy(0.2)': None}"
     METHODS='Lossyy': there is no such name; did you mean Lossy?
 compare RUN --gin.METHODS=opt,lossy
     METHODS must be a tuple of texts or a dict, got 'opt,lossy'; write ('opt', 'lossy')
-compare NO_MODELS PAIRS --gin.METHODS="{'Lossy({})': 1.5}"
+compare PAIR PAIRS --gin.METHODS="{'Lossy({})': 1.5}"
     ...strength must lie in [0, 1), got...
 compare RUN --gin.TEMPERATURES=0,1
     TEMPERATURES must be a tuple, got '0,1'; write (0, 1)
@@ -281,25 +288,25 @@ compare PAIRS --gin.VERIFIER=pair/verifier
     VERIFIER is given without DRAFTER: give both...
 compare PAIR PAIRS --gin.DRAFTERS="('nowhere',)"
     ...nowhere...
-compare NO_MODELS PAIRS --full --gin.NUM_SAMPLES=0
+compare PAIR PAIRS --full --gin.NUM_SAMPLES=0
     NUM_SAMPLES must be a whole number of at least 1, got 0...
-compare NO_MODELS PAIRS --gin.STOP="('',)"
+compare PAIR PAIRS --gin.STOP="('',)"
     ...has an empty text...
-compare NO_MODELS PAIRS --gin.LIMIT=1
+compare PAIR PAIRS --gin.LIMIT=1
     ...1 texts are too few for an interval of the latency...
-compare NO_MODELS PAIRS --gin.TARGETS_FIELD=2
+compare PAIR PAIRS --gin.TARGETS_FIELD=2
     ...there is no field '2': the record has '0', '1'...
 compare PAIR PAIRS --gin.CHAT=1
     CHAT must be True or False, or options of the chat template...
-compare NO_MODELS PAIRS --gin.load_models.check_weights=False
+compare PAIRS --gin.VERIFIER=nowhere --gin.DRAFTER=nowhere
     VERIFIER='nowhere': no such file...
-compare NO_MODELS PAIRS --gin.decoding.widths='(2, 4)'
+compare PAIR PAIRS --gin.decoding.widths='(2, 4)'
     ...decoding has no parameter widths...
-compare NO_MODELS PAIRS --estimate --gin.MAX_LOSS=1
+compare PAIR PAIRS --estimate --gin.MAX_LOSS=1
     limits need measurements...
-compare NO_MODELS PAIRS --gin.MAX_LOSS="'none'"
+compare PAIR PAIRS --gin.MAX_LOSS="'none'"
     MAX_LOSS must be...
-compare NO_MODELS PAIRS --gin.MEASURED=some
+compare PAIR PAIRS --gin.MEASURED=some
     MEASURED must be 'front', 'all' or 'none'...
 compare SUMS --gin.PROMPT='{task}'
     ...there is no field 'task': the record has 'quest...
@@ -640,7 +647,7 @@ def test_what_is_typed_gets_one_line(tmp_path, capsys, typed, told):
     shown = capsys.readouterr()
     *notes, line = shown.err.splitlines()
     assert all(note.startswith("specjax: ") for note in notes)
-    command = re.match("train (drafter|head|bigram)\\b|[^ ]+", typed)[0]
+    command = re.match("train (drafter|head|bigram)\\b|demo chat\\b|[^ ]+", typed)[0]
     pattern = ".*".join(map(re.escape, " ".join(told.split()).split("...")))
     assert re.fullmatch(f"specjax {command}: {pattern}", line), line
     assert shown.out == "" and sorted(tmp_path.rglob("*")) == before

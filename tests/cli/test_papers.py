@@ -65,6 +65,7 @@ def by_shape(monkeypatch):
     def loaded(paths, *options, **others):
         return {k: shaped(path.rsplit("/", 1)[-1]) for k, path in paths.items()}
 
+    monkeypatch.setattr(directories, "check_model_paths", lambda paths: None)
     monkeypatch.setattr(directories, "_loaded", loaded)
 
 

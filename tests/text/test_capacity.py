@@ -63,6 +63,11 @@ def test_calls_that_cannot_fit_are_refused_at_once(pair, room, options, sizes, r
         decoder(["ba ki"])
 
 
+def test_the_smallest_engine_names_no_size(pair):
+    engine = specjax.Decoder(pair.verifier, max_new_tokens=1).engine(prompt_length=1, rows=1)
+    assert engine._smaller() == "choose a smaller model"
+
+
 @pytest.mark.parametrize(
     ("sizes", "remedy"), [({"rows": 10**12}, "rows=10"), ({"prompt_length": 2**70}, "prompt_len")]
 )
