@@ -26,6 +26,8 @@ from specjax.types import Array
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # The fewest states of the table of an engine. More are a power of two, so few shapes are compiled.
 _FEWEST = 32
+# Bytes of an engine's or a prompt's texts; the table has a row for each.
+_MOST = 4096
 
 
 def check_stops(stop: Any) -> tuple[str, ...]:
@@ -43,6 +45,10 @@ def check_stops(stop: Any) -> tuple[str, ...]:
                 f"stop has {string!r}, with a replacement character or half a surrogate pair: "
                 "leave it out"
             )
+    if (size := sum(len(string.encode()) for string in strings)) > _MOST:
+        raise UserError(
+            f"stop has {size:,} bytes, more than {_MOST:,}: give shorter or fewer texts"
+        )
     return tuple(dict.fromkeys(strings))
 
 

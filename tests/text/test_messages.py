@@ -641,6 +641,7 @@ MODELS = [
     ),
     (lambda: stops.check_stops(3), "stop must be texts such as "),
     (lambda: stops.check_stops(("a", 3)), "got ('a', 3)"),
+    (lambda: stops.check_stops(("a", "é" * 2048)), "stop has 4,097 bytes, more than 4,096: give"),
     (lambda: stops.check_stops(("a", "")), "stop has an empty text"),
     *(
         (lambda text=text: stops.check_stops(text), "with a replacement character or half")
