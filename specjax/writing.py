@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import errno
 import filecmp
+import functools
 import hashlib
 import itertools
 import json
@@ -171,15 +172,20 @@ def _not_a_lock(path: Path, reason: str | None) -> OSError:
 _TEMPORARY, _HELD = "specjax-", ".specjax-held"
 
 
-@contextlib.contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """A temporary directory; the next one that is made removes it if this process was killed."""
+@functools.cache
+def _remove_left() -> None:
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*/{_HELD}"):
         with contextlib.suppress(OSError):
             if left.parent.lstat().st_uid == os.getuid():
                 with left.open("rb") as lock:
                     if _lock(lock):
                         shutil.rmtree(left.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """A temporary directory; the next process that makes one removes it if this one was killed."""
+    _remove_left()
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as name:
         place = Path(name, "files")  # without the lock
         place.mkdir(0o700)

@@ -115,11 +115,9 @@ class Sandbox:
             is_root = os.getuid() == 0
             job["user"] = secrets.choice(_USERS) if is_root else None
             limits["NPROC"] = self.processes + (0 if is_root else 1)  # bwrap's process 1
-        reading, writing = os.pipe()
-        with (
-            os.fdopen(reading, "rb", buffering=0) as status,
-            temporary_directory() as directory,
-        ):
+        with temporary_directory() as directory, contextlib.ExitStack() as stack:
+            reading, writing = os.pipe()
+            status = stack.enter_context(os.fdopen(reading, "rb", buffering=0))
             try:
                 job |= {"limits": limits, "status": writing}
                 process = subprocess.Popen(

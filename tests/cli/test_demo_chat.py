@@ -142,7 +142,7 @@ def test_the_missing_package_is_one_line(monkeypatch, capsys):
     [
         ("--max-draft=0", "--max-draft must be a whole number of at least 1, got 0"),
         ("--temperature=-1", "--temperature must be finite and at least 0"),
-        ("--max-new-tokens=0", "max_new_tokens must be"),
+        ("--max-new-tokens=0", "--max-new-tokens must be"),
         ("--repeats=0", "--repeats must be at least 1, got 0"),
     ],
 )

@@ -274,6 +274,9 @@ def test_a_model_alone_needs_no_other(paths, name):
     (other,) = {"verifier", "drafter"} - {name}
     with pytest.raises(ValueError, match=f"{name.upper()} is given without {other.upper()}: give"):
         decoder_of(alone, f"METHOD={other}_alone")
+    if name == "verifier":
+        assert decoder_of(alone).method.max_draft == 0
+        return
     with pytest.raises(ValueError, match=f"{name.upper()} is given without {other.upper()}: give"):
         decoder_of(alone)
 

@@ -150,7 +150,7 @@ def test_what_fits_another_draft_is_left_out(place, tmp_path, capsys):
 def test_bench_refuses_a_longer_draft_than_the_block(place, capsys, monkeypatch):
     given = ("llama", "dflash", "--drafts=5")
     assert run_bench(place, *given, monkeypatch=monkeypatch) == 2
-    assert "max_draft must be at most 3 for this DFlash" in capsys.readouterr().err
+    assert "--drafts must be at most 3 for this DFlash" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
