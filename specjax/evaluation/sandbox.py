@@ -136,7 +136,10 @@ class Sandbox:
                 assert process.stdin is not None
                 with contextlib.suppress(BrokenPipeError), process.stdin:
                     process.stdin.write(json.dumps(job).encode())
-                select.select([status], [], [], _GRACE)
+                # Unlike select, poll takes any number of file descriptors.
+                started = select.poll()
+                started.register(status, select.POLLIN)
+                started.poll(_GRACE * 1000)
                 process.wait(self.seconds)
             except subprocess.TimeoutExpired:
                 return Outcome(False, f"timed out after {self.seconds:g} seconds")

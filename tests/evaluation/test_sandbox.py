@@ -1,5 +1,6 @@
 """What untrusted programs do is contained, and scored as a failure."""
 
+import fcntl
 import functools
 import json
 import os
@@ -82,7 +83,7 @@ def test_what_goes_wrong_is_a_failure(source, reason):
     assert not outcome.passed and reason in outcome.reason
 
 
-WRITE = "for i in range(3, 64):\n  try: os.write(i, {text!r})\n  except OSError: pass\n"
+WRITE = "for i in range(3, 4096):\n  try: os.write(i, {text!r})\n  except OSError: pass\n"
 # What a program says of itself, and what is told of it.
 CLAIMS = {
     "class setup(Exception): pass\nraise setup('hello')": "setup: hello",
@@ -111,6 +112,23 @@ def test_a_programs_words_are_not_the_sandboxs(source, contained, monkeypatch):
 
 
 @needs_bwrap
+@pytest.mark.parametrize("number", [64, 1024])  # above the limit of a program, and of select
+def test_a_process_may_have_many_open_files(number, monkeypatch):
+    pipe = os.pipe
+
+    def high_pipe():
+        ends = pipe()
+        moved = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, number) for end in ends)
+        for end in ends:
+            os.close(end)
+        return moved
+
+    monkeypatch.setattr(sandbox_lib.os, "pipe", high_pipe)
+    assert QUICK.run("pass") == (True, "")
+    assert QUICK.run("1 / 0").reason == "ZeroDivisionError: division by zero"
+
+
+@needs_bwrap
 def test_what_keeps_a_program_from_its_start_is_an_error(monkeypatch, tmp_path):
     runner = tmp_path / "runner.py"
     runner.write_text("raise KeyError('a defect')")
@@ -133,7 +151,7 @@ def test_an_endless_program_ends(busy):
     [
         ("while True: os.write(1, bytes(1 << 20))", "timed out after 0.5 seconds"),
         # Into the pipe that tells how it ended: nobody waits for that.
-        ("for i in range(3, 64):\n  try:\n    while True: os.write(i, b'x')\n  except OSError: 0",
+        ("for i in range(3, 4096):\n  try:\n    while True: os.write(i, b'x')\n  except OSError: 0",
          "x" * 200),
     ],
 )  # fmt: skip
