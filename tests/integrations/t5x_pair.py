@@ -89,13 +89,15 @@ def train(directory, width, steps):
         model.FEATURE_CONVERTER_CLS,
     )
     rows = clu.data.dataset_iterator.TfDatasetIterator(data, checkpoint=False)
-    for _ in range(steps):
-        trained.train_step_from_batch_iterator(rows)
-    trained.save_checkpoint()
-    return {
-        "texts": [text.decode() for _, text in trained.predict_with_aux(TEXTS)[0]],
-        "score": trained.score(SCORED)[0][1],
-    }
+    # A trainer left open is closed by the collector, perhaps into a graph that is being traced.
+    with trained.trainer:
+        for _ in range(steps):
+            trained.train_step_from_batch_iterator(rows)
+        trained.save_checkpoint()
+        return {
+            "texts": [text.decode() for _, text in trained.predict_with_aux(TEXTS)[0]],
+            "score": trained.score(SCORED)[0][1],
+        }
 
 
 def main():
