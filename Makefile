@@ -74,7 +74,7 @@ format: $(VENV)/.test
 $(VENV)/.eval: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specjax needs Python 3.11 or later")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[eval]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[cpu,eval]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.eval

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 
+from specjax import cpu_kernels
 from specjax.compilation import cpu_options, product_precision, step_options
 from specjax.errors import UserError
 
@@ -43,7 +44,16 @@ def machine() -> str:
         return f"{device()}, {jax.device_count()} devices"
     affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = len(affinity(0)) if affinity else os.cpu_count()
-    return f"{device()}, {cores} cores"
+    return f"{device()}, {cores} cores, {'' if cpu_kernels.available() else 'no '}cpu_kernels"
+
+
+def products() -> list[str]:
+    """A line that says who multiplied few tokens; empty for devices other than CPUs."""
+    if jax.default_backend() != "cpu":
+        return []
+    if obstacle := cpu_kernels.obstacle():
+        return [f"XLA multiplied; the faster kernels for few tokens are not here: {obstacle}."]
+    return [f"Passes of up to {cpu_kernels.MOST_ROWS} tokens were multiplied by cpu_kernels."]
 
 
 def check_devices() -> None:
@@ -75,7 +85,10 @@ def compiling(*, float32: bool = True) -> dict[str, Any]:
     """
     backend = jax.default_backend()
     if backend == "cpu":
-        return {"compiler_options": [cpu_options(backend), step_options(backend)]}
+        return {
+            "compiler_options": [cpu_options(backend), step_options(backend)],
+            "cpu_kernels": cpu_kernels.available(),
+        }
     config: Any = jax.config
     precision = product_precision(jnp.float32)
     name = config.jax_default_matmul_precision if precision is None else precision.name

@@ -1,4 +1,4 @@
-"""The choice between a TPU kernel and the plain code that it replaces."""
+"""The choice between a kernel for one device and the plain code that it replaces."""
 
 import functools
 import math
@@ -30,15 +30,26 @@ def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
       plain: takes arrays of one row. Both must be functions of modules or
         cached: they identify programs.
     """
+    return _chosen("tpu", args, kernel, plain)
+
+
+def on_one_cpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
+    """`kernel(*args)` in a program for one CPU; `plain(*args)` elsewhere and under `jax.vmap`.
+
+    Both must be functions of modules or cached; see `on_one_tpu`.
+    """
+    return _chosen("cpu", args, kernel, plain)
+
+
+def _chosen(platform: str, args: Any, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     # JAX tracks differences between devices only in plain code, and only plain code knows while it
     # is traced what it is traced for.
     if any(jax.typeof(x).mat.varying for x in args) or platforms.is_special():
         return plain(*args)
     leaves, tree = jax.tree.flatten(jax.eval_shape(plain, *args))
     out = tuple(jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves)
-    return jax.tree.unflatten(
-        tree, _choice.bind(*args, kernel=kernel, plain=plain, out=out, axes=0)
-    )
+    options = {"kernel": kernel, "plain": plain, "platform": platform}
+    return jax.tree.unflatten(tree, _choice.bind(*args, out=out, axes=0, **options))
 
 
 def _mapped(plain: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
@@ -72,15 +83,19 @@ def _abstract(*args: Any, out: Any, axes: int, **_: Any) -> list[Any]:
     return [jax.core.ShapedArray((*args[0].shape[:axes], *x.shape), x.dtype) for x in out]
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *args: Any, tpu: bool, **params: Any) -> Any:
+def _lower(ctx: mlir.LoweringRuleContext, *args: Any, on: str, **params: Any) -> Any:
     axes = params["axes"]
-    use = tpu and axes > 0 and _on_one_device(ctx)
-    run = _flattened(params["kernel"], axes) if use else _mapped(params["plain"], axes)
+    run = _mapped(params["plain"], axes)
+    if on == params["platform"] and _on_one_device(ctx):
+        if on == "cpu" and not axes:
+            run = _mapped(params["kernel"], 0)
+        elif on == "tpu" and axes:
+            run = _flattened(params["kernel"], axes)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
 def _on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the program runs on a single device's arrays, which Pallas requires."""
+    """Whether the program runs on a single device's arrays, which kernels require."""
     context: Any = ctx.module_context.axis_context
     if hasattr(context, "num_devices"):
         return context.num_devices == 1
@@ -105,7 +120,7 @@ def _batch(args: Any, dims: Any, *, axes: int, **params: Any) -> Any:
     return out, [0] * len(out)
 
 
-@functools.partial(jit, static_argnames=("kernel", "plain", "out", "axes"))
+@functools.partial(jit, static_argnames=("kernel", "plain", "out", "axes", "platform"))
 def _plainly(*args: Array, plain: Callable[..., Any], axes: int, **_: Any) -> list[Array]:
     return _mapped(plain, axes)(*args)
 
@@ -121,5 +136,6 @@ _choice.def_abstract_eval(_abstract)
 _choice.def_impl(_plainly)
 batching.primitive_batchers[_choice] = _batch
 ad.primitive_jvps[_choice] = _jvp
-mlir.register_lowering(_choice, functools.partial(_lower, tpu=False))
-mlir.register_lowering(_choice, functools.partial(_lower, tpu=True), platform="tpu")
+mlir.register_lowering(_choice, functools.partial(_lower, on=""))
+for _platform in ("cpu", "tpu"):
+    mlir.register_lowering(_choice, functools.partial(_lower, on=_platform), platform=_platform)

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from specjax import compilation
+from specjax import compilation, cpu_kernels
 from specjax import environment as environments
 from specjax.environment import compiling, environment
 from specjax.runs.run_directory import difference
@@ -15,7 +15,8 @@ def test_on_a_cpu_the_options_are_recorded():
         pytest.skip("XLA's compiler for CPUs")
     options = [compilation.cpu_options("cpu"), compilation.step_options("cpu")]
     # A product of float32 is one on a CPU: the precision would refuse runs for nothing.
-    assert compiling() == {"compiler_options": options} == compiling(float32=False)
+    wanted = {"compiler_options": options, "cpu_kernels": cpu_kernels.available()}
+    assert compiling() == wanted == compiling(float32=False)
     assert environment()["compiler_options"] == of_training()["compiler_options"] == options
 
 

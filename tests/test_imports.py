@@ -14,8 +14,8 @@ ROOT = pathlib.Path(specjax.__file__).parent
 
 # The floors, from the lowest. A package imports from lower floors alone.
 FLOORS = (
-    {"errors", "writing"},
-    {"checks", "compilation", "memory", "platforms", "tokenizers"},
+    {"cpu_code", "errors", "writing"},
+    {"checks", "compilation", "cpu_kernels", "memory", "platforms", "tokenizers"},
     {"data", "environment", "kernel_choice", "theory", "types"},
     {"acceptance_head", "evaluation", "fingerprints", "models", "partitioning", "sampling"},
     {"checkpoints", "processing", "processors", "rules", "verification"},
@@ -37,6 +37,7 @@ ONLY_IN = {
     "torch": set(),  # benchmarks compare with these
     "transformers": set(),
     "ctranslate2": set(),
+    "llvmlite": {"cpu_code", "cpu_kernels"},
 }
 
 

@@ -19,6 +19,7 @@ from specjax.checks import one_number
 from specjax.cli.report import Report
 from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
+from specjax.environment import products
 from specjax.errors import UserError
 from specjax.study.measure import Times, in_turns, tell, timed
 from specjax.study.speedups import (
@@ -145,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
             where = f"at batch {batch}, temperature {temperature:g}"
             verdicts.append(_verdict(sides, costs, where))
     table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
-    notes = ["", table_of_passes, "", *_NOTES, "", *verdicts]
+    notes = ["", table_of_passes, "", *_NOTES, *products(), "", *verdicts]
     report = Report(rows, list(rows[0]), notes)
     for row in rows:  # for the line of JSON
         row["passes"] = passes[row["rows"], row["max_draft"]]

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from specjax.cli.compare import SOME_FAILED, tables
+from specjax.environment import products
 from specjax.study import Measuring, Setting, Texts, compare, read_texts
 from specjax.text import load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         one_bucket=True,
         on_start=lambda run: run.record(command=args.command_line),
     )
-    print(tables({**results, "table_2": []}))
+    print(*products(), tables({**results, "table_2": []}), sep="\n")
     print(
         f"specjax: plots and tables are in {args.output}; next, with your own models and texts: "
         "specjax compare --gin.VERIFIER=LARGE --gin.DRAFTER=SMALL --gin.INPUT=TEXTS "

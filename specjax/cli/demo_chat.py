@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.checks import check_count, one_number
 from specjax.cli.bench import Side, check_positive, measure
+from specjax.environment import products
 from specjax.errors import MissingLibraryError
 from specjax.study.measure import Times, tell
 from specjax.study.speedups import conclusion, speedup, spread, yields
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     timed = {name: functools.partial(one, sources=True) for name, one in decoders.items()}
     sides = measure(timed, [[prompt] for prompt in prompts], args.repeats)
     print()
-    for line in summary(sides["alone"], sides["with drafts"], temperature):
+    for line in [*products(), *summary(sides["alone"], sides["with drafts"], temperature)]:
         print(line)
     return 0
 

@@ -96,7 +96,7 @@ class AssistantNetwork(nn.Module):
         """The output, and the state that the next step reads."""
         style = self.config.layers.style
         x = self.pre_projection(jnp.concatenate([embedded, states.astype(embedded.dtype)], axis=-1))
-        for layer, ropes, (keys, values, bias) in zip(
+        for layer, ropes, (keys, values, bias, _) in zip(
             self.layers, style.ropes, memory, strict=True
         ):
             rope = rope_angles(places, np.asarray(ropes, np.float32), style.rope_scale)

@@ -19,8 +19,9 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from specjax import cpu_kernels
 from specjax.compilation import product_precision
-from specjax.kernel_choice import on_one_tpu
+from specjax.kernel_choice import on_one_cpu, on_one_tpu
 from specjax.models.attention_kernel import BLOCK, attend_long, fits
 from specjax.models.cache import (
     CacheEntries,
@@ -45,11 +46,13 @@ class Segment(NamedTuple):
 
     Attributes:
       bias: broadcastable to `[B, K, N, T, S]`: the masks, with position biases.
+      start: the position of the first key, if the segment continues the one before it.
     """
 
     keys: Array
     values: Array
     bias: Float32[Array, "..."]
+    start: Int32[Array, " B"] | None = None
 
 
 class Attention(nn.Module):
@@ -164,9 +167,13 @@ class Attention(nn.Module):
                 nothing = jnp.zeros((rows, 1, *longest.keys.shape[2:]), longest.keys.dtype)
                 others.append(Segment(nothing, nothing, sinks))
             parts = [query]
-            for keys, values, bias in (longest, *others):
+            for keys, values, bias, _ in (longest, *others):
                 parts += [keys, values, jnp.broadcast_to(bias, (rows, *bias.shape[1:]))]
             return jax.vmap(functools.partial(on_one_tpu, kernel=kernel, plain=plain))(*parts)
+        if deterministic and _takes(query, segments, self.layout):
+            numbers, tree = jax.tree.flatten((query, segments, sinks))
+            kernel, plain = _on_cpus(tree, style.query_scale, style.attn_softcap)
+            return on_one_cpu(*numbers, kernel=kernel, plain=plain)
         dropout = functools.partial(self.dropout, deterministic=deterministic)
         by_position, softcap = self.layout.by_position, style.attn_softcap
         return _attend(query, segments, by_position, style.query_scale, softcap, sinks, dropout)
@@ -192,6 +199,37 @@ def forms(scale: float, softcap: float | None) -> tuple[Any, Any]:
     return kernel, plain
 
 
+def _takes(
+    query: Float[Array, "B T K N D"], segments: Sequence[Segment], layout: CacheLayout
+) -> bool:
+    few = query.shape[1] <= cpu_kernels.MOST_ROWS
+    dtypes = {query.dtype, *(segment.keys.dtype for segment in segments)}
+    known = dtypes <= {jnp.dtype(jnp.float32)} or dtypes <= {jnp.dtype(jnp.bfloat16)}
+    plain = layout.by_position or len(segments) > 2
+    return few and known and not plain and cpu_kernels.available()
+
+
+# Cached because they identify programs.
+@functools.cache
+def _on_cpus(tree: Any, scale: float, softcap: float | None) -> tuple[Any, Any]:
+    def kernel(*numbers: Array) -> Array:
+        query, segments, sinks = jax.tree.unflatten(tree, numbers)
+        parts = [
+            (keys, values, jnp.broadcast_to(bias, (*bias.shape[:-1], keys.shape[2])))
+            for keys, values, bias, _ in segments
+        ]
+        start = segments[-1].start if len(segments) > 1 else None
+        sinks = None if sinks is None else sinks.reshape(-1)
+        y = cpu_kernels.attention(query, parts, start, sinks, scale, softcap)
+        return y.astype(query.dtype)
+
+    def plain(*numbers: Array) -> Array:
+        query, segments, sinks = jax.tree.unflatten(tree, numbers)
+        return _attend(query, segments, False, scale, softcap, sinks)
+
+    return kernel, plain
+
+
 def _attend(
     query: Float[Array, "B T K N D"],
     segments: Sequence[Segment],
@@ -212,7 +250,7 @@ def _attend(
             Segment(
                 keys.reshape(*keys.shape[:2], *shape), values.reshape(*keys.shape[:2], *shape), bias
             )
-            for keys, values, bias in segments
+            for keys, values, bias, _ in segments
         ]
     query = _spread(query, heads)
     # On TPUs the product of a matrix and a single vector does not use the matrix units: it
@@ -313,6 +351,7 @@ class LayerMemory:
     Attributes:
       start: where a block's keys and values are written into the cache, and read there; None if
         they are read beside the cache.
+      beside: the position of the first of them that are read beside it.
       hides_nan: whether a token's NaN entries are hidden from tokens that do not see it.
     """
 
@@ -320,6 +359,7 @@ class LayerMemory:
     values: Array
     bias: Float32[Array, "..."]
     start: Int32[Array, " B"] | None = None
+    beside: Int32[Array, " B"] | None = None
     hides_nan: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
@@ -329,10 +369,10 @@ def attended(
     """The segments that a block attends to, and the block's entries or the cache with them."""
     if past is not None and past.hides_nan:
         keys, values = without_nan(keys, values)
-    block = Segment(keys, values, bias)
     if past is None:
-        return [block], keys, values
+        return [Segment(keys, values, bias)], keys, values
     if past.start is None:
+        block = Segment(keys, values, bias, past.beside)
         return [Segment(past.keys, past.values, past.bias), block], keys, values
     keys, values = write_layer(past.start, layout, past.keys, past.values, keys, values)
     return [Segment(keys, values, past.bias)], keys, values
@@ -416,7 +456,9 @@ class Memory(NamedTuple):
             start = start + (tree.depths.shape[1] - tree.seen.shape[1])
         keys, values = self.cache.keys[index], self.cache.values[index]
         hides_nan = tree is not None and not self.written  # `write_layer` does
-        return LayerMemory(keys, values, bias, start if self.written else None, hides_nan)
+        if self.written:
+            return LayerMemory(keys, values, bias, start, hides_nan=hides_nan)
+        return LayerMemory(keys, values, bias, beside=start, hides_nan=hides_nan)
 
 
 def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array:

@@ -32,6 +32,7 @@ from specjax.models.weights import (
     Weight,
     declare,
     float32_logits,
+    product,
     truncated_init,
 )
 from specjax.platforms import (
@@ -286,8 +287,8 @@ def _in_loop(tile: int, rows: Array, stack: Array, sizes: Array) -> Array:
         expert = jnp.sum(ends <= i, dtype=jnp.int32)
         at = firsts[expert] + tile * (i - (ends[expert] - tiles[expert]))
         part = jax.lax.dynamic_slice_in_dim(padded, at, tile)
-        matrix = jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False).astype(rows.dtype)
-        part = jnp.dot(part, matrix, precision=product_precision(rows.dtype))
+        matrix = jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False)
+        part = product(part, matrix)
         return i + 1, jax.lax.dynamic_update_slice_in_dim(y, part, at, 0)
 
     y = jnp.zeros((len(padded), stack.shape[2]), rows.dtype)

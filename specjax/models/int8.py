@@ -5,7 +5,7 @@ of bfloat16 and a quarter of float32.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ class Int8Weight(StoredWeight):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
+
+    is_scaled: ClassVar[bool] = True
 
     def read(self, dtype: Any) -> Array:
         return (self.values.astype(jnp.float32) * self.scales[..., None, :]).astype(dtype)

@@ -17,7 +17,6 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Integer
 
-from specjax.compilation import product_precision
 from specjax.models.weights import (
     Initializer,
     declare,
@@ -88,11 +87,9 @@ class Dense(nn.Module):
         # A product of two matrices: with three axes, XLA on CPUs recomputes x and transposes its
         # copy for the kernel's gradient (a quarter of a training step).
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        precision = product_precision(self.dtype)
+        y = product(flat, kernel)
         # Without this layout, XLA on TPUs transposes the kernels of queries, keys and values: a
         # copy of each, in every call.
-        dot = functools.partial(jnp.dot, precision=precision)
-        y = product(dot, flat, kernel)
         if x.shape[-2] <= _BLOCK:
             y = with_layout(y, (0, 1))
         if self.has_bias:

@@ -19,6 +19,7 @@ from flax.traverse_util import flatten_dict
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Integer
 
+from specjax import cpu_kernels
 from specjax.compilation import jit
 from specjax.models import cache as cache_lib
 from specjax.models.attention import Memory
@@ -184,14 +185,15 @@ class Model(LanguageModel, abc.ABC):
     def prepare(self, params: Params) -> Params:
         """Adds arrays that make decoding faster on the devices that hold the parameters.
 
-        On a CPU a tied embedding gets a transposed copy (V·E more numbers), because the product of
-        several tokens with `[V, E]` takes 1.5 times as long as with `[E, V]`. On other devices
-        nothing changes. All methods accept prepared parameters; checkpoints and training need the
-        originals. Arrays are shared, not copied.
+        On a CPU without `cpu_kernels` a tied embedding gets a transposed copy (V·E more numbers),
+        because XLA's product of several tokens with `[V, E]` takes much longer than with `[E, V]`.
+        Else nothing changes. All methods accept prepared parameters; checkpoints and training need
+        the originals. Arrays are shared, not copied.
         """
         table = params["token_embedder"]["embedding"]
         stored = isinstance(table, StoredWeight)
-        if stored or not self.config.tie_embeddings or platforms_of(table) != {"cpu"}:
+        tied = self.config.tie_embeddings and platforms_of(table) == {"cpu"}
+        if stored or not tied or cpu_kernels.available():
             return params
         transposed = {TRANSPOSED: _transpose(table)}
         return {**params, "token_embedder": {**params["token_embedder"], **transposed}}

@@ -6,7 +6,7 @@ Products of float32 activations are float32 on every device; see `compilation.pr
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Integer
 
+from specjax import cpu_kernels
 from specjax.compilation import product_precision
+from specjax.kernel_choice import on_one_cpu
 from specjax.platforms import by_platform
 
 Initializer = Callable[..., Array]
@@ -35,6 +37,8 @@ class StoredWeight(abc.ABC):
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape of the matrix."""
+
+    is_scaled: ClassVar[bool] = False  # whether its arrays are numbers and a factor of each output
 
     @abc.abstractmethod
     def read(self, dtype: Any) -> Array:
@@ -119,28 +123,64 @@ def rows(weight: Weight, index: Integer[Array, "*B"], dtype: Any) -> Float[Array
 
 
 def product(
-    dot: Callable[[Array, Array], Array], x: Float[Array, "n E"], weight: Weight
+    x: Float[Array, "n E"],
+    weight: Weight,
+    contract: int = 0,
+    dtype: Any = None,
+    network_dtype: Any = None,
 ) -> Float[Array, "n m"]:
-    """`dot(x, weight)`, with a matrix that is read in x's dtype.
+    """The product with a matrix that has E on axis `contract`, and that is read in x's dtype.
 
-    On TPUs a single row gets a second row of zeros: XLA does not use the matrix units for the
-    product of a matrix and a vector, which takes four times as long.
+    On a CPU few rows take `cpu_kernels`, which read it as it is. On TPUs a single row gets a second
+    row of zeros: XLA does not use the matrix units for the product of a matrix and a vector, which
+    takes four times as long.
+
+    Args:
+      x: the rows.
+      weight: the matrix.
+      contract: 0 or 1.
+      dtype: of the result, in which sums are kept; None: x's.
+      network_dtype: that of the activations, which decides the precision; None: x's.
     """
+    precision = product_precision(x.dtype if network_dtype is None else network_dtype)
+    kernel, plain = _forms(jax.tree.structure(weight), contract, dtype, precision)
+    numbers = jax.tree.leaves(weight)
 
-    def once(x: Array, weight: Weight) -> Array:
+    def once(x: Array, *numbers: Array) -> Array:
+        readable = not isinstance(weight, StoredWeight) or weight.is_scaled
+        if readable and cpu_kernels.takes(x, numbers[0], by_rows=contract == 1):
+            return on_one_cpu(x, *numbers, kernel=kernel, plain=plain)
+        return plain(x, *numbers)
+
+    def of_two(x: Array, *numbers: Array) -> Array:
+        # Without the barrier XLA takes the row out before the product.
+        return jax.lax.optimization_barrier(plain(jnp.pad(x, ((0, 1), (0, 0))), *numbers))[:1]
+
+    if x.shape[0] > 1:
+        return once(x, *numbers)
+    return by_platform(x, *numbers, tpu=of_two, default=once)
+
+
+# Cached because they identify programs.
+@functools.cache
+def _forms(tree: Any, contract: int, dtype: Any, precision: Any) -> tuple[Any, Any]:
+    def kernel(x: Array, *numbers: Array) -> Array:
+        y = cpu_kernels.product(x.astype(jnp.float32), *numbers, by_rows=contract == 1)
+        return y.astype(dtype or x.dtype)
+
+    def plain(x: Array, *numbers: Array) -> Array:
+        dot = functools.partial(
+            jax.lax.dot_general,
+            dimension_numbers=(((1,), (contract,)), ((), ())),
+            precision=precision,
+            preferred_element_type=dtype,
+        )
+        weight = jax.tree.unflatten(tree, numbers)
         if isinstance(weight, StoredWeight):
             return weight.product(dot, x)
-        return dot(x, weight)
+        return dot(x, weight.astype(x.dtype))
 
-    def of_two(x: Array, weight: Weight) -> Array:
-        # Without the barrier XLA takes the row out before the product.
-        return jax.lax.optimization_barrier(once(jnp.pad(x, ((0, 1), (0, 0))), weight))[:1]
-
-    if not isinstance(weight, StoredWeight):
-        weight = weight.astype(x.dtype)
-    if x.shape[0] > 1:
-        return once(x, weight)
-    return by_platform(x, weight, tpu=of_two, default=once)
+    return kernel, plain
 
 
 def float32_logits(
@@ -151,14 +191,8 @@ def float32_logits(
     bfloat16 operands are not converted first: their products are exact in float32, and the matrix,
     the largest of a small network, is read as bfloat16.
     """
-    precision = product_precision(x.dtype)  # from the dtype of the network
-    if not isinstance(weight, StoredWeight) and weight.dtype != x.dtype:
-        x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
-    dot = functools.partial(
-        jax.lax.dot_general,
-        dimension_numbers=(((1,), (contract,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )
-    y = product(dot, x.reshape(-1, x.shape[-1]), weight)  # as in Dense
+    flat, dtype = x.reshape(-1, x.shape[-1]), x.dtype
+    if not isinstance(weight, StoredWeight) and weight.dtype != dtype:
+        flat = flat.astype(jnp.float32)
+    y = product(flat, weight, contract, jnp.float32, dtype)
     return y.reshape(*x.shape[:-1], y.shape[-1])

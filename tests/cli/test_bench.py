@@ -10,6 +10,7 @@ import specjax
 from specjax.cli import bench
 from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
+from specjax.environment import products
 from specjax.study.speedups import round_cost, yields
 from specjax.text.passes import PassTimes
 from specjax.tokenizers import ByteTokenizer
@@ -57,7 +58,8 @@ def arguments(tmp_path, monkeypatch):
 def test_figures_fit_together(arguments, capsys, monkeypatch):
     monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
     assert main(arguments) == 0
-    *_, legend, _, verdict, line = capsys.readouterr().out.splitlines()
+    *_, legend, multiplied, _, verdict, line = capsys.readouterr().out.splitlines()
+    assert [multiplied] == products()
     assert legend.endswith("other work disturbed the times of passes.")
     assert "at batch 2, temperature 0" in verdict and "drafts of 2" in verdict
     (row,) = json.loads(line)["rows"]

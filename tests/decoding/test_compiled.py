@@ -154,7 +154,7 @@ def test_loops_take_the_options_that_xla_knows(case):
 
 def widths_read(name):
     """How many tokens the passes of a program read: those of the products that give logits."""
-    found = re.findall(rf"f32\[(\d+),{VOCAB}\]\S* dot\(", program(name).text)
+    found = re.findall(rf"f32\[(\d+),{VOCAB}\]\S* (?:dot|custom-call)\(", program(name).text)
     return {int(tokens) // ROWS for tokens in found}
 
 

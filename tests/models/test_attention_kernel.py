@@ -42,7 +42,7 @@ def _random(*shape, seed=0, dtype=jnp.float32):
 
 def _parts(query, *segments):
     parts = [query]
-    for keys, values, bias in segments:
+    for keys, values, bias, _ in segments:
         parts += [keys, values, jnp.broadcast_to(bias, (len(query), *bias.shape[1:]))]
     return parts
 

@@ -1,6 +1,5 @@
 """Matrices in 8 bits: their products, their rows, and what a compiled loop reads."""
 
-import functools
 import itertools
 import re
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.compilation import product_precision
+from specjax import cpu_kernels
 from specjax.models import Int8Embedding, Int8Weight, int8, model_from_config, preset
 from specjax.models.int8 import FORMS, abstract_int8, check_form, form_of, int8_form
 from specjax.models.weights import float32_logits, is_stored, product, rows
@@ -55,8 +54,7 @@ def in_floats(params, dtype=jnp.float32):
 def test_products_are_those_of_the_matrix(size, tokens, dtype):
     weight = made(Int8Weight, (size, 40))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(tokens, size)), dtype)
-    dot = functools.partial(jnp.dot, precision=product_precision(dtype))
-    found = jax.jit(lambda x, w: product(dot, x, w))(x, weight)
+    found = jax.jit(product)(x, weight)
     assert found.dtype == jnp.dtype(dtype) and found.shape == (tokens, 40)
     exact = np.asarray(x, np.float64) @ np.asarray(weight.read(jnp.float32), np.float64)
     assert error(found, exact) < (1e-6 if dtype == "float32" else 2**-7)
@@ -167,10 +165,14 @@ def carried(text, dtype, shapes):
     return len(re.findall(rf"\b{dtype}\[(?:{'|'.join(shapes)})\]", outer.split(" while(")[0]))
 
 
-@pytest.mark.parametrize("few", [64, 0])
-def test_a_loop_carries_integers_and_no_converted_matrix(few, patched):
-    """In pieces, as on CPUs for few tokens, and whole, as elsewhere."""
+@pytest.mark.parametrize(("few", "kernels"), [(64, True), (64, False), (0, False)])
+def test_a_loop_carries_integers_and_no_converted_matrix(few, kernels, patched):
+    """In kernels, in pieces, as on CPUs for few tokens, and whole, as elsewhere."""
     patched.setattr(int8, "_FEW_TOKENS", few)
+    if kernels:
+        pytest.importorskip("llvmlite")
+    else:
+        patched.setattr(cpu_kernels, "available", lambda: False)
     text, shapes = loop_text()
     # Of a layer: four and two kernels of attention (two are used only before the loop), three of
     # the MLP; and the logits.
@@ -181,6 +183,7 @@ def test_a_loop_carries_integers_and_no_converted_matrix(few, patched):
 def test_without_the_barrier_a_loop_would_carry_floats(patched):
     """The negative control."""
     patched.setattr(int8, "_FEW_TOKENS", 0)
+    patched.setattr(cpu_kernels, "available", lambda: False)
     patched.setattr(jax.lax, "optimization_barrier", lambda x: x)
     text, shapes = loop_text()
     assert carried(text, "f32", shapes) > 9

@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
+from specjax import cpu_kernels
 from specjax.models import Seq2SeqLM, T5Config, model_from_config
 from specjax.models.attention import Attention
 from specjax.partitioning import Partitioner, make_mesh
@@ -155,8 +156,11 @@ def test_bfloat16(name):
 
 
 @pytest.mark.parametrize("name", ["t5_v1_0", "gemma2", "llama"])
-def test_prepared_parameters_give_the_same_logits(name):
+def test_prepared_parameters_give_the_same_logits(name, monkeypatch):
     t = tiny(name)
+    if cpu_kernels.available():
+        assert t.model.prepare(t.params) is t.params
+        monkeypatch.setattr(cpu_kernels, "available", lambda: False)
     prepared = t.model.prepare(t.params)
     added = set(_flat(prepared)) - set(_flat(t.params))
     tied = t.model.config.tie_embeddings

@@ -10,6 +10,7 @@ from specjax import decoding, drafting, rules
 from specjax.compilation import product_precision
 from specjax.decoding.method import _run
 from specjax.models import model_from_config
+from specjax.models.weights import float32_logits
 from specjax.training.tasks import TextTask
 from specjax.types import Prompts
 from tests.decoding.helpers import begin, pair
@@ -49,6 +50,12 @@ def precisions(text):
 @pytest.mark.parametrize("family", variants(CONFIGS, "t5_v1_1", "gemma2"))
 def test_products_of_float32_are_of_float32(family):
     assert precisions(lowered(family, "float32")) == {("HIGHEST", "HIGHEST")}
+
+
+def test_logits_of_a_bfloat16_network_with_float32_matrices_are_of_its_precision():
+    x, table = jnp.ones((2, 8), jnp.bfloat16), jnp.ones((VOCAB, 8), jnp.float32)
+    traced = jax.jit(float32_logits, static_argnums=2).trace(x, table, 1)
+    assert "HIGHEST" not in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
 def test_the_gradients_too():
