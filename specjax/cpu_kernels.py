@@ -23,8 +23,9 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.cpu_code import STORED, Attention, ByColumns, ByRows, Code, Kernel, lanes
 
-# A product of more rows is XLA's, which is slower with fewer; with a matrix [N, K] much slower.
-MOST_ROWS, _MOST_BY_ROWS = 16, 256
+# A product of more rows is XLA's. It is slower than the kernels up to the second number with
+# matrices [N, K], and with those of 16 or 8 bits, of which it also keeps copies in floats.
+MOST_ROWS, _MANY_ROWS = 16, 256
 # The passes of LLVM that make the code fast; all its standard ones take ten times as long.
 _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
 
@@ -32,7 +33,8 @@ _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
 def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     """Whether `product` multiplies them; without llvmlite it multiplies nothing."""
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
-    return known and 0 < x.shape[0] <= (_MOST_BY_ROWS if by_rows else MOST_ROWS) and available()
+    most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
+    return known and 0 < x.shape[0] <= most and available()
 
 
 def product(
@@ -50,6 +52,9 @@ def product(
       scales: a factor of each output.
       by_rows: how the matrix lies.
     """
+    if x.shape[0] > MOST_ROWS and not by_rows:
+        parts = [x[i : i + MOST_ROWS] for i in range(0, x.shape[0], MOST_ROWS)]
+        return jnp.concatenate([product(part, weight, scales) for part in parts])
     dtype = jnp.dtype(weight.dtype)
     form: Any = (ByRows, dtype) if by_rows else (ByColumns, dtype, x.shape[0])
     arrays = [x, weight] if scales is None else [x, weight, scales]

@@ -53,13 +53,13 @@ def multiplied(contract):
 def test_products_are_exact_and_have_one_order(form, contract):
     run = multiplied(contract)
     for shape in SIZES:
-        weight, x = matrix(form, shape, contract), vectors(16, shape[0])
+        weight, x = matrix(form, shape, contract), vectors(40, shape[0])
         exact = numbers(weight)
         exact = np.asarray(x, np.float64) @ (exact.T if contract else exact)
-        alone = np.concatenate([run(x[i : i + 1], weight) for i in range(16)])
+        alone = np.concatenate([run(x[i : i + 1], weight) for i in range(40)])
         bound = 1e-6 * np.abs(exact).max()
         assert np.abs(alone - exact).max() <= bound, shape
-        for rows in (2, 3, 6, 7, 12, 16):
+        for rows in (2, 3, 6, 7, 12, 16, 40) if form != "float32" or contract else (2, 3, 7, 16):
             np.testing.assert_array_equal(run(x[:rows], weight), alone[:rows], err_msg=str(shape))
 
 
@@ -163,6 +163,7 @@ def test_only_few_rows_on_one_cpu_have_the_kernel(monkeypatch):
     weight, name = matrix("float32", (40, 48), 0), "specjax_"
     assert name in text(vectors(cpu_kernels.MOST_ROWS, 40), weight)
     assert name not in text(vectors(cpu_kernels.MOST_ROWS + 1, 40), weight)
+    assert name in text(vectors(256, 40), weight.astype(jnp.bfloat16))
     assert name in text(vectors(256, 48), weight, contract=1)
     assert name not in text(vectors(257, 48), weight, contract=1)
     assert name not in text(vectors(2, 40), weight, "tpu")

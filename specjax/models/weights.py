@@ -119,6 +119,9 @@ def rows(weight: Weight, index: Integer[Array, "*B"], dtype: Any) -> Float[Array
     """Rows of a matrix in `dtype`; an index outside takes the nearest row."""
     if isinstance(weight, StoredWeight):
         return weight.rows(index, dtype)
+    if weight.dtype == jnp.bfloat16:
+        # Without the barrier, XLA on CPUs keeps a copy in floats before a loop that reads rows.
+        weight, index = jax.lax.optimization_barrier((weight, index))
     return jnp.take(weight, index, axis=0, mode="clip").astype(dtype)
 
 
