@@ -119,10 +119,11 @@ def rows(weight: Weight, index: Integer[Array, "*B"], dtype: Any) -> Float[Array
     """Rows of a matrix in `dtype`; an index outside takes the nearest row."""
     if isinstance(weight, StoredWeight):
         return weight.rows(index, dtype)
-    if weight.dtype == jnp.bfloat16:
-        # Without the barrier, XLA on CPUs keeps a copy in floats before a loop that reads rows.
-        weight, index = jax.lax.optimization_barrier((weight, index))
-    return jnp.take(weight, index, axis=0, mode="clip").astype(dtype)
+    table = weight
+    if table.dtype == jnp.bfloat16:
+        # Without the barrier, a loop that reads rows has a copy in floats on CPUs.
+        table, index = jax.lax.optimization_barrier((table, index))
+    return jnp.take(table, index, axis=0, mode="clip").astype(dtype)
 
 
 def product(

@@ -180,6 +180,22 @@ def test_a_loop_carries_integers_and_no_converted_matrix(few, kernels, patched):
     assert carried(text, "f32", shapes) == 0
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "control"])
+def test_a_loop_reads_rows_of_bfloat16_and_copies_no_matrix(tied, patched):
+    if not tied:
+        patched.setattr(jax.lax, "optimization_barrier", lambda x: x)
+    table, index = jnp.ones((4096, 64), jnp.bfloat16), jnp.zeros((2,), jnp.int32)
+
+    def looped(table, index):
+        def add(i, x):
+            return x + rows(table, index + i, jnp.bfloat16)
+
+        return jax.lax.fori_loop(0, 3, add, jnp.zeros((2, 64), jnp.bfloat16))
+
+    memory = jax.jit(looped).lower(table, index).compile().memory_analysis()
+    assert (memory.temp_size_in_bytes < table.nbytes) == tied
+
+
 def test_without_the_barrier_a_loop_would_carry_floats(patched):
     """The negative control."""
     patched.setattr(int8, "_FEW_TOKENS", 0)
