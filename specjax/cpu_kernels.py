@@ -360,6 +360,6 @@ def _target(form: type[Kernel], lanes: int, *options: Any) -> str:
     engine.finalize_object()
     _engines.append(engine)
     handler = ctypes.cast(engine.get_function_address("handler"), ctypes.c_void_p)
-    name = "_".join(["specjax", form.__name__.strip("_"), str(lanes), *map(str, options)])
+    name = "_".join(["specjax", form.__name__, str(lanes), *map(str, options)])
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
     return name

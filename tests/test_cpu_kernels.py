@@ -59,7 +59,8 @@ def test_products_are_exact_and_have_one_order(form, contract):
         alone = np.concatenate([run(x[i : i + 1], weight) for i in range(40)])
         bound = 1e-6 * np.abs(exact).max()
         assert np.abs(alone - exact).max() <= bound, shape
-        for rows in (2, 3, 6, 7, 12, 16, 40) if form != "float32" or contract else (2, 3, 7, 16):
+        many = () if form == "float32" and not contract else (40,)  # those are XLA's
+        for rows in (2, 3, 6, 7, 12, 16, *many):
             np.testing.assert_array_equal(run(x[:rows], weight), alone[:rows], err_msg=str(shape))
 
 

@@ -349,9 +349,9 @@ class LayerMemory:
     """A layer's entries of earlier tokens.
 
     Attributes:
-      start: where a block's keys and values are written into the cache, and read there; None if
-        they are read beside the cache.
-      beside: the position of the first of them that are read beside it.
+      start: the position of a block's first token; None if it continues no entries.
+      written: whether the block's keys and values are written into the cache, and read there; else
+        they are read beside it.
       hides_nan: whether a token's NaN entries are hidden from tokens that do not see it.
     """
 
@@ -359,7 +359,7 @@ class LayerMemory:
     values: Array
     bias: Float32[Array, "..."]
     start: Int32[Array, " B"] | None = None
-    beside: Int32[Array, " B"] | None = None
+    written: bool = dataclasses.field(default=False, metadata={"static": True})
     hides_nan: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
@@ -371,8 +371,8 @@ def attended(
         keys, values = without_nan(keys, values)
     if past is None:
         return [Segment(keys, values, bias)], keys, values
-    if past.start is None:
-        block = Segment(keys, values, bias, past.beside)
+    if past.start is None or not past.written:
+        block = Segment(keys, values, bias, past.start)
         return [Segment(past.keys, past.values, past.bias), block], keys, values
     keys, values = write_layer(past.start, layout, past.keys, past.values, keys, values)
     return [Segment(keys, values, past.bias)], keys, values
@@ -456,9 +456,7 @@ class Memory(NamedTuple):
             start = start + (tree.depths.shape[1] - tree.seen.shape[1])
         keys, values = self.cache.keys[index], self.cache.values[index]
         hides_nan = tree is not None and not self.written  # `write_layer` does
-        if self.written:
-            return LayerMemory(keys, values, bias, start, hides_nan=hides_nan)
-        return LayerMemory(keys, values, bias, beside=start, hides_nan=hides_nan)
+        return LayerMemory(keys, values, bias, start, self.written, hides_nan)
 
 
 def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array:

@@ -285,7 +285,7 @@ class Stack(nn.Module):
             shared = None
             if sources[i] != i:
                 shared = entries[sources[i]]
-                if isinstance(past, LayerMemory) and past.start is not None:  # the whole cache
+                if isinstance(past, LayerMemory) and past.written:  # the whole cache
                     bias, past = past.bias, None
             more = shared, None if own is None else own[:, :, i]
             if apart:
