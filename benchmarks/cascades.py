@@ -159,7 +159,7 @@ class _Bench:
     def decoder(self, setting: Setting) -> Decoder:
         """A decoder for one prompt at a time."""
         sizes = {"max_new_tokens": self.args.max_new, "buckets": tuple(self.args.buckets)}
-        return setting.decoder(self.models, batch_size=1, **sizes)
+        return Decoder(self.models, setting, batch_size=1, **sizes)
 
     def rows(self, asked: list[str]) -> list[dict[str, Any]]:
         """The lines of the table."""

@@ -18,6 +18,7 @@ from specjax.cli.report import Report
 from specjax.evaluation import RowCounts, divergence, efficiency
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.measure import timed
+from specjax.text import Decoder
 from specjax.text.parts import Part
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.text.teacher_forcing import written
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> Report:
     alone = Setting(method=VERIFIER_ALONE, temperature=args.temperature)
 
     def estimate() -> list[Expected]:
-        decoder = alone.decoder(pair.named, **shape)
+        decoder = Decoder(pair.named, alone, **shape)
         known = {sampling_key(alone): written(decoder, tokens[: args.screened], seed=args.seed)}
         return expect(pair.named, known, settings, draws=args.samples, seed=args.seed)
 
@@ -135,15 +136,15 @@ def _decoded(
     longest: dict[Any, int] = {}
     for one in found:
         kind = _kind(one.setting)
-        longest[kind] = max(longest.get(kind, 0), one.setting.max_draft or 0)
+        longest[kind] = max(longest.get(kind, 0), one.setting.longest or 0)
     for one in found:
         print(f"decoding: {one.setting.described()} ...", flush=True)
         spare_maps()
         full = dataclasses.replace(one.setting, max_draft=longest[_kind(one.setting)])
-        limit = one.setting.max_draft
+        limit = one.setting.longest
 
         def decode(full: Setting = full, limit: int | None = limit) -> specjax.Result:
-            decoder = full.decoder(models, **shape)
+            decoder = Decoder(models, full, **shape)
             return decoder(prompts, seed=seed, draft_limit=limit, progress=False)
 
         spent, result = timed(decode)

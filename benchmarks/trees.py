@@ -23,7 +23,7 @@ from specjax.models import preset
 from specjax.sampling import TINY
 from specjax.study.expect import VERIFIER, expect, is_chain, sampling_key
 from specjax.study.measure import in_turns, timed
-from specjax.text import TextModel
+from specjax.text import Decoder, TextModel
 from specjax.text.directories import built_in_pair
 from specjax.text.passes import PassTimes, measure_times
 from specjax.text.setting import VERIFIER_ALONE, Setting
@@ -163,7 +163,7 @@ class _Clock:
         """A round; of chains without the pass that reads a wholly accepted draft's last token."""
         setting = estimate.expected.setting
         if is_chain(setting):
-            length = int(setting.max_draft or 0)
+            length = int(setting.longest or 0)
             return length * self.draft + self.review(length + 1)
         # The first pass reads the committed tokens, as does a pass after a leaf; each other the
         # nodes of a level that have children.
@@ -250,7 +250,7 @@ def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
     for temperature in args.temperatures:
         print(f"{name}: the verifier's texts at temperature {temperature:g} ...", flush=True)
         alone = Setting(method=VERIFIER_ALONE, temperature=temperature)
-        decoder = alone.decoder(pair.named, batch_size=min(16, len(prompts)), **options)
+        decoder = Decoder(pair.named, alone, batch_size=min(16, len(prompts)), **options)
         texts, *more = (
             written(decoder, [decoder.encode(text) for text in some], seed=0)
             for some in (prompts, others)
@@ -326,9 +326,9 @@ def _lines(
                 "pair": given.name,
                 "temperature": given.temperature,
                 "machine": "-",
-                "drafted": setting.max_draft if shape is None else shape.size,
+                "drafted": setting.longest if shape is None else shape.size,
                 "children": kind,
-                "levels": setting.max_draft if shape is None else len(shape.levels),
+                "levels": setting.longest if shape is None else len(shape.levels),
                 "table_tokens": None if tree is None else tree.tokens,
                 "tokens_per_call": one.expected.tokens_per_call,
                 "error": one.expected.error,
@@ -405,7 +405,7 @@ def _decoded(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]
     counts: dict[Setting, dict[int, tuple[int, int]]] = {}
     for setting in (alone, *settings):
         print(f"decoding: {setting.described()} ...", flush=True)
-        decoder = setting.decoder(models, batch_size=1, **given.options)
+        decoder = Decoder(models, setting, batch_size=1, **given.options)
 
         def decode(i: int, decoder: Any = decoder) -> tuple[float, Any]:
             text: list[Any] = [given.texts.prompts[i]]

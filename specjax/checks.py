@@ -69,7 +69,7 @@ def options_of(name: str) -> Callable[[_Called], _Called]:
     def decorate(called: Any) -> Any:
         function = vars(called)["__init__"] if isinstance(called, type) else called
         known = [*inspect.signature(function).parameters]
-        _with_options[name] = known
+        _with_options.setdefault(name, known)
 
         @functools.wraps(function)
         def checked_call(*args: Any, **options: Any) -> Any:

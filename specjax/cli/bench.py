@@ -35,11 +35,10 @@ from specjax.study.speedups import (
 from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.draft_length import RoundCost
 from specjax.text.engine import BUCKETS
-from specjax.text.parts import chosen_length
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.requests import encode
 from specjax.text.results import finite
-from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.setting import VERIFIER_ALONE, Setting, chosen_length
 from specjax.writing import write_atomically
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -259,7 +258,7 @@ def _decoders(
     # With one bucket all batches run the same program.
     options: dict[str, Any] = {"buckets": (max(map(len, tokens)),), "max_new_tokens": args.max_new}
     return {
-        length: setting.decoder(pair.named, batch_size=batch, **options)
+        length: Decoder(pair.named, setting, batch_size=batch, **options)
         for length, setting in settings.items()
     }
 

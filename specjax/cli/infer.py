@@ -2,9 +2,10 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts
@@ -40,19 +41,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def register() -> None:
     """Imports the parts of a run and makes them configurable."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax import checkpoints, text
+    from specjax import checkpoints
     from specjax.data.few_shot import FewShot
     from specjax.runs import inference
 
     gin_config.register(
         inference.infer,
         make_decoder,
-        text.Setting,
+        _setting(),
         load_models,
         mesh_of,
         checkpoints.sized,
         FewShot,
     )
+
+
+@functools.cache
+def _setting() -> Callable[..., "text.Setting"]:
+    """A `Setting` in which METHOD alone may be changed, for the baselines."""
+    from specjax import text
+    from specjax.text.parts import DrafterAlone, VerifierAlone, make_part
+    from specjax.text.setting import OF_DRAFTS
+
+    @functools.wraps(text.Setting, updated=())
+    def setting(**values: Any) -> text.Setting:
+        if isinstance(make_part("method", values.get("method")), VerifierAlone | DrafterAlone):
+            unused = ("rule", *OF_DRAFTS)
+            values = {name: value for name, value in values.items() if name not in unused}
+        return text.Setting(**values)
+
+    return setting
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,17 +90,16 @@ def run(args: argparse.Namespace) -> int:
 def check_values() -> None:
     """Checks the values of a run before the models are read, which may take minutes."""
     from specjax.text.requests import CHECKED, check_decoding
+    from specjax.text.setting import check_single
 
     setting = gin_config.value_of("make_decoder.setting")
-    if not setting.is_alone:  # the baselines: METHOD alone is changed
-        for name, why in setting.unused.items():
-            if value := gin_config.value_of(f"Setting.{name}"):
-                raise UserError(f"{name} must be left out: {why}, got {value!r}")
+    check_single(setting)
     if is_single(setting):
         names = ("max_draft", "min_draft", "stopping", "verification", "method", "drafting")
         values = {name.upper(): gin_config.value_of(f"Setting.{name}") for name in names}
         values |= {"COSTS": gin_config.value_of("make_decoder.costs")}
         values |= {"RULE": None if setting.rule == "Lossless" else setting.rule}
+        values |= {"PROCESS_DRAFTS": not setting.process_drafts}
         if given := [name for name, value in values.items() if value]:
             raise UserError(
                 f"{given[0]} needs a drafter, and only VERIFIER is given: give DRAFTER, or leave "
@@ -137,7 +154,6 @@ def make_decoder(
     setting: "text.Setting",
     *,
     costs: "str | None" = None,
-    process_drafts: "bool | None" = None,
     max_new_tokens: int = 128,
     stop: "str | Sequence[str]" = (),
     batch_size: int = 16,
@@ -153,25 +169,25 @@ def make_decoder(
         None: `CostAware` measures them.
     """
     from specjax.drafting import read_costs
+    from specjax.text import Decoder
 
-    options: dict[str, Any] = {"process_drafts": process_drafts, "buckets": buckets}
-    options["drafting"] = _loading_alike(setting.part("drafting"))
+    changes: dict[str, Any] = {"drafting": _loading_alike(setting.part("drafting"))}
+    if costs is not None:
+        changes["costs"] = read_costs(costs)
     if is_single(setting):
-        setting = setting.verifier_alone
+        changes, setting = {}, setting.verifier_alone
         print(
             "specjax: DRAFTER is not given, so the verifier decodes alone; "
             'DRAFTING="Lookup()" drafts without a second model',
             file=sys.stderr,
         )
-    if costs is not None:
-        options["costs"] = read_costs(costs)
-        options["max_draft"] = gin_config.value_of("Setting.max_draft")
-    decoder = setting.decoder(
+    decoder = Decoder(
         gin_config.call_part(load_models, setting.needed),
+        dataclasses.replace(setting, **changes),
         max_new_tokens=max_new_tokens,
         stop=stop,
         batch_size=batch_size,
-        **options,
+        buckets=buckets,
     )
     if decoder.length is not None:
         print(f"specjax: {decoder.length.why}", file=sys.stderr)
@@ -197,7 +213,8 @@ def _reads_costs(setting: "text.Setting") -> bool:
     if setting.stopping is not None:
         return isinstance(setting.part("stopping"), CostAware)
     chosen = gin_config.value_of("Setting.max_draft") is None and not setting.min_draft
-    return chosen and setting.drafting is None and setting.method is None and setting.is_lossless
+    is_lossless = setting.method is None and setting.rule == "Lossless"
+    return chosen and setting.drafting is None and is_lossless
 
 
 def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.sharding.Mesh | None":

@@ -14,9 +14,9 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -676,6 +676,12 @@ class Costs:
     acceptance: tuple[float, ...] = ()
     alone: tuple[float, ...] = ()
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The costs in JSON values, of which other names are ignored."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name in values]
+        return cls(**{name: _frozen(values[name]) for name in names})
+
     def __post_init__(self) -> None:
         for name in ("rows", "widths"):
             sizes = getattr(self, name)
@@ -780,7 +786,7 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
     if missing:
         raise UserError(f"{place} lacks {missing[0]!r}: {_HOW}")
     try:
-        return Costs(**{name: _frozen(values[name]) for name in names})
+        return Costs.of(values)
     except UserError as error:
         raise UserError(f"{place}: {error}: {_HOW}") from None
 

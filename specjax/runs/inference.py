@@ -50,10 +50,10 @@ from specjax.runs.processes import Process
 from specjax.runs.run_directory import MODEL_NAMES, PART, RunDirectory
 from specjax.text import Decoder, TextModel
 from specjax.text.directories import shown_path
-from specjax.text.parts import measured_costs
 from specjax.text.passes import costs_file
 from specjax.text.requests import check_truncate, checked_chat
 from specjax.text.results import NanWarning, Shown, has_colours, split
+from specjax.text.setting import measured_costs
 from specjax.writing import append
 
 

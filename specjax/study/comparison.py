@@ -43,11 +43,12 @@ from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Texts
 from specjax.text import Pair, TextModel
+from specjax.text.decoder import Decoder
 from specjax.text.draft_length import DraftLength, draft_length, round_costs
 from specjax.text.drafts import catches_up
 from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
-from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.setting import VERIFIER_ALONE, Setting, check_single
 from specjax.writing import set_aside
 
 PathLike = str | os.PathLike[str]
@@ -116,6 +117,8 @@ def compare(
     grid = settings.settings() if isinstance(settings, Grid) else list(settings)
     if not grid or not all(isinstance(setting, Setting) for setting in grid):
         raise UserError(f"settings must be a Grid or a list of Settings, got {grid!r:.60}")
+    for setting in grid:
+        check_single(setting)
     # Each sampling is compared with its verifier alone.
     with_baselines = ((setting.verifier_alone, setting) for setting in grid)
     settings = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])
@@ -124,11 +127,11 @@ def compare(
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
         if chooses_lengths:  # of what has no estimate the usual length is measured
-            usual = Setting().max_draft
+            usual = Setting().longest
             settings = [
                 x
                 for x in settings
-                if x.max_draft in (None, usual) or cannot_estimate(x, bench.models) is None
+                if x.longest in (None, usual) or cannot_estimate(x, bench.models) is None
             ]
         settings = _possible(settings, grid, bench)
         configuration = _configuration(bench, prompts)
@@ -267,11 +270,12 @@ def _with_lengths(
     rows, verifier = bench.measuring.latency_batch_size, bench.models["verifier"]
     rows += -rows % verifier.row_multiple
     curves: dict[Setting, dict[int, float]] = {}
+    curve_of: dict[Setting, Setting] = {}
     for setting in known:
-        if setting.method is None and setting.stopping is None:
-            tokens = curves.setdefault(dataclasses.replace(setting, max_draft=1), {})
-            assert setting.max_draft is not None
-            tokens[setting.max_draft] = points.estimates[setting].tokens_per_call
+        if setting.longest is not None and setting.stopping is None:
+            curve_of[setting] = dataclasses.replace(setting, max_draft=1)
+            tokens = curves.setdefault(curve_of[setting], {})
+            tokens[setting.longest] = points.estimates[setting].tokens_per_call
 
     def choose() -> list[DraftLength]:
         costs: dict[str, Costs] = {}
@@ -294,8 +298,8 @@ def _with_lengths(
     of_curve = dict(zip(curves, lengths, strict=True))
     kept = []
     for setting in known:
-        length = of_curve.get(dataclasses.replace(setting, max_draft=1))
-        if length is None or length.max_draft == setting.max_draft:
+        length = of_curve.get(curve_of.get(setting, setting))
+        if length is None or length.max_draft == setting.longest:
             kept.append(setting)
         else:
             del points.estimates[setting]
@@ -350,7 +354,7 @@ def _bench(
     one_bucket: bool,
 ) -> Bench:
     """The bench with the tokens of all texts."""
-    decoder = Setting(method=VERIFIER_ALONE).decoder(models, batch_size=1, **options)
+    decoder = Decoder(models, Setting(method=VERIFIER_ALONE), batch_size=1, **options)
     tokens = [
         tokens_of(decoder, x.inputs, f"text {x.id}", chat=prompts.chat, truncate=prompts.truncate)
         for x in texts.examples

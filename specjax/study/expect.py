@@ -39,7 +39,8 @@ from specjax.rules import Budgeted, Deferral, KLPrice, Lossless, accept_probabil
 from specjax.sampling import draw, num_uniforms, residual_weights, total
 from specjax.study.measure import tell as _say
 from specjax.text import TextModel
-from specjax.text.setting import VERIFIER_ALONE, Setting
+from specjax.text.decoder import Decoder
+from specjax.text.setting import VERIFIER_ALONE, Setting, check_single
 from specjax.text.teacher_forcing import (
     KnownRows,
     KnownTexts,
@@ -137,7 +138,7 @@ def estimate(
             top_p=top_p,
             processors=processors,
         )
-        decoder = alone.decoder(models, **{**(options or {}), "batch_size": batch_size})
+        decoder = Decoder(models, alone, **{**(options or {}), "batch_size": batch_size})
         say(f"the verifier decodes {len(prompts)} prompts at temperature {temperature:g} ...")
         texts[key] = written(decoder, prompts, seed=seed)
     return expect(models, texts, settings, draws=draws, seed=seed, tell=say)
@@ -186,6 +187,7 @@ def sampling_key(setting: Setting) -> SamplingKey:
 def check_settings(settings: Iterable[Setting], models: Mapping[str, TextModel]) -> None:
     """Raises UserError for a setting that cannot be estimated with these models."""
     for setting in settings:
+        check_single(setting)
         if reason := cannot_estimate(setting, models):
             raise UserError(f"{setting.described()} cannot be estimated: {reason}")
 
@@ -542,7 +544,7 @@ def _read(
         (setting.stopping, setting.min_draft): _policy(setting).bind(pair[0].head)
         for setting in stopped
     }
-    longest = max((setting.max_draft or 0 for setting in stopped), default=0)
+    longest = max((setting.longest or 0 for setting in stopped), default=0)
     reads = (
         any(rule.reads_draft_confidence for rule in rules.values())
         or any(policy.reads_confidence for policy, _ in bound.values()),
@@ -586,7 +588,7 @@ def _picked(laws: Laws, places: tuple[Any, ...]) -> Laws:
 
 
 def _walked(setting: Setting, known: _Read) -> Expected:
-    figures, real, most = known.rules[setting.rule], known.real, setting.max_draft or 0
+    figures, real, most = known.rules[setting.rule], known.real, setting.longest or 0
     emitted = real.sum(axis=1)
     lengths = np.full(real.shape, most)
     if setting.stopping is not None:

@@ -10,7 +10,14 @@ from specjax.checks import one_number, tuple_text
 from specjax.errors import UserError
 from specjax.text.draft_length import LONGEST
 from specjax.text.parts import PARTS, PLACE, Part, make_part
-from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, MisfitError, Setting
+from specjax.text.setting import (
+    DRAFTER_ALONE,
+    VERIFIER_ALONE,
+    MisfitError,
+    Setting,
+    check_single,
+    left_out,
+)
 
 # Texts, or text with {} -> a number or several numbers.
 Choices = Sequence[Any] | Mapping[Any, Any]
@@ -76,7 +83,7 @@ class Grid:
     temperatures: Sequence[float] = (1.0,)
     top_k: int | None = None
     top_p: float | None = None
-    processors: Sequence[str] = ()
+    processors: Sequence[Any] = ()
     max_drafts: Sequence[int] | None = (5,)
     min_draft: int = 0
     stopping: Choices = (None,)
@@ -122,7 +129,7 @@ class Grid:
                     **draft,
                 }
                 try:
-                    settings[Setting(drafter=drafter, **values, **drawn)] = None
+                    settings[_setting({"drafter": drafter, **values, **drawn})] = None
                 except MisfitError as error:
                     misfits.append((values, error))
                 else:
@@ -166,6 +173,17 @@ class Grid:
             for length in lengths:
                 least = 0 if policy is None else self.min_draft
                 yield {"max_draft": length, "stopping": policy, "min_draft": least}
+
+
+def _setting(values: dict[str, Any]) -> Setting:
+    """The setting without what has no effect in it; `Lossless` for rules that are it."""
+    unused = left_out(values["method"], values["drafting"])
+    setting = Setting(**{name: x for name, x in values.items() if name not in unused})
+    check_single(setting)
+    setting.to_dict()  # its parts have texts
+    if setting.method is None and setting.is_lossless:
+        setting = dataclasses.replace(setting, rule=None)
+    return setting
 
 
 class Method(NamedTuple):

@@ -91,7 +91,7 @@ def infer_names(
     drafter = loaded[setting.drafter].name if setting.drafter in loaded else setting.drafter
     paths = {"VERIFIER": models["verifier"].name, "DRAFTER": drafter}
     values = dataclasses.asdict(setting) | {"drafting": _portable(setting, models)}
-    del values["drafter"]
+    del values["drafter"], values["widths"], values["costs"]  # not of gin files
     return {
         **{name: repr(portable_path(path)) for name, path in paths.items()},
         **prompts.names(),
@@ -105,7 +105,7 @@ def _portable(setting: Setting, models: Mapping[str, TextModel]) -> str | None:
     moved = _with_full_paths(plan, models)
     if repr(moved) == repr(plan):
         return setting.drafting
-    return str(Part.parse(repr(moved), "drafting").without_defaults())
+    return str(Part.of(moved))
 
 
 def _with_full_paths(plan: Any, models: Mapping[str, TextModel]) -> Any:

@@ -194,7 +194,7 @@ class Bench:
     )
 
     def decoder(self, setting: Setting, batch_size: int) -> Decoder:
-        return setting.decoder(self.models, batch_size=batch_size, **self.options)
+        return Decoder(self.models, setting, batch_size=batch_size, **self.options)
 
     def part(self, start: int, stop: int, timed: int | None = None) -> "Bench":
         """Returns the bench of some texts, of which the first `timed` are timed."""

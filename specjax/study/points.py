@@ -25,7 +25,7 @@ from specjax.study.expect import Expected
 from specjax.study.measure import Measured, Scores
 from specjax.study.speedups import Recommendation, recommend
 from specjax.text import TextModel
-from specjax.text.setting import DRAFTER_ALONE, Setting
+from specjax.text.setting import DRAFTER_ALONE, Setting, check_single
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
 RECORDS = "points"
@@ -278,7 +278,9 @@ def _point(part: str, record: Record) -> Point:
             if name.startswith(_RESAMPLED)
         }
         scores = Scores(value["figures"], again)
-    return Point(Setting(**value["setting"]), value["about"], scores, part)
+    setting = Setting(**value["setting"])
+    check_single(setting)
+    return Point(setting, value["about"], scores, part)
 
 
 def read_points(directory: str | os.PathLike[str]) -> Points:

@@ -43,20 +43,18 @@ from specjax.text.engine import (
     row_multiple,
     split,
 )
-from specjax.text.parts import (
-    DrafterAlone,
-    Parts,
-    VerifierAlone,
-    assemble,
+from specjax.text.requests import (
+    Prefix,
+    Prompt,
+    Request,
     bind_processors,
     check_forbidding,
     checked_rule,
-    model_alone,
     warn_of_excluded,
     warn_of_ignored,
 )
-from specjax.text.requests import CallOptions, Prefix, Prompt, Request
 from specjax.text.results import Result, Row, split_time, warn_of_nan
+from specjax.text.setting import Setting, as_written, build, chosen_models
 from specjax.text.stops import Added, check_stops, stop_table
 from specjax.text.teacher_forcing import OutputScores
 from specjax.text.text_models import Models, TextModel, any_float32
@@ -77,31 +75,12 @@ class Decoder:
     does. `specjax.enable_compilation_cache()` keeps programs on disk.
 
     Args:
-      models: a `Pair`, `Models`, or a single `TextModel` (such as `pair.verifier`).
-      rule: the target distribution, `rules.Lossless()` by default; strengths may be per prompt. A
-        single model needs a rule that does not read a drafter.
-      verification: the algorithm; by default `verification.Block()`, and of trees
-        `verification.Traversal()`.
-      max_draft: G, tokens drafted per round; by default 5, or what `costs` choose.
-      min_draft: the fewest tokens drafted per round, whatever `stopping` says; 0 by default.
-      stopping: when a draft ends before `max_draft`, such as `drafting.Confidence(0.4)`, or
-        `WithParams(policy, params)`; `drafting.FixedLength()` by default. Another threshold
-        compiles nothing. `drafting.CostAware()` without any costs measures them now.
-      drafting: how drafts are made, such as `Lookup()`, `Cascade(...)`, `Tree(...)` or
-        `WithParams(...)`; by default the pair's small model drafts.
-      method: a cascade such as `TokenCascade()`, or `WithParams(method, params)`; it replaces all
-        of the above except the rule. "VerifierAlone" and "DrafterAlone" decode with one model.
-      costs: `drafting.read_costs(FILE)`: what passes cost and how often drafts are accepted. They
-        choose `max_draft` for the batch size and the temperature, or are for `CostAware()`. If no
-        draft pays, the verifier decodes alone as with method="VerifierAlone", and `verification`
-        and `process_drafts` have nothing to do.
-      widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
-      processors: change the distribution that tokens are drawn from, such as
-        `(processors.RepetitionPenalty(1.3), processors.MinP(0.05))`; they run in the order of
-        `specjax.processors`, and each strength may be per prompt. `WithParams(processor, params)`
-        is your own with arrays.
-      process_drafts: whether they change the drafter's distributions too, which accepts more
-        drafts; True by default. The output follows the same distribution.
+      models: a `Pair`, `Models`, models by name, or a single `TextModel` (such as
+        `pair.verifier`).
+      setting: the way to decode; the options up to `sampling` are its short form.
+      rule, verification, max_draft, min_draft, stopping, drafting, method, costs, widths,
+        processors, process_drafts: see `Setting`. A part with arrays of yours is
+        `WithParams(part, params)`. `drafting.CostAware()` without any costs measures them now.
       sampling: temperature, top-k and top-p, each a value or one value per prompt of the call;
         `Sampling(temperature=1.0)` by default.
       max_new_tokens: N, the longest output; also the default limit of each row.
@@ -119,6 +98,7 @@ class Decoder:
 
     Attributes:
       models, stop, chat_template_kwargs: as given, but the only model where one decodes alone.
+      setting: the way to decode; `method` is VerifierAlone where the only model has no drafts.
       method, params, rule, sampling: what decodes; `rule` is None if the method has none.
       tokenizer: the verifier's tokenizer.
       costs: those that were measured here for `drafting.CostAware()`, or None.
@@ -131,7 +111,8 @@ class Decoder:
     @options_of("Decoder")
     def __init__(
         self,
-        models: Models | TextModel,
+        models: Models | TextModel | Mapping[str, TextModel],
+        setting: Setting | None = None,
         *,
         rule: Rule | str | None = None,
         verification: Verification | str | None = None,
@@ -154,42 +135,38 @@ class Decoder:
         self.max_new_tokens = whole_number("max_new_tokens", max_new_tokens, low=1)
         self.batch_size = whole_number("batch_size", batch_size, low=1)
         lengths = None if buckets is None else requests_lib.check_buckets(buckets)
-        sampling = requests_lib.checked_sampling(sampling)
         self.stop = check_stops(stop)
         self.chat_template_kwargs = requests_lib.checked_template_kwargs(chat_template_kwargs)
-        parts = Parts(
-            rule=rule,
-            verification=verification,
-            max_draft=max_draft,
-            min_draft=min_draft,
-            stopping=stopping,
-            drafting=drafting,
-            method=method,
-            widths=widths,
-            process_drafts=process_drafts,
-            costs=costs,
-        )
-        if isinstance(parts.method, VerifierAlone | DrafterAlone):
-            name = type(parts.method).__name__
-            reads_one = not getattr(parts.rule, "reads_draft", False)
-            but = ("method", "rule") if reads_one else ("method",)
-            parts.check_none(f"method={name} decodes without drafts", but=but)
-            models = model_alone(models, parts.method)
-            parts = dataclasses.replace(parts, method=None)
-        sizes = self.batch_size, (lengths or BUCKETS)[0]
-        assembled = assemble(models, parts, *sizes, sampling.temperature)
-        self._main = main = assembled.main
+        given = {
+            "rule": rule,
+            "verification": verification,
+            "max_draft": max_draft,
+            "min_draft": min_draft,
+            "stopping": stopping,
+            "drafting": drafting,
+            "method": method,
+            "widths": widths,
+            "process_drafts": process_drafts,
+            "costs": costs,
+            "sampling": sampling,
+            "processors": processors,
+        }
+        setting = _setting_of(setting, {k: x for k, x in given.items() if x is not None})
+        setting, chosen = chosen_models(setting, models)
+        built = build(setting, chosen, self.batch_size, (lengths or BUCKETS)[0])
+        self.setting, self._main = setting, (main := built.main)
         self.buckets = buckets_to(main.context) if lengths is None else lengths
-        self.models, self._assembled, self.tokenizer = models, assembled, main.tokenizer
-        self.method, self.costs = assembled.method, assembled.costs
-        self.length = assembled.length
+        self.models, self._built, self.tokenizer = chosen, built, main.tokenizer
+        self.method, self.costs, self.length = built.method, built.costs, built.length
         if self.length is not None and not self.length.max_draft:
             self.models = main
-        self.rule: Rule | None = getattr(assembled.params, "rule", None)
-        self.params = assembled.params
-        self.sampling = dataclasses.replace(sampling, processors=None)
-        self.sampling, self.params = self._sampled(sampling, processors, self.rule)
-        contexts = {name: model.context for name, model in assembled.models.items()}
+        self.rule: Rule | None = getattr(built.params, "rule", None)
+        self.params = built.params
+        self.sampling = dataclasses.replace(setting.sampling, processors=None)
+        self.sampling, self.params = self._sampled(
+            self.sampling, setting.processors or None, self.rule
+        )
+        contexts = {name: model.context for name, model in built.models.items()}
         self._contexts = {name: most for name, most in contexts.items() if most is not None}
         self._new_engine = functools.partial(
             Engine,
@@ -202,14 +179,14 @@ class Decoder:
             contexts=self._contexts,
             fitting=set(),
         )
-        fixed = parts.method is None and "max_draft" in parts.plan.left_out
+        fixed = setting.method is None and "max_draft" in setting.left_out
         self._draft_option = {"max_draft": "drafting"} if fixed else {}
 
     def __repr__(self) -> str:
         def given(**values: Any) -> str:
             return ", ".join(f"{name}={x}" for name, x in values.items() if x is not None)
 
-        drawn = {name: _as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN}
+        drawn = {name: as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN}
         parts = given(
             rule=self.rule,
             verification=getattr(self.method, "verification", None),
@@ -274,7 +251,8 @@ class Decoder:
           UserError: a prompt is empty or too long, or a value is out of range.
         """
         start, compiled = time.perf_counter(), compile_seconds()
-        options = CallOptions(
+        call = self._call(
+            prompts,
             seed=seed,
             ids=ids,
             rule=rule,
@@ -289,11 +267,9 @@ class Decoder:
             sources=sources,
             chat_template_kwargs=chat_template_kwargs,
         )
-        call = self._call(prompts, options)
-        samples = options.num_samples
-        if best_of is not None and whole_number("best_of", best_of, low=1) > samples:
+        if best_of is not None and whole_number("best_of", best_of, low=1) > call.num_samples:
             raise UserError(
-                f"best_of must be at most num_samples={samples}, got {best_of}: give a "
+                f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
                 "larger num_samples"
             )
         teacher_forcing.check_top(self._main, top_log_probs)
@@ -338,7 +314,7 @@ class Decoder:
         Yields:
           The place of the row, `index * num_samples + sample`, and a text that is not empty.
         """
-        call = self._call(prompts, CallOptions(**options))
+        call = self._call(prompts, **options)
         check_count("every", every, "give the number of rounds between two texts")
         all_added = self._added(call, frozenset(), every=every)
 
@@ -347,7 +323,7 @@ class Decoder:
                 if added.row is not None:
                     warn_of_nan(added.row)
                 if added.text:
-                    yield added.index * call.options.num_samples + added.sample, added.text
+                    yield added.index * call.num_samples + added.sample, added.text
 
         return texts()
 
@@ -372,8 +348,8 @@ class Decoder:
           progress: as in a call.
           **options: as in a call, but not `best_of` and `top_log_probs`. They are checked now.
         """
-        call = self._call(prompts, CallOptions(**options))
-        count = len(call.requests) * call.options.num_samples
+        call = self._call(prompts, **options)
+        count = len(call.requests) * call.num_samples
         known = dict(done) if isinstance(done, Mapping) else frozenset(done)
         if absent := set(known).difference(range(count)):
             raise UserError(
@@ -464,7 +440,7 @@ class Decoder:
         Returns:
           The places of each replica's prompts, increasing; empty if there are too few groups.
         """
-        call = self._call(prompts, CallOptions(num_samples=num_samples))
+        call = self._call(prompts, num_samples=num_samples)
         return split(self._groups(call), count)
 
     def prefix(self, prompt: Prompt) -> Prefix:
@@ -518,16 +494,16 @@ class Decoder:
         They are fingerprints of the models, the method and its settings, the versions, and the
         device.
         """
-        assembled, mesh = self._assembled, self._main.mesh
+        built, mesh = self._built, self._main.mesh
         values = {
-            "models": {name: model.fingerprint for name, model in assembled.models.items()},
+            "models": {name: model.fingerprint for name, model in built.models.items()},
             **self.method.describe(),
-            "own_params": assembled.own_params,
-            "stopping": assembled.stopping,
+            "own_params": built.own_params,
+            "stopping": built.stopping,
             "rule": None if self.rule is None else repr(self.rule),
             # All numbers: the text of a rule abbreviates them.
             "strengths": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(self.rule)],
-            **{name: _as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN},
+            **{name: as_written(getattr(self.sampling, name)) for name in requests_lib.DRAWN},
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "buckets": list(self.buckets),
@@ -543,7 +519,7 @@ class Decoder:
         if self.chat_template_kwargs:
             values["chat_template_kwargs"] = self.chat_template_kwargs
         values["mesh"] = None if mesh is None else dict(mesh.shape)
-        float32 = any_float32(assembled.models.values())
+        float32 = any_float32(built.models.values())
         return {**values, "environment": environment.environment(float32=float32)}
 
     @options_of("Decoder.engine")
@@ -585,7 +561,7 @@ class Decoder:
             check_count(name, size, "give a whole number")
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
-        most = self._assembled.most_rows
+        most = self._built.most_rows
         if most is not None and rows > most:
             raise UserError(
                 f"rows must be at most {most}, the largest batch with measured costs for "
@@ -631,7 +607,7 @@ class Decoder:
         return dataclasses.replace(base, processors=bound), params
 
     def _warn_of_budget(self, rows: int) -> None:
-        tokens = self._assembled.budget
+        tokens = self._built.budget
         if tokens is not None and rows >= tokens:
             what = (
                 f"stopping=Budget(tokens={tokens}) drafts nothing while {rows} rows may draft, "
@@ -648,28 +624,58 @@ class Decoder:
 
     def _groups(self, call: "_Call") -> list[Group]:
         lengths = [len(tokens) for tokens in call.tokens]
-        at_once = self.batch_size // call.options.num_samples
+        at_once = self.batch_size // call.num_samples
         turns = TURNS if are_independent(self.method, call.requests) else TURNS_AGAIN
         return list(groups_of(lengths, self.buckets, at_once, row_multiple(self.method), turns))
 
-    def _call(self, prompts: Iterable[Prompt], options: CallOptions) -> "_Call":
+    @options_of("a call of the Decoder")
+    def _call(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        seed: Any = 0,
+        ids: Any = None,
+        rule: Any = None,
+        sampling: Any = None,
+        processors: Any = None,
+        max_new_tokens: Any = None,
+        draft_limit: Any = None,
+        num_samples: Any = 1,
+        prefix: Any = None,
+        share_prefix: Any = False,
+        log_probs: Any = False,
+        sources: Any = False,
+        chat_template_kwargs: Any = None,
+    ) -> "_Call":
         """Checks a call, and makes its requests."""
-        samples = options.num_samples
+        samples = whole_number("num_samples", num_samples, low=1)
+        flags = {"share_prefix": share_prefix, "log_probs": log_probs, "sources": sources}
+        for name, flag in flags.items():
+            check_flag(name, flag)
+        if share_prefix and prefix is not None:
+            raise UserError("give either prefix or share_prefix=True, not both")
         if samples > self.batch_size:
             raise UserError(
                 f"num_samples must be at most batch_size={self.batch_size}, got {samples}: make "
                 f"the Decoder with batch_size={samples}"
             )
-        rule = self.rule if options.rule is None else checked_rule(self.method, options.rule)
-        sampling, params = self._sampled(options.sampling, options.processors, rule)
+        rule = self.rule if rule is None else checked_rule(self.method, rule)
+        sampling, params = self._sampled(sampling, processors, rule)
         warn_of_ignored(self._main, sampling.processors or ())
-        prefix = self._own_prefix(options.prefix)
+        prefix = self._own_prefix(prefix)
         named = [(f"prompt {i}", x) for i, x in enumerate(requests_lib.as_list(prompts))]
         if prefix is not None:
             named = [(name, prefix.join(prompt, name)) for name, prompt in named]
-        more = options.chat_template_kwargs
-        tokens = [self._encoded(prompt, name, more) for name, prompt in named]
-        requests = requests_lib.requests_of(tokens, options, sampling, rule)
+        tokens = [self._encoded(prompt, name, chat_template_kwargs) for name, prompt in named]
+        requests = requests_lib.requests_of(
+            tokens,
+            sampling,
+            rule,
+            ids,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            draft_limit=draft_limit,
+        )
         longest = self.buckets[-1]
         limits = requests_lib.Limits(
             self.method, longest, self.max_new_tokens, sampling, rule, samples
@@ -677,9 +683,9 @@ class Decoder:
         for request, prompt, (name, _) in zip(requests, tokens, named, strict=True):
             requests_lib.check_request(request, prompt, limits, name)
         requests_lib.warn_beyond(max(map(len, tokens)), self._contexts)
-        if options.share_prefix:
+        if share_prefix:
             prefix = self.whole_prefix(requests_lib.common_of(tokens))
-        return _Call(requests, tokens, rule, params, prefix, options)
+        return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
         """The prefix, which this Decoder must have made."""
@@ -703,7 +709,7 @@ class Decoder:
     ) -> Iterator[Row]:
         """The rows that are not done."""
         all_added = self._added(call, done, eager=eager)
-        total = len(call.requests) * call.options.num_samples
+        total = len(call.requests) * call.num_samples
         disable = None if progress is None else not progress
         shown: Any = {"total": total, "initial": len(done), "desc": "decoding", "unit": "row"}
 
@@ -721,7 +727,7 @@ class Decoder:
         self, call: "_Call", done: Collection[int], *, eager: bool = True, every: int | None = None
     ) -> Iterator[Added]:
         """The rows that are not done, and every so many rounds the text that rows got."""
-        samples, groups = call.options.num_samples, self._groups(call)
+        samples, groups = call.num_samples, self._groups(call)
         rest = set(range(len(call.requests) * samples)).difference(done)
         missing = {place // samples for place in rest}
         wanted = [group for group in groups if not missing.isdisjoint(group.members)]
@@ -750,8 +756,7 @@ class Decoder:
         # Requests have their own strengths: the engine needs only the rule's structure.
         one_rule = jax.tree.map(lambda x: x if not np.ndim(x) else x[0], call.rule)
         drafting = [i for i in group.members if call.requests[i].draft_limit != 0]
-        options = call.options
-        samples = options.num_samples
+        samples = call.num_samples
         self._warn_of_budget(samples * min(group.rows, len(drafting)))
         return self._new_engine(
             call.params if one_rule is None else call.params._replace(rule=one_rule),
@@ -761,8 +766,8 @@ class Decoder:
             refill=group.refill * samples,
             prompt_length=group.length,
             num_samples=samples,
-            log_probs=options.log_probs,
-            sources=options.sources,
+            log_probs=call.log_probs,
+            sources=call.sources,
             named={"rows": "batch_size", "prompt_length": "buckets", **self._draft_option},
             prefix=call.prefix,
         )
@@ -775,7 +780,7 @@ class Decoder:
         for name in ("num_samples", "prefix", "share_prefix"):
             if name in options:
                 raise UserError(f"{name} must be left out of a chat, got {options[name]!r}")
-        call = self._call([tokens], CallOptions(**options))._replace(prefix=prefix)
+        call = self._call([tokens], **options)._replace(prefix=prefix)
         (group,) = self._groups(call)
         engine = self._engine_of(call, group)
         engine.put(call.requests[0], call.tokens[0], [None])
@@ -790,12 +795,25 @@ class _Call(NamedTuple):
     rule: Rule | None
     params: Params
     prefix: Prefix | None
-    options: CallOptions
+    num_samples: int
+    log_probs: bool
+    sources: bool
 
 
-def _as_written(value: Any) -> Any:
-    """Numbers for JSON as a user wrote them: 0.7, not the nearest float32."""
-    return None if value is None else np.asarray(value).astype(str).astype(float).tolist()
+def _setting_of(setting: Any, given: dict[str, Any]) -> Setting:
+    """The setting, or that of the short form."""
+    if setting is not None:
+        if not isinstance(setting, Setting):
+            raise UserError(f"setting must be Setting(...), got {shown(setting)}")
+        if given:
+            raise UserError(f"{next(iter(given))} must be left out: the setting has it")
+        return setting
+    sampling = requests_lib.checked_sampling(given.pop("sampling", None))
+    if sampling.processors is not None:
+        if "processors" in given:
+            raise UserError("processors must be given once: here or in sampling")
+        given["processors"] = sampling.processors
+    return Setting(**given, **{name: getattr(sampling, name) for name in requests_lib.DRAWN})
 
 
 class Chat:

@@ -35,7 +35,6 @@ from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words
 from specjax.models.beginnings import Beginning
 from specjax.partitioning import local_rows
 from specjax.text import requests as requests_lib
-from specjax.text.parts import bind_processors
 from specjax.text.requests import Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
 from specjax.text.stops import Added, StopBlocks, StreamedText, check_stops, cut
@@ -393,7 +392,7 @@ class Engine:
         original, drawn = request, request.sampling
         if model is not None and isinstance(drawn, Sampling) and drawn.processors is not None:
             # The engine has their arrays already.
-            bound, _ = bind_processors(drawn.processors, model)
+            bound, _ = requests_lib.bind_processors(drawn.processors, model)
             drawn = dataclasses.replace(drawn, processors=bound)
             request = dataclasses.replace(request, sampling=drawn)
         requests_lib.check_strengths(request, self._limits)

@@ -16,16 +16,21 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from specjax.checks import check_flag, options_of, shown, whole_number
-from specjax.decoding import Method
+from specjax import rules
+from specjax.checks import check_flag, check_part, check_static, options_of, shown, whole_number
+from specjax.decoding import Method, Speculative
 from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning
+from specjax.processors import Constraint, JsonSchema, Regex
+from specjax.text.drafts import WithParams
+from specjax.text.parts import make_part
 from specjax.text.stops import check_stops
+from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.tokenizers.chat_template import plain
 from specjax.tokenizers.tokenizer import warn_of_two_bos
-from specjax.types import Params, Rule, Sampling
+from specjax.types import Params, Processor, Rule, Sampling
 from specjax.types.pytrees import host_values
 
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
@@ -69,34 +74,6 @@ class Request:
     stop: str | Sequence[str] | None = None
     num_samples: int | None = None
     log_probs: bool | None = None
-
-
-@options_of("a call of the Decoder")
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CallOptions:
-    """The options of a call; see `Decoder.__call__`."""
-
-    seed: Any = 0
-    ids: Any = None
-    rule: Any = None
-    sampling: Any = None
-    processors: Any = None
-    max_new_tokens: Any = None
-    draft_limit: Any = None
-    num_samples: Any = 1
-    prefix: Any = None
-    share_prefix: bool = False
-    log_probs: bool = False
-    sources: bool = False
-    chat_template_kwargs: Any = None
-
-    def __post_init__(self) -> None:
-        samples = whole_number("num_samples", self.num_samples, low=1)
-        object.__setattr__(self, "num_samples", samples)
-        for name in ("share_prefix", "log_probs", "sources"):
-            check_flag(name, getattr(self, name))
-        if self.share_prefix and self.prefix is not None:
-            raise UserError("give either prefix or share_prefix=True, not both")
 
 
 class Limits(NamedTuple):
@@ -384,20 +361,16 @@ def check_strengths(request: Request, limits: Limits) -> None:
 
 
 def requests_of(
-    prompts: list[np.ndarray], options: CallOptions, sampling: Sampling, rule: Rule | None
+    prompts: list[np.ndarray], sampling: Sampling, rule: Rule | None, ids: Any, **options: Any
 ) -> list[Request]:
     """Makes a request for each prompt from scalar values or values per prompt."""
-    count, ids = len(prompts), options.ids
+    count = len(prompts)
     if ids is not None and not np.ndim(ids):
         raise UserError(f"ids must be {count} numbers, one per prompt, got {ids}")
-    columns: dict[str, list[Any]] = {
-        "max_new_tokens": _each("max_new_tokens", options.max_new_tokens, count),
-        "seed": _each("seed", options.seed, count),
-        "id": _each("ids", np.arange(count) if ids is None else ids, count),
-        "draft_limit": _each("draft_limit", options.draft_limit, count),
-        "sampling": _rows_of("sampling", sampling, count),
-        "rule": _rows_of(type(rule).__name__, rule, count),
-    }
+    columns = {name: _each(name, value, count) for name, value in options.items()}
+    columns["id"] = _each("ids", np.arange(count) if ids is None else ids, count)
+    columns["sampling"] = _rows_of("sampling", sampling, count)
+    columns["rule"] = _rows_of(type(rule).__name__, rule, count)
     return [
         Request(prompt, **{name: column[i] for name, column in columns.items()})
         for i, prompt in enumerate(prompts)
@@ -525,3 +498,102 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
     shorter = min(len(first), len(second))
     differ = np.flatnonzero(first[:shorter] != second[:shorter])
     return int(differ[0]) if differ.size else shorter
+
+
+def checked_rule(method: Method, rule: Any) -> Rule:
+    """Returns a rule after checking that the method accepts it; traces a user's own rule."""
+    rule = make_part("rule", rule)
+    method.check_rule(rule)
+    inner = rule.rule if isinstance(rule, rules.Budgeted) else rule
+    if not type(inner).__module__.startswith("specjax.rules"):
+        rules.check_rule(inner)
+    return rule
+
+
+def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> None:
+    """Warns if a mixture of the models would emit tokens that the sampling excludes."""
+    rule = rule.rule if isinstance(rule, rules.Learnt) else rule
+    if not isinstance(rule, rules.Mixture) or np.all(np.asarray(rule.weight) == 1.0):
+        return
+    excluding = ["temperature=0"] if np.any(np.asarray(sampling.temperature) == 0.0) else []
+    for name, most in (("top_k", vocab_size), ("top_p", 1.0)):
+        value = getattr(sampling, name)
+        if value is not None and np.any(np.asarray(value) < most):
+            excluding.append(name)
+    if excluding:
+        warnings.warn(
+            f"rule={rule!r} emits tokens that the verifier does not with "
+            f"{' and '.join(excluding)}, where the drafter can draw them: use a rule that does "
+            "not, such as KLPrice",
+            stacklevel=4,
+        )
+
+
+def bind_processors(
+    processors: Any, model: TextModel
+) -> tuple[tuple[Processor, ...] | None, tuple[Params, ...]]:
+    """Binds processors, some of them `WithParams(processor, params)`, to the verifier.
+
+    Returns:
+      The processors in the order in which they run, and for each the arrays that rows share.
+    """
+    if isinstance(processors, str) or not isinstance(processors, Sequence):
+        raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
+    pairs: list[tuple[Processor, Params]] = []
+    for i, value in enumerate(processors):
+        entry = make_part("processors", value)
+        part = entry.part if isinstance(entry, WithParams) else entry
+        needed = ("bind", "init", "process", "advance", "check_limit", "order", "forbids")
+        check_part(f"processors[{i}]", part, needed, "processors.MinP(0.05)")
+        leaves, structure = jax.tree.flatten(part)
+        assert not any(leaf is part for leaf in leaves), (
+            f"{type(part).__name__} is no pytree: decorate it with @types.traced_dataclass"
+        )
+        check_static(f"processors[{i}]", structure)
+        pairs.append((part, entry.params) if isinstance(entry, WithParams) else part.bind(model))
+    check_one_constraint([processor for processor, _ in pairs])
+    pairs.sort(key=lambda pair: pair[0].order)
+    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return tuple(bound) or None, tuple(shared)
+
+
+def check_one_constraint(processors: Sequence[Processor]) -> None:
+    """Refuses several constraints: their automata cannot be joined."""
+    several = [x for x in processors if isinstance(x, Constraint | Regex | JsonSchema)]
+    if len(several) > 1:
+        shown = ", ".join(getattr(x, "source", None) or type(x).__name__ for x in several)
+        raise UserError(
+            f"processors must have at most one Regex or JsonSchema, got {shown}: write a single "
+            "pattern, or a pattern for each row with `which`"
+        )
+
+
+def check_forbidding(
+    method: Method, rule: Rule | None, processors: tuple[Processor, ...] | None
+) -> None:
+    """Refuses a rule that could emit a token that a processor forbids."""
+    forbidding = [type(one).__name__ for one in processors or () if one.forbids]
+    if not forbidding or not isinstance(method, Speculative) or not getattr(rule, "reads_draft", 0):
+        return
+    drafter, why = method.drafter, "process_drafts is False"
+    if method.process_drafts:
+        if drafter.traits.processes:
+            return
+        why = f"{type(drafter).__name__} may draft it"
+    raise UserError(
+        f"{forbidding[0]} cannot be used with rule {type(rule).__name__} here, because this rule "
+        f"may accept a drafted token that {forbidding[0]} forbids ({why}): use rules.Lossless(), "
+        "or a drafter that is a model of all tokens"
+    )
+
+
+def warn_of_ignored(model: TextModel, processors: Sequence[Processor]) -> None:
+    """Warns of settings of the model's generation that these processors do not apply."""
+    if not model.settings:
+        return
+    # Imported here to keep `import specjax` fast: importing Orbax takes long.
+    from specjax.checkpoints.ignored import warn_of_settings
+
+    names = {type(one).__name__ for one in processors}
+    has_encoder = not model.continues_prompts
+    warn_of_settings(model.name, model.settings, has_encoder=has_encoder, processors=names)

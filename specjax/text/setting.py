@@ -1,47 +1,87 @@
-"""`Setting`: a way to decode, in plain values."""
+"""`Setting`: one value says how to decode. It is checked here, and made into a method.
 
+Axes: G longest draft.
+"""
+
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from specjax import rules
-from specjax.checks import check_part, one_number, whole_number
+from specjax.checks import (
+    check_flag,
+    check_part,
+    check_static,
+    checked,
+    options_of,
+    shown,
+    whole_number,
+)
+from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
+from specjax.decoding.blocks import powers_of_two
+from specjax.drafting import (
+    Budget,
+    CostAware,
+    Costs,
+    FixedLength,
+    NeuralDrafter,
+    NeuralDrafterParams,
+)
+from specjax.drafting.stopping import check_needs_no_params, check_own_params, check_policy
 from specjax.errors import UserError
-from specjax.text.decoder import Decoder
-from specjax.text.drafts import Branches, ModelDrafts, check_is_plan
+from specjax.fingerprints import digest
+from specjax.models.heads import BlockHead
+from specjax.rules.target import check_is_rule
+from specjax.text.draft_length import DraftLength, draft_length, expected_rounds, round_costs
+from specjax.text.drafts import (
+    MOST_NODES,
+    Branches,
+    DraftPlan,
+    ModelDrafts,
+    OwnDrafts,
+    PlanInputs,
+    Planned,
+    WithParams,
+    catches_up,
+    check_is_plan,
+    drafter_of,
+)
 from specjax.text.parts import (
     PLACE,
     DrafterAlone,
     Part,
-    Parts,
     VerifierAlone,
-    check_fit,
     make_part,
     registered_parts,
 )
-from specjax.text.text_models import Models, TextModel
-from specjax.types import Sampling
+from specjax.text.passes import check_costs, measure_costs
+from specjax.text.requests import DRAWN, check_forbidding, check_one_constraint, checked_rule
+from specjax.text.text_models import Models, Pair, TextModel
+from specjax.types import LanguageModel, Params, Rule, Sampling, Stopping
 
 VERIFIER_ALONE, DRAFTER_ALONE = VerifierAlone.__name__, DrafterAlone.__name__
 
-_FIELDS = ("rule", "verification", "stopping", "drafting", "method")
+# The longest drafts where nothing else is chosen.
+_USUAL_LENGTH = 5
+_PARTS = ("rule", "verification", "stopping", "drafting", "method")
 # Rules that give the verifier's distribution where q and p are a single token each, unless they
 # are so strong that they keep the drafter's token whatever p is.
 _LOSSLESS_GREEDILY = (
-    rules.Lossy,
-    rules.LossyTuned,
-    rules.KLBall,
-    rules.KLPrice,
-    rules.Mentored,
-    rules.Typical,
-    rules.AcceptThreshold,
-    rules.Cactus,
+    *(rules.Lossy, rules.LossyTuned, rules.KLBall, rules.KLPrice),
+    *(rules.Mentored, rules.Typical, rules.AcceptThreshold, rules.Cactus),
+)
+OF_DRAFTS = (
+    *("verification", "max_draft", "min_draft", "stopping", "drafting"),
+    *("widths", "process_drafts", "costs"),
 )
 
 
@@ -49,110 +89,142 @@ class MisfitError(UserError):
     """The parts of a setting cannot be combined."""
 
 
+@options_of("Setting")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
     """A way to decode with a verifier and a drafter: plain values, hashable.
 
-    Its parts are texts that name a class with its arguments (see `specjax.text.parts`); case and
-    underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can be named
-    after `specjax.register_part(Mine)`.
+    A part is a text that names a class with its arguments (see `specjax.text.parts`), or an object,
+    which is kept as its text if it has one: `OPT(0.2)`. A value that is the default becomes None.
+    Case and underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can
+    be named after `specjax.register_part(Mine)`.
 
     Attributes:
-      rule: a rule of `specjax.rules`, such as `OPT(0.2)`; at temperature 0 `Lossless` for rules
-        that then give the verifier's token, such as `Lossy(0.3)`.
-      method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, or a cascade in which
-        a single model writes at a time, such as `TokenCascade(limit=10)`.
-      verification: an algorithm of `specjax.verification`; None: the default of `drafting`, or the
-        method has none.
-      max_draft: G, the length of a draft, or the longest; None if the method or `drafting` sets it.
+      rule: a rule of `specjax.rules`, such as `OPT(0.2)`; by default `Lossless`. Strengths may be
+        per prompt.
+      method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, a cascade in which a
+        single model writes at a time, such as `TokenCascade(limit=10)`, or
+        `WithParams(method, params)`.
+      verification: an algorithm of `specjax.verification`; by default that of `drafting`.
+      max_draft: G, the length of a draft, or the longest; by default 5 (of a block head fewer if it
+        drafts fewer), or what `costs` choose.
       min_draft: the fewest tokens of a draft, whatever `stopping` decides.
-      stopping: the stopping policy, such as `Confidence(0.4)`, or None.
-      drafting: how drafts are made, such as `Lookup(min_match=3)`; None: by the drafter.
+      stopping: the stopping policy, such as `Confidence(0.4)`, `WithParams(policy, params)`, or
+        None.
+      drafting: how drafts are made, such as `Lookup(min_match=3)` or `WithParams(drafter, params)`;
+        None: by the drafter.
       drafter: the drafter's name among the models.
-      temperature: the temperature of both models; 0 is greedy.
+      temperature: the temperature of both models, a number or one per prompt; 0 is greedy.
       top_k: likewise; None for all tokens.
       top_p: likewise.
       processors: of both models, such as ("RepetitionPenalty(1.3)", "MinP(0.05)").
+      process_drafts: whether processors change the drafter's distributions too, which accepts more
+        drafts. The output follows the same distribution.
+      widths: the numbers of tokens that a pass of the verifier may read; see `decoding.Round`.
+      costs: `drafting.read_costs(FILE)`: what passes cost and how often drafts are accepted. They
+        choose `max_draft` for the batch size and the temperature, or are for `CostAware()`. If no
+        draft pays, the verifier decodes alone.
 
     Raises:
-      MisfitError: a `Decoder` refuses these parts together, whatever its models are.
+      MisfitError: these parts cannot be combined, whatever the models are.
       UserError: a name is unknown, or a value is out of range.
     """
 
-    rule: str = "Lossless"
-    method: str | None = None
-    verification: str | None = None
-    max_draft: int | None = 5
+    rule: Any = None
+    method: Any = None
+    verification: Any = None
+    max_draft: int | None = None
     min_draft: int = 0
-    stopping: str | None = None
-    drafting: str | None = None
+    stopping: Any = None
+    drafting: Any = None
     drafter: str = "drafter"
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    processors: tuple[str, ...] = ()
+    temperature: Any = 1.0
+    top_k: Any = None
+    top_p: Any = None
+    processors: tuple[Any, ...] = ()
+    process_drafts: bool = True
+    widths: tuple[int, ...] | None = None
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
-        def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
-        for name in _FIELDS:
-            if name == "rule" or getattr(self, name) is not None:
-                # The text has standard names; its arguments are checked.
-                put(name, str(Part.parse(getattr(self, name), name)))
-                _check_single(name, self.part(name), getattr(self, name))
-                if name == "drafting":
-                    check_is_plan(self.part(name))
-        # Equivalent settings are equal: what is not used has its default.
-        for name in self.unused:
-            put(name, 0 if name == "min_draft" else None)
-        if self.is_alone:
+        put = functools.partial(object.__setattr__, self)
+        for name in _PARTS:
+            put(name, _plain(name, getattr(self, name)))
+        self._check_values(put)
+        for name, why in self.left_out.items():
+            if (given := getattr(self, name)) != Setting.__dataclass_fields__[name].default:
+                raise MisfitError(f"{name} must be left out: {why}, got {shown(given)}")
+        if self.rule is None and (self.method is None or self.is_alone):
             put("rule", "Lossless")
         if "drafter" not in self._named_drafters():
             put("drafter", "drafter")
-        plan = self._plan()
-        if self.method is None and self.verification is None:
-            put("verification", str(Part(type(plan.default_verification).__name__)))
-        if self.max_draft is None and "max_draft" not in self.unused:
-            put("max_draft", Setting.__dataclass_fields__["max_draft"].default)
+        texts = (*(getattr(self, name) for name in _PARTS), *self.processors)
+        if all(isinstance(one, str | None) for one in texts):
+            _check_fit_once(registered_parts(), self)
+        else:  # a cache would keep its arrays
+            _check_fit(self)
+        # What is usual is None, so that it can follow other fields of a copy.
+        if self.max_draft == _USUAL_LENGTH:
+            put("max_draft", None)
+        if self.method is None and self.verification == self._usual_verification:
+            put("verification", None)
+
+    def _check_values(self, put: Any) -> None:
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
-        span: dict[str, Any] = {"low": 0.0, "open_high": True, "dtype": float}
-        put("temperature", one_number("temperature", self.temperature, **span))
-        is_greedy = self.temperature == 0.0 and self.method is None
-        if is_greedy and _lossless_greedily(self.part("rule")):
-            put("rule", "Lossless")
         if not isinstance(self.drafter, str):
             raise UserError(f"drafter must be the name of a model, got {self.drafter!r}")
-        put("processors", _canonical(self.processors))
-        self.sampling  # noqa: B018  checks the values
-        # Equal settings have equal JSON, and so one key.
-        if self.top_k is not None:
-            put("top_k", whole_number("top_k", self.top_k, low=1))
-        if self.top_p is not None:
-            put("top_p", one_number("top_p", self.top_p, low=0.0, high=1.0, dtype=float))
-        fields = (*_FIELDS, "max_draft", "processors")
-        values = [(name, getattr(self, name)) for name in fields]
-        _check_fit(registered_parts(), (*values, ("min_draft", self.min_draft or None)))
+        check_flag("process_drafts", self.process_drafts)
+        if self.widths is not None:
+            widths = checked("widths", self.widths, low=1, dtype=np.int32)
+            put("widths", tuple(widths.reshape(-1).tolist()))
+        needed = ("rows", "widths", "draft", "verifier")
+        if isinstance(self.costs, Mapping) and self.costs.keys() >= {*needed}:
+            put("costs", Costs.of(self.costs))
+        if self.costs is not None:
+            check_part("costs", self.costs, needed, "drafting.read_costs(FILE)")
+        put("processors", _in_order(self.processors))
+        drawn = self.sampling  # checks the values
+        for name in DRAWN:
+            given = getattr(self, name)
+            is_number = isinstance(given, int | float) and name != "top_k"
+            put(name, float(given) if is_number else as_written(getattr(drawn, name)))
 
     @property
-    def unused(self) -> Mapping[str, str]:
-        """Each field without an effect -> why."""
-        if self.method is not None:
-            fields = ("verification", "max_draft", "min_draft", "stopping", "drafting")
-            return dict.fromkeys(fields, f"method={self.method!r} has its own")
-        return self._plan().left_out
+    def left_out(self) -> Mapping[str, str]:
+        """Each field that has no effect, and must not be given -> why."""
+        return left_out(self.method, self.drafting)
 
-    def _plan(self) -> Any:
-        plan = self.part("drafting")
-        return ModelDrafts() if plan is None else plan
+    @property
+    def plan(self) -> DraftPlan:
+        """How drafts are made."""
+        return _plan_of(self.part("drafting"))
+
+    @property
+    def longest(self) -> int | None:
+        """G; None where the method, `drafting` or `costs` set it."""
+        chosen = self.costs is not None and self.stopping is None
+        if self.max_draft is not None or chosen or "max_draft" in self.left_out:
+            return self.max_draft
+        return _USUAL_LENGTH
+
+    @property
+    def _usual_verification(self) -> Any:
+        return _plain("verification", self.plan.default_verification)
+
+    @property
+    def policy(self) -> Stopping | None:
+        """The stopping policy without its parameters."""
+        policy = self.part("stopping")
+        return policy.part if isinstance(policy, WithParams) else policy
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling of both models."""
-        parts = tuple(make_part("processors", text) for text in self.processors)
-        return Sampling(self.temperature, self.top_k, self.top_p, parts or None)
+        """The sampling of both models; processors have no arrays yet."""
+        parts = [make_part("processors", one) for one in self.processors]
+        bare = tuple(one.part if isinstance(one, WithParams) else one for one in parts)
+        return Sampling(self.temperature, self.top_k, self.top_p, bare or None)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -161,7 +233,7 @@ class Setting:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The names of the models that `decoder` must be given."""
+        """The names of the models that a `Decoder` must be given."""
         if self.method == DRAFTER_ALONE:
             return (self.drafter,)
         return ("verifier", *([self.drafter] if "drafter" in self._named_drafters() else []))
@@ -169,75 +241,58 @@ class Setting:
     @property
     def is_alone(self) -> bool:
         """Whether a single model decodes."""
-        return self.method in (VERIFIER_ALONE, DRAFTER_ALONE)
+        return isinstance(self.method, str) and self.method in (VERIFIER_ALONE, DRAFTER_ALONE)
 
     @property
     def is_lossless(self) -> bool:
         """Whether outputs certainly follow the verifier's distribution."""
-        return self.rule == "Lossless" and self.method in (None, VERIFIER_ALONE)
+        if self.method not in (None, VERIFIER_ALONE):
+            return False
+        if self.rule == "Lossless":
+            return True
+        is_greedy = bool(np.all(np.equal(self.temperature, 0.0)))
+        return is_greedy and _is_lossless_greedily(self.part("rule"))
 
     @property
     def verifier_alone(self) -> "Setting":
         """The verifier alone, with the same sampling."""
-        names = ("temperature", "top_k", "top_p", "processors")
+        names = (*DRAWN, "processors")
         return Setting(method=VERIFIER_ALONE, **{name: getattr(self, name) for name in names})
 
     @property
     def strength(self) -> float | None:
         """The rule's strength, or None: its last number, otherwise that of its parts."""
-        return Part.parse(self.rule).number
+        return _number(self.rule)
 
     @property
     def threshold(self) -> float | None:
         """The policy's threshold, or None: its last number, otherwise that of its parts."""
-        return None if self.stopping is None else Part.parse(self.stopping).number
+        return _number(self.stopping)
 
     @property
     def curve(self) -> tuple[Any, ...]:
         """A key shared by settings that differ only in their strength."""
-        values = self.to_dict() | {"rule": Part.parse(self.rule).template}
+        values = self.to_dict() | {"rule": Part.parse(self.rule).template, "costs": self.costs}
         return tuple(values.items())
 
     @property
     def key(self) -> str:
         """A file name, unique for each setting and the same in every version and grid."""
         text = json.dumps(self.to_dict(), sort_keys=True)
-        plain = "".join(c if c.isalnum() else "-" for c in self.described(without=_USUAL))
+        plain = "".join(c if c.isalnum() else "-" for c in self.described(without=_DETAILS))
         return f"{plain[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def part(self, name: str) -> Any:
-        """Makes the object of a field, such as the rule for "rule"; None if the field is None."""
+        """Makes the object of a field, such as the rule for "rule"; None if it has none."""
+        if name == "verification" and self.verification is None and self.method is None:
+            return self.plan.default_verification
         return make_part(name, getattr(self, name))
-
-    def decoder(self, models: Mapping[str, TextModel], **options: Any) -> Decoder:
-        """Makes a decoder.
-
-        Args:
-          models: by name, `verifier` among them, and the drafter if the setting needs it.
-          **options: more options of `Decoder`, such as `batch_size`.
-
-        Returns:
-          A `Decoder`. Settings that differ only in a strength, a threshold or the temperature share
-          their programs.
-        """
-        options = {"sampling": self.sampling} | options
-        for name in self.needed:
-            if name not in models:
-                raise UserError(f"there is no model {name!r}; the models are {', '.join(models)}")
-        if self.is_alone:
-            return Decoder(models[self.needed[0]], **options)
-        named = dict(models)
-        if self.drafter in models:
-            named["drafter"] = models[self.drafter]
-        parts = {name: self.part(name) for name in _FIELDS}
-        lengths = {"max_draft": self.max_draft, "min_draft": self.min_draft or None}
-        return Decoder(Models(**named), **{**parts, **lengths, **options})
 
     def _named_drafters(self) -> tuple[str, ...]:
         """The models that draft, by the names in `drafting`."""
         if self.method == VERIFIER_ALONE:
             return ()
-        return _models_of(self._plan())
+        return _models_of(self.plan)
 
     def described(self, *, without: Collection[str] = ()) -> str:
         """Returns a short text for a table or a legend, without some fields or "strength"."""
@@ -257,20 +312,41 @@ class Setting:
         parts += values.get("processors", ())
         if not self.min_draft:
             values["min_draft"] = None
-        short = {"max_draft": "G", "min_draft": "least"}
+        short = {"max_draft": "G", "min_draft": "least", "widths": "widths"}
         short |= {"temperature": "T", "top_k": "k", "top_p": "p"}
-        parts += [
-            f"{letter}={values[name]:g}"
-            for name, letter in short.items()
-            if values.get(name) is not None
-        ]
+        for name, letter in short.items():
+            if (value := values.get(name)) is not None:
+                parts.append(
+                    f"{letter}={value}" if isinstance(value, tuple) else f"{letter}={value:g}"
+                )
+        parts += ["drafts as they are"] if "process_drafts" in values else []
+        parts += ["costs"] if "costs" in values else []
         return ", ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values; `Setting(**values)` is an equal setting."""
-        values = dataclasses.asdict(self)
-        if not self.processors:
-            del values["processors"]  # keys of settings without them stay what they were
+        """Returns JSON values; `Setting(**values)` is an equal setting.
+
+        Raises:
+          UserError: a part of your own has no text.
+        """
+        usual = Setting.__dataclass_fields__
+        values = {name: getattr(self, name) for name in usual}
+        values["max_draft"] = self.longest
+        if self.method is None and self.verification is None:
+            values["verification"] = self._usual_verification
+        for name in ("processors", "process_drafts", "widths", "costs"):
+            if values[name] == usual[name].default:
+                del values[name]
+        for name in (*_PARTS, "processors"):
+            several = values.get(name) if name == "processors" else (values[name],)
+            for part in several or ():
+                if not isinstance(part, str | None):
+                    raise UserError(
+                        f"{name}={shown(part)} has no text: its arguments must be numbers, texts "
+                        "and parts, and a class of your own must be given to specjax.register_part"
+                    )
+        if self.costs is not None:
+            values["costs"] = dataclasses.asdict(self.costs)
         return values
 
 
@@ -283,51 +359,469 @@ def _models_of(plan: Any) -> tuple[str, ...]:
     return getattr(plan, "models", plan.needs)
 
 
-def _check_single(field: str, part: Any, text: str) -> None:
-    """Refuses a strength per row: a setting is for any prompts."""
-    if any(map(np.ndim, jax.tree.leaves(part))):
-        raise UserError(f"{field} of a setting must have single numbers as strengths, got {text}")
+def left_out(method: Any, drafting: Any) -> Mapping[str, str]:
+    """Each field of a `Setting` that has no effect with these two -> why."""
+    method = make_part("method", method)
+    if isinstance(method, VerifierAlone | DrafterAlone):
+        why = f"method={type(method).__name__} decodes without drafts"
+        return dict.fromkeys(OF_DRAFTS, why)
+    if method is not None:
+        return dict.fromkeys(OF_DRAFTS, "`method` has its own")
+    return _plan_of(make_part("drafting", drafting)).left_out
 
 
-@functools.lru_cache(maxsize=4096)  # grids make the same few again and again
-def _check_fit(_: tuple[type, ...], values: tuple[tuple[str, Any], ...]) -> None:
-    chosen = dict(values)
-    processors = [make_part("processors", text) for text in chosen.pop("processors")]
-    try:
-        check_fit(Parts(**chosen), processors)
-    except (TypeError, ValueError) as error:
-        given = [(name, value) for name, value in values if value and name != "max_draft"]
-        shown = ", ".join(f"{name}={value!r}" for name, value in given)
-        raise MisfitError(f"{shown} cannot be combined: {error}") from None
+def _plan_of(drafting: Any) -> DraftPlan:
+    if isinstance(drafting, WithParams):
+        return OwnDrafts(drafting)
+    plan = ModelDrafts() if drafting is None else drafting
+    check_is_plan(plan)
+    return plan
 
 
-def _lossless_greedily(rule: Any) -> bool:
-    """Whether a rule is `Lossless` at temperature 0."""
+def _number(text: Any) -> float | None:
+    return Part.parse(text).number if isinstance(text, str) else None
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The text of a part if it has one; else the object."""
+    made = make_part(name, value)  # checks the arguments
+    if isinstance(value, str):
+        return str(Part.parse(value, name))
+    part = None if made is None else Part.of(made)
+    return made if part is None else str(part)
+
+
+def _in_order(processors: Any) -> tuple[Any, ...]:
+    """The processors, as texts where they have one, in the order in which they run."""
+    if isinstance(processors, str) or not isinstance(processors, Sequence):
+        raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
+    ordered = []
+    for i, value in enumerate(processors):
+        made = make_part("processors", value)
+        part = made.part if isinstance(made, WithParams) else made
+        check_part(f"processors[{i}]", part, ("process", "order"), "processors.MinP(0.05)")
+        ordered.append((part.order, _plain("processors", value)))
+    # The order in which they are given changes nothing.
+    return tuple(one for _, one in sorted(ordered, key=lambda pair: pair[0]))
+
+
+def check_single(setting: Setting) -> None:
+    """Refuses values per prompt: these settings are for any prompts."""
+    for name in (*_PARTS, "processors", *DRAWN):
+        value = getattr(setting, name)
+        made = setting.sampling.processors if name == "processors" else make_part(name, value)
+        if any(map(np.ndim, jax.tree.leaves(made))) or (isinstance(value, tuple) and name in DRAWN):
+            raise UserError(f"{name} must have single numbers, got {value}: give one number")
+
+
+def _is_lossless_greedily(rule: Any) -> bool:
     if isinstance(rule, rules.AcceptThreshold):  # programs read a subnormal number as 0
-        return bool(rule.single >= np.finfo(np.float32).tiny)
-    if isinstance(rule, rules.KLBall | rules.Mentored) and np.isinf(jax.tree.leaves(rule)[0]):
+        return bool(np.all(rule.single >= np.finfo(np.float32).tiny))
+    if isinstance(rule, rules.KLBall | rules.Mentored) and np.isinf(jax.tree.leaves(rule)[0]).any():
         return False
     return type(rule) in _LOSSLESS_GREEDILY
 
 
-def _canonical(processors: Any) -> tuple[str, ...]:
-    """The processors' texts with standard names."""
-    several = isinstance(processors, list | tuple)
-    if not several or not all(isinstance(text, str) for text in processors):
+def as_written(value: Any) -> Any:
+    """Numbers as a user wrote them: 0.7, not the nearest float32."""
+    if value is None:
+        return None
+    array = np.asarray(value)
+    written = array if array.dtype.kind in "iu" else array.astype(str).astype(float)
+    return tuple(written.tolist()) if array.ndim else written.item()
+
+
+def _check_fit(setting: Setting) -> None:
+    try:
+        _check_parts(setting)
+    except UserError as error:
+        given = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)}
+        given = {
+            name: value
+            for name, value in given.items()
+            if value != Setting.__dataclass_fields__[name].default
+            and name not in DRAWN
+            and (name, value) != ("rule", "Lossless")
+        }
+        named = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        together = f"{named} cannot be combined: " if len(given) > 1 else ""
+        raise MisfitError(f"{together}{error}") from None
+
+
+# Grids make the same few again and again.
+@functools.lru_cache(maxsize=4096)
+def _check_fit_once(_: tuple[type, ...], setting: Setting) -> None:
+    _check_fit(setting)
+
+
+_DETAILS = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Built:
+    """A method, ready to decode, with its parameters, and its models by name.
+
+    Attributes:
+      main: the model whose tokenizer is used.
+      own_params: a hash of the parameters that belong to no model, or None.
+      stopping: the text of the policy with its costs, or None.
+      costs: the costs measured for a policy without costs, or None.
+      length: the choice of G by given costs, or None.
+      most_rows: the largest batch with known costs; None if the policy needs no costs.
+      budget: the tokens of a `drafting.Budget` without a smallest draft; None for other policies.
+    """
+
+    method: Method
+    params: Params
+    models: Mapping[str, TextModel]
+    main: TextModel
+    own_params: str | None = None
+    stopping: str | None = None
+    costs: Costs | None = None
+    length: DraftLength | None = None
+    most_rows: int | None = None
+    budget: int | None = None
+
+
+# The attributes of a user's own method that a decoder reads.
+_OF_METHODS = (
+    *("init", "run", "describe", "cache_length", "check_rule", "model_names", "nan_sources"),
+    *("vocab_size", "min_draft", "max_draft", "independent_rows", "partitioner"),
+)
+
+
+def build(
+    setting: Setting,
+    models: Any,
+    rows: int,
+    prompt_length: int,
+) -> Built:
+    """Makes the method of a setting from its `chosen_models`.
+
+    Costs are measured with `rows` prompts of `prompt_length` tokens. Given costs choose G for these
+    rows.
+    """
+    single = isinstance(models, TextModel)
+    named, main = ({"verifier": models}, models) if single else (models.named, models.verifier)
+    chosen, rule = setting.part("method"), setting.part("rule")
+    if setting.is_alone:
+        return _alone(main, rule)
+    if isinstance(chosen, WithParams):
+        return _own_method(chosen, rule, named, main)
+    if chosen is not None:
+        _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
+        small = named["drafter"]
+        small.check_alone()
+        eos_ids = tuple(main.tokenizer.eos_ids)
+        cascade = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
+        params = MethodParams(main.prepared, small.prepared, rule)
+        return Built(cascade, params, {"drafter": small, "verifier": main}, main)
+    plan = setting.plan
+    what = "decoding with several models" if setting.drafting is None else f"drafting={plan!r}"
+    _check_names(named, plan.needs, what)
+    costs = length = None
+    if plan.weighs_costs:
+        pair = Pair(named["drafter"], main)
+        if setting.costs is not None and setting.stopping is None:
+            length = chosen_length(setting.costs, pair, rows, setting.temperature)
+            if not length.max_draft:  # no draft is verified
+                return dataclasses.replace(_alone(main, None), length=length)
+            setting = dataclasses.replace(setting, max_draft=length.max_draft, costs=None)
+        setting, costs = _with_costs(setting, plan, pair, rows, prompt_length)
+    method, rule, planned = _speculative(named, main, setting, plan)
+    used = {name: model for name, model in named.items() if model is main or name in plan.needs}
+    policy = setting.policy
+    return Built(
+        method,
+        MethodParams(main.prepared, planned.params, rule),
+        {**used, **planned.models},
+        main,
+        own_params=_hash(planned.own, planned.described),
+        stopping=None if policy is None else repr(policy),
+        costs=costs,
+        length=length,
+        most_rows=policy.costs.rows[-1] if isinstance(policy, CostAware) and policy.costs else None,
+        budget=policy.tokens if isinstance(policy, Budget) and not setting.min_draft else None,
+    )
+
+
+def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Models | TextModel]:
+    """The setting for these models; and the only model that writes, or all with its drafter."""
+    if setting.is_alone and isinstance(models, TextModel):
+        return setting, models
+    named = {"verifier": models} if isinstance(models, TextModel) else models
+    named = named.named if isinstance(named, Models) else named
+    if not isinstance(named, Mapping):
         raise UserError(
-            f"processors must be a tuple of texts such as ('MinP(0.05)',), got {processors!r}"
+            "models must be a Pair, Models, models by name or a TextModel, got "
+            f"{type(models).__name__}: see load_pair"
         )
-    what = "processors"
-    ordered = []
-    for text in processors:
-        make_part(what, text)  # checks the arguments
-        written = str(Part.parse(text, what).without_defaults())
-        part = make_part(what, written)
-        check_part(f"{what}={written!r}", part, ("process", "order"), "MinP(0.05)")
-        _check_single(what, part, written)
-        ordered.append((part.order, written))
-    # The order in which they are given changes nothing.
-    return tuple(text for _, text in sorted(ordered, key=lambda pair: pair[0]))
+    if setting.is_alone:
+        _check_names(named, setting.needed, f"method={setting.method}")
+        return setting, named[setting.needed[0]]
+    all_models = models if isinstance(models, Models) else Models(**named)
+    if len(named) == 1 and setting.method is None and setting.drafting is None:
+        for name in ("drafter", *OF_DRAFTS):
+            if getattr(setting, name) != Setting.__dataclass_fields__[name].default:
+                raise UserError(
+                    f"{name} must be left out: this option needs a drafter: load one beside the "
+                    'model, or give drafting="Lookup()", which drafts without a second model'
+                )
+        Autoregressive(all_models.verifier.model).check_rule(setting.part("rule"))
+        alone = dataclasses.replace(setting.verifier_alone, rule=setting.rule)
+        return alone, all_models.verifier
+    if isinstance(models, TextModel):
+        return setting, models
+    if setting.drafter in named and setting.drafter != "drafter":
+        all_models = Models(**{**named, "drafter": named[setting.drafter]})
+    elif setting.drafter != "drafter":
+        _check_names(named, (setting.drafter,), "the setting")
+    return setting, all_models
 
 
-_USUAL = tuple(f.name for f in dataclasses.fields(Setting) if f.name not in ("rule", "method"))
+def _alone(main: TextModel, rule: Rule | None) -> Built:
+    main.check_alone()
+    eos_ids = tuple(main.tokenizer.eos_ids)
+    alone = Autoregressive(main.model, eos_ids=eos_ids, partitioner=main.partitioner)
+    params = MethodParams(main.prepared)
+    if rule is not None and type(rule) is not rules.Lossless:
+        params = params._replace(rule=checked_rule(alone, rule))
+    return Built(alone, params, {"verifier": main}, main)
+
+
+def _own_method(
+    chosen: WithParams, rule: Any, named: Mapping[str, TextModel], main: TextModel
+) -> Built:
+    own, params = chosen.part, chosen.params
+    check_part("method", own, _OF_METHODS, "decoding.Speculative(...)")
+    check_static("method", own)
+    assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
+    if rule is not None:
+        params = params._replace(rule=checked_rule(own, rule))
+    return Built(own, params, named, main, _hash(params))
+
+
+def _check_cascade(method: Any, rule: Any) -> None:
+    """Refuses what is no cascade in which a single model writes at a time, and its rule."""
+    check_part("method", method, ("bound",), "specjax.TokenCascade()")
+    if rule is None:
+        name = type(method).__name__
+        raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
+    method.check_rule(rule)
+
+
+def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: str) -> None:
+    for name in needed:
+        if name not in named:
+            raise UserError(
+                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair, or "
+                "Models with this name"
+            )
+
+
+class _AnyModel(LanguageModel):
+    """Stands for the network of any model."""
+
+    vocab_size = 2**30
+    reads_trees = True
+    gives_odds = True
+    prompt_positions: Any = None
+    prefill: Any = None
+    score: Any = None
+    write: Any = None
+
+
+# Stands for any `TextModel` where only the parts are checked.
+_ANY: Any = types.SimpleNamespace(
+    model=_AnyModel(),
+    tokenizer=types.SimpleNamespace(eos_ids=(0,)),
+    partitioner=None,
+    platform="cpu",
+    prepared=(),
+    place=lambda params: params,
+)
+
+
+def _check_parts(setting: Setting) -> None:
+    """Refuses parts that cannot be combined, whatever the models are.
+
+    No file is read. A plan of the user's own is checked only as far as it needs no models.
+    """
+    processors = setting.sampling.processors or ()
+    check_one_constraint(processors)
+    method = setting.part("method")
+    if isinstance(method, WithParams):
+        return
+    if setting.is_alone:
+        rule = setting.part("rule")
+        check_is_rule("rule", rule)
+        if rule.reads_draft:
+            raise UserError(
+                f"rule must be left out: method={setting.method} decodes without drafts"
+            )
+        return
+    if method is not None:
+        _check_cascade(method, setting.part("rule"))
+        return
+    plan = setting.plan
+    _check_costs(setting, plan)
+    plans = [plan, *(plan.parts if isinstance(plan, Branches) else ())]
+    ours = all(type(x).__module__.startswith("specjax.") for x in plans if not isinstance(x, str))
+    if ours and not isinstance(plan, OwnDrafts):
+        models = dict.fromkeys((*plan.needs, "verifier"), _ANY)
+        speculative, rule, _ = _speculative(models, _ANY, setting, plan)
+        check_forbidding(speculative, rule, tuple(processors))
+
+
+def _check_costs(setting: Setting, plan: DraftPlan) -> None:
+    """Refuses costs that nothing weighs, and a policy that weighs them with these drafts."""
+    is_free = setting.rule == "Lossless" and setting.max_draft is None and not setting.min_draft
+    is_free = is_free and setting.stopping is None and setting.widths is None
+    weighs = isinstance(setting.policy, CostAware) or (is_free and plan.weighs_costs)
+    if setting.costs is not None and not weighs:
+        raise UserError(
+            "costs must be left out: they are for stopping=CostAware(), or choose max_draft "
+            "where the drafts of a single drafter are lossless and max_draft, min_draft, "
+            "stopping and widths are left out"
+        )
+    if isinstance(setting.policy, CostAware) and not plan.weighs_costs:
+        raise UserError("CostAware needs a single drafter: choose another policy")
+
+
+def _speculative(
+    named: Mapping[str, TextModel], main: TextModel, setting: Setting, plan: DraftPlan
+) -> tuple[Speculative, Rule, Planned]:
+    """The method and its rule, after checking that they fit together; and the plan's result."""
+
+    def neural(
+        model: str | TextModel, longest: int | None = None
+    ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+        small = named[model] if isinstance(model, str) else model
+        drafter, params = _neural(small, main, setting, longest)
+        # Placed now, so that the calls of the loop do not transfer them.
+        return drafter, params._replace(stopping=main.place(params.stopping))
+
+    models = {**named, "verifier": main}
+    planned = plan.make(
+        PlanInputs(models, setting.max_draft or _USUAL_LENGTH, neural, main is _ANY)
+    )
+    method = Speculative(
+        main.model,
+        planned.drafter,
+        setting.part("verification"),
+        setting.widths,
+        process_drafts=setting.process_drafts,
+        eos_ids=tuple(main.tokenizer.eos_ids),
+        partitioner=main.partitioner,
+    )
+    # Of one's own drafter, the size is one's own matter.
+    drafts_trees = not isinstance(plan, OwnDrafts) and planned.drafter.traits.drafts_trees
+    if drafts_trees and planned.drafter.max_draft > MOST_NODES:
+        raise UserError(
+            f"drafting={plan!r} drafts trees of up to {planned.drafter.max_draft} tokens, and at "
+            f"most {MOST_NODES} are allowed: draft fewer"
+        )
+    return method, checked_rule(method, setting.part("rule")), planned
+
+
+def _neural(
+    small: TextModel, main: TextModel, setting: Setting, longest: int | None
+) -> tuple[NeuralDrafter, NeuralDrafterParams]:
+    """The drafter of a small model, for up to `longest` tokens (None: `max_draft`)."""
+    # A level of a cascade may draft fewer tokens.
+    min_draft = setting.min_draft if longest is None else min(setting.min_draft, longest)
+    stopping = setting.policy or FixedLength()
+    check_policy(stopping)
+    params: Any = ()
+    given = setting.part("stopping")
+    if isinstance(given, WithParams) and small is not _ANY:
+        params = given.params
+        check_own_params(stopping, params, small.head)
+    elif small is not _ANY:
+        stopping, params = stopping.bind(small.head)
+        is_ours = type(stopping).__module__.startswith("specjax.")
+        if not is_ours and not jax.tree.leaves(params) and not small.is_head:
+            check_needs_no_params(stopping, main.model.vocab_size, small.width)
+    # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
+    eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
+    if longest is None:
+        longest = setting.max_draft or _USUAL_LENGTH
+        if isinstance(small.model, BlockHead) and setting.max_draft is None:
+            # A rule that reads the drafter after a whole draft needs one more of its tokens.
+            spare = int(setting.part("rule").reads_draft)
+            longest = min(longest, small.model.config.most_drafts - spare)
+    options = {"min_draft": min_draft, "eos_ids": eos_ids}
+    return drafter_of(small, main, longest, stopping, params, **options)
+
+
+_known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)
+
+
+@contextlib.contextmanager
+def measured_costs(costs: Costs) -> Iterator[None]:
+    """A `Decoder` made in this context uses these costs, if they belong to its pair."""
+    token = _known_costs.set(costs)
+    try:
+        yield
+    finally:
+        _known_costs.reset(token)
+
+
+def _with_costs(
+    setting: Setting, plan: DraftPlan, pair: Pair, rows: int, prompt_length: int
+) -> tuple[Setting, Costs | None]:
+    """The setting, with measured costs for a policy without costs; and these costs."""
+    policy = setting.policy
+    if not isinstance(policy, CostAware):
+        return setting, None
+    main, multiple = pair.verifier, pair.verifier.row_multiple
+    rows += -rows % multiple
+    without = dataclasses.replace(setting, stopping=None, costs=None)
+    longest = _speculative(pair.named, main, without, plan)[0].max_draft + 1
+    widths, costs = setting.widths or powers_of_two(longest), None
+    policy = policy if policy.costs else dataclasses.replace(policy, costs=setting.costs)
+    if policy.costs is None:
+        costs = _known_costs.get()
+        if costs is None or costs.pair != pair.fingerprint:
+            # The length of the prompts is unknown; the shortest bucket is usual.
+            sizes = sorted({multiple, rows})
+            costs = measure_costs(pair, sizes, widths, prompt_length=prompt_length)
+    weighed = policy.costs or costs
+    policy = dataclasses.replace(policy, costs=weighed)  # checks them
+    assert weighed is not None
+    check_costs(weighed, pair, rows, widths[-1] - 1)
+    policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
+    return dataclasses.replace(setting, stopping=policy), costs
+
+
+def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> DraftLength:
+    """Chooses the length of a pair's drafts, up to the longest that `costs` were measured with.
+
+    Raises:
+      UserError: the costs are not those of the pair, the rows and the temperatures.
+    """
+    small = pair.drafter
+    rows += -rows % pair.verifier.row_multiple
+    longest = costs.widths[-1] - 1
+    if longest < 1:
+        raise UserError(
+            f"costs has the widths {costs.widths}, and a draft needs one of at least 2 to choose "
+            "its length: measure it with `specjax bench --costs FILE`"
+        )
+    if isinstance(small.model, BlockHead):
+        longest = min(longest, small.model.config.most_drafts)
+    check_costs(costs, pair, rows, longest)
+    low, high = np.min(temperature), np.max(temperature)
+    if not costs.temperatures or not costs.temperatures[0] <= low <= high <= costs.temperatures[-1]:
+        raise UserError(
+            f"costs has acceptance at the temperatures {costs.temperatures}, which must include "
+            f"{low:g} to {high:g}: measure it with `specjax bench --costs FILE --temperatures`"
+        )
+    acceptance = np.mean(np.interp(temperature, costs.temperatures, costs.acceptance))
+    tokens = expected_rounds(float(acceptance), longest)
+    return draft_length(round_costs(costs, rows, tokens, catches_up=catches_up(small)))
+
+
+def _hash(params: Params, described: str = "") -> str | None:
+    """A hash of parameters and a text; None if both are empty."""
+    return digest(params, described) if described or jax.tree.leaves(params) else None

@@ -10,6 +10,7 @@ import specjax
 from benchmarks import tree_walks
 from benchmarks.tree_walks import expect_trees
 from specjax.study.expect import expect, sampling_key
+from specjax.text import Decoder
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import written
 from tests.benchmarks.tree_rounds import outcomes, rates_of
@@ -116,10 +117,10 @@ def of_built_in_pair(temperature, prompts, seed):
     pair, shape = specjax.load_pair(), {"max_new_tokens": 48, "batch_size": 8}
     alone = Setting(method="VerifierAlone", temperature=temperature)
     setting = Setting(drafting=f"Tree(parents={PARENTS})", temperature=temperature)
-    decoder = alone.decoder(pair.named, **shape)
+    decoder = Decoder(pair.named, alone, **shape)
     known = written(decoder, [decoder.encode(text) for text in prompts], seed=seed)
     (found,) = estimated(pair.named, known, [setting])
-    rows = setting.decoder(pair.named, **shape)(list(prompts), seed=seed + 1).info.per_row
+    rows = Decoder(pair.named, setting, **shape)(list(prompts), seed=seed + 1).info.per_row
     return found, rows.emitted.sum() / rows.verifier_calls.sum()
 
 

@@ -302,7 +302,7 @@ def test_limits_are_kept_on_texts_the_choice_has_not_seen(data, tmp_path, capsys
     models = load_models(**{name: data / "pair" / name for name in ("drafter", "verifier")}).named
     options = {"max_new_tokens": 6, "buckets": (24,), "batch_size": 1}
     setting = Setting(**results["setting"])
-    assert found.describe() == setting.decoder(models, **options).describe()
+    assert found.describe() == Decoder(models, setting, **options).describe()
     # Stopped before its end, it measures what is missing alone.
     lost = store.store.path((key.key, "round 2"))
     kept = {path: path.stat().st_mtime_ns for path in (output / "points").iterdir()}

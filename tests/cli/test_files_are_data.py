@@ -160,7 +160,6 @@ def test_a_record_of_a_comparison_names_only_known_parts(compared, tmp_path, cap
         {"drafter": {"__class__": "trap.Part"}},
         {"__class__": "trap.Part"},
         {"rule": ["OPT(0.2)"]},
-        {"rule": None},
         {"temperature": "trap.part"},
         {"max_draft": 1e300},
         {"top_k": [1, 2]},

@@ -12,7 +12,7 @@ from specjax.cli import hosts
 from specjax.cli.main import main
 from specjax.runs import processes
 from specjax.runs.processes import LostProcessError, Process
-from specjax.text import parts
+from specjax.text import setting
 from tests.cli.infer_command import TEXTS, arguments, write
 
 BUCKETS = {"BUCKETS": "(4, 16)"}
@@ -155,7 +155,7 @@ def test_each_replica_does_not_measure_costs(paths, alone, tmp_path, monkeypatch
     measured = drafting.Costs((1, 4), (1, 2, 4), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
     pair = specjax.load_pair(**paths)
     measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(parts, "measure_costs", lambda *_, **__: measured)
+    monkeypatch.setattr(setting, "measure_costs", lambda *_, **__: measured)
     command = arguments(paths, alone[0], tmp_path / "out", STOPPING="CostAware()", **BUCKETS)
     assert main([*command, *replica(0)]) == 2
     assert "several processes must share the same costs" in capsys.readouterr().err

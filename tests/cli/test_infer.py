@@ -12,7 +12,7 @@ import specjax
 from specjax import drafting, rules
 from specjax.cli import gin_config, infer
 from specjax.cli.main import main
-from specjax.text import parts
+from specjax.text import setting
 from specjax.text.passes import costs_file
 from specjax.types import Sampling
 from tests import tiny_pair
@@ -353,7 +353,7 @@ MISFITS = {
     ),
     "cascade, length": (
         ["METHOD=TokenCascade()", "RULE=Chow(0.3)", "MAX_DRAFT=3"],
-        "max_draft must be left out: method='TokenCascade' has its own, got 3",
+        "max_draft must be left out: `method` has its own, got 3",
     ),
     "cascade, rule": (["METHOD=TokenCascade()"], "rule must be like rules.Chow"),
     "copies, rule": (["DRAFTING=Lookup()", "RULE=Chow(0.3)"], "cannot be combined"),
@@ -434,7 +434,7 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):
     pair = specjax.load_pair(**paths)
     measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)
     measured = dataclasses.replace(measured, pair=pair.fingerprint)
-    monkeypatch.setattr(parts, "measure_costs", lambda *_, **__: measured)
+    monkeypatch.setattr(setting, "measure_costs", lambda *_, **__: measured)
     assert main(argv) == 0
     assert drafting.read_costs(tmp_path / "out/costs.json") == measured
     lines = (tmp_path / "out/predictions.jsonl").read_bytes()
@@ -443,7 +443,7 @@ def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):
     def unwanted(*_, **__):
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr(parts, "measure_costs", unwanted)
+    monkeypatch.setattr(setting, "measure_costs", unwanted)
     assert main(argv) == 0
     assert (tmp_path / "out/predictions.jsonl").read_bytes() == lines
     # Another method is told so, and not that it cannot take costs that nobody has given.

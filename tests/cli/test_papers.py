@@ -220,7 +220,7 @@ def test_the_paper_compares_its_methods_and_strengths(tmp_path):
     counts = collections.Counter(one.rule.partition("(")[0] for one in settings if not one.method)
     assert counts["OPT"] == counts["TokenV3"] == 10 and counts["Lossless"] == 1
     assert max(one.strength for one in settings if one.rule.startswith("BiLD")) == 10.0
-    assert {(one.temperature, one.max_draft) for one in settings} == {(1.0, 5), (1.0, None)}
+    assert {(one.temperature, one.longest) for one in settings} == {(1.0, 5), (1.0, None)}
     assert {one.verification for one in settings} == {"Token", None}
 
 

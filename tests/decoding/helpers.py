@@ -4,7 +4,7 @@ import dataclasses
 import types
 
 from specjax import decoding, drafting, rules
-from specjax.text.parts import bind_processors
+from specjax.text.requests import bind_processors
 from specjax.types import PromptBatch, Stopping
 
 

@@ -19,6 +19,7 @@ from specjax.study.choose import Search
 from specjax.study.infer_names import Prompting
 from specjax.study.measure import RELATIVE, Measured, Times, joined, prices
 from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, predictions_in
+from specjax.text import Decoder
 from tests import tiny_pair
 from tests.study import world
 
@@ -43,7 +44,7 @@ def without_times(record):
 
 
 def bench(how=None):
-    decoder = world.VERIFIER.decoder(world.models(), **world.OPTIONS)
+    decoder = Decoder(world.models(), world.VERIFIER, **world.OPTIONS)
     texts = Texts(world.EXAMPLES, world.REFERENCES)
     tokens = [decoder.encode(text) for text in world.TEXTS]
     return Bench(world.models(), texts, tokens, how or world.measuring(), world.OPTIONS)

@@ -19,7 +19,7 @@ from specjax.study.expect import (
     positions,
     sampling_key,
 )
-from specjax.text import TextModel
+from specjax.text import Decoder, TextModel
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import KnownTexts, written
 from specjax.tokenizers import ByteTokenizer
@@ -158,7 +158,7 @@ def test_greedy_estimates_are_what_decoding_counts(models):
     }
     prompts = [rng.integers(3, VOCAB, 4).astype(np.int32) for _ in range(24)]
     size = {"max_new_tokens": 12, "batch_size": 8}
-    alone = Setting(method="VerifierAlone", temperature=0.0).decoder(pair, **size)
+    alone = Decoder(pair, Setting(method="VerifierAlone", temperature=0.0), **size)
     texts = written(alone, prompts, seed=0)
     settings = [
         Setting(temperature=0.0, max_draft=3),
@@ -166,7 +166,7 @@ def test_greedy_estimates_are_what_decoding_counts(models):
         Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)", min_draft=2),
     ]
     for setting, found in zip(settings, of(pair, texts, settings), strict=True):
-        rows = setting.decoder(pair, **size)(list(prompts), progress=False).info.per_row
+        rows = Decoder(pair, setting, **size)(list(prompts), progress=False).info.per_row
         want = rows.emitted.sum() / rows.verifier_calls.sum()
         assert found.tokens_per_call == pytest.approx(want, rel=1e-9) and want > 1.2
 

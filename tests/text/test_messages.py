@@ -13,7 +13,7 @@ from specjax import drafting, errors, processors, rules, testing, types, verific
 from specjax.drafting import Bigram
 from specjax.text import passes, stops
 from specjax.text.decoder import Decoder
-from specjax.text.setting import Setting
+from specjax.text.setting import Setting, check_single
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -182,7 +182,10 @@ DECODERS = [
         )
     ),
     (decoder(stopping=Fields(np.zeros(3))), "arrays are given beside it, as in WithParams(part, "),
-    (lambda: Decoder("verifier"), "models must be Models or a TextModel, got str"),
+    (
+        lambda: Decoder("verifier"),
+        "models must be a Pair, Models, models by name or a TextModel",
+    ),
     *(
         (given(**{name: value}), f"unexpected keyword argument {name!r}{told}")
         for given, name, value, told in (
@@ -196,7 +199,7 @@ DECODERS = [
             (decoder, "n", 2, "; write num_samples=2 as an option of Request or a call of the Dec"),
             (decoder, "seed", 2, "; write seed=2 as an option of Request or a call of the Decoder"),
             (decoder, "num_beams", 2, ": specjax has no beam search: leave it out"),
-            (decoder, "nonsense", 2, "; its options are models, rule, "),
+            (decoder, "nonsense", 2, "; its options are models, setting, rule, "),
             (rank, "temperature", 0.0, "; did you mean sampling=Sampling(temperature=0.0)?"),
             (rank, "max_length", 8, "; did you mean max_new_tokens=8?"),
             (engine, "max_num_seqs", 8, "; write batch_size=8 as an option of Decoder"),
@@ -321,7 +324,7 @@ DRAFTS = [
     (cascade(lengths=K, last=specjax.Lookup(), width=1), "width must be a whole number of at"),
     (
         cascade(lengths=K, models=("drafter",), last=specjax.Lookup(), width=500),
-        "width must be at most the number",
+        "at most 512 are allowed: draft fewer",
     ),
     (
         lambda: cascade(
@@ -335,7 +338,7 @@ DRAFTS = [
         "OPT reads the drafter's confidence, but LookupDrafter has none",
     ),
     (copying(max_draft=3), "max_draft must be left out: K has"),
-    (copying(stopping=drafting.CostAware()), "stopping=CostAware cannot be used with drafting="),
+    (copying(stopping=drafting.CostAware()), "CostAware needs a single drafter"),
     (copying(rule=rules.OPT(0.1)), "OPT reads the drafter's confidence, but HorizontalCascade"),
     (copying(verification=verification.GreedyBlock()), "GreedyBlock"),
 ]
@@ -359,7 +362,7 @@ PROCESSORS = [
     ),
     (
         processing(processors.Regex("a+"), processors.JsonSchema({"type": "null"})),
-        "at most one Regex or JsonSchema, got Regex('a+'), JsonSchema(",
+        "at most one Regex or JsonSchema, got Regex, JsonSchema: ",
     ),
     (
         processing(MIN_P, sampling=Sampling(processors=(MIN_P,))),
@@ -556,7 +559,10 @@ SETTINGS = [
     (setting(rule="no_such.module.Rule(1)"), "nothing is imported for a text"),
     (setting(rule="Lossy(1.5)"), "rule='Lossy(1.5)': strength must lie in [0, 1)"),
     (setting(rule="Halfway(0.3)"), "got 'Halfway'"),
-    (setting(top_k=[1]), "top_k must be a single whole number, got [1]"),
+    (
+        lambda: check_single(Setting(top_k=[1, 2])),
+        "top_k must have single numbers, got (1, 2): give one number",
+    ),
     (setting(max_draft=0), "max_draft must be"),
     (setting(verification="OPT(0.2)"), "verification must be one of"),
     (setting(verification="Walk"), "Walk needs a drafter of trees"),
@@ -573,20 +579,20 @@ SETTINGS = [
         "MinP: multiple values for argument 'min_p'",
     ),
     (
-        setting(processors=("MinP((0.1, 0.2))",)),
-        "single numbers as strengths, got MinP((0.1, 0.2))",
+        lambda: check_single(Setting(processors=("MinP((0.1, 0.2))",))),
+        "processors must have single numbers, got ('MinP((0.1, 0.2))',)",
     ),
     (setting(verification="GreedyBlock", stopping="Confidence(0.4)"), NO_FIT),
     (setting(stopping="CostAware", drafting="Cascade(((3,),))"), NO_FIT),
     (setting(stopping="Confidence(0.4)", min_draft=4, max_draft=3), NO_FIT),
     (setting(rule="OPT(0.2)", drafting="Lookup"), NO_FIT),
-    (setting(rule="SequenceChow(0.3)"), NO_FIT),
-    (setting(rule="Lossless", method="TokenCascade"), NO_FIT),
+    (setting(rule="SequenceChow(0.3)"), "rule must be like rules.OPT(strength=0.2), got Seq"),
+    (setting(rule="Lossless", method="TokenCascade"), "rule must be like rules.Chow(strength="),
     (
         setting(rule="Lossy(0.2)", drafting="Lookup", processors=("NoRepeatNgram(2)",)),
         NO_FIT,
     ),
-    (setting(processors=("Regex('a')", "JsonSchema('{}')")), NO_FIT),
+    (setting(processors=("Regex('a')", "JsonSchema('{}')")), "at most one Regex or JsonSchema"),
 ]
 MODELS = [
     (

@@ -9,7 +9,7 @@ import pytest
 import specjax
 from specjax import drafting, testing, verification
 from specjax.drafting import Bigram
-from specjax.text import drafts, parts
+from specjax.text import drafts, setting
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -69,7 +69,7 @@ def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypa
         times = ((1.0,) * len(widths),) * len(rows)
         return drafting.Costs(tuple(rows), tuple(widths), (0.01,) * len(rows), times)
 
-    monkeypatch.setattr(parts, "measure_costs", measured)
+    monkeypatch.setattr(setting, "measure_costs", measured)
     policy = {"max_draft": 3, "stopping": drafting.CostAware()}
     plan = specjax.Lookup(min_match=2, max_copy=6)
     decoder = specjax.Decoder(pair, drafting=plan, **policy, **SHAPE)

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, rules
-from specjax.study.grid import USUAL_METHODS, method_of
+from specjax import drafting, processors, rules
+from specjax.study.grid import USUAL_METHODS, Grid
+from specjax.text import Decoder
 from specjax.text.parts import Part
 from specjax.text.setting import Setting
-from tests.variants import variants
-
-PROMPTS = ["A man in a blue shirt is riding a bicycle.", "Two children are playing in the snow."]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +45,17 @@ def test_a_setting_is_json_and_its_key_is_its_own():
     setting = Setting(
         rule="Lossy(0.2)", stopping="Confidence(0.4)", drafting="Lookup(min_match=3)", top_p=0.9
     )
+    costs = drafting.Costs(
+        (1,), (1, 3), (1.0,), ((2.0, 3.0),), temperatures=(0.0,), acceptance=(0.9,)
+    )
+    settings = [
+        setting,
+        Setting(temperature=(0.5, 1.0), processors=("MinP(0.1)",), widths=(1, 6)),
+        Setting(costs=costs),
+        Setting(stopping="CostAware", costs=costs, process_drafts=False),
+    ]
+    for one in settings:
+        assert Setting(**json.loads(json.dumps(one.to_dict()))) == one
     again = Setting(**json.loads(json.dumps(setting.to_dict())))
     assert again == setting
     assert hash(again) == hash(setting)
@@ -62,10 +71,19 @@ def test_a_setting_is_json_and_its_key_is_its_own():
         ({"verification": "Block"}, {}),
         ({"top_p": 1}, {"top_p": 1.0}),
         (
-            {"drafting": "tree(depth=2, width=2)", "verification": "traversal", "max_draft": 7},
-            {"drafting": "Tree(depth=2, width=2)", "stopping": "Confidence(0.4)"},
+            {"drafting": "tree(depth=2, width=2)", "verification": "traversal"},
+            {"drafting": specjax.Tree(depth=2, width=2)},
         ),
         ({"top_k": np.int32(3)}, {"top_k": 3}),
+        ({"rule": rules.OPT(0.2)}, {"rule": "OPT(0.2)"}),
+        ({"rule": rules.Typical(alpha=0.9)}, {"rule": "Typical(0.3, 0.9)"}),
+        ({"rule": rules.Typical(0.2, 0.9)}, {"rule": "Typical(0.2, 0.9)"}),
+        (
+            {"rule": rules.TokenV2(0.3, top_k=10, replacement="argmax")},
+            {"rule": "TokenV2(0.3, replacement='argmax', top_k=10)"},
+        ),
+        ({"stopping": drafting.Budget(8)}, {"stopping": "Budget(8)"}),
+        ({"processors": (processors.MinP(0.05),)}, {"processors": ("MinP(0.05)",)}),
         ({"drafting": "Lookup()", "drafter": "x"}, {"drafting": "Lookup()"}),
         (
             {"rule": "Budgeted(rule=OPT(strength=0.2), nats_per_token=1)"},
@@ -77,7 +95,7 @@ def test_a_setting_is_json_and_its_key_is_its_own():
             {"processors": ("LinearTemperature(2.0, 1.0, 9)",)},
         ),
         (
-            {"processors": ("NoRepeatNgram(2, 'both')", "PresencePenalty(0.5, 'both')")},
+            {"processors": ("NoRepeatNgram(2)", "PresencePenalty(0.5, over='both')")},
             {"processors": ("PresencePenalty(over='both', penalty=0.5)", "NoRepeatNgram(2)")},
         ),
         (
@@ -157,20 +175,16 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("name", variants(SAME, "OPT"))
-def test_a_setting_decodes_as_its_parts_do(pair, name):
+@pytest.mark.parametrize("name", SAME)
+def test_the_short_form_of_a_decoder_makes_its_setting(pair, name):
     setting, parts = SAME[name]
-    options = {"max_new_tokens": 8, "batch_size": 2}
-    ours = setting.decoder(pair.named, **options)(PROMPTS)
-    theirs = specjax.Decoder(pair, **parts, **options)(PROMPTS)
-    assert ours.texts == theirs.texts
-    assert [row.info.rounds for row in ours] == [row.info.rounds for row in theirs]
+    assert specjax.Decoder(pair, **parts).setting == setting
 
 
 @pytest.mark.parametrize("name", ["VerifierAlone", "DrafterAlone"])
 def test_a_model_alone(pair, name):
     model = pair.verifier if name == "VerifierAlone" else pair.drafter
-    decoder = Setting(method=name, temperature=0.0).decoder(pair.named)
+    decoder = Decoder(pair, Setting(method=name, temperature=0.0))
     assert list(
         decoder.models.named.values() if hasattr(decoder.models, "named") else [decoder.models]
     ) == [model]
@@ -207,13 +221,13 @@ def greedy_laws(rule):
         ("Mentored({})", 20.0),
     ],
 )
-def test_what_is_lossless_at_temperature_0_is_no_setting_of_its_own(name, strength):
-    text, method = method_of(name if strength is None else name.format(strength))
-    warm, cold = (Setting(rule=text, method=method, temperature=t) for t in (0.5, 0.0))
+def test_what_is_lossless_at_temperature_0_is_no_setting_of_its_own_in_a_grid(name, strength):
+    found = Grid(methods={name: strength}, temperatures=(0.5, 0.0)).settings()
+    warm, cold = (one for one in found if not one.is_alone)
     rule = warm.part("rule")
-    assert warm.rule == text
+    assert warm.rule == str(Part.parse(name if strength is None else name.format(strength)))
     if rule.reads_draft_confidence or rule.reads_verifier_confidence:
-        assert cold.rule == text  # two tokens say nothing of the confidences
+        assert cold.rule == warm.rule  # two tokens say nothing of the confidences
     else:
         gives_the_verifiers_token = greedy_laws(rule) == [[0.0, 1.0], [0.0, 1.0]]
         assert (cold == Setting(temperature=0.0)) == cold.is_lossless == gives_the_verifiers_token

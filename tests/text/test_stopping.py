@@ -12,7 +12,7 @@ import specjax
 from specjax import drafting, environment
 from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.compilation import count_compilations
-from specjax.text import parts
+from specjax.text import setting
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -197,17 +197,17 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
         asked.append((rows, widths))
         return costs(of)
 
-    monkeypatch.setattr(parts, "measure_costs", measured)
+    monkeypatch.setattr(setting, "measure_costs", measured)
     options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
     decoder = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     rows = decoder.batch_size
     assert asked == [([1, rows], (1, 2, 4, 5))] and decoder.costs == costs(pair)
     assert decoder(PROMPTS).texts == alone
-    with parts.measured_costs(costs(pair)):
+    with setting.measured_costs(costs(pair)):
         again = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 1 and again.describe() == decoder.describe()
     assert again.costs == decoder.costs
-    with parts.measured_costs(dataclasses.replace(costs(pair), pair="another")):
+    with setting.measured_costs(dataclasses.replace(costs(pair), pair="another")):
         specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
     assert len(asked) == 2
     own = specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), **options)
