@@ -61,7 +61,7 @@ class _Unknown:
 
 def test_what_does_not_go_together_is_refused_when_the_model_is_made():
     words = (vocabulary(), vocabulary())
-    make, decoding = specjax_t5x.EncoderDecoderModel, specjax_t5x.Decoding
+    make = specjax_t5x.EncoderDecoderModel
     with pytest.raises(ValueError, match="the verifier's network, _Unknown, is not supported"):
         make(_Unknown(), *words)
     with pytest.raises(ValueError, match="the drafter's network, _Unknown, is not supported"):
@@ -69,18 +69,20 @@ def test_what_does_not_go_together_is_refused_when_the_model_is_made():
     with pytest.raises(ValueError, match="the drafter's vocabulary has 9 tokens, the verifier's"):
         pair_of(t5(1, vocab=9))
     with pytest.raises(ValueError, match="rule must be left out, because there is no"):
-        make(t5(1), *words, decoding=decoding(rule=rules.OPT(0.2)))
+        make(t5(1), *words, setting=specjax_t5x.setting(rule=rules.OPT(0.2)))
     with pytest.raises(ValueError, match="GreedyBlock needs drafts of a fixed length"):
         pair_of(
-            decoding=decoding(verification=GreedyBlock(), stopping=drafting.Confidence(0.4)),
+            setting=specjax_t5x.setting(
+                verification=GreedyBlock(), stopping=drafting.Confidence(0.4)
+            ),
         )
-    with pytest.raises(ValueError, match="decode_fn must be left out: bind specjax_t5x.Decoding"):
+    with pytest.raises(ValueError, match="decode_fn must be left out: bind specjax_t5x.setting"):
         pair_of(decode_fn=None)
 
 
 def test_limits_and_strengths_of_a_call_are_checked():
-    decoding = specjax_t5x.Decoding(verification=GreedyBlock(), max_draft=2)
-    pair = pair_of(decoding=decoding)
+    setting = specjax_t5x.setting(verification=GreedyBlock(), max_draft=2)
+    pair = pair_of(setting=setting)
     params = shapes_of(pair)
 
     def shapes(**asked):
@@ -146,15 +148,15 @@ def test_without_a_drafter_its_options_are_refused(option, value):
     message = f"{option} must be left out, because there is no drafter; give drafter_module, or"
     with pytest.raises(ValueError, match=message):
         specjax_t5x.EncoderDecoderModel(
-            t5(1), vocabulary(), vocabulary(), decoding=specjax_t5x.Decoding(**{option: value})
+            t5(1), vocabulary(), vocabulary(), setting=specjax_t5x.setting(**{option: value})
         )
 
 
 def test_without_a_drafter_a_call_must_not_limit_drafts():
     # The gin files bind these, which are the defaults.
-    decoding = specjax_t5x.Decoding(verification=None, max_draft=5, min_draft=0)
+    decoding = specjax_t5x.setting(verification=None, max_draft=5, min_draft=0)
     words = (vocabulary(), vocabulary())
-    alone = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding)
+    alone = specjax_t5x.EncoderDecoderModel(t5(1), *words, setting=decoding)
     params = shapes_of(alone)
     with pytest.raises(ValueError, match="draft_limit must be left out, because there is no draf"):
         jax.eval_shape(
@@ -243,7 +245,7 @@ def test_a_drafter_s_checkpoint_goes_with_a_drafter(monkeypatch, tmp_path):
 
 
 def test_caches_are_laid_out_by_t5x_s_rules_on_its_mesh():
-    pair = pair_of(decoding=specjax_t5x.Decoding(max_draft=2))
+    pair = pair_of(setting=specjax_t5x.setting(max_draft=2))
     batch = {name: np.tile(value[:1], (8, 1)) for name, value in BATCH.items()}
     params = shapes_of(pair, batch)
     mesh = Mesh(np.asarray(jax.devices()).reshape(4, 2), ("data", "model"))

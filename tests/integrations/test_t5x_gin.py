@@ -19,6 +19,7 @@ from t5x import gin_utils
 from t5x import infer as infer_program
 
 from specjax.integrations.t5x import DecoderOnlyModel, EncoderDecoderModel
+from specjax.rules import Lossless
 from specjax.text.parts import make_part
 from tests.integrations.t5x_networks import BATCH, params_of
 
@@ -72,11 +73,12 @@ def test_each_way_to_decode_is_named_by_texts(name):
     configure("t5_1_1_small_xl", TEMPERATURE=0.5, **asked)
     made = model()
     assert (made.drafter_module is None) == ("DRAFTER_NETWORK" in asked)
-    assert made.decoding.temperature == 0.5
-    assert made.decoding.max_draft == asked.get("MAX_DRAFT", 5)
+    assert made.setting.temperature == 0.5
+    assert made.setting.max_draft == asked.get("MAX_DRAFT", 5)
     for field in ("rule", "stopping", "drafting"):
         expected = make_part(field, asked.get(field.upper()))
-        assert repr(getattr(made.decoding, field)) == repr(expected)
+        expected = Lossless() if field == "rule" and expected is None else expected
+        assert repr(made.setting.part(field)) == repr(expected)
 
 
 @pytest.mark.parametrize("pair", names("pairs"))
@@ -85,7 +87,7 @@ def test_each_pair_is_made(pair):
     made = model(DecoderOnlyModel if pair.startswith("decoder") else EncoderDecoderModel)
     large, small = (module.config for module in (made.module, made.drafter_module))
     assert large.emb_dim > small.emb_dim and large.vocab_size == small.vocab_size == 32128
-    assert large.dtype == "bfloat16" and made.decoding.max_draft == 5
+    assert large.dtype == "bfloat16" and made.setting.max_draft == 5
     found = gin.query_parameter("PairCheckpointManager.drafter_path")
     assert str(found) == "%DRAFTER_CHECKPOINT_PATH"
 
@@ -186,7 +188,7 @@ _NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWO
     [
         (
             ["specjax_t5x.EncoderDecoderModel.decode_fn = None"],
-            "decode_fn must be left out: bind specjax_t5x.Decoding",
+            "decode_fn must be left out: bind specjax_t5x.setting",
         ),
         (
             ["drafter/network.T5Config.vocab_size = 9"],
@@ -209,10 +211,13 @@ _NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWO
         (["MIN_DRAFT = 2", _ALONE], f"MIN_DRAFT {_NO_DRAFTER}"),
         (["STOPPING = 'Confidence(0.4)'", _ALONE], f"STOPPING {_NO_DRAFTER}"),
         ([_COPIES], "DRAFTER_NETWORK must be None, because DRAFTING is set"),
-        (["DRAFTING = 'Tree(2, 2)'", _ALONE], "DRAFTING must be Lookup() without bigram"),
+        (
+            ["DRAFTING = 'Tree(2, 2)'", _ALONE],
+            "DRAFTING must be Lookup() or WithParams(drafter, params) in T5X",
+        ),
         (
             [_COPIES, _ALONE, "MIN_DRAFT = 2"],
-            "STOPPING and MIN_DRAFT must be left out: the drafter",
+            "MIN_DRAFT must be left out: DRAFTING=Lookup(",
         ),
         ([_COPIES, _ALONE, "RULE = 'OPT(0.2)'"], "the drafter's confidence, but Lookup has none"),
         (["RULE = 'OPT'"], "RULE='OPT': OPT: missing a required argument: 'strength'"),
@@ -243,7 +248,7 @@ def test_what_is_not_read_or_does_not_fit_is_refused_in_the_words_of_gin_files(b
     [
         ("infer", "infer.output_dir = '/elsewhere'"),
         ("infer", "utils.DatasetConfig.module = 'seqio'"),
-        ("infer", "specjax_t5x.Decoding.rule = 'OPT(0.2)'"),
+        ("infer", "specjax_t5x.setting.rule = 'OPT(0.2)'"),
         ("infer", "specjax_t5x.PairCheckpointManager.drafter_path = '/small'"),
         ("interactive", "interactive_model.InteractiveModel.batch_size = 4"),
     ],

@@ -24,6 +24,7 @@ from specjax import drafting, rules, testing
 from specjax.integrations import t5x as specjax_t5x
 from specjax.integrations.t5x.decoding import method_of, partition_spec
 from specjax.integrations.t5x.model_classes import ranked
+from specjax.text import WithParams
 from specjax.verification import Token
 from tests.integrations.t5x_networks import (
     BATCH,
@@ -48,7 +49,7 @@ def as_t5x_runs():
 
 
 GREEDY = functools.partial(decoding.temperature_sample, temperature=0.0)
-DRAFTS = specjax_t5x.Decoding(temperature=0.0, max_draft=2)
+DRAFTS = specjax_t5x.setting(temperature=0.0, max_draft=2)
 RAW = {"decoder_params": {"rescale_log_probs": False, "max_decode_steps": 4}}
 
 
@@ -63,7 +64,7 @@ RAW = {"decoder_params": {"rescale_log_probs": False, "max_decode_steps": 4}}
 )
 def test_greedy_outputs_and_plain_scores_are_t5x_s_own(make):
     words = (vocabulary(), vocabulary())
-    pair = specjax_t5x.EncoderDecoderModel(make(2), *words, drafter_module=make(1), decoding=DRAFTS)
+    pair = specjax_t5x.EncoderDecoderModel(make(2), *words, drafter_module=make(1), setting=DRAFTS)
     alone = models.EncoderDecoderModel(make(2), *words, None, decode_fn=GREEDY)
     params = params_of(pair, BATCH)
     options = {"prompt_with_targets": True, "num_decodes": 2, "return_all_decodes": True, **RAW}
@@ -86,7 +87,7 @@ def test_greedy_outputs_of_a_decoder_are_t5x_s_own(bidirectional, tied):
     options = {"inputs_bidirectional_attention": bidirectional}
     large, small = decoder(2, tied), decoder(1, tied)
     pair = specjax_t5x.DecoderOnlyModel(
-        large, vocabulary(), drafter_module=small, decoding=DRAFTS, **options
+        large, vocabulary(), drafter_module=small, setting=DRAFTS, **options
     )
     alone = models.DecoderOnlyModel(large, vocabulary(), None, decode_fn=GREEDY, **options)
     params = params_of(pair, DECODER_BATCH)
@@ -130,7 +131,7 @@ def _small_pair(decoding):
     make = functools.partial(t5, vocab=SMALL)
     words = (vocabulary(SMALL), vocabulary(SMALL))
     return specjax_t5x.EncoderDecoderModel(
-        make(1), *words, drafter_module=make(1), decoding=decoding
+        make(1), *words, drafter_module=make(1), setting=decoding
     )
 
 
@@ -160,7 +161,7 @@ def _law(params, rule, temperature, batch):
 
 @pytest.mark.parametrize("rule", [rules.Lossless(), rules.OPT(0.3)], ids=["Lossless", "OPT"])
 def test_drawn_outputs_follow_the_rule_on_t5x_s_logits(rule):
-    pair = _small_pair(specjax_t5x.Decoding(rule=rule, verification=Token(), max_draft=2))
+    pair = _small_pair(specjax_t5x.setting(rule=rule, verification=Token(), max_draft=2))
     batch = {
         "encoder_input_tokens": np.array([[3, 2, 4, 1]], np.int32),
         "decoder_input_tokens": np.zeros((1, SHORT), np.int32),
@@ -195,7 +196,7 @@ def test_drawn_outputs_follow_the_rule_on_t5x_s_logits(rule):
 
 
 def test_calls_may_ask_for_other_settings():
-    pair = _small_pair(specjax_t5x.Decoding(max_draft=2))
+    pair = _small_pair(specjax_t5x.setting(max_draft=2))
     batch = {name: value[:, :4] % SMALL for name, value in BATCH.items()}
     params = params_of(pair, batch)
     # The networks start alike; these two never agree.
@@ -233,10 +234,10 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
     alone = models.EncoderDecoderModel(t5(1), *words, None, decode_fn=GREEDY)
     params = params_of(alone, BATCH)
     expected, _ = predict(alone, params, BATCH)
-    greedily = functools.partial(specjax_t5x.Decoding, temperature=0.0, max_draft=2)
-    own = greedily(drafter=drafting.LookupDrafter(V, 2))
-    for decoding_ in (own, greedily(drafting="Lookup()"), greedily(max_draft=5)):
-        model = specjax_t5x.EncoderDecoderModel(t5(1), *words, decoding=decoding_)
+    greedily = functools.partial(specjax_t5x.setting, temperature=0.0)
+    own = greedily(drafting=WithParams(drafting.LookupDrafter(V, 2), ()))
+    for setting in (own, greedily(drafting="Lookup()", max_draft=2), greedily()):
+        model = specjax_t5x.EncoderDecoderModel(t5(1), *words, setting=setting)
         out, aux = predict(model, params, BATCH)
         np.testing.assert_array_equal(out, expected)
         assert "drafter_calls" not in aux
@@ -244,13 +245,13 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
 
 @pytest.mark.parametrize(("plan", "longest"), [("Lookup()", 5), ("Lookup(max_copy=3)", 3)])
 def test_copies_are_as_long_as_they_say(plan, longest):
-    decoding_ = specjax_t5x.Decoding(drafting=plan)
-    assert method_of(decoding_, testing.TabularModel(V, 1), None).max_draft == longest
+    setting = specjax_t5x.setting(drafting=plan)
+    assert method_of(setting, testing.TabularModel(V, 1), None).max_draft == longest
 
 
 @pytest.mark.parametrize("rescaled", [True, False])
 def test_a_row_of_nan_has_the_lowest_score_and_no_nan(rescaled):
-    pair = _small_pair(specjax_t5x.Decoding(max_draft=2))
+    pair = _small_pair(specjax_t5x.setting(max_draft=2))
     batch = {name: value[:, :4] % SMALL for name, value in BATCH.items()}
     batch["encoder_input_tokens"] = np.full((3, 4), 2, np.int32)
     params = params_of(pair, batch)
@@ -286,22 +287,27 @@ def test_what_has_no_meaning_is_refused_in_one_line():
         call(decoder_params={"brevity": 1, "alpha": 0.6})
     with pytest.raises(ValueError, match="exclude each other: give one"):
         call(KEY, {"decode_rng": KEY})
-    with pytest.raises(ValueError, match="decoding must be a .*Decoding, got dict"):
+    with pytest.raises(ValueError, match="setting must be a .*Setting, got dict"):
         _small_pair({})
+    own = WithParams(drafting.LookupDrafter(SMALL, 2), ())
     with pytest.raises(
-        ValueError, match=r"drafter_module must be None, because Decoding\.drafting is"
+        ValueError, match=r"drafter_module must be None, because Setting\.drafting is"
     ):
-        _small_pair(specjax_t5x.Decoding(drafter=drafting.LookupDrafter(SMALL, 2)))
-    with pytest.raises(ValueError, match="stopping and min_draft must be left out"):
-        specjax_t5x.Decoding(drafter=drafting.LookupDrafter(V, 2), min_draft=1)
+        _small_pair(specjax_t5x.setting(drafting=own))
+    with pytest.raises(ValueError, match="min_draft must be left out"):
+        specjax_t5x.setting(drafting=own, min_draft=1)
     with pytest.raises(ValueError, match="max_draft"):
-        specjax_t5x.Decoding(max_draft=0)
+        specjax_t5x.setting(max_draft=0)
     with pytest.raises(ValueError, match=r"drafting must be Lookup\(\) without bigram, min_match"):
-        specjax_t5x.Decoding(drafting="Lookup(min_match=3)")
-    with pytest.raises(ValueError, match="drafter must be left out, because drafting is given"):
-        specjax_t5x.Decoding(drafting="Lookup()", drafter=drafting.LookupDrafter(V, 2))
+        _small_pair(specjax_t5x.setting(drafting="Lookup(min_match=3)"))
+    with pytest.raises(ValueError, match="drafting must be Lookup.* or WithParams.* in T5X"):
+        _small_pair(specjax_t5x.setting(drafting="Tree(depth=2, width=2)"))
+    with pytest.raises(ValueError, match="processors must be left out in T5X"):
+        _small_pair(specjax_t5x.setting(processors=("MinP(0.1)",)))
+    with pytest.raises(ValueError, match="method must be left out in T5X"):
+        _small_pair(specjax_t5x.setting(method="VerifierAlone"))
     with pytest.raises(ValueError, match="rule='OPTT': there is no such name; did you mean OPT"):
-        specjax_t5x.Decoding(rule="OPTT(0.2)")
+        specjax_t5x.setting(rule="OPTT(0.2)")
 
 
 def test_an_unknown_network_is_named():

@@ -7,14 +7,14 @@ In a gin file (see gin_configs/t5x and docs/t5x.md):
 """
 
 from specjax.integrations.t5x.availability import T5X_VERSION
-from specjax.integrations.t5x.decoding import Decoding
+from specjax.integrations.t5x.decoding import setting
 from specjax.integrations.t5x.model_classes import DecoderOnlyModel, EncoderDecoderModel
 from specjax.integrations.t5x.restoring import PairCheckpointManager
 
 __all__ = [
     "T5X_VERSION",
     "DecoderOnlyModel",
-    "Decoding",
     "EncoderDecoderModel",
     "PairCheckpointManager",
+    "setting",
 ]

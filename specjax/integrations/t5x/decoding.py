@@ -4,11 +4,11 @@ Axes: B rows of T5X's batch, n decodes of each, L longest output, P prompt lengt
 """
 
 import contextlib
-import dataclasses
 import difflib
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,29 +20,23 @@ from flax.linen.partitioning import logical_to_mesh_axes
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from t5x import gin_utils, partitioning
 
-from specjax.checks import in_names, whole_number
+from specjax import text
+from specjax.checks import in_names
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.method import check_strengths
 from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
 from specjax.drafting.neural import catches_up_on
-from specjax.drafting.stopping import check_policy
 from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call
-from specjax.rules import Lossless
-from specjax.text.drafts import Lookup
-from specjax.text.parts import make_part
+from specjax.text.drafts import Lookup, OwnDrafts, WithParams
+from specjax.text.setting import OF_DRAFTS, check_single
 from specjax.types import (
     DecodeState,
-    Drafter,
     LanguageModel,
     Params,
     PromptBatch,
     Rule,
-    Sampling,
-    Stopping,
-    Verification,
 )
-from specjax.verification import Block
 
 # T5X's own: specjax's commands have theirs in `cli`.
 _gin = gin_utils.gin
@@ -54,16 +48,12 @@ _FILES = (
 )
 # What messages say beside parameters, in the words of gin files.
 _PHRASES = {
-    "because drafting is": "because DRAFTING is",
-    "stopping and min_draft": "STOPPING and MIN_DRAFT",
     "LookupDrafter": "Lookup",
     "NeuralDrafter has fixed_length=False": "STOPPING ends them earlier",
 }
 _NEEDS_DRAFTER = (
-    "{} must be left out, because there is no drafter; give drafter_module, or Decoding.drafting"
+    "{} must be left out, because there is no drafter; give drafter_module, or Setting.drafting"
 )
-# Options that need a drafter.
-_OF_DRAFTS = ("verification", "max_draft", "min_draft", "stopping")
 # An axis without a name in T5X is split like another axis.
 _ALIASES = {"kv_heads": "heads"}
 
@@ -72,7 +62,7 @@ _ALIASES = {"kv_heads": "heads"}
 def refuse_unread(config: Mapping[tuple[str, str], Any]) -> None:
     """Refuses names and scopes that a pair's gin files and flags set, and that nothing reads."""
     references = list(_gin.config.iterate_references(config))
-    if not any(one.configurable.wrapped is Decoding for one in references):
+    if not any(one.configurable.wrapped is setting for one in references):
         return
     names, scopes = {"MODEL"}, {""}  # a program may ask gin for the model
     for one in references:
@@ -110,7 +100,7 @@ def _is_overridden(name: str, config: Mapping[tuple[str, str], Any]) -> bool:
 
 
 @contextlib.contextmanager
-def in_names_of_gin(*kinds: type) -> Iterator[None]:
+def in_names_of_gin(*kinds: Callable[..., Any]) -> Iterator[None]:
     """Errors use the names that gin files bind to the parameters of `kinds`: RULE for rule."""
     try:
         yield
@@ -128,73 +118,42 @@ def in_names_of_gin(*kinds: type) -> Iterator[None]:
         raise UserError(text) from None
 
 
-def _bindings(kind: type) -> dict[str, Any]:
+def _bindings(kind: Callable[..., Any]) -> dict[str, Any]:
     try:
         return _gin.get_bindings(kind, resolve_references=False)
     except ValueError:  # made in Python: gin does not know it
         return {}
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """Decodes instead of T5X's `decode_fn`; bound in gin.
+@functools.wraps(text.Setting, updated=())
+def setting(**values: Any) -> text.Setting:  # noqa: D103  its docstring is that of `Setting`
+    with in_names_of_gin(setting):
+        return text.Setting(**values)
 
-    A part is an object or a text that names it, such as "OPT(0.2)"; see `specjax.Setting`.
 
-    Attributes:
-      rule: the target distribution; `rules.Lossless()` by default.
-      verification: the algorithm; `verification.Block()` by default.
-      max_draft: G, tokens drafted per round.
-      min_draft: the fewest tokens drafted per round, whatever `stopping` decides.
-      stopping: the policy that ends drafts before `max_draft`; none by default.
-      drafting: `Lookup()`, which copies from the text, instead of the drafting network.
-      drafter: another drafter without a network; it has its own `max_draft`.
-      drafter_params: its parameters.
-      temperature: of sampling; 0 is greedy. A call's `decoder_params` may override it.
-      top_k: draw only the k most probable tokens, or None for all; may be overridden too.
-      top_p: draw only the nucleus of this probability, or None for all; may be overridden too.
-    """
-
-    rule: Rule | None = None
-    verification: Verification | None = None
-    max_draft: int = 5
-    min_draft: int = 0
-    stopping: Stopping | None = None
-    drafting: Lookup | None = None
-    drafter: Drafter | None = None
-    drafter_params: Params = ()
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        with in_names_of_gin(Decoding):
-            for name in ("rule", "verification", "stopping", "drafting"):
-                object.__setattr__(self, name, make_part(name, getattr(self, name)))
-            whole_number("max_draft", self.max_draft, low=1)
-            whole_number("min_draft", self.min_draft, low=0)
-            # It checks them.
-            Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-            if self.stopping is not None:
-                check_policy(self.stopping)
-            copies = self.drafting
-            if copies is not None and self.drafter is not None:
-                raise UserError("drafter must be left out, because drafting is given")
-            if copies is not None and not (
-                isinstance(copies, Lookup)
-                and (copies.bigram, copies.min_match, copies.copies) == (None, None, 1)
-            ):
-                raise UserError(
-                    "drafting must be Lookup() without bigram, min_match and copies in T5X, got "
-                    f"{copies}"
-                )
-            if self.has_drafter and (self.stopping is not None or self.min_draft):
-                raise UserError("stopping and min_draft must be left out: the drafter ignores them")
-
-    @property
-    def has_drafter(self) -> bool:
-        """Whether no network is needed to draft."""
-        return self.drafter is not None or self.drafting is not None
+def check_supported(given: Any) -> None:
+    """Refuses what is no setting of T5X's loop."""
+    if not isinstance(given, text.Setting):
+        raise UserError(
+            f"setting must be a specjax.Setting, got {type(given).__name__}: bind "
+            "@specjax_t5x.setting()"
+        )
+    usual = text.Setting()
+    if isinstance(given.part("stopping"), WithParams):
+        raise UserError("stopping must be a policy without parameters in T5X, got WithParams(...)")
+    for name in ("method", "drafter", "processors", "process_drafts", "widths", "costs"):
+        if getattr(given, name) != getattr(usual, name):
+            raise UserError(f"{name} must be left out in T5X, got {getattr(given, name)!r}")
+    check_single(given)
+    plan = given.plan
+    if isinstance(plan, Lookup) and (plan.bigram, plan.min_match, plan.copies) != (None, None, 1):
+        raise UserError(
+            f"drafting must be Lookup() without bigram, min_match and copies in T5X, got {plan}"
+        )
+    if given.drafting is not None and not isinstance(plan, Lookup | OwnDrafts):
+        raise UserError(
+            f"drafting must be Lookup() or WithParams(drafter, params) in T5X, got {plan}"
+        )
 
 
 class PairPart(NamedTuple):
@@ -205,7 +164,7 @@ class PairPart(NamedTuple):
 
 
 def run_loop(
-    decoding: Decoding,
+    setting: text.Setting,
     verifier: PairPart,
     drafter: PairPart | None,
     batch: PromptBatch,
@@ -215,7 +174,7 @@ def run_loop(
     """Decodes a batch to the end; traced.
 
     Args:
-      decoding: the bindings of gin.
+      setting: the bindings of gin.
       verifier: the large network.
       drafter: the small network; None if there is none.
       batch: B prompts; this function adds the call's seeds, sampling and draft limits.
@@ -226,17 +185,18 @@ def run_loop(
       The state of B * n rows; rows of the same prompt are adjacent.
     """
     small = None if drafter is None else drafter.model
-    method = method_of(decoding, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
-    rule, rows = call.rule or decoding.rule or Lossless(), batch.inputs.shape[0]
+    method = method_of(setting, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))
+    rule, rows = call.rule or setting.part("rule"), batch.inputs.shape[0]
     check_strengths(rule, rows)
     params: Any = MethodParams(verifier.params)
     if call.draft_limit is not None and not isinstance(method, Speculative):
         raise UserError(_NEEDS_DRAFTER.format("draft_limit"))
     if isinstance(method, Speculative):
         _check_draft_limit(method, call.draft_limit)
-        proposer_params = decoding.drafter_params
+        plan = setting.plan
+        proposer_params = plan.own.params if isinstance(plan, OwnDrafts) else ()
         if drafter is not None:
-            numbers = jax.tree.map(jnp.asarray, _stopping(decoding)[1])
+            numbers = jax.tree.map(jnp.asarray, _stopping(setting)[1])
             proposer_params = NeuralDrafterParams(drafter.params, numbers)
         params = MethodParams(verifier.params, proposer_params, call.by_row(rule))
     if call.max_steps is not None:
@@ -257,7 +217,7 @@ def run_loop(
 
 
 def method_of(
-    decoding: Decoding,
+    setting: text.Setting,
     verifier: LanguageModel,
     drafter: LanguageModel | None,
     *,
@@ -265,41 +225,40 @@ def method_of(
     eos_ids: tuple[int, ...] = (),
 ) -> Method:
     """The method, without a drafter the verifier alone; a `rule` replaces gin's."""
-    rule = rule or decoding.rule
-    if drafter is None and not decoding.has_drafter:
-        if rule is not None:
-            raise UserError(_NEEDS_DRAFTER.format("rule"))
-        usual = {field.name: field.default for field in dataclasses.fields(Decoding)}
-        for name in _OF_DRAFTS:
-            if getattr(decoding, name) not in (None, usual[name]):
-                raise UserError(_NEEDS_DRAFTER.format(name))
-        return Autoregressive(verifier, eos_ids=eos_ids)
-    proposer = decoding.drafter
-    if decoding.drafting is not None:
-        longest = decoding.drafting.max_copy or decoding.max_draft
-        proposer = decoding.drafting.copier(verifier.vocab_size, longest)
-    if proposer is None:
-        assert drafter is not None
-        stopping = _stopping(decoding)[0]
+    plan, longest = setting.plan, setting.longest or 0
+    proposer: Any = None
+    if isinstance(plan, OwnDrafts):
+        proposer = plan.own.part
+    elif isinstance(plan, Lookup):
+        proposer = plan.copier(verifier.vocab_size, plan.max_copy or longest)
+    elif drafter is not None:
+        stopping = _stopping(setting)[0]
         # A draft of a fixed length continues: so rows do not depend on each other's passes.
         ends = () if stopping.is_fixed else eos_ids
         proposer = NeuralDrafter(
             drafter,
-            decoding.max_draft,
+            longest,
             stopping,
-            decoding.min_draft,
+            setting.min_draft,
             eos_ids=ends,
             catches_up=catches_up_on(jax.default_backend()),
         )
-    verification = Block() if decoding.verification is None else decoding.verification
-    method = Speculative(verifier, proposer, verification, eos_ids=eos_ids)
-    method.check_rule(rule or Lossless())
+    if proposer is None:
+        if rule is not None:
+            raise UserError(_NEEDS_DRAFTER.format("rule"))
+        usual = text.Setting()
+        for name in ("rule", *OF_DRAFTS):
+            if getattr(setting, name) != getattr(usual, name):
+                raise UserError(_NEEDS_DRAFTER.format(name))
+        return Autoregressive(verifier, eos_ids=eos_ids)
+    method = Speculative(verifier, proposer, setting.part("verification"), eos_ids=eos_ids)
+    method.check_rule(rule or setting.part("rule"))
     return method
 
 
 # The stopping policy, and its numbers.
-def _stopping(decoding: Decoding) -> tuple[Any, Any]:
-    return (FixedLength() if decoding.stopping is None else decoding.stopping).bind(None)
+def _stopping(setting: text.Setting) -> tuple[Any, Any]:
+    return (setting.part("stopping") or FixedLength()).bind(None)
 
 
 def _check_draft_limit(method: Speculative, limit: Any) -> None:

@@ -17,17 +17,19 @@ import numpy as np
 from flax import core as flax_core
 from t5x import models
 
+from specjax import text
 from specjax.errors import UserError
+from specjax.integrations.t5x import decoding
 from specjax.integrations.t5x.call import Call, read_call
 from specjax.integrations.t5x.decoding import (
-    Decoding,
     PairPart,
+    check_supported,
     in_names_of_gin,
     method_of,
     run_loop,
 )
 from specjax.integrations.t5x.networks import read_config, read_network
-from specjax.types import Array, DecodeState, Params, PromptBatch, Sampling
+from specjax.types import Array, DecodeState, Params, PromptBatch
 from specjax.types.method import ENDED_BY
 
 VERIFIER, DRAFTER = "verifier", "drafter"
@@ -38,22 +40,18 @@ class _PairModel(models.BaseTransformerModel):
     """The base of both classes; it precedes T5X's class in the order of bases."""
 
     drafter_module: Any
-    decoding: Decoding
+    setting: text.Setting
     _bidirectional = False
 
-    def _pair(self, drafter_module: Any, decoding: Decoding | None) -> None:
+    def _pair(self, drafter_module: Any, setting: text.Setting | None) -> None:
         self.drafter_module = drafter_module
-        self.decoding = Decoding() if decoding is None else decoding
-        if not isinstance(self.decoding, Decoding):
-            raise UserError(
-                "decoding must be a specjax.integrations.t5x.Decoding, got "
-                f"{type(decoding).__name__}: bind @specjax_t5x.Decoding()"
-            )
-        with in_names_of_gin(*type(self).__mro__, Decoding):  # gin makes subclasses
-            if drafter_module is not None and self.decoding.has_drafter:
-                raise UserError("drafter_module must be None, because Decoding.drafting is set")
+        self.setting = text.Setting() if setting is None else setting
+        with in_names_of_gin(*type(self).__mro__, decoding.setting):  # gin makes subclasses
+            check_supported(self.setting)
+            if drafter_module is not None and self.setting.drafting is not None:
+                raise UserError("drafter_module must be None, because Setting.drafting is set")
             small = None if drafter_module is None else read_config(DRAFTER, drafter_module)
-            method_of(self.decoding, read_config(VERIFIER, self.module), small)
+            method_of(self.setting, read_config(VERIFIER, self.module), small)
 
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Any = None
@@ -89,11 +87,10 @@ class _PairModel(models.BaseTransformerModel):
         return verifier, PairPart(*small)
 
     def _call(self, decoder_params: Any, rng: Array | None, **options: Any) -> Call:
-        gin = self.decoding
         return read_call(
             decoder_params,
             rng,
-            defaults=Sampling(temperature=gin.temperature, top_k=gin.top_k, top_p=gin.top_p),
+            defaults=self.setting.sampling,
             vocab_size=self.module.config.vocab_size,
             eos_id=self.output_vocabulary.eos_id or 1,
             **options,
@@ -102,7 +99,7 @@ class _PairModel(models.BaseTransformerModel):
     def _decode(
         self, params: Params, prompts: PromptBatch, longest: int, call: Call
     ) -> tuple[Array, dict[str, Array]]:
-        state = run_loop(self.decoding, *self._networks(params), prompts, longest, call)
+        state = run_loop(self.setting, *self._networks(params), prompts, longest, call)
         return state.tokens, _aux(state)
 
 
@@ -115,8 +112,8 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
       output_vocabulary: see T5X.
       optimizer_def: None, because a pair is not trained.
       drafter_module: the drafter's network; None: only the verifier decodes, or with
-        `Decoding.drafting`.
-      decoding: the settings; `Decoding()` by default.
+        `Setting.drafting`.
+      setting: the way to decode; `Setting()` by default.
       **options: T5X's other arguments except `decode_fn`, such as `default_decoder_params`.
     """
 
@@ -127,12 +124,12 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         output_vocabulary: Any,
         optimizer_def: Any = None,
         drafter_module: Any = None,
-        decoding: Decoding | None = None,
+        setting: text.Setting | None = None,
         **options: Any,
     ) -> None:
         _check_options(options)
         super().__init__(module, input_vocabulary, output_vocabulary, optimizer_def, **options)
-        self._pair(drafter_module, decoding)
+        self._pair(drafter_module, setting)
 
     def predict_batch_with_aux(
         self,
@@ -212,12 +209,12 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         vocabulary: Any,
         optimizer_def: Any = None,
         drafter_module: Any = None,
-        decoding: Decoding | None = None,
+        setting: text.Setting | None = None,
         **options: Any,
     ) -> None:
         _check_options(options)
         super().__init__(module, vocabulary, optimizer_def, **options)
-        self._pair(drafter_module, decoding)
+        self._pair(drafter_module, setting)
         self._bidirectional = self._inputs_bidirectional_attention
 
     def predict_batch_with_aux(
@@ -342,7 +339,7 @@ def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dic
 
 def _check_options(options: Mapping[str, Any]) -> None:
     if "decode_fn" in options:
-        raise UserError("decode_fn must be left out: bind specjax_t5x.Decoding")
+        raise UserError("decode_fn must be left out: bind specjax_t5x.setting")
 
 
 def _aux(state: DecodeState) -> dict[str, Array]:
