@@ -78,8 +78,7 @@ class Decoder:
       models: a `Pair`, `Models`, models by name, or a single `TextModel` (such as
         `pair.verifier`).
       setting: the way to decode; the options up to `sampling` are its short form.
-      rule, verification, max_draft, min_draft, stopping, drafting, method, costs, widths,
-        processors, process_drafts: see `Setting`. A part with arrays of yours is
+      rule: see `Setting`, also for the next options. A part with arrays of yours is
         `WithParams(part, params)`. `drafting.CostAware()` without any costs measures them now.
       sampling: temperature, top-k and top-p, each a value or one value per prompt of the call;
         `Sampling(temperature=1.0)` by default.

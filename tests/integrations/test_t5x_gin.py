@@ -74,7 +74,7 @@ def test_each_way_to_decode_is_named_by_texts(name):
     made = model()
     assert (made.drafter_module is None) == ("DRAFTER_NETWORK" in asked)
     assert made.setting.temperature == 0.5
-    assert made.setting.max_draft == asked.get("MAX_DRAFT", 5)
+    assert made.setting.longest == asked.get("MAX_DRAFT", 5)
     for field in ("rule", "stopping", "drafting"):
         expected = make_part(field, asked.get(field.upper()))
         expected = Lossless() if field == "rule" and expected is None else expected
@@ -87,7 +87,7 @@ def test_each_pair_is_made(pair):
     made = model(DecoderOnlyModel if pair.startswith("decoder") else EncoderDecoderModel)
     large, small = (module.config for module in (made.module, made.drafter_module))
     assert large.emb_dim > small.emb_dim and large.vocab_size == small.vocab_size == 32128
-    assert large.dtype == "bfloat16" and made.setting.max_draft == 5
+    assert large.dtype == "bfloat16" and made.setting.longest == 5
     found = gin.query_parameter("PairCheckpointManager.drafter_path")
     assert str(found) == "%DRAFTER_CHECKPOINT_PATH"
 
