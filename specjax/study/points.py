@@ -32,7 +32,7 @@ RECORDS = "points"
 # The part with all texts.
 WHOLE = "texts"
 CHOSEN_NAME = "tuned.gin"
-_TABLES = ("settings.csv", "best.csv", "best.tex", "table_2.csv", "table_2.tex")
+_TABLES = ("settings.csv", "best.csv", "table_2.csv")
 MADE = (POINTS_NAME, RECORDS, RESULTS_NAME, CHOSEN_NAME, *_TABLES, *plots.FILES)
 _RESAMPLED = "resampled/"
 _DONE, _FAILED, _ESTIMATED = "done", "failed", "estimated"
@@ -242,12 +242,11 @@ class Points:
             table_2 = tables.table_2(scored, self.quality, self.bootstrap)
             for name, data in plots.draw(scored, self.quality, self.bootstrap).items():
                 self._run.write(name, data)
-            self._write_tables("table_2", tables.table_2_rows(table_2, self.quality))
+            self._write_table("table_2", tables.table_2_rows(table_2, self.quality))
         for name, data in plots.draw_acceptance(self.estimates, self.frontier).items():
             self._run.write(name, data)
-        self._write_tables("best", best)
-        flat = tables.flat_rows(scored, self.estimates)
-        self._run.write("settings.csv", tables.csv_text(flat).encode())
+        self._write_table("best", best)
+        self._write_table("settings", tables.flat_rows(scored, self.estimates))
         results = {
             "quality": self.quality,
             "estimated": len(self.estimates),
@@ -264,9 +263,8 @@ class Points:
         self._run.write_json(RESULTS_NAME, results)
         return results
 
-    def _write_tables(self, name: str, rows: tables.Rows) -> None:
+    def _write_table(self, name: str, rows: tables.Rows) -> None:
         self._run.write(f"{name}.csv", tables.csv_text(rows).encode())
-        self._run.write(f"{name}.tex", tables.latex_text(rows).encode())
 
 
 def _point(part: str, record: Record) -> Point:

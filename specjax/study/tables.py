@@ -1,4 +1,4 @@
-"""Tables of compared settings: the front, table 2 of Faster Cascades, CSV and LaTeX.
+"""Tables of compared settings: the front, table 2 of Faster Cascades, CSV.
 
 Axes: m settings (of a curve in the order of their strengths), R resamples.
 """
@@ -290,38 +290,6 @@ def csv_text(rows: Rows) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
-
-
-def latex_text(rows: Rows) -> str:
-    """Returns rows as a LaTeX table, which needs no packages."""
-
-    def line(cells: Iterable[Any]) -> str:
-        return " & ".join(_escaped(cell) for cell in cells) + r" \\"
-
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [
-        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-        r"\hline",
-        line(columns),
-        r"\hline",
-        *(line(row.get(name) for name in columns) for row in rows),
-        r"\hline",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-# Characters with a meaning in LaTeX -> their code; paths of drafters may have them.
-_SIGNS = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-
-
-def _escaped(cell: Any) -> str:
-    text = "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-    return "".join(_SIGNS.get(sign, sign) for sign in text)
 
 
 def drawn_alike(settings: Iterable[Setting]) -> list[list[Setting]]:

@@ -82,7 +82,7 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     assert "head" in records[-1]["error"]
     assert records[4]["process"]["compiled"] == 0  # another strength
     made = {path.name for path in output.iterdir()}
-    assert made >= {"config.gin", "runs.jsonl", "results.json", "quality_latency.png", "best.tex"}
+    assert made >= {"config.gin", "runs.jsonl", "results.json", "quality_latency.png", "best.csv"}
     assert "'OPT({})': (0.1, 0.4)" in (output / "config.gin").read_text()
     # Started again, it measures nothing, tries what has failed, and prints all.
     assert run(data, output) == 3

@@ -261,7 +261,7 @@ def test_figures_are_drawn_and_tables_written(done):
         head = b"\x89PNG" if file.endswith("png") else b"%PDF"
         assert (output / file).read_bytes().startswith(head)
     assert (output / "settings.csv").read_text().count("\n") == 1 + len(ASKED)
-    assert "OPT" in (output / "table_2.tex").read_text()
+    assert "OPT" in (output / "table_2.csv").read_text()
 
 
 def test_a_done_run_measures_nothing_and_a_larger_grid_what_is_new(copy, measured):

@@ -1,4 +1,4 @@
-"""Table 2, the front, CSV and LaTeX, on settings by hand."""
+"""Table 2, the front and CSV, on settings by hand."""
 
 import csv
 import io
@@ -18,7 +18,6 @@ from specjax.study.tables import (
     estimated_rows,
     flat_rows,
     front,
-    latex_text,
     least_cost,
     pareto,
     table_2,
@@ -213,22 +212,13 @@ def test_the_best_are_the_front_both_models_and_lossless():
         assert ("bleu" in rows[0]) == (quality is not None)
 
 
-def test_tables_are_csv_and_latex():
+def test_tables_are_csv():
     scored = {VERIFIER: scores(1.0, 30.0, nats_per_token=0.0), setting(0.3): scores(0.6, 25.0)}
     estimates = {setting(0.3): Expected(setting=setting(0.3), tokens_per_call=1.5)}
     rows = list(csv.DictReader(io.StringIO(csv_text(flat_rows(scored, estimates)))))
     assert [row["rule"] for row in rows] == ["Lossless", "OPT(0.3)"]
     assert [row["expected_tokens_per_call"] for row in rows] == ["", "1.5"]
     assert rows[1]["bleu"] == "25.0" and rows[1]["nats_per_token"] == ""
-    text = latex_text(best_rows(scored, "bleu", Bootstrap()))
-    assert r"relative\_latency" not in text and r"nats\_per\_token" in text
-    assert text.count(r"\\") == 3 and text.startswith(r"\begin{tabular}{lrr")
-
-
-def test_characters_with_a_meaning_in_latex_are_escaped():
-    line = latex_text([{"setting": r"~/a_b^2\c & 50%"}]).splitlines()[4]
-    path = r"\textasciitilde{}/a\_b\textasciicircum{}2\textbackslash{}c"
-    assert line == rf"{path} \& 50\% \\"
 
 
 def test_estimates_that_hardly_differ_have_one_row():
