@@ -106,7 +106,7 @@ def register() -> None:
     from specjax import checkpoints, evaluation, study, text
     from specjax.data.few_shot import FewShot
     from specjax.study.choose import Search
-    from specjax.study.infer_names import Prompting
+    from specjax.study.texts import Prompting
 
     gin_config.register(
         infer.load_models,
@@ -190,15 +190,15 @@ def tables(results: dict[str, Any]) -> str:
 def _next(results: dict[str, Any]) -> str:
     """Says where the files are, and the next command."""
     place = os.path.expanduser(str(gin_config.value_of("compare.output_dir")))
-    if results.get("gin_file"):
-        file = results["gin_file"]
-        then = f"specjax infer --gin_file={file} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
-    elif "answer" in results:
-        then = "change the limits or METHODS, with another OUTPUT_DIR"
-    elif not results["done"]:
+    if not results["done"]:
         then = "the same command without --estimate measures the best settings"
+    elif results.get("answer") == "cannot be met":
+        then = "change the limits or METHODS, with another OUTPUT_DIR"
     else:
-        then = "--gin.MAX_LOSS=0 with another OUTPUT_DIR chooses a setting and writes its gin file"
+        then = (
+            "specjax infer with the `setting` in results.json, its names in capitals, as in "
+            "--gin.MAX_DRAFT=5"
+        )
     return f"the tables are in {place}; next: {then}"
 
 
@@ -242,6 +242,4 @@ def _answer(results: dict[str, Any]) -> str:
         for name, limit in held_out["limits"].items():
             met = "met (lossless)" if limit["by_law"] else "met" if limit["met"] else "not met"
             lines.append(f"  {name.upper()}={limit['limit']:g}: {met}, {shown(limit) or '-'}")
-    if results["gin_file"]:
-        lines.append(f"wrote {results['gin_file']}")
     return "\n".join(lines)

@@ -363,9 +363,7 @@ def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str
     return f"{text}, which may be beyond it: relax the limit, or add texts"
 
 
-def answer(
-    look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts
-) -> tuple[dict[str, Any], Choice]:
+def answer(look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts) -> dict[str, Any]:
     """Chooses a setting by successive halving, and measures it on the held-out texts.
 
     The verifier alone is in every round.
@@ -375,7 +373,7 @@ def answer(
       parts: see `Search.parts`.
 
     Returns:
-      The answer's part of `results.json`, and the choice.
+      The answer's part of `results.json`.
     """
     *names, held_out = parts
     left, rounds = list(settings), []
@@ -416,7 +414,7 @@ def answer(
             "figures": _figures(scores, judge.quality),
             "verifier": _figures(verifier, judge.quality),
         }
-    results: dict[str, Any] = {
+    return {
         "limits": judge.search.limits,
         "answer": choice.answer,
         "setting": None if chosen is None else chosen.to_dict(),
@@ -425,7 +423,6 @@ def answer(
         "rounds": rounds,
         "held_out": held,
     }
-    return results, choice
 
 
 def _of_round(scored: Mapping[Setting, Scores], judge: Judge) -> list[dict[str, Any]]:

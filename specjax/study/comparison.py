@@ -25,7 +25,6 @@ from specjax.study import plots
 from specjax.study.choose import Judge, Search, answer, promising
 from specjax.study.expect import cannot_estimate, estimate, frontier_of, sampling_key
 from specjax.study.grid import Grid
-from specjax.study.infer_names import Prompting, infer_gin, infer_names, words
 from specjax.study.measure import (
     NATS,
     RELATIVE,
@@ -39,9 +38,9 @@ from specjax.study.measure import (
     score,
     tell,
 )
-from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, WHOLE, Points
+from specjax.study.points import CONFIG_NAME, MADE, WHOLE, Points
 from specjax.study.tables import drawn_alike
-from specjax.study.texts import Texts
+from specjax.study.texts import Prompting, Texts
 from specjax.text import Pair, TextModel
 from specjax.text.decoder import Decoder
 from specjax.text.draft_length import DraftLength, draft_length, round_costs
@@ -49,7 +48,6 @@ from specjax.text.drafts import catches_up
 from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
 from specjax.text.setting import VERIFIER_ALONE, Setting, check_single
-from specjax.writing import set_aside
 
 PathLike = str | os.PathLike[str]
 # The settings to measure: those selected by estimates, all, or none.
@@ -143,7 +141,7 @@ def compare(
         points.read(bench.models)
         if on_start is not None:
             on_start(run)
-        measurer = Measurer(bench, points, prompts, parts)
+        measurer = Measurer(bench, points, parts)
         taken = settings
         more: dict[str, Any] = {}
         if measured != ALL:
@@ -160,17 +158,11 @@ def compare(
         if chooses:
             judge = Judge(search, settings[0].verifier_alone, points.quality, points.bootstrap)
             others = [setting for setting in taken if not setting.is_alone]
-            answered, choice = answer(measurer.look, others, judge, parts)
-            more |= answered
+            more |= answer(measurer.look, others, judge, parts)
             names = names[:-1]
-            chosen = choice.setting, choice.why
         elif measured != NONE:
             measurer.measure_all(taken)
-        advice = points.recommended(names[-1])
-        if not chooses:
-            chosen = advice[0] if len(advice) == 1 else (None, "")
-        more["gin_file"] = _write_chosen(run, *chosen, bench, prompts)
-        return points.finish(settings, advice, names, more)
+        return points.finish(settings, names, more)
 
 
 def _possible(settings: Sequence[Setting], asked: Sequence[Setting], bench: Bench) -> list[Setting]:
@@ -329,22 +321,6 @@ def _promising(
     return [setting for setting in settings if setting in taken]
 
 
-def _write_chosen(
-    run: RunDirectory, setting: Setting | None, why: str, bench: Bench, prompts: Prompting
-) -> str | None:
-    """Writes the chosen setting as a gin file for `specjax infer`; returns its path, or None."""
-    if setting is None:
-        if (earlier := run.path / CHOSEN_NAME).exists():  # perhaps edited meanwhile
-            tell(f"no setting is chosen; the earlier {CHOSEN_NAME} is now {set_aside(earlier)}")
-        return None
-    options = {**bench.options, "batch_size": bench.measuring.latency_batch_size}
-    names = infer_names(setting, bench.models, options, prompts)
-    made_by = ["Made by `specjax compare`; results.json has the figures."]
-    words_of = f"{setting.described()}: {why.rstrip('.')}."
-    text = infer_gin(words_of, names, run.path / CHOSEN_NAME, made_by)
-    return str(run.write(CHOSEN_NAME, text.encode()))
-
-
 def _bench(
     models: Mapping[str, TextModel],
     texts: Texts,
@@ -407,14 +383,8 @@ class Measurer:
       parts: name -> the start and end of a part's texts, and how many are timed.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        points: Points,
-        prompts: Prompting,
-        parts: Mapping[str, tuple[int, int, int]],
-    ):
-        self._bench, self._points, self._prompts, self._parts = bench, points, prompts, parts
+    def __init__(self, bench: Bench, points: Points, parts: Mapping[str, tuple[int, int, int]]):
+        self._bench, self._points, self._parts = bench, points, parts
 
     def measure_all(self, settings: Sequence[Setting]) -> None:
         """Measures the missing settings; a failed setting does not stop the others."""
@@ -458,7 +428,6 @@ class Measurer:
             raise MeasuringError(error) from None
         models = self._bench.models
         used = [name for name in ("verifier", *setting.drafters) if name in models]
-        options = {**self._bench.options, "batch_size": how.batch_size}
         about = {
             "over_verifier": {
                 name: over(scores, alone or scores, name, how.bootstrap) for name in how.metrics
@@ -469,7 +438,6 @@ class Measurer:
                 "repeats": how.repeats,
             },
             "models": {name: models[name].fingerprint for name in used},
-            "infer": words(infer_names(setting, models, options, self._prompts)),
             "process": {
                 "compiled": measured.compiled,
                 "seconds": time.perf_counter() - begin,

@@ -23,7 +23,7 @@ from specjax.runs.run_directory import Record, RunDirectory, Store
 from specjax.study import plots, tables
 from specjax.study.expect import Expected
 from specjax.study.measure import Measured, Scores
-from specjax.study.speedups import Recommendation, recommend
+from specjax.study.speedups import recommend
 from specjax.text import TextModel
 from specjax.text.setting import DRAFTER_ALONE, Setting, check_single
 
@@ -31,9 +31,8 @@ CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", 
 RECORDS = "points"
 # The part with all texts.
 WHOLE = "texts"
-CHOSEN_NAME = "tuned.gin"
 _TABLES = ("settings.csv", "best.csv", "table_2.csv")
-MADE = (POINTS_NAME, RECORDS, RESULTS_NAME, CHOSEN_NAME, *_TABLES, *plots.FILES)
+MADE = (POINTS_NAME, RECORDS, RESULTS_NAME, *_TABLES, *plots.FILES)
 _RESAMPLED = "resampled/"
 _DONE, _FAILED, _ESTIMATED = "done", "failed", "estimated"
 _LONGEST = 500
@@ -129,17 +128,25 @@ class Points:
         record = self.store.read((setting.key, part))
         return Measured.of_record(record.value, record.arrays)
 
-    def recommended(self, part: str = WHOLE) -> list[Recommendation]:
+    def verdicts(self, part: str = WHOLE) -> list[dict[str, Any]]:
         """Returns what to decode with, for each sampling whose verifier alone was measured."""
-        scored, advice = self.scored(part), []
+        scored, verdicts = self.scored(part), []
         for group in tables.drawn_alike(scored):
             alone = group[0].verifier_alone
             if alone in scored and len(group) > 1:
                 here = {setting: scored[setting] for setting in group}
                 runs = {setting: self.measured(setting, part) for setting in group}
                 times = {x: (run.times, run.verifier_times or run.times) for x, run in runs.items()}
-                advice.append(recommend(here, times, self.quality, self.bootstrap))
-        return advice
+                found = recommend(here, times, self.quality, self.bootstrap)
+                setting = found.setting
+                verdicts.append(
+                    {
+                        "setting": setting.to_dict(),
+                        "recommended": setting.described(),
+                        "text": found.text,
+                    }
+                )
+        return verdicts
 
     def estimate(
         self, about: Any, make: Callable[[], list[Expected]], frontier: Collection[Setting] = ()
@@ -205,7 +212,6 @@ class Points:
     def finish(
         self,
         order: Sequence[Setting],
-        advice: Sequence[Recommendation],
         parts: Sequence[str],
         more: Mapping[str, Any],
     ) -> dict[str, Any]:
@@ -213,7 +219,6 @@ class Points:
 
         Args:
           order: the settings of the first lines.
-          advice: what is recommended on the last part.
           parts: the last one with a measurement of a setting has its line. Tables and plots use
             only the last of all, so that settings are paired.
           more: more values of `results.json`.
@@ -255,9 +260,7 @@ class Points:
             "failures": failures,
             "best": best,
             "table_2": table_2,
-            "verdicts": [
-                {"recommended": one.setting.described(), "text": one.text} for one in advice
-            ],
+            "verdicts": self.verdicts(parts[-1]),
             **more,
         }
         self._run.write_json(RESULTS_NAME, results)

@@ -1,7 +1,8 @@
-"""The texts of a comparison, with their references."""
+"""The texts of a comparison, with their references, and how prompts are made from them."""
 
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import check_path, whole_number
@@ -10,6 +11,7 @@ from specjax.data.few_shot import FewShot, read_inputs
 from specjax.errors import UserError
 from specjax.evaluation.sandbox import Problem, check_problems, read_problems
 from specjax.runs.evaluation import read_references
+from specjax.text.requests import check_truncate, checked_chat
 
 PathLike = str | os.PathLike[str]
 
@@ -34,6 +36,26 @@ class Texts(NamedTuple):
         return Texts(
             [self.examples[i] for i in order], [self.references[i] for i in order], problems
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompting:
+    """How prompts are made from texts.
+
+    Attributes:
+      chat: whether each text is a user's message for the model's chat template; or options of the
+        template.
+      truncate: where long texts are cut: "end" or "beginning"; None: long texts are errors.
+      task: the task that has made the texts from records, or None.
+    """
+
+    chat: bool | Mapping[str, Any] = False
+    truncate: str | None = None
+    task: FewShot | None = None
+
+    def __post_init__(self) -> None:
+        checked_chat("chat", self.chat)
+        check_truncate(self.truncate)
 
 
 def read_texts(

@@ -7,12 +7,10 @@ from itertools import chain
 
 import pytest
 
-from specjax import load_models
 from specjax.cli import compare, gin_config
 from specjax.cli.main import main
 from specjax.drafting import Costs
 from specjax.study import Setting, read_points
-from specjax.text import Decoder
 from tests import tiny_pair
 
 # A policy that reads an acceptance head, which this drafter lacks.
@@ -95,7 +93,7 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     assert told in table.splitlines()[-1]
     (verdict,) = json.loads(line)["verdicts"]
     assert verdict["recommended"] == "verifier alone, T=1"
-    assert "METHOD = 'VerifierAlone'" in (output / "tuned.gin").read_text()
+    assert Setting(**verdict["setting"]) == Setting(method="VerifierAlone")
     assert "4 of 6 settings were measured before" in captured.err
     assert "specjax compare: 2 of 6 settings failed: OPT(0.1), " in captured.err.splitlines()[-1]
     assert [r for r in lines(output) if r["status"] == "done"] == [
@@ -103,12 +101,16 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
     ]
 
 
-def test_a_line_tells_the_command_that_decodes_like_it(data, done, tmp_path):
+def test_the_names_of_a_setting_are_those_of_infer(data, done, tmp_path):
     output, _ = done
-    record = lines(output)[2]
-    settings = {"INPUT": data / "texts.txt", "OUTPUT_DIR": tmp_path / "out", "SEED": 1}
+    values = lines(output)[2]
+    names = Setting().to_dict().keys() - {"drafter"}
+    settings = {name.upper(): repr(values[name]) for name in names}
+    settings |= {name.upper(): data / "pair" / name for name in ("verifier", "drafter")}
+    settings |= {name: SETTINGS[name] for name in ("MAX_NEW_TOKENS", "BATCH_SIZE", "BUCKETS")}
+    settings |= {"INPUT": data / "texts.txt", "OUTPUT_DIR": tmp_path / "out", "SEED": 1}
     given = [f"--gin.{name}={value}" for name, value in settings.items()]
-    assert main(["infer", *record["infer"], *given]) == 0
+    assert main(["infer", *given]) == 0
     decoded = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
     (point,) = (p for p in read_points(output).of() if p.rule == "OPT(0.1)" and not p.stopping)
     measured = read_points(output).measured(point).rows[1]
@@ -254,7 +256,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys
     assert results["estimated"] == 4
     (verdict,) = results["verdicts"]
     assert "Lossless, Block, G=2, T=1" in verdict["text"] and verdict["text"] in captured.out
-    assert f"next: specjax infer --gin_file={output / 'tuned.gin'}" in captured.err
+    assert "next: specjax infer with the `setting` in results.json" in captured.err
     # A run that goes on takes the same settings.
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
@@ -296,18 +298,11 @@ def test_limits_are_kept_on_texts_the_choice_has_not_seen(data, tmp_path, capsys
     assert [len(part) for part in ids] == [2, 2, 4] and {*chain(*ids)} == {*range(8)}
     out = capsys.readouterr().out
     assert "limits: MAX_LOSS=90 MAX_NATS=9" in out
-    # `infer` takes what was chosen.
-    gin_config.configure([str(output / "tuned.gin")], ["INPUT=captions.txt", "OUTPUT_DIR=run"])
-    found = gin_config.call(Decoder)
-    models = load_models(**{name: data / "pair" / name for name in ("drafter", "verifier")}).named
-    options = {"max_new_tokens": 6, "buckets": (24,), "batch_size": 1}
-    setting = Setting(**results["setting"])
-    assert found.describe() == Decoder(models, setting, **options).describe()
+    assert Setting(**results["setting"]).described() == results["described"]
     # Stopped before its end, it measures what is missing alone.
     lost = store.store.path((key.key, "round 2"))
     kept = {path: path.stat().st_mtime_ns for path in (output / "points").iterdir()}
     lost.unlink()
-    (output / "tuned.gin").unlink()
     assert run(data, output, *start, **LIMITS) == 0
     again = {path: path.stat().st_mtime_ns for path in kept if path != lost}
     assert again.items() <= kept.items() and lost.exists()
@@ -344,7 +339,6 @@ def test_the_end_says_why_drafting_does_not_pay(answer, shown):
             "why": "no other is faster",
             "rounds": [{"texts": 2, "settings": [setting]}],
             "held_out": None,
-            "gin_file": None,
         }
     assert (text in compare.tables(results)) == shown
 
@@ -362,4 +356,3 @@ def test_trees_are_measured(data, tmp_path, capsys):
         (found,) = (x for x in lines(tmp_path / "out") if x["drafting"] == tree)
         assert found["status"] == "done" and found["verification"] == "Traversal"
         assert found["figures"]["tokens_per_verifier_call"]["value"] > 1.0
-        assert "DRAFTING='Tree(" in " ".join(found["infer"])

@@ -13,12 +13,12 @@ import pytest
 
 from specjax.data.examples import Example
 from specjax.runs.evaluation import evaluate
-from specjax.runs.run_directory import RunDirectory, Store
+from specjax.runs.run_directory import Store
 from specjax.study import Bench, Setting, Texts, measure, plots, read_points
 from specjax.study.choose import Search
-from specjax.study.infer_names import Prompting
 from specjax.study.measure import RELATIVE, Measured, Times, joined, prices
-from specjax.study.points import CHOSEN_NAME, CONFIG_NAME, MADE, predictions_in
+from specjax.study.points import CONFIG_NAME, predictions_in
+from specjax.study.texts import Prompting
 from specjax.text import Decoder
 from tests import tiny_pair
 from tests.study import world
@@ -447,22 +447,11 @@ def test_failures_of_an_earlier_grid_do_not_count(tmp_path):
     assert [line["status"] for line in lines(tmp_path / "out")] == ["done", "done", "failed"]
 
 
-def test_where_no_single_setting_is_recommended_no_earlier_choice_stays(tmp_path):
-    output = tmp_path / "out"
-    first = world.run(output, [world.VERIFIER, OPT])
-    assert first["gin_file"] == str(output / CHOSEN_NAME) and (output / CHOSEN_NAME).is_file()
+def test_each_sampling_has_a_recommended_setting(tmp_path):
     greedy = [dataclasses.replace(one, temperature=0.0) for one in (world.VERIFIER, OPT)]
-    results = world.run(output, [world.VERIFIER, OPT, *greedy])
-    assert len(results["verdicts"]) == 2
-    assert results["gin_file"] is None and not (output / CHOSEN_NAME).exists()
-
-
-def test_where_limits_are_not_kept_no_earlier_choice_stays(tmp_path):
-    with RunDirectory(tmp_path / "out", config_name=CONFIG_NAME, makes=MADE) as run:
-        run.claim({"name": "a run"})
-        path = run.write(CHOSEN_NAME, b"an earlier choice")
-        assert compare_module._write_chosen(run, None, "why", bench(), Prompting()) is None
-        assert not path.exists()
+    results = world.run(tmp_path / "out", [world.VERIFIER, OPT, *greedy])
+    found = [Setting(**verdict["setting"]) for verdict in results["verdicts"]]
+    assert found == [world.VERIFIER, greedy[0]]
 
 
 def test_a_damaged_record_is_refused_and_a_lost_one_measured_again(copy, measured):

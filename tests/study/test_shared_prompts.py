@@ -13,7 +13,7 @@ from specjax.decoding import Method
 from specjax.evaluation import Bootstrap
 from specjax.study import Measuring, Setting, Texts, measure
 from specjax.study.comparison import _bench, _configuration
-from specjax.study.infer_names import Prompting
+from specjax.study.texts import Prompting
 from tests.variants import variants
 
 SHOTS = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 3+4=7. #### 7\n\n"
