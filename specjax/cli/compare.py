@@ -40,9 +40,9 @@ _ESTIMATE_NOTES = (
     "Those of other rules are approximate, because these rules write other texts. front: of the",
     "settings with the same drafts none has more tokens per call and fewer nats.",
 )
-_ROUNDS_NOTES = (
-    "Each round measures more texts with half of the settings. loss, nats, latency: what MAX_LOSS,",
-    "MAX_NATS and MAX_LATENCY limit. within: yes if the intervals are within the limits.",
+_LIMIT_NOTES = (
+    "loss, nats, latency: what MAX_LOSS, MAX_NATS and MAX_LATENCY limit. within: yes if the",
+    "intervals are within the limits.",
 )
 _TABLE_2_NOTES = (
     "latency_reduction: the verifier's latency over the method's, at equal quality. best_*: the",
@@ -162,7 +162,7 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Returns the tables as text: the best settings, then table 2 or the rounds and the answer."""
+    """Returns the tables as text: the best settings, then table 2 or the limits and the answer."""
     from specjax.cli.report import Report
     from specjax.study.tables import table_2_rows
 
@@ -178,7 +178,8 @@ def tables(results: dict[str, Any]) -> str:
     if lengths:
         parts.append("\n".join(f"{one['setting']}: {one['why']}" for one in lengths))
     if "answer" in results:
-        parts += [_rounds(results), _answer(results)]
+        parts += [_considered(results)] if results["considered"] else []
+        parts.append(_answer(results))
     elif results["table_2"]:
         rows = table_2_rows(results["table_2"], results["quality"])
         parts.append(Report(rows, tuple(rows[0]), _TABLE_2_NOTES).table())
@@ -193,7 +194,7 @@ def _next(results: dict[str, Any]) -> str:
     if not results["done"]:
         then = "the same command without --estimate measures the best settings"
     elif results.get("answer") == "cannot be met":
-        then = "change the limits or METHODS, with another OUTPUT_DIR"
+        then = "change the limits or METHODS; what was measured is kept"
     else:
         then = (
             "specjax infer with the `setting` in results.json, its names in capitals, as in "
@@ -202,24 +203,24 @@ def _next(results: dict[str, Any]) -> str:
     return f"the tables are in {place}; next: {then}"
 
 
-def _rounds(results: dict[str, Any]) -> str:
+def _considered(results: dict[str, Any]) -> str:
+    """The measured settings with what is limited."""
     from specjax.cli.report import Report
     from specjax.runs.evaluation import shown
 
     quality, rows = results["quality"], []
-    for number, of_round in enumerate(results["rounds"], 1):
-        for setting in of_round["settings"]:
-            figures, limits = setting["figures"], setting["limits"]
-            relative = figures["relative_latency"]["value"]
-            row = {"round": number, "texts": of_round["texts"], "setting": setting["setting"]}
-            if quality is not None:
-                row[quality] = figures[quality]["value"]
-            row["speedup"] = None if relative is None else 1.0 / relative
-            row |= {name.removeprefix("max_"): shown(limit) for name, limit in limits.items()}
-            within = [limit["within"] for limit in limits.values()]
-            row["within"] = "no" if False in within else "yes" if all(within) else "not shown"
-            rows.append(row)
-    return Report(rows, tuple(rows[0]), _ROUNDS_NOTES).table()
+    for setting in results["considered"]:
+        figures, limits = setting["figures"], setting["limits"]
+        relative = figures["relative_latency"]["value"]
+        row = {"setting": setting["setting"]}
+        if quality is not None:
+            row[quality] = figures[quality]["value"]
+        row["speedup"] = None if relative is None else 1.0 / relative
+        row |= {name.removeprefix("max_"): shown(limit) for name, limit in limits.items()}
+        within = [limit["within"] for limit in limits.values()]
+        row["within"] = "no" if False in within else "yes" if all(within) else "not shown"
+        rows.append(row)
+    return Report(rows, tuple(rows[0]), _LIMIT_NOTES, summary={"texts": results["texts"]}).table()
 
 
 def _answer(results: dict[str, Any]) -> str:

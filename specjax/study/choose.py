@@ -1,10 +1,7 @@
-"""Chooses the fastest setting within limits, by successive halving on measurements.
+"""Chooses which settings are measured, and of these the fastest within limits.
 
-Settings that their estimates rule out are not measured. Each round measures more texts with half
-of the settings, and the choice is measured again on texts that it has not seen. A setting is within
-a limit if the whole (paired) interval of its figure is.
-
-Source: Karnin et al., Almost Optimal Exploration in Multi-Armed Bandits (ICML 2013).
+Settings that their estimates rule out are not measured. The choice is measured again on texts that
+it has not seen. A setting is within a limit if the whole (paired) interval of its figure is.
 """
 
 import dataclasses
@@ -22,20 +19,20 @@ from specjax.evaluation import Bootstrap
 from specjax.rules import KLBall
 from specjax.study.expect import Expected, is_chain
 from specjax.study.measure import NATS, RELATIVE, Measuring, MeasuringError, Scores, over, tell
+from specjax.study.points import COMPARED, HELD_OUT
 from specjax.study.tables import pareto
 from specjax.text.parts import Part
 from specjax.text.setting import Setting
 
 DRAFT, DO_NOT_DRAFT, NOT_MET = "draft", "do not draft", "cannot be met"
-HELD_OUT = "held out"
 # How far past its limit an estimate of nats may be, because its contexts are the verifier's.
 _LEEWAY = 1.5
 # The figures of each setting in `results.json`.
 _FIGURES = (RELATIVE, "latency", NATS, "tokens_per_verifier_call", "output_length")
 # Name of a part -> the start and end of its texts, and how many of them are timed.
 Parts = Mapping[str, tuple[int, int, int]]
-# A setting, and the parts of the texts so far -> its figures on all of them.
-Look = Callable[[Setting, Sequence[str]], Scores]
+# A setting, and a part of the texts -> its figures on them.
+Look = Callable[[Setting, str], Scores]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,6 @@ class Search:
       held_out: the share of the texts that are not used for the choice.
       estimate_limit: the most texts that the verifier decodes for the estimates.
       candidates: the number of estimated settings to measure, at each temperature.
-      rounds: the rounds of successive halving; each uses twice as many texts as the last.
       draws: see `expect`.
       seed: the seed of the estimates and of the selection of held-out texts.
     """
@@ -63,7 +59,6 @@ class Search:
     held_out: float = 0.5
     estimate_limit: int = 64
     candidates: int = 12
-    rounds: int = 3
     draws: int = 4
     seed: int = 0
 
@@ -76,7 +71,7 @@ class Search:
                 put(self, name, one_number(name, limit, **span))
         share = {**finite, "open_low": True, "high": 1.0}
         put(self, "held_out", one_number("held_out", self.held_out, **share))
-        for name in ("estimate_limit", "candidates", "rounds", "draws"):
+        for name in ("estimate_limit", "candidates", "draws"):
             put(self, name, whole_number(name, getattr(self, name), low=1))
         put(self, "seed", whole_number("seed", self.seed, low=0))
 
@@ -113,30 +108,22 @@ class Search:
         return list(added)
 
     def parts(self, rows: int, measuring: Measuring) -> dict[str, tuple[int, int, int]]:
-        """Returns the parts of the texts: one for each round, then the held-out part.
-
-        About `latency_limit` texts are timed in all rounds together, and as many held-out texts.
+        """Returns the parts of the texts: those to choose by, then the held-out texts.
 
         Raises:
           UserError: there are too few texts.
         """
-        least = 2 * measuring.latency_batch_size
-        seen = rows - round(rows * self.held_out)
-        ends = [max(seen >> (self.rounds - 1 - i), 1) for i in range(self.rounds)]
-        if min(ends[0], rows - seen) < least:
+        least, held_out = 2 * measuring.latency_batch_size, round(rows * self.held_out)
+        seen = rows - held_out
+        if min(seen, held_out) < least:
             raise UserError(
-                f"of {rows} texts, {rows - seen} are held out and {ends[0]} are in the first "
-                f"of {self.rounds} rounds; both need at least {least}: add texts, or lower "
-                "`rounds` or LATENCY_BATCH_SIZE"
+                f"of {rows} texts, {held_out} are held out and {seen} are left to choose by; both "
+                f"need at least {least}: add texts, change HELD_OUT, or lower LATENCY_BATCH_SIZE"
             )
-        places = list(zip([0, *ends], [*ends, rows], strict=True))
-        share = measuring.latency_limit / ends[-1]
-        timed = [*(round(share * (stop - start)) for start, stop in places[:-1])]
-        timed.append(measuring.latency_limit)
-        names = [*(f"round {i + 1}" for i in range(len(ends))), HELD_OUT]
+        timed = measuring.latency_limit
         return {
-            name: (start, stop, min(max(count, least), stop - start))
-            for name, (start, stop), count in zip(names, places, timed, strict=True)
+            COMPARED: (0, seen, min(timed, seen)),
+            HELD_OUT: (seen, rows, min(timed, held_out)),
         }
 
 
@@ -243,39 +230,14 @@ class Judge:
             return 0.0
         return value if self.search.wants_quality else 1.0 / value
 
-    def left(self, scored: Mapping[Setting, Scores]) -> list[Setting]:
-        """Returns the better half: the highest gains, weighed by the chance to keep the limits.
-
-        Settings that are shown to miss a limit are out, but for the nearest if all miss one. The
-        fastest lossless setting of the others is in.
-        """
-        verdicts = {
-            x: self.verdict(x, scores, scored[self.alone])
-            for x, scores in scored.items()
-            if x != self.alone
-        }
-        hopeful = [
-            x
-            for x, limits in verdicts.items()
-            if all(limit["within"] is not False for limit in limits.values())
-        ]
-        if not hopeful:
-            return sorted(verdicts, key=lambda x: _missed(verdicts[x]))[:1]
-        ranked = sorted(hopeful, key=lambda x: -self.gain(scored[x]) * _chance(verdicts[x]))
-        count = math.ceil(len(verdicts) / 2)
-        lossless = [x for x in hopeful if x.is_lossless]
-        safe = sorted(lossless, key=lambda x: scored[x].value(RELATIVE))[:1]
-        if not safe or safe[0] in ranked[:count]:
-            return ranked[:count]
-        return [*ranked[: max(count - 1, 1)], *safe]
-
     def choose(self, scored: Mapping[Setting, Scores]) -> Choice:
-        """Chooses among the settings of the last round and the verifier alone.
+        """Chooses among the measured settings, the verifier alone one of them.
 
         If the verifier alone is within the limits too, and the best setting is not shown to be
         better, the choice is the verifier alone, or a lossless setting that is shown to be faster.
         """
-        alone = scored[self.alone]
+        if (alone := scored.get(self.alone)) is None:
+            return Choice(NOT_MET, None, "the verifier alone failed, so there is no baseline")
         verdicts = {x: self.verdict(x, scores, alone) for x, scores in scored.items()}
         passing = [
             x for x, limits in verdicts.items() if all(one["within"] for one in limits.values())
@@ -343,11 +305,6 @@ def _missed(limits: Mapping[str, Mapping[str, Any]]) -> float:
     return max(_excess(limit) for limit in limits.values())
 
 
-def _chance(limits: Mapping[str, Mapping[str, Any]]) -> float:
-    """About how probable it is that the figure nearest to its limit is within it."""
-    return 0.5 * math.erfc(_missed(limits) / math.sqrt(2.0))
-
-
 def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str:
     """Names the setting that comes closest to the limits."""
     nearest = min(verdicts, key=lambda x: _missed(verdicts[x]))
@@ -363,39 +320,24 @@ def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str
     return f"{text}, which may be beyond it: relax the limit, or add texts"
 
 
-def answer(look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts) -> dict[str, Any]:
-    """Chooses a setting by successive halving, and measures it on the held-out texts.
-
-    The verifier alone is in every round.
+def answer(
+    look: Look, scored: Mapping[Setting, Scores], judge: Judge, parts: Parts
+) -> dict[str, Any]:
+    """Chooses a setting, and measures it and the verifier alone on the held-out texts.
 
     Args:
-      settings: without the verifier alone.
+      scored: the figures of the settings, and of the verifier alone, on the other texts.
       parts: see `Search.parts`.
 
     Returns:
       The answer's part of `results.json`.
     """
-    *names, held_out = parts
-    left, rounds = list(settings), []
-    for i in range(len(names)):
-        texts = parts[names[i]][1]
-        tell(f"round {i + 1} of {len(names)}: measuring {len(left)} settings on {texts} texts ...")
-        scored = {judge.alone: look(judge.alone, names[: i + 1])}
-        for setting in left:
-            tell(f"  {setting.described()} ...")
-            try:
-                scored[setting] = look(setting, names[: i + 1])
-            except MeasuringError as error:
-                tell(f"  failed: {error}")
-        rounds.append({"texts": texts, "settings": _of_round(scored, judge)})
-        left = judge.left(scored)
-    choice = judge.choose(scored)
-    held: dict[str, Any] | None = None
+    choice, held = judge.choose(scored), None
     if (chosen := choice.setting) is not None:
-        start, stop, timed = parts[held_out]
+        start, stop, timed = parts[HELD_OUT]
         tell(f"measuring {chosen.described()} on {stop - start} held-out texts ...")
         try:
-            verifier, scores = look(judge.alone, [held_out]), look(chosen, [held_out])
+            verifier, scores = look(judge.alone, HELD_OUT), look(chosen, HELD_OUT)
         except MeasuringError as error:
             raise UserError(f"{chosen.described()} failed on the held-out texts: {error}") from None
         if choice.answer == DRAFT and (text := judge.chance(chosen, scores, verifier)):
@@ -414,26 +356,26 @@ def answer(look: Look, settings: Sequence[Setting], judge: Judge, parts: Parts) 
             "figures": _figures(scores, judge.quality),
             "verifier": _figures(verifier, judge.quality),
         }
+    alone = scored.get(judge.alone)
+    considered = [
+        {
+            "setting": setting.described(),
+            "limits": judge.verdict(setting, scores, alone),
+            "figures": _figures(scores, judge.quality),
+        }
+        for setting, scores in scored.items()
+        if alone is not None
+    ]
     return {
         "limits": judge.search.limits,
         "answer": choice.answer,
         "setting": None if chosen is None else chosen.to_dict(),
         "described": None if chosen is None else chosen.described(),
         "why": choice.why,
-        "rounds": rounds,
+        "texts": parts[COMPARED][1],
+        "considered": considered,
         "held_out": held,
     }
-
-
-def _of_round(scored: Mapping[Setting, Scores], judge: Judge) -> list[dict[str, Any]]:
-    return [
-        {
-            "setting": setting.described(),
-            "limits": judge.verdict(setting, scores, scored[judge.alone]),
-            "figures": _figures(scores, judge.quality),
-        }
-        for setting, scores in scored.items()
-    ]
 
 
 def _figures(scores: Scores, quality: str | None) -> dict[str, Any]:

@@ -32,13 +32,12 @@ from specjax.study.measure import (
     Measuring,
     MeasuringError,
     Scores,
-    joined,
     measure,
     over,
     score,
     tell,
 )
-from specjax.study.points import CONFIG_NAME, MADE, WHOLE, Points
+from specjax.study.points import COMPARED, CONFIG_NAME, MADE, Points
 from specjax.study.tables import drawn_alike
 from specjax.study.texts import Prompting, Texts
 from specjax.text import Pair, TextModel
@@ -47,7 +46,7 @@ from specjax.text.draft_length import DraftLength, draft_length, round_costs
 from specjax.text.drafts import catches_up
 from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
-from specjax.text.setting import VERIFIER_ALONE, Setting, check_single
+from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting, check_single
 
 PathLike = str | os.PathLike[str]
 # The settings to measure: those selected by estimates, all, or none.
@@ -107,7 +106,7 @@ def compare(
         raise UserError("limits need measurements: leave out --estimate, or the limits")
     if chooses_lengths and measured == ALL:
         raise UserError("max_drafts=None needs estimates: leave out --full, or give the lengths")
-    parts = {WHOLE: (0, len(texts.examples), measuring.latency_limit)}
+    parts = {COMPARED: (0, len(texts.examples), measuring.latency_limit)}
     if chooses:
         order = np.random.default_rng(search.seed).permutation(len(texts.examples))
         texts = texts.in_order(order.tolist())
@@ -134,8 +133,7 @@ def compare(
         settings = _possible(settings, grid, bench)
         configuration = _configuration(bench, prompts)
         if chooses:
-            configuration["search"] = dataclasses.asdict(search)
-            configuration["grid"] = _digest(_values(settings))
+            configuration["held_out"] = search.held_out
         run.claim(configuration, allow_other_environment=allow_other_environment)
         points = Points(run, measuring.quality, measuring.bootstrap)
         points.read(bench.models)
@@ -145,7 +143,7 @@ def compare(
         taken = settings
         more: dict[str, Any] = {}
         if measured != ALL:
-            known, left = _estimated(bench, points, settings, search, parts)
+            known, left = _estimated(bench, points, settings, search, parts[COMPARED][1])
             if chooses_lengths:
                 known, more["lengths"] = _with_lengths(bench, points, known)
             taken = _promising(points, settings, known, left, search)
@@ -154,15 +152,14 @@ def compare(
                     f"measuring {len(taken)} of {len(settings)} settings, the best by the "
                     "estimates; --full measures all"
                 )
-        names = [*parts]
+        if measured != NONE:
+            measurer.measure_all(taken)
         if chooses:
             judge = Judge(search, settings[0].verifier_alone, points.quality, points.bootstrap)
-            others = [setting for setting in taken if not setting.is_alone]
-            more |= answer(measurer.look, others, judge, parts)
-            names = names[:-1]
-        elif measured != NONE:
-            measurer.measure_all(taken)
-        return points.finish(settings, names, more)
+            scored, others = points.scored(), (x for x in settings if x.method != DRAFTER_ALONE)
+            found = {setting: scored[setting] for setting in others if setting in scored}
+            more |= answer(measurer.look, found, judge, parts)
+        return points.finish(settings, more)
 
 
 def _possible(settings: Sequence[Setting], asked: Sequence[Setting], bench: Bench) -> list[Setting]:
@@ -215,9 +212,9 @@ def _estimated(
     points: Points,
     settings: Sequence[Setting],
     search: Search,
-    parts: Mapping[str, tuple[int, int, int]],
+    texts: int,
 ) -> tuple[list[Setting], list[Setting]]:
-    """Estimates settings; returns those that have estimates, and the others."""
+    """Estimates settings by the first texts; returns those that have estimates, and the others."""
     why_not = {setting: cannot_estimate(setting, bench.models) for setting in settings}
     known = [setting for setting in settings if why_not[setting] is None]
     if left := [setting for setting in settings if why_not[setting] is not None]:
@@ -225,9 +222,7 @@ def _estimated(
             f"{len(left)} of {len(settings)} settings cannot be estimated, only measured; the "
             f"first is {left[0].described()}: {why_not[left[0]]}"
         )
-    *seen, last = parts.values()
-    limit = seen[-1][1] if seen else last[1]
-    read = bench.prompts[: min(limit, search.estimate_limit)]
+    read = bench.prompts[: min(texts, search.estimate_limit)]
     if len(read) < search.estimate_limit:
         tell(f"ESTIMATE_LIMIT={search.estimate_limit}: estimating from all {len(read)} texts")
     how: dict[str, Any] = {
@@ -398,31 +393,29 @@ class Measurer:
             eta = f" (about {left:.0f} min left)" if i and left >= 1 else ""
             tell(f"setting {i + 1} of {len(missing)}: {setting.described()} ...{eta}")
             try:
-                self.look(setting, [WHOLE])
+                self.look(setting, COMPARED)
             except MeasuringError as error:
                 tell(f"  failed: {error}")
 
-    def look(self, setting: Setting, names: Sequence[str]) -> Scores:
-        """Measures a setting on the last of some parts; returns its figures on all of them.
+    def look(self, setting: Setting, part: str) -> Scores:
+        """Measures a setting on a part of the texts; returns its figures.
 
         Raises:
           MeasuringError: the setting could not be measured; the point says why.
         """
-        last, how = names[-1], self._bench.measuring
-        point = self._points.of(last).get(setting)
-        if point is not None and point.scores is not None:
-            return point.scores
+        how = self._bench.measuring
+        if (known := self._points.scored(part).get(setting)) is not None:
+            return known
         begin = time.perf_counter()
         try:
-            alone = self._points.scored(last).get(setting.verifier_alone)
+            alone = self._points.scored(part).get(setting.verifier_alone)
             if setting.method != VERIFIER_ALONE and alone is None:
                 raise UserError("the verifier alone failed, so there is no baseline")
-            measured = measure(setting, self._bench.part(*self._parts[last]))
-            earlier = [self._points.measured(setting, name) for name in names[:-1]]
-            everything = self._bench.part(self._parts[names[0]][0], self._parts[last][1])
-            scores = score(setting, joined([*earlier, measured]), everything)
+            bench = self._bench.part(*self._parts[part])
+            measured = measure(setting, bench)
+            scores = score(setting, measured, bench)
         except Exception as error:
-            self._points.put_failed(setting, last, error)
+            self._points.put_failed(setting, part, error)
             error.__traceback__ = None  # frees the objects in its frames
             gc.collect()
             raise MeasuringError(error) from None
@@ -443,7 +436,7 @@ class Measurer:
                 "seconds": time.perf_counter() - begin,
             },
         }
-        self._points.put(setting, last, measured, scores, about)
+        self._points.put(setting, part, measured, scores, about)
         names_shown = [name for name in (how.quality, RELATIVE, NATS) if name and scores.has(name)]
         tell("  " + ", ".join(f"{name} {shown(scores.figures[name])}" for name in names_shown))
         return scores

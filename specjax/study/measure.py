@@ -347,30 +347,6 @@ def measure(setting: Setting, bench: Bench) -> Measured:
     )
 
 
-def joined(parts: Sequence[Measured]) -> Measured:
-    """Joins the measurements of a setting on several parts of the texts, in order."""
-
-    def times(several: Sequence[Times]) -> Times:
-        passes = [part.passes for part in several if part.passes is not None]
-        return Times(
-            np.concatenate([part.seconds for part in several], axis=-1),
-            np.concatenate([part.tokens for part in several], axis=-1),
-            np.concatenate(passes, axis=-1) if len(passes) == len(several) else None,
-        )
-
-    others = [part.verifier_times for part in parts if part.verifier_times is not None]
-    return Measured(
-        seeds=parts[0].seeds,
-        rows=[
-            list(itertools.chain(*several))
-            for several in zip(*(part.rows for part in parts), strict=True)
-        ],
-        times=times([part.times for part in parts]),
-        verifier_times=times(others) if others else None,
-        compiled=sum(part.compiled for part in parts),
-    )
-
-
 def tell(text: str) -> None:
     """Prints a message on stderr."""
     print(f"specjax: {text}", file=sys.stderr, flush=True)

@@ -29,8 +29,8 @@ from specjax.text.setting import DRAFTER_ALONE, Setting, check_single
 
 CONFIG_NAME, POINTS_NAME, RESULTS_NAME = "compare_config.json", "points.jsonl", "results.json"
 RECORDS = "points"
-# The part with all texts.
-WHOLE = "texts"
+# Parts of the texts: those on which settings are compared, and those that confirm a choice.
+COMPARED, HELD_OUT = "texts", "held out"
 _TABLES = ("settings.csv", "best.csv", "table_2.csv")
 MADE = (POINTS_NAME, RECORDS, RESULTS_NAME, *_TABLES, *plots.FILES)
 _RESAMPLED = "resampled/"
@@ -50,7 +50,7 @@ class Point:
     setting: Setting
     about: Mapping[str, Any]
     scores: Scores | None
-    part: str = WHOLE
+    part: str = COMPARED
 
     def line(self, expected: Expected | None = None) -> bytes:
         """Returns its line in `points.jsonl`."""
@@ -115,27 +115,27 @@ class Points:
     def _keep(self, point: Point) -> None:
         self._points.setdefault(point.part, {})[point.setting] = point
 
-    def of(self, part: str = WHOLE) -> dict[Setting, Point]:
+    def of(self, part: str = COMPARED) -> dict[Setting, Point]:
         """Returns all points of a part of the texts."""
         return dict(self._points.get(part, {}))
 
-    def scored(self, part: str = WHOLE) -> dict[Setting, Scores]:
+    def scored(self, part: str = COMPARED) -> dict[Setting, Scores]:
         """Returns the figures of the settings that have figures."""
         return {x: p.scores for x, p in self.of(part).items() if p.scores is not None}
 
-    def measured(self, setting: Setting, part: str = WHOLE) -> Measured:
+    def measured(self, setting: Setting, part: str = COMPARED) -> Measured:
         """Returns the measurements of a setting that is done."""
         record = self.store.read((setting.key, part))
         return Measured.of_record(record.value, record.arrays)
 
-    def verdicts(self, part: str = WHOLE) -> list[dict[str, Any]]:
-        """Returns what to decode with, for each sampling whose verifier alone was measured."""
-        scored, verdicts = self.scored(part), []
+    def _verdicts(self) -> list[dict[str, Any]]:
+        """What to decode with, for each sampling whose verifier alone was measured."""
+        scored, verdicts = self.scored(), []
         for group in tables.drawn_alike(scored):
             alone = group[0].verifier_alone
             if alone in scored and len(group) > 1:
                 here = {setting: scored[setting] for setting in group}
-                runs = {setting: self.measured(setting, part) for setting in group}
+                runs = {setting: self.measured(setting) for setting in group}
                 times = {x: (run.times, run.verifier_times or run.times) for x, run in runs.items()}
                 found = recommend(here, times, self.quality, self.bootstrap)
                 setting = found.setting
@@ -209,29 +209,19 @@ class Points:
         self.store.put((setting.key, part), *record)
         self._keep(_point(part, record))
 
-    def finish(
-        self,
-        order: Sequence[Setting],
-        parts: Sequence[str],
-        more: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def finish(self, order: Sequence[Setting], more: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the lines, tables and plots of all points; returns the content of `results.json`.
 
         Args:
           order: the settings of the first lines.
-          parts: the last one with a measurement of a setting has its line. Tables and plots use
-            only the last of all, so that settings are paired.
           more: more values of `results.json`.
         """
-        here = {x: Point(x, {"status": _ESTIMATED}, None) for x in self.estimates}
-        for part in parts:
-            here |= self.of(part)
+        here = {x: Point(x, {"status": _ESTIMATED}, None) for x in self.estimates} | self.of()
         first = [setting for setting in order if setting in here]
         points = [here[setting] for setting in dict.fromkeys((*first, *here))]
         lines = (point.line(self.estimates.get(point.setting)) for point in points)
         self._run.write(POINTS_NAME, b"".join(lines))
-        paired = self.scored(parts[-1])
-        scored = {p.setting: paired[p.setting] for p in points if p.setting in paired}
+        scored = {point.setting: point.scores for point in points if point.scores is not None}
         # The failures of an earlier grid are not tried again.
         grid = set(order)
         failures = {
@@ -255,12 +245,12 @@ class Points:
         results = {
             "quality": self.quality,
             "estimated": len(self.estimates),
-            "done": sum(point.scores is not None for point in points),
+            "done": len(scored),
             "failed": len(failures),
             "failures": failures,
             "best": best,
             "table_2": table_2,
-            "verdicts": self.verdicts(parts[-1]),
+            "verdicts": self._verdicts(),
             **more,
         }
         self._run.write_json(RESULTS_NAME, results)
@@ -323,8 +313,7 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
     points = read_points(place)
     if not points.scored():
         raise UserError(
-            f"{place} has no setting that was measured on all texts: run specjax compare there "
-            "without --estimate, or in another directory without limits"
+            f"{place} has no measured setting: run specjax compare there without --estimate"
         )
     predictions: dict[str, list[Predictions]] = {}
     for setting in points.scored():

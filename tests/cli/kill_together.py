@@ -139,11 +139,7 @@ class Limits(Compare):
     """Estimates a grid, and measures until a setting is chosen, which depends on times."""
 
     flags = ()
-    settings: ClassVar[dict[str, Any]] = {
-        "MAX_NATS": 9,
-        "CANDIDATES": 2,
-        "ROUNDS": 2,
-    }
+    settings: ClassVar[dict[str, Any]] = {"MAX_NATS": 9, "CANDIDATES": 2}
 
     def outcome(self, output: Path) -> Any:
         """The files (but settings' texts and figures), the counts, and that the limits are kept."""

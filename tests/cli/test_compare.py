@@ -269,7 +269,6 @@ LIMITS = {
     "MAX_NATS": 9,
     "METHODS": "{'Lossless': None, 'OPT({})': (0.2, 0.4)}",
     "STOPPING": "(None,)",
-    "ROUNDS": 2,
     "CANDIDATES": 3,
     "ESTIMATE_LIMIT": 2,
     "NUM_SAMPLES": 1,
@@ -284,30 +283,33 @@ def test_limits_are_kept_on_texts_the_choice_has_not_seen(data, tmp_path, capsys
     start = ["--gin_file=runs/compare.gin"]
     assert run(data, output, *start, **LIMITS) == 0
     results = json.loads((output / "results.json").read_text())
-    sizes = [(one["texts"], len(one["settings"])) for one in results["rounds"]]
     # With the verifier alone and a KLBall beside the lossless setting.
-    assert sizes[0] == (2, 4) and sizes[1][0] == 4 and sizes[1][1] <= 3
+    assert results["texts"] == 4 and len(results["considered"]) == 4
     assert results["answer"] in ("draft", "do not draft")
     held_out = results["held_out"]
     assert held_out["texts"] == 4 and held_out["met"]
     assert [limit["met"] for limit in held_out["limits"].values()] == [True, True]
     # Each text is in one part.
     store, key = read_points(output), Setting(method="VerifierAlone")
-    names = ("round 1", "round 2", "held out")
+    names = ("texts", "held out")
     ids = [[row["id"] for row in store.measured(key, name).rows[0]] for name in names]
-    assert [len(part) for part in ids] == [2, 2, 4] and {*chain(*ids)} == {*range(8)}
+    assert [len(part) for part in ids] == [4, 4] and {*chain(*ids)} == {*range(8)}
     out = capsys.readouterr().out
     assert "limits: MAX_LOSS=90 MAX_NATS=9" in out
     assert Setting(**results["setting"]).described() == results["described"]
     # Stopped before its end, it measures what is missing alone.
-    lost = store.store.path((key.key, "round 2"))
+    lost = store.store.path((key.key, "held out"))
     kept = {path: path.stat().st_mtime_ns for path in (output / "points").iterdir()}
     lost.unlink()
     assert run(data, output, *start, **LIMITS) == 0
     again = {path: path.stat().st_mtime_ns for path in kept if path != lost}
     assert again.items() <= kept.items() and lost.exists()
-    # Other limits want another directory.
-    assert run(data, output, *start, **{**LIMITS, "MAX_LOSS": 1}) == 2
+    # Other limits choose from what was measured.
+    assert run(data, output, *start, **{**LIMITS, "MAX_LOSS": 89}) == 0
+    assert "settings were measured before" in capsys.readouterr().err
+    assert json.loads((output / "results.json").read_text())["limits"]["max_loss"] == 89
+    # Other texts to choose by want another directory.
+    assert run(data, output, *start, **{**LIMITS, "HELD_OUT": 0.25}) == 2
     assert "another configuration" in capsys.readouterr().err
 
 
@@ -337,7 +339,8 @@ def test_the_end_says_why_drafting_does_not_pay(answer, shown):
             "answer": answer,
             "described": "verifier alone, T=0",
             "why": "no other is faster",
-            "rounds": [{"texts": 2, "settings": [setting]}],
+            "texts": 2,
+            "considered": [setting],
             "held_out": None,
         }
     assert (text in compare.tables(results)) == shown

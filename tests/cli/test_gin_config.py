@@ -264,7 +264,7 @@ def test_help_lists_the_names_and_the_files_of_the_command(capsys, command, told
     ("command", "lines", "first", "left_out", "files"),
     [
         ("infer", 115, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "MESH_DATA", "  few_shot, gsm8k,"),
-        ("compare", 110, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "ROUNDS", "multi30k_ende"),
+        ("compare", 110, "INPUT OUTPUT_DIR VERIFIER DRAFTER", "CANDIDATES", "multi30k_ende"),
         ("train", 85, "OUTPUT_DIR MODEL", "LIMIT", "They need TRAIN_INPUTS, TRAIN_TARGETS,"),
     ],
 )

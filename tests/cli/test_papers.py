@@ -172,7 +172,7 @@ WAYS = {
     "limits": (
         "compare",
         (),
-        {"ESTIMATE_LIMIT": 2, "ROUNDS": 1, "LATENCY_LIMIT": 2, "MAX_LATENCY": 9},
+        {"ESTIMATE_LIMIT": 2, "LATENCY_LIMIT": 2, "MAX_LATENCY": 9},
     ),
 }
 

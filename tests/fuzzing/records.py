@@ -61,7 +61,7 @@ def _compare(output: Path, seed: int = 0, **others: Any) -> Any:
 
 
 def _limits(output: Path, seed: int = 0) -> Any:
-    search = Search(max_nats=9.0, rounds=1, candidates=2, held_out=0.5)
+    search = Search(max_nats=9.0, candidates=2, held_out=0.5)
     found = _compare(output, seed, measured="front", search=search)
     return [found, json.loads((output / "results.json").read_text())["setting"] is not None]
 

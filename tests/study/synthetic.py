@@ -7,8 +7,8 @@ import numpy as np
 from specjax.evaluation import Bootstrap, ratio
 from specjax.evaluation.bootstrap import mean
 from specjax.runs.evaluation import as_json
-from specjax.study.choose import HELD_OUT
 from specjax.study.measure import Scores
+from specjax.study.points import COMPARED, HELD_OUT
 from specjax.text.setting import Setting
 
 ALONE = Setting(method="VerifierAlone")
@@ -31,21 +31,15 @@ class World:
 
     Args:
       seed: of the noise.
-      rows: how many texts each round has looked at, and the number of held-out texts.
+      rows: the number of texts to choose by, and of held-out texts.
       spread: the standard deviation of a text's quality.
       truth: what is true of each setting.
     """
 
-    def __init__(self, seed, rows=(50, 100, 200, 200), spread=10.0, truth=TRUTH):
+    def __init__(self, seed, rows=(200, 200), spread=10.0, truth=TRUTH):
         self.draws = np.random.default_rng(seed)
-        *ends, held_out = rows
-        places = zip([0, *ends], [*ends, ends[-1] + held_out], strict=True)
-        names = [*(f"round {i + 1}" for i in range(len(ends))), HELD_OUT]
-        self.parts = {
-            name: (start, stop, stop - start)
-            for name, (start, stop) in zip(names, places, strict=True)
-        }
-        total = ends[-1] + held_out
+        seen, total = rows[0], sum(rows)
+        self.parts = {COMPARED: (0, seen, seen), HELD_OUT: (seen, total, total - seen)}
         shared = self.draws.normal(size=(total, 1)) * 0.8
         noise = shared + 0.6 * self.draws.normal(size=(total, 3 * len(truth)))
         self.figures = {}
@@ -56,16 +50,13 @@ class World:
                 relative * (1.0 + 0.2 * slow) if setting != ALONE else np.full(total, relative),
                 nats * (1.0 + far),
             )
-        self.looked = []
         self._scored = {}
 
-    def look(self, setting, names):
-        self.looked.append((setting, names[-1]))
-        rows = slice(self.parts[names[0]][0], self.parts[names[-1]][1])
-        key = (setting, rows.start, rows.stop)
-        if key not in self._scored:
-            self._scored[key] = self._of(setting, rows)
-        return self._scored[key]
+    def look(self, setting, part):
+        if (setting, part) not in self._scored:
+            start, stop, _ = self.parts[part]
+            self._scored[setting, part] = self._of(setting, slice(start, stop))
+        return self._scored[setting, part]
 
     def _of(self, setting, rows):
         good, slow, far = (values[rows] for values in self.figures[setting])

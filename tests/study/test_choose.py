@@ -1,7 +1,6 @@
 """Which settings are measured, and which is chosen, where the truth is known."""
 
 import dataclasses
-import itertools
 import math
 
 import pytest
@@ -10,7 +9,6 @@ from specjax.errors import UserError
 from specjax.study.choose import (
     DO_NOT_DRAFT,
     DRAFT,
-    HELD_OUT,
     NOT_MET,
     Judge,
     Search,
@@ -19,6 +17,7 @@ from specjax.study.choose import (
 )
 from specjax.study.expect import Expected
 from specjax.study.measure import Measuring, MeasuringError
+from specjax.study.points import COMPARED, HELD_OUT
 from specjax.text.setting import Setting
 from tests.study.synthetic import ALONE, BOOTSTRAP, LOSSLESS, SETTINGS, TRUTH, World, world_of
 
@@ -29,19 +28,23 @@ LIMITS = ({"max_loss": 3.0}, {"max_latency": 0.55}, {"max_nats": 0.1})
 def searched(limits, seed=0, settings=SETTINGS, world=None, quality="bleu", **others):
     world = world or World(seed, **others)
     judge = Judge(Search(**limits), ALONE, quality, BOOTSTRAP)
-    results, choice = answer(world.look, settings, judge, world.parts)
-    return world, choice, results
+    scored = {setting: world.look(setting, COMPARED) for setting in (ALONE, *settings)}
+    return answer(world.look, scored, judge, world.parts)
+
+
+def chosen(results):
+    return None if results["setting"] is None else Setting(**results["setting"])
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_what_is_chosen_keeps_the_limits_on_texts_it_has_not_seen(limits):
     met, gains = [], []
     for seed in range(SEEDS):
-        _, choice, results = searched(limits, world=world_of(seed))
-        if choice.answer == NOT_MET:
+        results = searched(limits, world=world_of(seed))
+        if results["answer"] == NOT_MET:
             continue
         met.append(results["held_out"]["met"])
-        gains.append(1.0 / TRUTH[choice.setting][1])
+        gains.append(1.0 / TRUTH[chosen(results)][1])
     assert len(met) >= 0.8 * SEEDS and sum(met) >= 0.9 * len(met)
     assert sum(gains) / len(gains) > 1.3  # and it is no timid choice
 
@@ -52,14 +55,13 @@ def test_without_intervals_limits_are_missed():
     for seed in range(SEEDS):
         world = world_of(seed)
         judge = Judge(Search(max_loss=3.0), ALONE, "bleu", BOOTSTRAP)
-        names = list(world.parts)[:-1]
-        found = {setting: world.look(setting, names) for setting in TRUTH}
+        found = {setting: world.look(setting, COMPARED) for setting in TRUTH}
         loss = {
             x: judge.verdict(x, one, found[ALONE])["max_loss"]["value"] for x, one in found.items()
         }
         good = [x for x in found if loss[x] <= 3.0]
         fastest = min(good, key=lambda x: found[x].value("relative_latency"))
-        held_out = (world.look(x, [HELD_OUT]).value("bleu") for x in (ALONE, fastest))
+        held_out = (world.look(x, HELD_OUT).value("bleu") for x in (ALONE, fastest))
         verifier, own = held_out
         missed += verifier - own > 3.0
     assert missed > 0.25 * SEEDS
@@ -67,33 +69,28 @@ def test_without_intervals_limits_are_missed():
 
 def test_more_texts_allow_a_faster_choice():
     speeds = []
-    for rows in ((10, 20, 40, 40), (1000, 2000, 4000, 4000)):
-        _, choice, _ = searched({"max_loss": 4.0}, 1, rows=rows)
-        speeds.append(0.0 if choice.setting is None else 1.0 / TRUTH[choice.setting][1])
+    for rows in ((40, 40), (4000, 4000)):
+        found = chosen(searched({"max_loss": 4.0}, 1, rows=rows))
+        speeds.append(0.0 if found is None else 1.0 / TRUTH[found][1])
     assert speeds[0] < speeds[1]
     assert speeds[1] == pytest.approx(1.0 / TRUTH[Setting(rule="OPT(0.2)")][1])
 
 
-def test_rounds_halve_the_settings_and_look_at_more_texts():
-    world, choice, results = searched({"max_nats": 0.1})
-    assert choice.answer == DRAFT
-    rounds = [{x["setting"]: x for x in one["settings"]} for one in results["rounds"]]
-    sizes = [len(one) - 1 for one in rounds]
-    assert sizes[0] == 9 and all(b <= math.ceil(a / 2) for a, b in itertools.pairwise(sizes))
-    assert [one["texts"] for one in results["rounds"]] == [50, 100, 200]
-    assert all(ALONE.described() in one for one in rounds)
-    # What is shown to miss the limit does not go on.
-    gone = Setting(rule="OPT(0.8)").described()
-    assert rounds[0][gone]["limits"]["max_nats"]["within"] is False and gone not in rounds[1]
-    assert len(world.looked) == sum(map(len, rounds)) + 2
+def test_every_measured_setting_is_considered():
+    results = searched({"max_nats": 0.1})
+    assert results["answer"] == DRAFT and results["texts"] == 200
+    within = {x["setting"]: x["limits"]["max_nats"]["within"] for x in results["considered"]}
+    assert within.keys() == {setting.described() for setting in TRUTH}
+    assert within[LOSSLESS.described()] and within[results["described"]]
+    assert within[Setting(rule="OPT(0.8)").described()] is False
 
 
 def test_by_law_a_lossless_setting_is_as_good():
-    _, choice, results = searched({"max_loss": 0.0})
-    assert choice.answer == DRAFT and choice.setting == LOSSLESS
+    results = searched({"max_loss": 0.0})
+    assert results["answer"] == DRAFT and chosen(results) == LOSSLESS
     limit = results["held_out"]["limits"]["max_loss"]
     assert limit["by_law"] and limit["met"] and limit["within"]
-    assert searched({"max_nats": 0.0})[1].setting == LOSSLESS
+    assert chosen(searched({"max_nats": 0.0})) == LOSSLESS
 
 
 @pytest.mark.parametrize(
@@ -147,32 +144,32 @@ def test_do_not_draft_where_nothing_is_faster():
     class Slow(Scaled):
         relative = 1.4
 
-    _, choice, _ = searched({"max_loss": 0.0}, world=Slow(0), settings=[LOSSLESS])
-    assert choice.answer == DO_NOT_DRAFT and choice.setting == ALONE
-    assert "no other setting that keeps the limits is faster" in choice.why
-    assert searched({"max_loss": 0.0}, settings=[])[1].answer == DO_NOT_DRAFT
+    results = searched({"max_loss": 0.0}, world=Slow(0), settings=[LOSSLESS])
+    assert results["answer"] == DO_NOT_DRAFT and chosen(results) == ALONE
+    assert "no other setting that keeps the limits is faster" in results["why"]
+    assert searched({"max_loss": 0.0}, settings=[])["answer"] == DO_NOT_DRAFT
 
 
 def test_what_may_be_faster_by_chance_is_not_chosen():
     class Even(Scaled):
         relative = 0.99
 
-    world = Even(1, rows=(8, 16, 16))
-    _, choice, _ = searched({"max_loss": 0.0}, world=world, settings=[LOSSLESS])
-    assert choice.answer == DO_NOT_DRAFT and "this may be chance" in choice.why
+    world = Even(1, rows=(16, 16))
+    results = searched({"max_loss": 0.0}, world=world, settings=[LOSSLESS])
+    assert results["answer"] == DO_NOT_DRAFT and "this may be chance" in results["why"]
 
 
 def test_a_lead_that_is_gone_on_unseen_texts_is_not_chosen():
     class Lucky(Scaled):
         relative = 0.7
 
-        def look(self, setting, names):
-            self.relative = 1.0 if HELD_OUT in names else 0.7
-            return super().look(setting, names)
+        def look(self, setting, part):
+            self.relative = 1.0 if part == HELD_OUT else 0.7
+            return super().look(setting, part)
 
-    _, choice, results = searched({"max_loss": 0.0}, world=Lucky(0), settings=[LOSSLESS])
-    assert choice.answer == DO_NOT_DRAFT and choice.setting == ALONE
-    assert "on held-out texts: its lead may be chance" in choice.why
+    results = searched({"max_loss": 0.0}, world=Lucky(0), settings=[LOSSLESS])
+    assert results["answer"] == DO_NOT_DRAFT and chosen(results) == ALONE
+    assert "on held-out texts: its lead may be chance" in results["why"]
     assert results["held_out"]["figures"] == results["held_out"]["verifier"]
 
 
@@ -184,57 +181,49 @@ def test_a_lead_that_is_gone_on_unseen_texts_is_not_chosen():
     ],
 )
 def test_it_says_which_setting_comes_closest(limits, why):
-    _, choice, results = searched(limits, 3)
-    assert choice.answer == NOT_MET and choice.setting is None and why in choice.why
+    results = searched(limits, 3)
+    assert results["answer"] == NOT_MET and why in results["why"]
     assert results["setting"] is None and results["held_out"] is None
 
 
 def test_where_only_the_latency_is_bounded_the_best_is_chosen():
-    _, choice, _ = searched({"max_latency": 0.9}, rows=(4000, 8000, 8000))
+    results = searched({"max_latency": 0.9}, rows=(8000, 8000))
     best = max(TRUTH[setting][0] for setting in SETTINGS)
-    assert choice.answer == DRAFT and TRUTH[choice.setting][0] == best
+    assert results["answer"] == DRAFT and TRUTH[chosen(results)][0] == best
 
 
 def test_a_lossless_draft_is_better_than_none_where_only_the_latency_is_bounded():
     for seed in range(3):
-        _, choice, _ = searched({"max_latency": 3.0}, seed)
-        assert choice.answer == DRAFT and choice.setting == LOSSLESS
-        assert "lossless: its quality is the verifier" in choice.why
+        results = searched({"max_latency": 3.0}, seed)
+        assert results["answer"] == DRAFT and chosen(results) == LOSSLESS
+        assert "lossless: its quality is the verifier" in results["why"]
     lossy = [setting for setting in SETTINGS if setting != LOSSLESS]
-    assert searched({"max_latency": 3.0}, settings=lossy)[1].answer == DO_NOT_DRAFT
+    assert searched({"max_latency": 3.0}, settings=lossy)["answer"] == DO_NOT_DRAFT
 
 
-def test_the_fastest_lossless_setting_is_in_the_last_round():
-    for seed in range(10):
-        rounds = searched({"max_nats": 0.03}, seed, rows=(16, 32, 64, 64))[2]["rounds"]
-        for one in rounds:
-            assert LOSSLESS.described() in {x["setting"] for x in one["settings"]}
-
-
-def test_a_setting_that_fails_ends_alone():
+def test_a_choice_that_cannot_be_confirmed_is_told():
     class Broken(World):
-        def look(self, setting, names):
-            if setting == LOSSLESS:
+        def look(self, setting, part):
+            if (setting, part) == (LOSSLESS, HELD_OUT):
                 raise MeasuringError(MemoryError("no\nmemory"))
-            return super().look(setting, names)
+            return super().look(setting, part)
 
-    _, choice, results = searched({"max_nats": 0.1}, world=Broken(0))
-    assert choice.answer == DRAFT and choice.setting != LOSSLESS
-    assert LOSSLESS.described() not in {x["setting"] for x in results["rounds"][0]["settings"]}
+    with pytest.raises(UserError, match=r"failed on the held-out texts: MemoryError: no memory"):
+        searched({"max_loss": 0.0}, world=Broken(0), settings=[LOSSLESS])
 
-    class Full(World):
-        def look(self, setting, names):
-            if setting == LOSSLESS:
-                raise OSError("the disk is full")
-            return super().look(setting, names)
 
-    with pytest.raises(OSError, match="the disk is full"):
-        searched({"max_nats": 0.1}, world=Full(0), settings=[LOSSLESS])
+def test_without_the_verifier_alone_nothing_is_chosen():
+    world = World(0)
+    judge = Judge(Search(max_nats=0.1), ALONE, "bleu", BOOTSTRAP)
+    scored = {LOSSLESS: world.look(LOSSLESS, COMPARED)}
+    results = answer(world.look, scored, judge, world.parts)
+    assert results["answer"] == NOT_MET and "the verifier alone failed" in results["why"]
+    assert results["considered"] == []
 
 
 def test_without_quality_only_lossless_settings_keep_a_bound_on_it():
     for limits in ({"max_nats": 0.0}, {"max_loss": 0.0}):
-        assert searched(limits, quality=None)[1].setting == LOSSLESS
+        assert chosen(searched(limits, quality=None)) == LOSSLESS
 
 
 def expected(rule, tokens, nats, max_draft=5, **values):
@@ -297,7 +286,7 @@ def test_endless_divergences_leave_several_strengths():
         ({"max_latency": 0.0}, "max_latency must be finite and above 0"),
         ({"max_loss": "1"}, "max_loss must be"),
         ({"held_out": 1.0}, "held_out must"),
-        ({"rounds": 0}, "rounds must be a whole number of at least 1"),
+        ({"candidates": 0}, "candidates must be a whole number of at least 1"),
         ({"seed": -1}, "seed must be"),
     ],
 )
@@ -306,10 +295,9 @@ def test_a_wrong_search_is_named(values, message):
         Search(**values)
 
 
-def test_each_round_has_twice_as_many_texts():
-    search, how = Search(rounds=3), Measuring(metrics=(), latency_limit=20)
-    parts = search.parts(200, how)
-    assert [place[:2] for place in parts.values()] == [(0, 25), (25, 50), (50, 100), (100, 200)]
-    assert [timed for *_, timed in parts.values()] == [5, 5, 10, 20]
-    with pytest.raises(UserError, match="of 8 texts, 4 are held out"):
-        search.parts(8, how)
+def test_texts_are_held_out():
+    search, how = Search(held_out=0.25), Measuring(metrics=(), latency_limit=60)
+    assert search.parts(200, how) == {COMPARED: (0, 150, 60), HELD_OUT: (150, 200, 50)}
+    told = "of 4 texts, 1 are held out and 3 are left to choose by; both need at least 2: add"
+    with pytest.raises(UserError, match=told):
+        search.parts(4, how)

@@ -16,7 +16,7 @@ from specjax.runs.evaluation import evaluate
 from specjax.runs.run_directory import Store
 from specjax.study import Bench, Setting, Texts, measure, plots, read_points
 from specjax.study.choose import Search
-from specjax.study.measure import RELATIVE, Measured, Times, joined, prices
+from specjax.study.measure import RELATIVE, Measured, Times, prices
 from specjax.study.points import CONFIG_NAME, predictions_in
 from specjax.study.texts import Prompting
 from specjax.text import Decoder
@@ -176,14 +176,12 @@ def test_another_temperature_compiles_nothing(done, tmp_path):
 
 
 def test_a_setting_writes_the_same_in_any_part_of_the_texts(done):
-    """For a search, which measures more and more texts."""
+    """As of a choice, which other texts confirm."""
     found = read_points(done[0]).measured(OPT)
     assert found.rows[0][0]["inputs"] == world.TEXTS[0]
     parts = [measure(OPT, bench().part(*place)) for place in ((0, 2), (2, 6))]
-    both = joined(parts)
-    assert [r["tokens"] for r in both.rows[1]] == [r["tokens"] for r in found.rows[1]]
-    assert both.times.seconds.shape == both.verifier_times.seconds.shape == (2, 1, 4)
-    assert (both.times.tokens[:, 2:] == parts[1].times.tokens).all()
+    for kept, *rows in zip(found.rows, *(part.rows for part in parts), strict=True):
+        assert [r["tokens"] for part in rows for r in part] == [r["tokens"] for r in kept]
     assert measure(world.VERIFIER, bench().part(2, 5)).verifier_times is None
 
 
@@ -414,14 +412,14 @@ def test_limits_without_an_answer_are_refused_before_any_work(
         raise AssertionError("no model is needed")
 
     asked = world.settings({"Lossless": None}, temperatures)
-    how = {"search": Search(**limits, rounds=1), "make_models": make_models}
+    how = {"search": Search(**limits), "make_models": make_models}
     with pytest.raises(ValueError, match=told):
         world.run(tmp_path / "out", asked, references=references, **how)
     assert not (tmp_path / "out").exists()
 
 
 def test_lossy_settings_need_a_quality_for_a_limit_on_its_loss(tmp_path):
-    search = Search(max_loss=0.0, rounds=1)
+    search = Search(max_loss=0.0)
     with pytest.raises(ValueError, match="these limits need a measured quality: give references"):
         world.run(tmp_path / "out", ASKED[:3], references=[()] * 6, search=search)
     assert not (tmp_path / "out").exists()
