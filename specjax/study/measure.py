@@ -211,13 +211,12 @@ class Bench:
 class Times:
     """The seconds and the emitted tokens of chunks of texts.
 
-    `passes` are the verifier's, of a batch: it waits for its last row. Records of earlier checkouts
-    have none.
+    `passes` are the verifier's, of a batch: it waits for its last row.
     """
 
     seconds: Float[np.ndarray, "s r c"]
     tokens: Int[np.ndarray, "s c"]
-    passes: Int[np.ndarray, "s c"] | None = None
+    passes: Int[np.ndarray, "s c"]
 
     @classmethod
     def of(
@@ -233,20 +232,15 @@ class Times:
 
     @property
     def per_pass(self) -> float:
-        """The tokens of a pass of a batch; NaN if unknown."""
-        if self.passes is None:
-            return math.nan
+        """The tokens of a pass of a batch."""
         return float(divided(self.tokens.sum(), self.passes.sum()))
 
     @property
     def by_turn(self) -> "Times":
         """The same with each turn as a chunk, for the interval of these very texts."""
-        (samples, repeats, _), passes = self.seconds.shape, self.passes
-        return Times(
-            self.seconds.reshape(samples, 1, -1),
-            np.tile(self.tokens, repeats),
-            None if passes is None else np.tile(passes, repeats),
-        )
+        samples, repeats, _ = self.seconds.shape
+        both = (np.tile(counts, repeats) for counts in (self.tokens, self.passes))
+        return Times(self.seconds.reshape(samples, 1, -1), *both)
 
     @property
     def usual(self) -> Float[np.ndarray, " c"]:
@@ -280,8 +274,7 @@ class Measured:
             f"{name}/{field}": getattr(times, field)
             for name, times in both.items()
             if times is not None
-            for field in ("seconds", "tokens", "passes")
-            if getattr(times, field) is not None
+            for field in _TIMES
         }
         return value, arrays
 
@@ -290,8 +283,7 @@ class Measured:
         """Restores `to_record`; other values and arrays are ignored."""
 
         def times(name: str) -> Times:
-            seconds, tokens = arrays[f"{name}/seconds"], arrays[f"{name}/tokens"]
-            return Times(seconds, tokens, arrays.get(f"{name}/passes"))
+            return Times(*(arrays[f"{name}/{field}"] for field in _TIMES))
 
         return cls(
             times=times("own"),
@@ -300,7 +292,7 @@ class Measured:
         )
 
 
-_PLAIN = ("seeds", "rows", "compiled")
+_PLAIN, _TIMES = ("seeds", "rows", "compiled"), ("seconds", "tokens", "passes")
 
 
 class MeasuringError(Exception):

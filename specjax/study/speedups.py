@@ -67,7 +67,7 @@ def speedups(
 
 
 def yields(times: Times, alone: Times) -> float:
-    """Returns the tokens of a pass over those of the verifier alone, NaN if unknown.
+    """Returns the tokens of a pass over those of the verifier alone.
 
     A pass that checks drafts takes at least as long as one without, so no speed-up is above it.
     """

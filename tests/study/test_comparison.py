@@ -513,5 +513,5 @@ def test_bad_input_is_refused_before_anything_is_measured(tmp_path, change, mess
 
 def test_times_are_of_the_median_repeat_and_the_mean_seed():
     seconds = np.array([[[1.0], [9.0], [2.0]], [[4.0], [4.0], [4.0]]])  # 2 seeds, 3 repeats
-    times = Times(seconds, np.ones((2, 1), int))
+    times = Times(seconds, *2 * (np.ones((2, 1), int),))
     assert times.usual.tolist() == [3.0]

@@ -106,7 +106,7 @@ def test_answers_and_programs_are_scored(source):
     assert how.metrics[-1] == "pass_at_1" and "AnswerAfter" in how.describe()["answer"]
     bench = Bench(world.models(), texts, [np.ones(1, np.int32)] * 4, how)
     ones = np.ones((1, 1, 2))
-    times = Times(ones, ones[0])
+    times = Times(ones, ones[0], ones[0])
     records = [
         {"prediction": output, "inputs": e.inputs}
         for e, output in zip(texts.examples, outputs, strict=True)
