@@ -216,6 +216,8 @@ class Points:
           order: the settings of the first lines.
           more: more values of `results.json`.
         """
+        # Before anything is written, because it reads records that may be gone.
+        verdicts = self._verdicts()
         here = {x: Point(x, {"status": _ESTIMATED}, None) for x in self.estimates} | self.of()
         first = [setting for setting in order if setting in here]
         points = [here[setting] for setting in dict.fromkeys((*first, *here))]
@@ -250,7 +252,7 @@ class Points:
             "failures": failures,
             "best": best,
             "table_2": table_2,
-            "verdicts": self._verdicts(),
+            "verdicts": verdicts,
             **more,
         }
         self._run.write_json(RESULTS_NAME, results)
