@@ -4,7 +4,6 @@ llama.cpp's converter changes some weights, which is undone here: the two halves
 a Llama's queries and keys are interleaved, and a Gemma's norms include the 1 that the network adds.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from specjax.models import LlamaConfig, ModelConfig
 from specjax.models.position_encoding import rope_frequencies
 from specjax.tokenizers.gguf_files import (
     DIVISORS,
-    POWER,
     WHOLE,
     Header,
     Tensor,
@@ -61,43 +59,34 @@ class GGUFReader:
         self._places: dict[str, tuple[Any, int, tuple[int, ...]]] = {}
         self.specs: dict[str, ArraySpec] = {}
         end = next((tensor.start for tensor in header.tensors.values()), 0)
-        alignment = header.read("general.alignment", POWER, 32)
+        alignment = header.metadata.get("general.alignment", 32)
         for stored, tensor in header.tensors.items():
             if tensor.start != end + -end % alignment:
                 raise UserError(
                     f"{file} is damaged ({stored} does not follow the tensor before it); download "
                     "or copy it again"
                 )
-            end = self._add(stored, tensor)
+            self._add(stored, tensor)
+            end = tensor.start + tensor.size
         if self._architecture == "llama":
             self.specs.pop(DIVISORS, None)
 
-    def _add(self, stored: str, tensor: Tensor) -> int:
+    def _add(self, stored: str, tensor: Tensor) -> None:
+        quants, kind = self._gguf.quants, tensor.kind
         try:
-            kind = self._gguf.GGMLQuantizationType(tensor.kind)
-            block, size = self._gguf.GGML_QUANT_SIZES[kind]
-            self._gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
-        except (ValueError, NotImplementedError) as error:
+            quants.dequantize(np.zeros((1, self._gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError as error:
             raise UserError(
                 f"{self.directory}: the type of {stored} cannot be read ({error}); take a file of "
                 "another quantisation, such as Q8_0, Q4_K_M or F16"
             ) from None
-        if tensor.shape[-1] % block:
-            raise UserError(f"{self.directory}: {stored} of {kind.name} has shape {tensor.shape}")
-        rows = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
-        stored_bytes = math.prod(rows)
-        if (end := tensor.start + stored_bytes) > (there := self.directory.stat().st_size):
-            raise UserError(
-                f"{self.directory} is cut short: {stored} needs {end:,} bytes, and there are "
-                f"{there:,}; download or copy it again"
-            )
         name = self._name(stored)
         if name in self.specs:
             raise UserError(f"{self.directory}: {stored} and another tensor are both {name}")
         dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
+        rows = quants.quant_shape_to_byte_shape(tensor.shape, kind)
         self._places[name] = (kind, tensor.start, rows)
-        self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, stored_bytes)
-        return end
+        self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, tensor.size)
 
     def _name(self, stored: str) -> str:
         match = _NAME.fullmatch(stored)

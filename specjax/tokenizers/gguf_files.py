@@ -10,15 +10,13 @@ Source: `docs/gguf.md` of ggml, and `convert_hf_to_gguf.py` and `src/llama-vocab
 import atexit
 import contextlib
 import functools
-import math
-import mmap
-import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax.checks import one_line, require
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
@@ -31,14 +29,11 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text",
 }
 DIVISORS = "rope_freqs.weight"
-# Codes of values' types, with struct's letters of numbers.
-_LETTERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_TEXT, _LIST, _SIZE = 8, 9, struct.Struct("<Q")
-# More than headers have: of bytes, of entries in all lists, of keys and of tensors.
-_MOST_BYTES, _MOST_ENTRIES, _MOST_KEYS, _MOST_TENSORS = 2**27, 1_500_000, 10_000, 20_000
+# More than headers have, a text being two: Gemma's has 1,100,000.
+_MOST_READS = 4_000_000
 # What a value must be, in words.
 _WORDS, _FLAG, WHOLE = "a text", "true or false", "a whole number of at least 1"
-_NUMBER, _ID, POWER = "a number above 0", "the id of a token", "a power of two"
+_NUMBER, _ID = "a number above 0", "the id of a token"
 _TEXTS, _WHOLES, _NUMBERS = "a list of texts", "a list of whole numbers", "a list of finite numbers"
 _PERIOD = f"{WHOLE} or a list of true and false"
 _CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -47,7 +42,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     WHOLE: lambda x: type(x) is int and 0 < x < 2**31,
     _NUMBER: lambda x: type(x) in (int, float) and 0 < x < 3e38,
     _ID: lambda x: type(x) is int and 0 <= x < 2**31,
-    POWER: lambda x: type(x) is int and x > 0 and not x & (x - 1),
     _TEXTS: lambda x: isinstance(x, list),
     _WHOLES: lambda x: isinstance(x, np.ndarray) and x.dtype.kind in "iu",
     _NUMBERS: lambda x: (
@@ -118,11 +112,12 @@ _LLAMA3 = (
 
 
 class Tensor(NamedTuple):
-    """The place of a tensor; `kind` is ggml's code of its type."""
+    """The place of a tensor; `kind` is a `gguf.GGMLQuantizationType`."""
 
     shape: tuple[int, ...]
-    kind: int
+    kind: Any
     start: int
+    size: int
 
 
 class Header(NamedTuple):
@@ -177,92 +172,46 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-class _Cursor:
-    def __init__(self, file: Path, content: Any) -> None:
-        self.file, self.content = file, content
-        self.at, self.end = 4, min(len(content), _MOST_BYTES)
-        self.entries = _MOST_ENTRIES
+def _reader(gguf: Any) -> Any:
+    class Reader(gguf.GGUFReader):
+        """The package's own slices end with the file without an error, and take 5 times as long."""
 
-    def damaged(self, why: str) -> UserError:
-        return UserError(f"{self.file} is cut short or damaged ({why}); download or copy it again")
+        reads = 0
 
-    def skip(self, size: int) -> int:
-        start = self.at
-        self.at += size
-        if self.at > self.end:
-            raise self.damaged(f"its header is longer than the file or than {_MOST_BYTES:,} bytes")
-        return start
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            self.reads += 1
+            if self.reads > _MOST_READS:
+                raise ValueError(f"its header has more than {_MOST_READS:,} values")
+            return np.frombuffer(self.data, dtype, int(count), int(offset))
 
-    def number(self, letter: str) -> Any:
-        letter = f"<{letter}"
-        return struct.unpack_from(letter, self.content, self.skip(struct.calcsize(letter)))[0]
-
-    def count(self, what: str, most: int) -> int:
-        count = self.number("Q")
-        if count > most:
-            raise self.damaged(f"it has {count:,} {what}, more than {most:,}")
-        return count
-
-    def text(self) -> str:
-        (size,) = _SIZE.unpack_from(self.content, self.skip(8))
-        start = self.skip(size)
-        try:
-            return self.content[start : self.at].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.damaged(str(error)) from None
-
-    def name(self, others: Collection[str]) -> str:
-        name = self.text()
-        if name in others:
-            raise self.damaged(f"{_shown(name)} is there twice")
-        return name
-
-    def value(self, key: str) -> Any:
-        kind = self.number("I")
-        if kind == _TEXT:
-            return self.text()
-        if kind in _LETTERS:
-            return self.number(_LETTERS[kind])
-        inner = self.number("I") if kind == _LIST else None
-        if inner != _TEXT and inner not in _LETTERS:  # also a list of lists, which no key is
-            raise self.damaged(f"{_shown(key)} has no known type")
-        count = self.count(f"entries of {_shown(key)}", self.entries)
-        self.entries -= count
-        if inner == _TEXT:
-            return [self.text() for _ in range(count)]
-        dtype = np.dtype(f"<{_LETTERS[inner]}")
-        return np.frombuffer(self.content, dtype, count, self.skip(count * dtype.itemsize)).copy()
-
-    def tensor(self, name: str) -> Tensor:
-        rank = self.number("I")
-        shape = tuple(self.number("Q") for _ in range(min(rank, 5)))[::-1]
-        if not 0 < rank < 5 or not 0 < math.prod(shape) < 2**63:
-            raise self.damaged(f"{_shown(name)} has shape {shape}")
-        return Tensor(shape, self.number("I"), self.number("Q"))
+    return Reader
 
 
 def _parsed(file: Path) -> Header:
-    with file.open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise UserError(f"{file} is no GGUF file; download or copy it again")
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            cursor = _Cursor(file, content)
-            version = cursor.number("I")
-            if version not in (2, 3):
-                raise cursor.damaged(f"version {version}")
-            tensors = cursor.count("tensors", _MOST_TENSORS)
-            header = Header(file, {}, {})
-            for _ in range(cursor.count("keys", _MOST_KEYS)):
-                key = cursor.name(header.metadata)
-                header.metadata[key] = cursor.value(key)
-            for _ in range(tensors):
-                name = cursor.name(header.tensors)
-                header.tensors[name] = cursor.tensor(name)
-    start = cursor.at + -cursor.at % header.read("general.alignment", POWER, 32)
-    places = {
-        name: place._replace(start=start + place.start) for name, place in header.tensors.items()
-    }
-    return header._replace(tensors=places)
+    gguf = require("gguf", "gguf")
+    try:
+        reader, tensors = _reader(gguf)(file), {}
+        for x in reader.tensors:
+            shape = tuple(x.shape[::-1].tolist())
+            if not 0 < len(shape) < 5 or 0 in shape:
+                raise ValueError(f"{_shown(x.name)} has shape {shape}")
+            tensors[x.name] = Tensor(shape, x.tensor_type, x.data_offset, x.n_bytes)
+        return Header(file, {key: _value(x) for key, x in reader.fields.items()}, tensors)
+    except (ValueError, LookupError, OverflowError, RecursionError) as error:
+        raise UserError(
+            f"{file} is no GGUF file, or is cut short or damaged ({one_line(error)}): download or "
+            "copy it again; if its quantisation is new, take another, such as Q8_0, Q4_K_M or F16"
+        ) from None
+
+
+def _value(field: Any) -> Any:
+    kinds = [kind.name for kind in field.types]
+    if len(kinds) > 2:
+        raise ValueError(f"{_shown(field.name)} is a list of lists")
+    if kinds[0] != "ARRAY" or kinds[-1] == "STRING":
+        return field.contents()
+    parts = [field.parts[i] for i in field.data]
+    return np.concatenate(parts) if parts else np.zeros(0, int)
 
 
 _kept = contextlib.ExitStack()
@@ -433,13 +382,11 @@ def rope_divisors(header: Header) -> np.ndarray | None:
     stored = header.tensors.get(DIVISORS)
     if stored is None or header.metadata["general.architecture"] != "llama":
         return None
-    size = stored.shape[-1]
-    room = header.file.stat().st_size - stored.start
-    if stored.kind != 0 or len(stored.shape) > 1 or not 4 * size <= min(room, 2**20):
+    if stored.kind.name != "F32" or len(stored.shape) > 1 or stored.size > 2**20:
         raise UserError(
             f"{header.file}: {DIVISORS} must be float32, one for each of a head's frequencies"
         )
-    return np.fromfile(header.file, "<f4", size, offset=stored.start)
+    return np.fromfile(header.file, "<f4", stored.shape[0], offset=stored.start)
 
 
 def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any] | None:
@@ -551,49 +498,33 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
 
 
 def _sentencepiece(header: Header) -> bytes:
-    """The SentencePiece model of a vocabulary, in protobuf's encoding."""
+    """The SentencePiece model of a vocabulary."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
+
     tokens, kinds = _tokens(header)
     scores = header.read("tokenizer.ggml.scores", _NUMBERS)
     if len(scores) != len(tokens):
         raise header.wrong("tokenizer.ggml.scores", f"{len(tokens):,} numbers")
-    numbers = {"unknown": 40, "bos": 41, "eos": 42, "padding": 43}
-    ids = {n: _id(header, name, None) for name, n in numbers.items()}
-    if ids[40] is None and _UNKNOWN in kinds:
-        ids[40] = kinds.index(_UNKNOWN)
+    ids = {name: _id(header, name, None) for name in ("unknown", "bos", "eos", "padding")}
+    if ids["unknown"] is None and _UNKNOWN in kinds:
+        ids["unknown"] = kinds.index(_UNKNOWN)
+    unknown, *others = (-1 if i is None else i for i in ids.values())
     # The converter calls it a control token where tokenizer_config.json lists it, as in Gemma 3.
-    if ids[40] is None or kinds[ids[40]] not in (_UNKNOWN, _CONTROL):
+    if unknown < 0 or kinds[unknown] not in (_UNKNOWN, _CONTROL):
         raise header.wrong(
             "tokenizer.ggml.unknown_token_id",
             f"the id of a token of type {_UNKNOWN} or {_CONTROL}",
         )
-    kinds[ids[40]] = _UNKNOWN
+    kinds[unknown] = _UNKNOWN
+    model = ModelProto()
     size = max(i for i, kind in enumerate(kinds) if kind != _UNUSED) + 1
-    pieces = (  # the converter writes the spaces of user-defined tokens
-        _field(1, text.replace(" ", "\u2581").encode())
-        + b"\x15"
-        + struct.pack("<f", score)
-        + _field(3, kind)
-        for text, score, kind in zip(tokens[:size], scores, kinds, strict=False)
-    )
-    trainer = _field(3, 2) + _field(35, 1)  # BPE, with pieces for bytes
-    trainer += b"".join(_field(number, -1 if i is None else i) for number, i in ids.items())
-    normalizer = _field(1, b"identity") + _field(4, 0) + _field(5, 1)  # spaces are kept, and marked
-    normalizer += _field(3, int(header.read("tokenizer.ggml.add_space_prefix", _FLAG, True)))
-    model = b"".join(_field(1, piece) for piece in pieces)
-    return model + _field(2, trainer) + _field(3, normalizer)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return _varint(number << 3 | 2) + _varint(len(value)) + value
-    return _varint(number << 3) + _varint(value % 2**64)  # negative numbers are cut to 64 bits
-
-
-def _varint(value: int) -> bytes:
-    groups = []
-    while True:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-        if not value:
-            groups[-1] &= 0x7F
-            return bytes(groups)
+    for text, score, kind in zip(tokens[:size], scores, kinds, strict=False):
+        # The converter writes the spaces of user-defined tokens.
+        model.pieces.add(piece=text.replace(" ", "\u2581"), score=score, type=kind)
+    spec = model.trainer_spec
+    spec.model_type, spec.byte_fallback, spec.unk_id = TrainerSpec.BPE, True, unknown
+    spec.bos_id, spec.eos_id, spec.pad_id = others
+    space = header.read("tokenizer.ggml.add_space_prefix", _FLAG, True)
+    model.normalizer_spec.name, model.normalizer_spec.add_dummy_prefix = "identity", space
+    model.normalizer_spec.remove_extra_whitespaces = False
+    return model.SerializeToString()

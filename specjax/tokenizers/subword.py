@@ -65,9 +65,10 @@ class SentencePieceTokenizer(SubwordTokenizer):
         self._later = self._exact = self._sp
         if not is_t5 and not settings.config.get("legacy") and self._dummy_prefix:
             # After a special token the text gets no leading space.
-            self._later = _with_normalizer(self._sp, _NO_DUMMY_PREFIX)
+            self._later = _with_normalizer(self._sp, add_dummy_prefix=False)
         if self._dummy_prefix or self._sp.Normalize(" a") not in (" a", "▁a"):
-            self._exact = _with_normalizer(self._sp, _NO_DUMMY_PREFIX + _KEEP_SPACES)
+            exact = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
+            self._exact = _with_normalizer(self._sp, **exact)
         self._own_eos = settings.id_of("eos_token", self._ids, self._sp.eos_id())
         self.bos_id = settings.id_of("bos_token", self._ids, self._sp.bos_id())
         pad = settings.id_of("pad_token", self._ids, self._sp.pad_id())
@@ -259,17 +260,13 @@ def is_tiktoken(file: Path) -> bool:
     return re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\r?\n?", first) is not None
 
 
-# Fields of a SentencePiece model's normalizer_spec, as protobuf writes them.
-_NO_DUMMY_PREFIX = b"\x18\x00"  # add_dummy_prefix (3) = false
-_KEEP_SPACES = b"\x20\x00"  # remove_extra_whitespaces (4) = false
-
-
-def _with_normalizer(processor: Any, fields: bytes) -> Any:
+def _with_normalizer(processor: Any, **settings: bool) -> Any:
     import sentencepiece
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto, NormalizerSpec
 
-    # If a protobuf message has a field twice, the later wins; normalizer_spec is (3).
-    proto = processor.serialized_model_proto() + b"\x1a" + bytes([len(fields)]) + fields
-    return sentencepiece.SentencePieceProcessor(model_proto=proto)
+    model = ModelProto.FromString(processor.serialized_model_proto())
+    model.normalizer_spec.MergeFrom(NormalizerSpec(**settings))
+    return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
 
 def _splitter(texts: Mapping[str, int]) -> re.Pattern[str]:

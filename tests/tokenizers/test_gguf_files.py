@@ -11,7 +11,7 @@ import tokenizers as tk
 
 from specjax.errors import UserError
 from specjax.models import FAMILIES
-from specjax.tokenizers import load_tokenizer
+from specjax.tokenizers import gguf_files, load_tokenizer
 from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.transformers_classes import QWEN2
 
@@ -368,44 +368,46 @@ TENSOR = packed("str", "x")[4:]
 @pytest.mark.parametrize(
     ("counts", "rest", "message"),
     [
-        ((0, 10**12), b"", "it has 1,000,000,000,000 keys, more than"),
-        ((10**12, 1), b"", "it has 1,000,000,000,000 tensors, more than"),
-        ((0, 2), b"", "its header is longer than the file"),
-        ((0, 2), TWICE, "'general.alignment' is there twice"),
-        ((1, 1), TENSOR + struct.pack("<I", 2**31) + bytes(40), "'x' has shape"),
-        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0), "'x' has shape"),
-        ((1, 1), TENSOR + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0), "'x' has shape"),
-        ((2, 1), 2 * (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 0)), "'x' is there twice"),
+        ((0, 10**12), b"", "buffer"),
+        ((10**12, 1), b"", "buffer"),
+        ((0, 2), b"", "buffer"),
+        ((0, 2), TWICE, "Duplicate general.alignment"),
+        ((1, 1), TENSOR + struct.pack("<I", 2**31) + bytes(40), "buffer"),
+        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0) + bytes(64), "'x' has shape"),
+        ((1, 1), TENSOR + struct.pack("<IIQ", 0, 0, 0) + bytes(64), "'x' has shape"),
+        ((1, 1), TENSOR + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0) + bytes(64), "reshape"),
+        ((2, 1), 2 * (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 0)) + bytes(64), "duplicated .* x"),
     ],
 )
-def test_counts_of_a_header_have_limits(tmp_path, counts, rest, message):
+def test_a_damaged_header_is_one_error(tmp_path, counts, rest, message):
     file = write_header(tmp_path / "m.gguf", {"general.alignment": ("I", 32)}, counts, rest)
-    with pytest.raises(UserError, match=rf"m\.gguf is cut short or damaged \(.*{message}"):
+    with pytest.raises(UserError, match=rf"m\.gguf is .* cut short or damaged \(.*{message}"):
         read_header(file)
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
 def test_an_alignment_is_a_power_of_two(tmp_path, alignment):
     values = SMALL | {"general.alignment": ("I", alignment)}
-    with pytest.raises(
-        UserError, match=f"general.alignment must be a power of two, got {alignment}"
-    ):
+    with pytest.raises(UserError, match=r"m\.gguf is .*Invalid alignment: .* power of two"):
         read_header(write_header(tmp_path / "m.gguf", values))
 
 
-@pytest.mark.parametrize("lists", ["i[][]", "str[][][]"])
-def test_lists_of_lists_are_refused_before_they_are_read(tmp_path, lists):
-    many = packed(lists, [])[:8] + struct.pack("<Q", 10**6) + struct.pack("<IQ", 4, 0) * 10**6
-    file = write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)})
-    with pytest.raises(UserError, match="'x' has no known type"):
+@pytest.mark.parametrize("lists", ["i[][]", "str[][]", "str[][][]"])
+def test_lists_of_lists_are_refused(tmp_path, lists):
+    value = "a" if "str" in lists else 1
+    for _ in range(lists.count("[]")):
+        value = [value, value]
+    file = write_header(tmp_path / "m.gguf", SMALL | {"x": (lists, value)})
+    with pytest.raises(UserError, match="'x' is a list of lists"):
         read_header(file)
 
 
-def test_entries_of_all_lists_have_a_limit(tmp_path):
-    texts = struct.pack("<IIQ", 9, 8, 1_000_000) + bytes(8_000_000)
-    values = dict.fromkeys("xy", ("", texts))
-    with pytest.raises(UserError, match="it has 1,000,000 entries of 'y', more than 500,000"):
-        read_header(write_header(tmp_path / "m.gguf", values))
+@pytest.mark.parametrize("kind", ["str[]", "i[]"])
+def test_the_values_of_a_header_have_a_limit(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(gguf_files, "_MOST_READS", 1000)
+    many = packed(kind, [])[:8] + struct.pack("<Q", 10**6) + bytes(8 * 10**6)
+    with pytest.raises(UserError, match=r"its header has more than 1,000 values"):
+        read_header(write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)}))
 
 
 def test_damaged_bytes_are_one_error(tmp_path):
