@@ -1,9 +1,9 @@
 """Uses outlines-core with limited memory; a script that `byte_automata` starts.
 
 Standard input has what `marshal` writes: `path` (of Python's modules), the limits `memory` (bytes),
-`states` and `characters`, and an `expression`, or a `schema` and `space`. Standard output has, of
-an expression, 257 integers for each state, the start first: the state after each byte or -1, and
-whether a text may end. Of a schema it has the expression.
+`states` and `characters`, and an `expression`, or a `schema`, its `space` and the `depth` of its
+references. Standard output has, of an expression, 257 integers for each state, the start first: the
+state after each byte or -1, and whether a text may end. Of a schema it has the expression.
 """
 
 import itertools
@@ -30,7 +30,9 @@ def main() -> None:
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
     if "schema" in request:
-        text = json_schema.build_regex_from_schema(request["schema"], request["space"])
+        text = json_schema.build_regex_from_schema(
+            request["schema"], request["space"], request["depth"]
+        )
         sys.stdout.buffer.write(text[: request["characters"] + 1].encode())
         return
     tokens = {bytes([byte]): [byte] for byte in range(256)}

@@ -241,7 +241,7 @@ def _others(ranges: Ranges) -> Ranges:
     return [*others, (at, _LAST)] if at <= _LAST else others
 
 
-def built(name: str, **request: str) -> bytes:
+def built(name: str, **request: str | int) -> bytes:
     """What `automaton_builder` answers; errors call the expression `name`."""
     limits = {"memory": _MOST_MEMORY, "states": MOST_STATES, "characters": MOST_CHARACTERS}
     try:

@@ -1,17 +1,15 @@
 """JSON schemas as regular expressions, by outlines-core.
 
-It ignores what it cannot follow, and follows references and levels without a limit. So schemas are
-checked, and rewritten in a plain form that it follows exactly: without references, lists of types
-or formats, and with patterns for the whole text. What is not
-supported is refused by its path in the schema.
+It ignores keywords that it cannot follow, and writes some wrong. So a schema is checked here, and
+what it would not follow is refused by its path in the schema. It gets the schema as it is, but for
+patterns, which match whole texts, and `{}`.
 """
 
 import json
 import math
 import re
-import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -27,36 +25,36 @@ from specjax.processors.byte_automata import (
 from specjax.processors.caches import bounded_cache
 
 _TOO_LONG = f"more than {MOST_CHARACTERS} characters"
+_TOO_DEEP = "is nested too deeply: use fewer levels"
 _SPACES = frozenset(b" \t\n\r")
-MOST_LEVELS = 48
-MOST_PARTS = 20_000
-# How often schemas may contain themselves.
-_AGAIN = 4
 # Characters that JSON escapes in a string, as bytes.
 _ESCAPED = [*range(0x20), ord('"'), ord("\\")]
+_POINTER = re.compile("#(/[^/~%#]+)*")
+MOST_PARTS = 20_000
+# Inside how many others references are followed at least, where a schema contains itself.
+_AGAIN = 3
 
-# What decides the values of a schema, by keyword or by type; with the keywords allowed beside it.
-_BESIDE: dict[str, tuple[str, ...]] = {
-    "$ref": (),
-    "anyOf": (),
-    "enum": ("type",),
-    "const": ("type",),
-    "pattern": ("type",),
-    "format": ("type",),
-    "prefixItems": ("type", "items", "minItems", "maxItems"),
-    "object": ("type", "properties", "required", "additionalProperties"),
-    "array": ("type", "items", "minItems", "maxItems"),
-    "string": ("type", "minLength", "maxLength"),
-    "integer": ("type",),
-    "number": ("type",),
-    "boolean": ("type",),
-    "null": ("type",),
+# What decides the values of a schema, the first that is there as in outlines-core; with the type
+# that it needs and the keywords allowed beside it.
+_DECIDING: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "properties": ("object", ("type", "required", "additionalProperties")),
+    "anyOf": (None, ()),
+    "prefixItems": ("array", ("type", "items", "minItems", "maxItems")),
+    "enum": (None, ("type",)),
+    "const": (None, ("type",)),
+    "$ref": (None, ()),
+    "pattern": ("string", ("type",)),
+    "format": ("string", ("type",)),
+}
+_OF_TYPES = {
+    "object": ("additionalProperties",),
+    "array": ("items", "minItems", "maxItems"),
+    "string": ("minLength", "maxLength"),
 }
 _NOTES = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     *("$schema", "$id", "$comment", "$defs", "definitions"),
 }
-_KINDS = {"pattern": "string", "format": "string", "prefixItems": "array"}
 TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda x: isinstance(x, dict),
     "array": lambda x: isinstance(x, list),
@@ -66,27 +64,54 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "boolean": lambda x: isinstance(x, bool),
     "null": lambda x: x is None,
 }
-# RFC 3339 and RFC 4122. The days are those of the Gregorian calendar, from year 1.
-_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
-_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DAYS = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
-_DATE = f"(?:{_YEAR}-{_DAYS}|{_LEAP}-02-29)"
-_MINUTES = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_MINUTES}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_MINUTES})"
-FORMATS = {
-    "date": _DATE,
-    "date-time": f"{_DATE}T{_TIME}",
-    "time": _TIME,
-    "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-}
+# Of outlines-core's formats, those whose expressions are strings of JSON.
+FORMATS = ("date", "date-time", "uuid")
 _INSTEAD = {
     "oneOf": "write anyOf",
     "allOf": "write one schema",
     "minimum": "write the numbers as an enum, or a Regex",
     "maximum": "write the numbers as an enum, or a Regex",
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_filled(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+_COUNT = (_is_count, "a whole number, at least 0")
+_MORE = (lambda x: isinstance(x, bool | dict), "true, false or a schema")
+_SCHEMAS = (_is_filled, "a list of schemas, not empty")
+# The keywords that are followed, and what they must be.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _COUNT),
+    **dict.fromkeys(("anyOf", "prefixItems"), _SCHEMAS),
+    **dict.fromkeys(("items", "additionalProperties"), _MORE),
+    "properties": (lambda x: isinstance(x, dict), "an object of schemas"),
+    "enum": (_is_filled, "a list of values, not empty"),
+    "const": (lambda x: True, ""),
+    "type": (
+        lambda x: all(each in [*TYPES] for each in (x if _is_filled(x) else [x])),
+        f"one of {', '.join(TYPES)}, or a list of them",
+    ),
+    "required": (_is_texts, "a list of names"),
+    "$ref": (
+        lambda x: isinstance(x, str) and _POINTER.fullmatch(x) is not None,
+        "a part of the schema such as '#/$defs/name', without ~ and %",
+    ),
+    "pattern": (lambda x: isinstance(x, str), "a text such as '[0-9]+'"),
+    "format": (lambda x: x in FORMATS, f"one of {', '.join(FORMATS)}"),
 }
 
 
@@ -112,7 +137,7 @@ def schema_text(schema: Any) -> str:
                 raise UserError(_TOO_LONG)
         return "".join(parts)
     except RecursionError:
-        raise UserError("schema is nested too deeply: use fewer levels") from None
+        raise UserError(f"schema {_TOO_DEEP}") from None
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())
         raise UserError(
@@ -131,8 +156,7 @@ def schema_pattern(schema: str, whitespace: str | None = None, name: str = "sche
     """Returns a regular expression for the JSON of a schema.
 
     Keys come in the schema's order; those that are not required may be left out. A pattern matches
-    the whole text of a string. References to a schema that contains them are followed a few levels
-    deep.
+    the whole text of a string. A schema that contains itself is followed a few levels deep.
 
     Args:
       schema: a JSON schema.
@@ -154,25 +178,24 @@ def _pattern(schema: str, whitespace: str | None) -> str:
     if len(schema) > MOST_CHARACTERS:
         raise SchemaError(f" has {_TOO_LONG}: use a smaller schema")
     space = "[ ]?" if whitespace is None else _checked_space(whitespace)
+    name = f" {shortened(schema)}"
     try:
         tree = json.loads(schema, parse_constant=_no_number, parse_float=_finite)
         schema.encode()
         json.dumps(tree, ensure_ascii=False).encode()
+        depth = _Checker(tree).depth()
     except RecursionError:
-        raise SchemaError(f" {shortened(schema)} is nested too deeply: use fewer levels") from None
+        raise SchemaError(f"{name} {_TOO_DEEP}") from None
     except UnicodeEncodeError:
         raise SchemaError(
             " has half of a surrogate pair, which no text has: leave it out"
         ) from None
     except ValueError as error:
-        raise SchemaError(f" {shortened(schema)} is not JSON: {error}") from None
-    reader = _SchemaReader(tree)
-    plain = reader.read(tree, _Path("", 0, ("#",)))
-    if plain is None:
-        refuse(reader.endless, "needs itself in every text, so no text ends: make it optional")
-    name = f" {shortened(schema)}"
+        raise SchemaError(f"{name} is not JSON: {error}") from None
     try:
-        pattern = built(name, schema=json.dumps(plain), space=space).decode()
+        written = built(name, schema=json.dumps(tree), space=space, depth=depth).decode()
+        # Digits are ASCII, as in JavaScript.
+        pattern = plain_expression(written, ascii_only=True, name=name)
         byte_automaton(pattern, name=name)
     except ValueError as error:
         raise SchemaError(
@@ -203,348 +226,198 @@ def _checked_space(whitespace: str) -> str:
 
 def _plain_part(pattern: str, name: str) -> tuple[str, np.ndarray]:
     """An expression that may be part of another, and the steps of its automaton."""
-    # Digits and letters are ASCII, as in JavaScript.
     plain = f"(?:{plain_expression(pattern, ascii_only=True, name=name)})"
     return plain, byte_automaton(plain, name=name).steps
 
 
-class _Path(NamedTuple):
-    where: str
-    level: int
-    followed: tuple[str, ...]  # the references that led here
-
-    def below(self, name: str) -> "_Path":
-        return self._replace(where=self.where + name, level=self.level + 1)
-
-
-class _SchemaReader:
-    """Reads the parts of a schema.
-
-    Attributes:
-      parts: how many were read; each reference counts again.
-      endless: where a reference was first not followed, as its schema contains itself too often.
-    """
+class _Checker:
+    """Refuses what outlines-core would not follow; makes patterns, and `{}`, parts of others."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.parts, self.endless = 0, ""
+        self.parts, self.deepest, self.itself = 0, 0, False
+        self.most: int | None = None  # None: a reference inside itself is not followed
 
-    def read(self, schema: Any, place: _Path) -> dict[str, Any] | None:
-        """The plain form, or None if no text of the schema ends."""
+    def depth(self) -> int:
+        """Checks the whole schema; returns inside how many others a reference is followed."""
+        self.check(self.root, "", (), False)
+        if self.itself:
+            # Again, as outlines-core does: it leaves out the property, even if it is required, in
+            # which a reference is too deep.
+            self.most, self.parts = max(_AGAIN, self.deepest), 0
+            self.check(self.root, "", (), False)
+        return self.deepest if self.most is None else self.most
+
+    def check(self, schema: Any, where: str, followed: tuple[str, ...], optional: bool) -> None:
+        """Checks a part.
+
+        Args:
+          followed: the references that lead to it.
+          optional: whether the nearest property around it is not required.
+        """
         self.parts += 1
         if self.parts > MOST_PARTS:
-            refuse(
-                place.where,
+            _refuse(
+                where,
                 f"is part {self.parts} of the schema, and {MOST_PARTS} are allowed (a part counts "
                 "for each reference to it): use fewer references",
             )
-        if place.level > MOST_LEVELS:
-            refuse(place.where, f"is {place.level} levels deep, and {MOST_LEVELS} are allowed")
-        kind = deciding_keyword(schema, place.where)
-        return getattr(self, f"_{_METHODS.get(kind, 'simple')}")(schema, place, kind)
+        kind = _deciding(schema, where)
+        if kind in ("enum", "const"):
+            _check_values(schema, kind, where)
+        elif kind == "pattern":
+            schema["pattern"] = _string_pattern(schema["pattern"], f"{where}.pattern")
+        elif kind == "prefixItems":
+            _check_count(schema, where)
+        elif kind == "$ref":
+            self._follow(schema["$ref"], f"{where}.$ref", followed, optional)
+        elif kind == "any":
+            schema["anyOf"] = [{}]  # outlines-core writes no parentheses around the alternatives
+        if schema.get("anyOf") == [{}]:
+            return
+        names, required = schema.get("properties", {}), schema.get("required", ())
+        for name in required:
+            if name not in names:
+                why = f"has {_shown(name)}, which is not in properties: add it there"
+                _refuse(f"{where}.required", why)
+        for name, each in names.items():
+            _check_name(name, f"{where}.properties")
+            self.check(each, f"{where}.properties.{name}", followed, name not in required)
+        for key in ("anyOf", "prefixItems"):
+            for i, each in enumerate(schema.get(key, ())):
+                self.check(each, f"{where}.{key}[{i}]", followed, optional)
+        for key in ("items", "additionalProperties"):
+            if isinstance(schema.get(key), dict):
+                self.check(schema[key], f"{where}.{key}", followed, optional)
 
-    def _simple(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
-        """A type without parts, or any JSON."""
-        if kind == "any":
-            # In a list, as outlines-core makes alternatives without parentheses of it.
-            return {"anyOf": [{}]}
-        plain = {"type": kind}
-        return plain | {key: x for key, x in schema.items() if key in ("minLength", "maxLength")}
-
-    def _text(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
-        """A string of a pattern or format."""
-        if kind == "format":
-            pattern = f"(?:{FORMATS[schema['format']]})"
-        else:
-            name = f"{place.where}.pattern {shortened(repr(schema['pattern']))}"
-            try:
-                pattern, steps = _plain_part(schema["pattern"], name)
-            except ValueError as error:
-                raise SchemaError(str(error)) from None
-            if (steps[:, _ESCAPED] >= 0).any():
-                refuse(
-                    name,
-                    "allows a quote, a backslash or a control character: leave them out, as in "
-                    r'[^"\\\x00-\x1f]',
-                )
-        return {"type": "string", "pattern": pattern}
-
-    def _values(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any]:
-        """An enum or a const."""
-        values = schema["enum"] if kind == "enum" else [schema["const"]]
-        stated = schema.get("type", list(TYPES))
-        types = stated if isinstance(stated, list) else [stated]
-        for value in values:
-            if not any(TYPES[each](value) for each in types):
-                why = f"has {shown(value)}, which is not of type {stated}"
-                refuse(f"{place.where}.{kind}", why)
-            _check_value(value, f"{place.where}.{kind}", 0)
-        return {"enum": values}
-
-    def _types(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
-        return self._alternatives([of_type(schema, each) for each in schema["type"]], place, "")
-
-    def _any_of(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
-        return self._alternatives(schema["anyOf"], place, ".anyOf")
-
-    def _alternatives(
-        self, schemas: Sequence[Any], place: _Path, name: str
-    ) -> dict[str, Any] | None:
-        read = [
-            self.read(each, place.below(f"{name}[{i}]" if name else ""))
-            for i, each in enumerate(schemas)
-        ]
-        ending = [each for each in read if each is not None]
-        return {"anyOf": ending} if ending else None
-
-    def _reference(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
-        pointer, where = schema["$ref"], f"{place.where}.$ref"
-        names = pointer.split("/")
-        if names[0] != "#":
-            refuse(where, f"must be within the schema, as '#/$defs/name' is, got {shown(pointer)}")
-        repeats = len(place.followed) - len(set(place.followed))
-        if pointer in place.followed and repeats >= _AGAIN:
-            self.endless = self.endless or where
-            return None
-        target = self.root
-        for name in names[1:]:
-            name = urllib.parse.unquote(name).replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and name.isdecimal():
-                target = dict(enumerate(target)).get(int(name))
-            else:
-                target = target.get(name) if isinstance(target, dict) else None
+    def _follow(self, pointer: str, where: str, followed: tuple[str, ...], optional: bool) -> None:
+        if self.most is None and pointer in followed:
+            self.itself = True
+            return
+        if self.most is not None and len(followed) > self.most:
+            if not optional:
+                _refuse(where, "must be in a property that is not required, as it contains itself")
+            return
+        self.deepest = max(self.deepest, len(followed))
+        target, names = self.root, pointer.split("/")[1:]
+        for name in names:
+            target = target.get(name) if isinstance(target, dict) else None
             if target is None:
-                refuse(where, f"is {shown(pointer)}, and the schema has no such part")
-        path = "".join(f".{name}" for name in names[1:])
-        return self.read(target, _Path(path, place.level + 1, (*place.followed, pointer)))
+                _refuse(where, f"is {_shown(pointer)}, and the schema has no such part")
+        path = "".join(f".{name}" for name in names)
+        self.check(target, path, (*followed, pointer), optional)
 
-    def _array(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
-        counts: dict[str, Any] = {
-            key: schema[key] for key in ("minItems", "maxItems") if key in schema
-        }
-        items = schema.get("items", True)
-        if items is True:
-            return {"type": "array", **counts}
-        inner = None if items is False else self.read(items, place.below(".items"))
-        if inner is not None:
-            return {"type": "array", "items": inner, **counts}
-        if counts.get("minItems", 0):
-            if items is False:
-                refuse(f"{place.where}.minItems", f"must be 0 beside items false, got {counts}")
-            return None
-        return {"type": "array", "maxItems": 0}
 
-    def _tuple(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
-        """Arrays with a schema for each item; all of them are written, and no others."""
-        count, items = len(schema["prefixItems"]), schema.get("items", False)
-        if isinstance(items, dict):
-            why = f"must be true or false beside prefixItems, got {shown(items)}"
-            refuse(f"{place.where}.items", why)
-        least, most = schema.get("minItems", count), schema.get("maxItems", count)
-        if not least <= count <= most:
-            key = "minItems" if least > count else "maxItems"
-            refuse(
-                f"{place.where}.{key}",
+def _deciding(schema: Any, where: str) -> str:
+    """Checks the keywords of a schema, and returns what decides its values.
+
+    It is a keyword such as "enum", "type", or "any".
+    """
+    if not isinstance(schema, dict):
+        remedy = ": write {}" if schema is True else ""
+        _refuse(where, f"must be an object, got {_shown(schema)}{remedy}")
+    given = {key: value for key, value in schema.items() if key not in _NOTES}
+    for key, value in given.items():
+        if key not in _VALUES:
+            remedy = _INSTEAD.get(key, "leave it out")
+            _refuse(f"{where}.{key}", f"is not supported: {remedy}, got {_shown(value)}")
+        allowed, words = _VALUES[key]
+        if not allowed(value):
+            _refuse(f"{where}.{key}", f"must be {words}, got {_shown(value)}")
+    kind = next((key for key in _DECIDING if key in given), "type" if given else "any")
+    of, beside = _DECIDING.get(kind, (None, ()))
+    if of is not None and schema.setdefault("type", of) != of:
+        _refuse(
+            f"{where}.type", f"must be {_shown(of)} beside {kind}, got {_shown(schema['type'])}"
+        )
+    if kind == "type":
+        if "type" not in given:
+            _refuse(where, f"has {', '.join(given)} without a type: add it")
+        listed = given["type"] if isinstance(given["type"], list) else [given["type"]]
+        beside = ("type", *(key for each in listed for key in _OF_TYPES.get(each, ())))
+    for key, value in given.items():
+        if key not in (kind, *beside):
+            _refuse(f"{where}.{key}", f"is not supported beside {kind}, got {_shown(value)}")
+    for key, of in (("items", "prefixItems"), ("additionalProperties", "properties")):
+        if schema.get(key) is True:  # as if it were absent
+            del schema[key]
+        elif key in given and (given[key] is False) != (kind == of):
+            words = "true or false" if kind == of else "true or a schema"
+            _refuse(f"{where}.{key}", f"must be {words} beside {kind}, got {_shown(given[key])}")
+    for least, most in (("minItems", "maxItems"), ("minLength", "maxLength")):
+        if given.get(least, 0) > given.get(most, math.inf):
+            _refuse(
+                f"{where}.{most}", f"must be at least {least}, {given[least]}, got {given[most]}"
+            )
+    return kind
+
+
+def _string_pattern(written: str, where: str) -> str:
+    name = f"{where} {shortened(repr(written))}"
+    try:
+        pattern, steps = _plain_part(written, name)
+    except ValueError as error:
+        raise SchemaError(str(error)) from None
+    if (steps[:, _ESCAPED] >= 0).any():
+        _refuse(
+            name,
+            "allows a quote, a backslash or a control character: leave them out, as in "
+            r'[^"\\\x00-\x1f]',
+        )
+    return pattern
+
+
+def _check_count(schema: dict[str, Any], where: str) -> None:
+    """outlines-core writes each of prefixItems, and no others."""
+    count = len(schema["prefixItems"])
+    for key, right in (("minItems", count.__ge__), ("maxItems", count.__le__)):
+        if key in schema and not right(schema[key]):
+            _refuse(
+                f"{where}.{key}",
                 f"is not supported with this number of prefixItems, {count}, got {schema[key]}: "
                 f"write {count}",
             )
-        inner = [
-            self.read(each, place.below(f".prefixItems[{i}]"))
-            for i, each in enumerate(schema["prefixItems"])
-        ]
-        return None if None in inner else {"type": "array", "prefixItems": inner}
-
-    def _object(self, schema: dict[str, Any], place: _Path, kind: str) -> dict[str, Any] | None:
-        properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
-        required = schema.get("required", [])
-        for name in required:
-            if name not in properties:
-                refuse(
-                    f"{place.where}.required",
-                    f"has {shown(name)}, which is not in properties: add it there",
-                )
-        if not properties and isinstance(more, dict):
-            return self._map(more, place)
-        if properties and isinstance(more, dict):
-            refuse(
-                f"{place.where}.additionalProperties",
-                f"is not supported beside properties, got {shown(more)}: leave it out",
-            )
-        if "properties" not in schema and more:
-            return {"type": "object"}
-        inner = {}
-        for name, each in properties.items():
-            _check_name(name, f"{place.where}.properties")
-            plain = self.read(each, place.below(f".properties.{name}"))
-            if plain is not None:
-                inner[name] = plain
-            elif name in required:
-                return None
-        return {"type": "object", "properties": inner, "required": required}
-
-    def _map(self, more: dict[str, Any], place: _Path) -> dict[str, Any]:
-        """Objects with any names, and values of one schema."""
-        inner = self.read(more, place.below(".additionalProperties"))
-        if inner is None:
-            return {"type": "object", "properties": {}}
-        return {"type": "object", "additionalProperties": inner}
-
-
-# Other keywords and types are simple.
-_METHODS = {
-    "$ref": "reference",
-    "anyOf": "any_of",
-    "types": "types",
-    "enum": "values",
-    "const": "values",
-    "pattern": "text",
-    "format": "text",
-    "prefixItems": "tuple",
-    "array": "array",
-    "object": "object",
-}
 
 
 def _check_name(name: str, where: str) -> None:
     """Refuses the name of a property that outlines-core does not write as it is."""
     if json.dumps(name, ensure_ascii=False)[1:-1] != name:
-        refuse(where, f"has the name {name!r}, which JSON escapes: rename it")
+        _refuse(where, f"has the name {name!r}, which JSON escapes: rename it")
 
 
-def _check_value(value: Any, where: str, level: int) -> None:
-    """Refuses a value that outlines-core does not write as it is."""
-    if level > MOST_LEVELS:
-        refuse(where, f"has a value more than {MOST_LEVELS} levels deep: use fewer levels")
+def _check_values(schema: dict[str, Any], kind: str, where: str) -> None:
+    """Refuses values of another type, and those that outlines-core does not write as they are."""
+    stated = schema.get("type", list(TYPES))
+    types = stated if isinstance(stated, list) else [stated]
+    for value in schema["enum"] if kind == "enum" else [schema["const"]]:
+        if not any(TYPES[each](value) for each in types):
+            why = f"has {_shown(value)}, which is not of type {stated}"
+            _refuse(f"{where}.{kind}", why)
+        _check_value(value, f"{where}.{kind}")
+
+
+def _check_value(value: Any, where: str) -> None:
     if isinstance(value, list | dict):
         for name in value if isinstance(value, dict) else ():
             _check_name(name, where)
         for each in value.values() if isinstance(value, dict) else value:
-            _check_value(each, where, level + 1)
+            _check_value(each, where)
     elif isinstance(value, float) or (isinstance(value, int) and abs(value) >= 2**63):
         library = require("outlines_core", "constraints").json_schema
         written = library.build_regex_from_schema(json.dumps({"const": value}))
         if json.loads(re.sub(r"\\(.)", r"\1", written)) != value:
-            refuse(
+            _refuse(
                 where, f"has the number {value!r}, which cannot be exact: round it, or use a text"
             )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_filled(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 0
-
-
-_SCHEMAS = (lambda x: isinstance(x, dict), "an object of schemas")
-_COUNT = (_is_count, "a whole number, at least 0")
-_MORE = (lambda x: isinstance(x, bool | dict), "true, false or a schema")
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("$defs", "definitions", "properties"), _SCHEMAS),
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _COUNT),
-    **dict.fromkeys(("items", "additionalProperties"), _MORE),
-    **dict.fromkeys(("anyOf", "prefixItems"), (_is_filled, "a list of schemas, not empty")),
-    "enum": (_is_filled, "a list of values, not empty"),
-    "type": (
-        lambda x: (
-            set(x) <= set(TYPES)
-            if _is_filled(x) and all(isinstance(each, str) for each in x)
-            else isinstance(x, str) and x in TYPES
-        ),
-        f"one of {', '.join(TYPES)}, or a list of them",
-    ),
-    "required": (
-        lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x),
-        "a list of names",
-    ),
-    "$ref": (lambda x: isinstance(x, str), "a reference such as '#/$defs/name'"),
-    "pattern": (lambda x: isinstance(x, str), "a text such as '[0-9]+'"),
-    "format": (
-        lambda x: isinstance(x, str) and x in FORMATS,
-        f"one of {', '.join(FORMATS)}",
-    ),
-}
 
 
 class SchemaError(Exception):
     """Why a schema is refused, with the path in it; follows the schema's name."""
 
 
-def refuse(where: str, why: str) -> NoReturn:
-    """Refuses what is at a path in a schema."""
+def _refuse(where: str, why: str) -> NoReturn:
     raise SchemaError(f"{where if len(where) <= 200 else '...' + where[-197:]} {why}")
 
 
-def shown(value: Any) -> str:
-    """A value as JSON, for a message."""
+def _shown(value: Any) -> str:
     return shortened(json.dumps(value, ensure_ascii=False))
-
-
-def deciding_keyword(schema: Any, where: str) -> str:
-    """Checks the keywords of a schema, and returns the one that decides its values.
-
-    It is a keyword such as "enum"; a type such as "object"; "types" if several types are possible;
-    or "any".
-    """
-    if not isinstance(schema, dict):
-        remedy = ": write {}" if schema is True else ""
-        refuse(where, f"must be an object, got {shown(schema)}{remedy}")
-    for key, value in schema.items():
-        if key not in _NOTES and key not in _KEYWORDS:
-            remedy = _INSTEAD.get(key, "leave it out")
-            refuse(f"{where}.{key}", f"is not supported: {remedy}, got {shown(value)}")
-        allowed, words = _VALUES.get(key, (None, ""))
-        if allowed is not None and not allowed(value):
-            refuse(f"{where}.{key}", f"must be {words}, got {shown(value)}")
-    kind = _kind(schema, where)
-    beside = {kind, *_BESIDE.get(kind, ())}
-    if kind == "types":
-        beside = set().union(*map(_keywords, schema["type"]))
-    for key in schema:
-        if key not in _NOTES and key not in beside:
-            of, remedy = f"beside {kind}", "leave one of them out"
-            if kind in (*TYPES, "types"):
-                of, remedy = f"for type {shown(schema.get('type', kind))}", "leave it out"
-            refuse(f"{where}.{key}", f"is not supported {of}, got {shown(schema[key])}: {remedy}")
-    for least, most in (("minItems", "maxItems"), ("minLength", "maxLength")):
-        if schema.get(least, 0) > schema.get(most, float("inf")):
-            refuse(
-                f"{where}.{most}",
-                f"must be at least {least}, {schema[least]}, got {schema[most]}",
-            )
-    return kind
-
-
-def _kind(schema: dict[str, Any], where: str) -> str:
-    for key in ("$ref", "anyOf", "enum", "const"):
-        if key in schema:
-            return key
-    stated = schema.get("type")
-    if isinstance(stated, list):
-        return "types"
-    possible = [each for each in TYPES if _keywords(each) & set(schema) - {"type"}]
-    if stated is None and len(possible) > 1:
-        refuse(where, f"has keywords of {' and '.join(possible)}: add type")
-    for key, of in _KINDS.items():
-        if key in schema and stated in (None, of):
-            return key
-    return stated or (possible[0] if possible else "any")
-
-
-def _keywords(of: str) -> set[str]:
-    """All keywords for values of a type."""
-    kinds = [key for key, each in _KINDS.items() if each == of]
-    return {*_BESIDE[of], *kinds, *(key for kind in kinds for key in _BESIDE[kind])}
-
-
-def of_type(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """A schema for those values of another that are of a type."""
-    return {**{key: x for key, x in schema.items() if key in _keywords(name)}, "type": name}
-
-
-_KEYWORDS = {key for kind, keys in _BESIDE.items() for key in (kind, *keys)} - set(TYPES)

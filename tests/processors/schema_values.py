@@ -1,6 +1,5 @@
 """Schemas, a validator of JSON values, and sampled texts of a constraint."""
 
-import datetime
 import random
 import re
 import uuid
@@ -41,7 +40,7 @@ SCHEMAS = {
         "properties": {"at": {"$ref": "#/$defs/point"}},
         "required": ["at"],
     },
-    "date": {"type": "string", "format": "date"},
+    "uuid": {"type": "string", "format": "uuid"},
 }
 _KINDS = {
     "object": dict,
@@ -51,12 +50,6 @@ _KINDS = {
     "number": (int, float),
     "boolean": bool,
     "null": type(None),
-}
-_FORMATS = {
-    "date": datetime.date.fromisoformat,
-    "date-time": datetime.datetime.fromisoformat,
-    "time": datetime.time.fromisoformat,
-    "uuid": uuid.UUID,
 }
 
 
@@ -109,11 +102,8 @@ def _fits_array(value, schema, root):
 
 def _fits_string(value, schema, root):
     try:
-        _FORMATS.get(schema.get("format"), str)(value)
+        {"uuid": uuid.UUID}.get(schema.get("format"), str)(value)
     except ValueError:
-        return False
-    zoned = schema.get("format") in ("time", "date-time")
-    if zoned and not re.search(r"(Z|[+-]\d\d:\d\d)$", value):
         return False
     return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 10**9) and (
         re.search(schema.get("pattern", ""), value, re.ASCII) is not None

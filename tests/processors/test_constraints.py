@@ -254,7 +254,7 @@ WRONG = [
         "schema.maxLength must be at least minLength, 3, got 2",
     ),
     (
-        lambda: processors.JsonSchema({"items": {"type": "string", "format": "email"}}),
+        lambda: processors.JsonSchema({"type": "array", "items": {"format": "email"}}),
         r"schema.items.format must be one of date, .*, got .email.",
     ),
     (
