@@ -15,7 +15,7 @@ from specjax.environment import products
 from specjax.errors import MissingLibraryError
 from specjax.study.measure import Times, tell
 from specjax.study.speedups import conclusion, speedup, spread, yields
-from specjax.text import Decoder, Lookup, Models, Result, load_models
+from specjax.text import Decoder, Engine, Lookup, Models, Request, Result, load_models
 from specjax.text.results import coloured, has_colours
 from specjax.types import Sampling
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n> {question}", flush=True)
         for name, decoder in decoders.items():
             # Compiles.
-            list(decoder.turn(prompt, None, max_new_tokens=2, sources=True).added())
+            list(_engine(decoder, prompt, max_new_tokens=2).added())
             print(f"\n{name}:", flush=True)
             show_answer(decoder, prompt)
     tell(f"timing the answers {args.repeats} more times, in turns ...")
@@ -99,9 +99,17 @@ def _models(args: argparse.Namespace) -> Models:
     return load_models(verifier=args.verifier or smollm2(), **named)
 
 
+def _engine(decoder: Decoder, prompt: np.ndarray, max_new_tokens: int | None = None) -> Engine:
+    """An engine with the prompt as its only request, with the programs of a call."""
+    length = next(length for length in decoder.buckets if length >= len(prompt))
+    engine = decoder.engine(prompt_length=length, rows=1, sources=True)
+    engine.add(Request(prompt, max_new_tokens))
+    return engine
+
+
 def show_answer(decoder: Decoder, prompt: np.ndarray) -> None:
     """Prints an answer, marked by the sources of its tokens; on a terminal while it grows."""
-    engine = decoder.turn(prompt, None, sources=True)
+    engine = _engine(decoder, prompt)
     text_of, names = decoder.text_after(prompt), engine.method.source_names
     streams = has_colours(sys.stdout)
     text, count = "", 0

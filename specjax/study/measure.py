@@ -378,8 +378,8 @@ class _Reader(NamedTuple):
     @classmethod
     def of(cls, setting: Setting, bench: Bench, batch_size: int) -> "_Reader":
         decoder = bench.decoder(setting, batch_size)
-        shares = bench.shared.size > 0
-        return cls(decoder, bench, decoder.whole_prefix(bench.shared) if shares else None)
+        prefix = Prefix(bench.shared, None, decoder.method, decoder.params)
+        return cls(decoder, bench, prefix if len(prefix) else None)
 
     def arguments(self, places: Sequence[int], seed: int) -> dict[str, Any]:
         """The arguments of a call for the texts at these places."""

@@ -457,7 +457,7 @@ class Decoder:
             is empty or too long.
         """
         tokens = self.encode(prompt, "the prefix")
-        prefix = dataclasses.replace(self.whole_prefix(tokens), prompt=prompt)
+        prefix = dataclasses.replace(self._whole_prefix(tokens), prompt=prompt)
         with explain_full_memory(f"a prefix of {len(prefix)} tokens", "give a shorter prefix"):
             prefix.beginning  # noqa: B018  reads it
         return prefix
@@ -683,7 +683,7 @@ class Decoder:
             requests_lib.check_request(request, prompt, limits, name)
         requests_lib.warn_beyond(max(map(len, tokens)), self._contexts)
         if share_prefix:
-            prefix = self.whole_prefix(requests_lib.common_of(tokens))
+            prefix = self._whole_prefix(requests_lib.common_of(tokens))
         return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
@@ -694,7 +694,7 @@ class Decoder:
             )
         return prefix
 
-    def whole_prefix(self, tokens: np.ndarray) -> Prefix:
+    def _whole_prefix(self, tokens: np.ndarray) -> Prefix:
         """The prefix of whole prompts, of which most begin with these tokens."""
         remedy = "give whole prompts, without prefix and share_prefix"
         if not self._main.continues_prompts:
@@ -771,7 +771,7 @@ class Decoder:
             prefix=call.prefix,
         )
 
-    def turn(self, tokens: np.ndarray, prefix: Prefix | None, **options: Any) -> Engine:
+    def _turn(self, tokens: np.ndarray, prefix: Prefix | None, **options: Any) -> Engine:
         """An engine with the tokens of a whole prompt as its only request, for a `Chat`.
 
         `prefix` has the caches of the last turn; the options are those of a call.
@@ -882,7 +882,7 @@ class Chat:
         options = dict(options)
         template = _merged(self._template_kwargs, options.pop("chat_template_kwargs", None))
         tokens = self._decoder.encode(messages, "the conversation", chat_template_kwargs=template)
-        engine = self._decoder.turn(tokens, self._prefix, **options)
+        engine = self._decoder._turn(tokens, self._prefix, **options)
 
         def steps() -> Iterator[Added]:
             for added in engine.added(every):

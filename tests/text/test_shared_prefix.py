@@ -174,7 +174,7 @@ def test_the_caches_of_a_prefix_count_as_memory(pair, monkeypatch):
     kept = memory.nbytes(prefix.beginning.caches)
     assert needed == [needed[0], needed[0] + kept] and kept > 1e3
     # Before it is read, its bytes follow from its shapes.
-    unread = decoder.whole_prefix(decoder.encode(SHOTS * 2))
+    unread = decoder._whole_prefix(decoder.encode(SHOTS * 2))
     assert unread.nbytes == memory.nbytes(unread.beginning.caches) > kept
 
 
