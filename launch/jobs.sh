@@ -33,7 +33,7 @@ copy_to_all() {
 # The command that runs launch/worker.sh on a worker, with the variables that it reads.
 on_worker() {
   local variables=(RUN_NAME="$RUN_NAME" COMMAND="$COMMAND") name
-  for name in BUCKET DATA EXTRAS PYTHON SYNC_SECONDS RETRY_SECONDS REPLICAS CHIPS_PER_HOST_BOUNDS; do
+  for name in BUCKET DATA EXTRAS PYTHON SYNC_SECONDS RETRY_SECONDS; do
     [[ -z ${!name} ]] || variables+=("$name=${!name}")
   done
   quoted env "${variables[@]}" PROCESS_COUNT="$WORKERS" bash "$REMOTE/launch/worker.sh" "$@"
@@ -155,8 +155,8 @@ judge() {
   if [[ -n $bad ]]; then
     restart_allowed "${bad#specjax-}"
     say "${bad#specjax-}: restarting ($restarts of $RESTARTS)"
-    # The workers of one program would wait for each other forever; replicas are independent.
-    [[ -n $REPLICAS ]] || on_all "stopping" "$(on_worker stop)"
+    # The workers of one program would wait for each other forever.
+    on_all "stopping" "$(on_worker stop)"
     start
     return 1
   fi
@@ -228,9 +228,6 @@ run() {
   WORKERS="$(count_workers)"
   case $((WORKERS > 1)):$COMMAND in
     0:* | 1:infer) ;;
-    1:evaluate)
-      [[ -n $REPLICAS ]] || die "COMMAND=$COMMAND on $WORKERS workers needs run --replicas"
-      ;;
     *) die "COMMAND=$COMMAND needs one worker, TPU $TPU_NAME has $WORKERS: choose an ACCELERATOR_TYPE with one host" ;;
   esac
   [[ -n $BUCKET ]] || say "warning: BUCKET is not set: a pre-emption loses the results"
@@ -261,7 +258,7 @@ logs() {
 }
 
 fetch() {
-  local i target="$FETCH_DIR/$RUN_NAME" flags=()
+  local target="$FETCH_DIR/$RUN_NAME" flags=()
   act mkdir -p "$target"
   if [[ -n $BUCKET ]]; then
     act gcloud storage rsync --recursive "${BUCKET%/}/$RUN_NAME" "$target" ||
@@ -270,11 +267,10 @@ fetch() {
     need_ready
     read -ra flags <<<"$SSH_FLAGS"
     WORKERS="$(count_workers)"
-    for ((i = 0; i < WORKERS; i++)); do
-      act mkdir -p "$target/worker-$i"
-      act gcloud compute tpus tpu-vm scp "$TPU_NAME:$REMOTE/runs/$RUN_NAME/*" "$target/worker-$i/" \
-        "${PLACE[@]}" --worker="$i" --recurse "${flags[@]}" || blame "fetching" "$i"
-    done
+    # The other workers of one program write nothing.
+    act mkdir -p "$target/worker-0"
+    act gcloud compute tpus tpu-vm scp "$TPU_NAME:$REMOTE/runs/$RUN_NAME/*" "$target/worker-0/" \
+      "${PLACE[@]}" --worker=0 --recurse "${flags[@]}" || blame "fetching" 0
   fi
   [[ -n $DRY_RUN ]] || say "the results are in $target"
 }

@@ -33,7 +33,6 @@ COMMAND="${COMMAND:-infer}"
 EXTRAS="${EXTRAS:-tpu,eval,int8,constraints,gguf}"
 PYTHON="${PYTHON:-}"
 SYNC_SECONDS="${SYNC_SECONDS:-60}"
-CHIPS_PER_HOST_BOUNDS="${CHIPS_PER_HOST_BOUNDS:-2,2,1}"
 FETCH_DIR="${FETCH_DIR:-fetched}"
 LINES_SHOWN="${LINES_SHOWN:-50}"
 WORKER="${WORKER:-all}"
@@ -48,7 +47,6 @@ RESTARTS="${RESTARTS:-5}"
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 DRY_RUN=""
-REPLICAS=""
 DETACH=""
 # The checkout on a worker, in its home directory.
 REMOTE=specjax
@@ -66,7 +64,7 @@ usage: launch/tpu.sh [--dry-run] COMMAND
 
   create                      creates the TPU and waits until it is ready
   setup                       installs this checkout on all workers
-  run [--replicas] [--detach] FILE.gin [ARGUMENT ...]
+  run [--detach] FILE.gin [ARGUMENT ...]
                               starts `specjax infer --gin_file=FILE.gin ARGUMENT ...` on all
                               workers and watches it; replaces a pre-empted TPU
   stop                        stops the run on all workers
@@ -113,7 +111,6 @@ main() {
   for word in "$@"; do
     case $word in
       --dry-run) DRY_RUN=1 ;;
-      --replicas) REPLICAS=1 ;;
       --detach) DETACH=1 ;;
       *) words+=("$word") ;;
     esac

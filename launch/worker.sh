@@ -17,8 +17,6 @@ EXTRAS="${EXTRAS:-tpu,eval,int8,constraints,gguf}"
 PYTHON="${PYTHON:-}"
 SYNC_SECONDS="${SYNC_SECONDS:-60}"
 RETRY_SECONDS="${RETRY_SECONDS:-10}"
-REPLICAS="${REPLICAS:-}"
-CHIPS_PER_HOST_BOUNDS="${CHIPS_PER_HOST_BOUNDS:-2,2,1}"
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 OUTPUT="$ROOT/runs/$RUN_NAME"
@@ -99,9 +97,11 @@ patiently() {
   "$@"
 }
 
-# Reads the results of an earlier machine, unless this disk has newer ones.
+# Reads the log and the results of an earlier machine, unless this disk has newer ones.
 pull() {
   local errors
+  # This log replaces the older one.
+  [[ -s $OUTPUT.log ]] || gcloud storage cat "$PLACE.log" 2>/dev/null || true
   [[ ! -d $OUTPUT ]] || return 0
   if errors="$(gcloud storage ls "$PLACE/" 2>&1 >/dev/null)"; then
     rm -rf "$OUTPUT.partial"
@@ -109,16 +109,14 @@ pull() {
     patiently gcloud storage rsync --quiet --recursive "$PLACE" "$OUTPUT.partial" ||
       die "cannot read $PLACE: nothing was run"
     mv "$OUTPUT.partial" "$OUTPUT"
-    gcloud storage cat "$PLACE.log" 2>/dev/null || true # this log replaces the older one
     say "continuing from $PLACE"
   elif ! grep -q 'matched no objects' <<<"$errors"; then
     die "cannot read $PLACE ($errors): check BUCKET and the service account's permissions"
   fi
 }
 
-# Copies the results to the bucket. The configuration of a run (or of a part, in its own directory)
-# lists the run's files. It is copied after them and sent before them, so that it always lists every
-# file in the bucket.
+# Copies the results to the bucket. The configuration of a run lists the run's files. It is copied
+# after them and sent before them, so that it always lists every file in the bucket.
 push() {
   local copy="$OUTPUT.copy" failed="" config errors
   if [[ -d $OUTPUT ]]; then
@@ -129,11 +127,11 @@ push() {
       printf '%s\n' "$errors" >&2
       return 1
     fi
-    for config in "$OUTPUT"/*_config.json "$OUTPUT"/part-*/*_config.json; do
+    for config in "$OUTPUT"/*_config.json; do
       [[ ! -f $config ]] || cp "$config" "$copy${config#"$OUTPUT"}" 2>/dev/null || true
     done
-    rm -f "$copy/.specjax.lock" "$copy"/part-*/.specjax.lock
-    for config in "$copy"/*_config.json "$copy"/part-*/*_config.json; do
+    rm -f "$copy/.specjax.lock"
+    for config in "$copy"/*_config.json; do
       [[ ! -f $config ]] || gcloud storage cp --quiet "$config" "$PLACE${config#"$copy"}" || failed=1
     done
     [[ -n $failed ]] || gcloud storage rsync --quiet --recursive "$copy" "$PLACE" || failed=1
@@ -156,15 +154,6 @@ keep_pushing() {
   done
 }
 
-# Makes each host a separate TPU; otherwise the TPU's runtime waits for the other hosts.
-export_replica() {
-  export SPECJAX_PROCESS_INDEX="$INDEX" SPECJAX_PROCESS_COUNT="$COUNT"
-  ((COUNT > 1)) || return 0
-  export TPU_SKIP_MDS_QUERY=1 TPU_WORKER_ID=0 TPU_WORKER_HOSTNAMES=localhost
-  export TPU_HOST_BOUNDS=1,1,1 TPU_CHIPS_PER_HOST_BOUNDS="$CHIPS_PER_HOST_BOUNDS"
-  export TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS="$CHIPS_PER_HOST_BOUNDS"
-}
-
 run() {
   local status=0 child pusher="" command
   read -ra command <<<"$COMMAND" # one or two words
@@ -172,9 +161,9 @@ run() {
   mkdir -p runs
   rm -f "$OUTPUT.status"
   [[ -x $SPECJAX ]] || die "specjax is not installed here: run launch/tpu.sh setup"
-  if ((COUNT > 1)) && [[ $COMMAND != infer && ! ($COMMAND == evaluate && -n $REPLICAS) ]]; then
+  if ((COUNT > 1)) && [[ $COMMAND != infer ]]; then
     printf '2\n' >"$OUTPUT.status"
-    refuse "COMMAND=$COMMAND cannot run on $COUNT hosts as one program: set REPLICAS=1 (evaluate) or use one host"
+    refuse "COMMAND=$COMMAND cannot run on $COUNT hosts: use one host"
   fi
   if [[ -n $BUCKET ]]; then
     PLACE="${BUCKET%/}/$RUN_NAME/worker-$INDEX"
@@ -182,11 +171,7 @@ run() {
   fi
   [[ -z $DATA ]] || patiently gcloud storage rsync --quiet --recursive "$DATA" data ||
     die "cannot read DATA=$DATA: check it and the service account's permissions"
-  if [[ -n $REPLICAS ]]; then
-    export_replica
-  elif ((COUNT > 1)); then
-    export SPECJAX_DISTRIBUTED=1 # one program; JAX finds its processes
-  fi
+  ((COUNT == 1)) || export SPECJAX_DISTRIBUTED=1 # one program; JAX finds its processes
   if [[ -n $BUCKET ]]; then
     keep_pushing & # no command before the program may fail and leave this alive
     pusher=$!
@@ -232,7 +217,7 @@ start() {
   exec 9>runs/.start.lock # so that two calls do not both start it
   flock 9
   [[ ! -f $gin.new ]] || gin="$gin.new"
-  told="$COMMAND${REPLICAS:+ --replicas} $*"
+  told="$COMMAND $*"
   [[ ! -f $gin ]] || told+=$'\n'"$(cksum <"$gin")"
   if running "$RUN_NAME"; then
     rm -f "$OUTPUT.gin.new"

@@ -192,25 +192,3 @@ class Partitioner:
         """Places arrays whose leading axis is the batch, split over the rows; see `place`."""
         arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)
         return self.place(arrays, self.shardings(arrays, row_axes(arrays)))
-
-
-def local_rows(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of an array that belong to this process; each row belongs to a single process.
-
-    Args:
-      array: `[B, ...]`, split over its leading axis or not split.
-
-    Returns:
-      The increasing indices of the rows, and the rows. With one process: all rows.
-    """
-    if not isinstance(array, jax.Array) or array.is_fully_addressable:
-        whole = np.asarray(array)
-        return np.arange(len(whole)), whole
-    # Of the devices with the same rows, exactly one has replica 0.
-    owned = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-    parts = {shard.index[0].start or 0: np.asarray(shard.data) for shard in owned}
-    if not parts:
-        return np.arange(0), np.zeros((0, *array.shape[1:]), array.dtype)
-    starts = sorted(parts)
-    places = [np.arange(start, start + len(parts[start])) for start in starts]
-    return np.concatenate(places), np.concatenate([parts[start] for start in starts])

@@ -30,7 +30,7 @@ def hooks():
 @pytest.mark.parametrize(
     ("link", "source", "place", "expected"),
     [
-        ("docs/scaling.md#replicas", "README.md", "readme.md", "scaling.md#replicas"),
+        ("docs/scaling.md#experts", "README.md", "readme.md", "scaling.md#experts"),
         ("LICENSE", "README.md", "readme.md", "https://host/us/blob/main/LICENSE"),
         ("../../README.md", "docs/api/index.md", "api/index.md", "../readme.md"),
         (

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from specjax.cli import gin_config, hosts, print_data
+from specjax.cli import gin_config, print_data
 from specjax.cli.report import Report
 
 DEFAULT_FILE = "runs/evaluate.gin"
@@ -14,7 +14,6 @@ DEFAULT_FILE = "runs/evaluate.gin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     gin_config.add_arguments(parser, DEFAULT_FILE)
-    hosts.add_arguments(parser, joins=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,14 +24,6 @@ def run(args: argparse.Namespace) -> int:
     from specjax.runs.evaluation import evaluate
     from specjax.study.points import predictions_in
 
-    process = args.process
-    if process is not None and process.index:
-        print(
-            f"specjax evaluate: process {process.index} of {process.count} ends: only process 0 "
-            "scores",
-            file=sys.stderr,
-        )
-        return 0
     # A task's gin file also configures the prompts.
     gin_config.register(evaluate, AnswerAfter, AnswerPattern, Bootstrap, FewShot, Sandbox)
     gin_config.configure_from(args)

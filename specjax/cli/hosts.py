@@ -1,4 +1,4 @@
-"""The options for runs of several processes.
+"""The options for one JAX program of several processes.
 
 Each option also has an environment variable, which launchers set on their hosts, such as
 SPECJAX_PROCESS_INDEX for `--process_index`.
@@ -15,23 +15,18 @@ if TYPE_CHECKING:
     from specjax.runs.processes import Process
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> None:
-    """Adds the options, named as in T5X; `joins`: the processes may form one JAX program.
-
-    If not, they work independently.
-    """
-    parser.set_defaults(joins=joins)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options, named as in T5X."""
     parser.add_argument(
         "--process_count",
         metavar="N",
-        help="number of processes that share the run. Without a coordinator each works on its own "
-        "part; `specjax merge` merges the results",
+        help="number of processes that form one JAX program over all of their devices",
     )
     parser.add_argument("--process_index", metavar="I", help="index of this process, from 0")
     parser.add_argument(
         "--coordinator_address",
         metavar="HOST:PORT",
-        help="address of process 0: the processes then form one JAX program over all devices",
+        help="address of process 0, the same for all processes",
     )
     parser.add_argument(
         "--distributed",
@@ -44,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, joins: bool = True) -> Non
 
 
 def start(args: argparse.Namespace) -> "Process | None":
-    """Returns this process, and joins the others if they form one JAX program; None if it is alone.
+    """Joins the other processes, and returns this one; None if it is alone.
 
     JAX must not have started its devices.
     """
@@ -53,34 +48,22 @@ def start(args: argparse.Namespace) -> "Process | None":
     count, index = (_number(name, args) for name in ("process_count", "process_index"))
     address = _value("coordinator_address", args)
     detected = _value("distributed", args) not in (None, "0")
-    if (
-        (count is None) != (index is None)
-        or (address and count is None)
-        or (detected and (address or count is not None))
-    ):
-        raise UserError(
-            "give --process_count and --process_index, and --coordinator_address if the processes "
-            "form one JAX program; or only --distributed; options count in the environment, too"
-        )
-    several = count is None and "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    if not args.joins and (detected or address or several):
-        # The TPU's runtime would wait for the other hosts, or each host would do all the work.
-        raise UserError(
-            f"specjax {args.command} cannot run as one program of several processes or hosts: give "
-            "only --process_count and --process_index, or use launch/tpu.sh run --replicas"
-        )
-    if count is None or index is None:
+    if count is None and index is None and address is None:
+        several = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
         return processes.join() if detected or several else None
-    process = processes.Process(index, count)
-    if count == 1:
-        return None
-    if not address:
-        return process
+    if count is None or index is None or address is None or detected:
+        raise UserError(
+            "give --process_count, --process_index and --coordinator_address, or only "
+            "--distributed; options count in the environment, too"
+        )
+    processes.Process(index, count)  # checks them
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(
             f"--coordinator_address must be HOST:PORT, the same for all processes, got {address!r}"
         )
+    if count == 1:
+        return None
     processes.meet(address, count, index)
     return processes.join(address, count, index)
 
@@ -94,14 +77,11 @@ def check_joined(args: argparse.Namespace) -> None:
     import jax
 
     count = jax.process_count()
-    if count == 1 or getattr(getattr(args, "process", None), "together", False):
+    if count == 1 or getattr(args, "process", None) is not None:
         return
-    remedies = {
-        True: "give --distributed, or run launch/tpu.sh",
-        False: "use launch/tpu.sh run --replicas",
-        None: f"run specjax {args.command} on a TPU of one host, or with JAX_PLATFORMS=cpu",
-    }
-    remedy = remedies[getattr(args, "joins", None)]
+    remedy = f"run specjax {args.command} on a TPU of one host, or with JAX_PLATFORMS=cpu"
+    if hasattr(args, "process"):
+        remedy = "give --distributed, or run launch/tpu.sh"
     raise UserError(f"this TPU has {count} hosts: {remedy}")
 
 

@@ -74,7 +74,10 @@ def _setting() -> Callable[..., "text.Setting"]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decodes as the gin files configure; prints the metrics as one line of JSON."""
+    """Decodes as the gin files configure; prints the metrics as one line of JSON.
+
+    Of several processes only the first one prints them.
+    """
     from specjax.runs import inference
 
     register()
@@ -83,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
     check_paths()
     options = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
     parts = {load_models: ("needed",)}
-    print(json.dumps(gin_config.call(inference.infer, before=check_values, parts=parts, **options)))
+    metrics = gin_config.call(inference.infer, before=check_values, parts=parts, **options)
+    if metrics is not None:
+        print(json.dumps(metrics))
     return 0
 
 

@@ -85,13 +85,9 @@ COMMANDS = {
         "specjax.cli.audit",
         "audit a verifier of any library: what distribution does it emit?",
     ),
-    "merge": (
-        "specjax.cli.merge",
-        "merge the results of several processes of one run",
-    ),
 }
 # Commands that compile little.
-_WITHOUT_CACHE = ("convert", "inspect", "evaluate", "merge", "train bigram", "audit")
+_WITHOUT_CACHE = ("convert", "inspect", "evaluate", "train bigram", "audit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,7 +43,6 @@ from specjax.evaluation.efficiency import (
 from specjax.evaluation.metrics import METRICS, Metric, check_metrics, check_references, figure
 from specjax.evaluation.sandbox import PassAt1, Sandbox, check_problems, read_problems
 from specjax.runs import predictions as rows_lib
-from specjax.runs.merging import read_parts
 from specjax.runs.run_directory import RunDirectory, fingerprint_of, read_config
 
 CONFIG_NAME = "evaluate_config.json"
@@ -88,8 +87,8 @@ def read_predictions(
     """Reads a file of predictions.
 
     Args:
-      path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`, or of its
-        parts. Rows of `specjax infer` are sorted by id; other rows keep the order of the file.
+      path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`. Rows
+        of `specjax infer` are sorted by id; other rows keep the order of the file.
       prediction_field: the key of the output, a text or null.
       targets_field: the key of a row's reference, a text or a list of texts; optional.
 
@@ -98,10 +97,7 @@ def read_predictions(
     """
     name, fields = os.path.expanduser(path), (prediction_field, targets_field)
     if os.path.isdir(name):
-        file = os.path.join(name, rows_lib.PREDICTIONS_NAME)
-        if not os.path.exists(file) and (rows := read_parts(name)) is not None:
-            return [predictions_of(sample, name, *fields) for sample in _by_sample(name, rows)]
-        name = file
+        name = os.path.join(name, rows_lib.PREDICTIONS_NAME)
     run, records = None, []
     directory, base = os.path.split(name)
     if base == rows_lib.PREDICTIONS_NAME:

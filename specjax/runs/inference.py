@@ -7,12 +7,11 @@ Files in the output directory:
     metrics.json        totals over all rows, written at the end
     costs.json          the costs of passes, if they were measured at the start of the run
 
-The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`). With several processes
-each writes its own directory `part-I-of-N`; `runs.merging` merges them.
+The command adds `config.gin` and `runs.jsonl` (see `RunDirectory.record`). Of the processes of one
+JAX program only the first one reads and writes the directory.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import sys
@@ -29,12 +28,15 @@ from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot, read_inputs
 from specjax.drafting import read_costs
 from specjax.errors import UserError
-from specjax.runs import merging, processes
+from specjax.runs import processes
 from specjax.runs.predictions import (
+    CONFIG_NAME,
     COSTS_NAME,
+    MADE,
     METRICS_NAME,
     PREDICTIONS_NAME,
     SAMPLES,
+    Key,
     Record,
     about,
     acceptance_of,
@@ -47,7 +49,7 @@ from specjax.runs.predictions import (
     totals,
 )
 from specjax.runs.processes import Process
-from specjax.runs.run_directory import MODEL_NAMES, PART, RunDirectory
+from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, TextModel
 from specjax.text.directories import shown_path
 from specjax.text.passes import costs_file
@@ -77,7 +79,7 @@ def infer(
     progress: bool | None = None,
     on_start: Callable[..., None] | None = None,
     process: Process | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Decodes every input of a source, and continues an earlier run that was stopped.
 
     A line of `predictions.jsonl` has these keys:
@@ -100,10 +102,8 @@ def infer(
     An input that cannot be decoded (it is empty, or longer than the decoder's last bucket) does not
     stop the others: its line has a null `prediction` and the key `error`.
 
-    A run that is stopped and continued gives the same lines (see `Decoder.rows`). With `process`
-    this process decodes a part of the rows, in its own directory in `output_dir`; the rows are
-    equal to those of a single process with the same mesh. If all parts are on one file system, the
-    last process to end merges them.
+    A run that is stopped and continued gives the same lines (see `Decoder.rows`). With several
+    processes (`process`) they are equal to those of a single process with the same mesh.
 
     Args:
       make_decoder: called after the input and the output directory have been checked.
@@ -123,10 +123,12 @@ def infer(
         with other flags of XLA; rounding may then differ in the remaining rows.
       on_start: called as `on_start(run, paths={"source": ...})` with the `RunDirectory`, after all
         checks and before decoding.
+      process: this process of a JAX program over several (`processes.join`), all of which make the
+        same call; None if there is no other. Only the first one reads and writes `output_dir`.
 
     Returns:
-      The content of `metrics.json`: totals over all rows (with `process` over its own rows) and, as
-      `this_process`, the rows and the speed of this call.
+      The content of `metrics.json`: totals over all rows and, as `this_process`, the rows and the
+      speed of this call. None where another process writes them.
 
     Raises:
       OSError: a file cannot be read or written, another process is working in the output directory,
@@ -142,17 +144,17 @@ def infer(
     check_truncate(truncate)
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
-    run = merging.directory_of(output_dir, process)
+    run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE)
+    writes = process is None or process.index == 0
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
     examples = read_inputs(source, format=format, split=split, task=task, **fields)
-    together = process is not None and process.together
-    with processes.naming_lost_processes(process), run:
+    with processes.naming_lost_processes(process), run if writes else contextlib.nullcontext():
         input_hash = hash_of([(e.inputs, e.targets) for e in examples])
-        if together:
+        if process is not None:
             # Early, so that a process that rejects its input does not keep the others waiting.
             processes.check_same("another input", input_hash)
-        decoder = _decoder(make_decoder, run, process)
-        if together and (partitioner := decoder.method.partitioner) is not None:
+        decoder = _decoder(make_decoder, run)
+        if process is not None and (partitioner := decoder.method.partitioner) is not None:
             processes.connect(partitioner.mesh)
         prompts: dict[int, np.ndarray] = {}
         failed: dict[int, str] = {}
@@ -181,75 +183,64 @@ def infer(
             # Besides the texts: similar tokenizers may split a text differently.
             "tokens": hash_of([prompt.tolist() for prompt in tokens]),
         }
-        # The inputs whose rows this process may write; the first one writes the errors.
-        mine = set(failed if process is None or process.index == 0 else ())
-        if process is None or together:
-            mine |= set(ids)
-        else:
-            dealt = decoder.parts(tokens, process.count, num_samples=num_samples)[process.index]
-            mine |= {ids[place] for place in dealt}
-            if not dealt:
-                _say(
-                    f"warning: process {process.index} of {process.count} has no rows: use fewer "
-                    "processes, or a smaller BATCH_SIZE"
-                )
         if process is not None:
-            merging.check_whole(run, configuration, allow_other_environment)
-            if together:
-                settings_hash = hash_of({**configuration, "environment": None})
-                processes.check_same("other models or settings", settings_hash)
-            configuration[PART] = dataclasses.asdict(process)
+            settings_hash = hash_of({**configuration, "environment": None})
+            processes.check_same("other models or settings", settings_hash)
         models = decoder.models
         roles = {"verifier": models} if isinstance(models, TextModel) else models.named
         configuration[MODEL_NAMES] = {role: shown_path(x.name) for role, x in roles.items()}
-        run.claim(configuration, allow_other_environment=allow_other_environment)
-        here = {(i, sample): examples[i].inputs for i in mine for sample in range(num_samples)}
-        done = resume(run.path / PREDICTIONS_NAME, run.fingerprint, here, failed)
-        if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
-            run.write(COSTS_NAME, costs_file(decoder.costs))
-        if on_start is not None:
-            name = str(source)
-            if not name.startswith(SEQIO_PREFIX):
-                name = os.path.abspath(os.path.expanduser(name))
-            on_start(run, paths={"source": name})
-        if failed:
-            first, more = next(iter(failed.values())), f", and {len(failed) - 1} more"
-            _say(
-                f"{len(failed)} of {len(examples)} inputs cannot be decoded: {first}"
-                f"{more if len(failed) > 1 else ''}; see {run.path / PREDICTIONS_NAME}"
-            )
-        # The place of each row that is not decoded here -> its rounds.
-        keys = list(itertools.product(ids, range(num_samples)))
-        rounds = np.zeros(len(keys), np.int32)
-        for place, key in enumerate(keys):
-            if key in done:
-                rounds[place] = done[key]["info"]["rounds"]
-            elif key not in here:
-                rounds[place] = 1  # another replica's, like all rows of its plan
-        if together:
-            rounds = processes.gather(rounds).max(axis=0)
-        others = {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
-        path, rows = run.own(PREDICTIONS_NAME), dict(done)
+        path = run.path / PREDICTIONS_NAME
+        inputs = {(e.id, sample): e.inputs for e in examples for sample in range(num_samples)}
+        done: dict[Key, Record] = {}
+        if writes:
+            run.claim(configuration, allow_other_environment=allow_other_environment)
+            done = resume(path, run.fingerprint, inputs, failed)
+            if decoder.costs is not None and not (run.path / COSTS_NAME).exists():
+                run.write(COSTS_NAME, costs_file(decoder.costs))
+            if on_start is not None:
+                name = str(source)
+                if not name.startswith(SEQIO_PREFIX):
+                    name = os.path.abspath(os.path.expanduser(name))
+                on_start(run, paths={"source": name})
+            run.own(PREDICTIONS_NAME)
+            if failed:
+                first, more = next(iter(failed.values())), f", and {len(failed) - 1} more"
+                _say(
+                    f"{len(failed)} of {len(examples)} inputs cannot be decoded: {first}"
+                    f"{more if len(failed) > 1 else ''}; see {path}"
+                )
+        rows = dict(done)
 
         def put(record: Record) -> None:
+            if not writes:
+                return
             run.keep()
             rows[key_of(record)] = record
             append(path, line_of(record, run.fingerprint))  # at once: this process may be killed
 
-        for i, sample in sorted(here.keys() - done.keys()):
-            if i in failed:
+        for i, sample in itertools.product(failed, range(num_samples)):
+            if (i, sample) not in done:
                 record = about(examples[i], sample if num_samples > 1 else None)
                 put({**record, "prediction": None, "error": failed[i]})
+        # The place of each row that is known -> its rounds.
+        keys = itertools.product(ids, range(num_samples))
+        found = [done[key]["info"]["rounds"] if key in done else 0 for key in keys]
+        rounds = np.array(found, np.int32)
+        if process is not None:
+            rounds = processes.gather(rounds)[0]
+        known = {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
         emitted, start, compiled = 0, time.perf_counter(), compile_seconds()
         with warnings.catch_warnings():
             # NaN is told for all rows below.
             warnings.simplefilter("ignore", NanWarning)
-            for row in decoder.rows(tokens, ids=ids, done=others, progress=progress, **options):
+            for row in decoder.rows(tokens, ids=ids, done=known, progress=progress, **options):
                 emitted += int(row.info.emitted)
                 put(record_of_row(examples[ids[row.index]], row, num_samples))
+        if not writes:
+            return None
         seconds, compiling = time.perf_counter() - start, compile_seconds() - compiled
         records = sorted(rows.values(), key=key_of)
-        assert len(records) == len(here) or together
+        assert len(records) == len(inputs)
         run.write(PREDICTIONS_NAME, lines_of(records, run.fingerprint))
         took = {
             "rows": len(rows) - len(done),
@@ -268,8 +259,6 @@ def infer(
         )
     _say(f"wrote {len(records)} predictions to {path}, totals to {written}")
     _say_outputs(records, show, decoder, prompts)
-    if process is not None:
-        merging.finish(run, process, on_start)
     return metrics
 
 
@@ -286,7 +275,7 @@ def _say(text: str) -> None:
     print(f"specjax: {text}", file=sys.stderr)
 
 
-def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process | None) -> Decoder:
+def _decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
     """The decoder, with the costs of an earlier start, because other costs change the drafts."""
     path = run.path / COSTS_NAME
     decoder = None
@@ -295,11 +284,6 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory, process: Process |
         with contextlib.suppress(TypeError, ValueError), measured_costs(read_costs(path)):
             decoder = make()
     decoder = make() if decoder is None else decoder
-    if process is not None and decoder.costs is not None:
-        raise UserError(
-            "several processes must share the same costs: measure them with "
-            "specjax bench --costs FILE, and give COSTS=FILE"
-        )
     rows, partitioner = decoder.batch_size, decoder.method.partitioner
     multiple = partitioner.row_multiple if partitioner else 1
     if rows % multiple:

@@ -1,4 +1,4 @@
-"""The processes that share a run: replicas, or one JAX program."""
+"""The processes of one JAX program over several hosts."""
 
 import asyncio
 import contextlib
@@ -23,28 +23,16 @@ from specjax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """One of the processes that share a run.
-
-    Attributes:
-      index: from 0.
-      together: whether they form one JAX program over one mesh (`join`), each with the rows on its
-        devices. If not, they are independent replicas, each with whole plans.
-    """
+    """One of the processes of a JAX program; the index is from 0."""
 
     index: int
     count: int
-    together: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise UserError(
                 f"process_index must be below process_count={self.count}, got {self.index}"
             )
-
-    @property
-    def directory(self) -> str:
-        """The name of its directory, within the directory of the run."""
-        return f"part-{self.index:05d}-of-{self.count:05d}"
 
 
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -72,7 +60,7 @@ def join(
         jax.distributed.initialize(address, count, index)
         if jax.process_count() == 1:
             return None
-        process = Process(jax.process_index(), jax.process_count(), together=True)
+        process = Process(jax.process_index(), jax.process_count())
         # The processes exchange the list of their devices.
         by_process = np.array(jax.devices()).reshape(process.count, -1)
     except jax.errors.JaxRuntimeError as error:
@@ -140,13 +128,13 @@ def check_same(what: str, text: str) -> None:
 
 @contextlib.contextmanager
 def naming_lost_processes(process: Process | None) -> Iterator[None]:
-    """Raises LostProcessError if a collective fails; replicas do not wait for others."""
+    """Raises LostProcessError if a collective fails."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         # XLA's errors begin with their status code.
         is_full = str(error).startswith("RESOURCE_EXHAUSTED")
-        if process is None or not process.together or is_full:
+        if process is None or is_full:
             raise
         raise LostProcessError(
             f"process {process.index} of {process.count} lost another process "

@@ -40,8 +40,8 @@ from specjax.writing import (
 
 GIN_NAME = "config.gin"
 RUNS_NAME = "runs.jsonl"
-# Keys of a configuration: the device and versions, and the process.
-ENVIRONMENT, PART = "environment", "part"
+# The key of a configuration for the device and versions.
+ENVIRONMENT = "environment"
 # Keys in the manifest that are not part of the configuration.
 _FILES, _KEPT, MODEL_NAMES = "files", "kept", "model_names"
 _BESIDE = (_FILES, _KEPT, MODEL_NAMES)
@@ -129,7 +129,7 @@ class RunDirectory:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the configuration without its environment and its process."""
+        """A hash of the configuration without its environment."""
         assert self._stored is not None, "the directory must be claimed, or have a configuration"
         return fingerprint_of(self._stored)
 
@@ -137,27 +137,6 @@ class RunDirectory:
     def owner(self) -> dict[str, str]:
         """The owner of the run's files, for `specjax.writing.write_checksums`."""
         return {"run": self.fingerprint}
-
-    def compare(
-        self, configuration: Mapping[str, Any], *, allow_other_environment: bool = False
-    ) -> None:
-        """Raises UserError if the directory keeps a run of another configuration.
-
-        With `allow_other_environment` only a warning tells that the environment differs.
-        """
-        if self._stored is None or not self.kept:
-            return
-        theirs, ours = self._stored, json.loads(json.dumps(configuration))
-        apart = difference(theirs, ours)
-        elsewhere = not difference({**theirs, ENVIRONMENT: ours.get(ENVIRONMENT)}, ours)
-        if apart and elsewhere and allow_other_environment:
-            print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
-        elif apart:
-            allow = ", or set allow_other_environment=True (rounding may then differ)" * elsewhere
-            raise UserError(
-                f"output_dir={self.path} has a run of another configuration ({apart}): choose "
-                f"another output_dir, or use the same configuration to continue the run{allow}"
-            )
 
     def claim(
         self,
@@ -178,9 +157,9 @@ class RunDirectory:
             self._store({**ours, _FILES: [], _KEPT: False})
             self._claimed_here = True
             return
-        if difference(self._stored, ours):
+        if apart := difference(self._stored, ours):
             if not replace:
-                self.compare(ours, allow_other_environment=allow_other_environment)
+                self._check_environment_alone(ours, apart, allow_other_environment)
             self._store({**ours, _FILES: self._stored[_FILES], _KEPT: True})
 
     def record(
@@ -237,6 +216,19 @@ class RunDirectory:
         if not inside.is_relative_to(place):
             return False
         return inside == place or inside.relative_to(place).parts[0] in self._makes
+
+    def _check_environment_alone(self, ours: dict[str, Any], apart: str, allowed: bool) -> None:
+        """Refuses a configuration that differs from the recorded one, as `apart` tells."""
+        here = {ENVIRONMENT: ours.get(ENVIRONMENT)}
+        elsewhere = not difference({**(self._stored or {}), **here}, ours)
+        if elsewhere and allowed:
+            print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
+            return
+        allow = ", or set allow_other_environment=True (rounding may then differ)" * elsewhere
+        raise UserError(
+            f"output_dir={self.path} has a run of another configuration ({apart}): choose "
+            f"another output_dir, or use the same configuration to continue the run{allow}"
+        )
 
     def _take_back(self) -> None:
         """Removes the files of a run without `keep`; of directories, only what it can prove."""
@@ -298,8 +290,8 @@ def _make_writable(directory: Path, attempts: int = 5) -> None:
 
 
 def fingerprint_of(configuration: Mapping[str, Any]) -> str:
-    """Returns a hash of a configuration without its environment and its process."""
-    ignored = (*_BESIDE, ENVIRONMENT, PART)
+    """Returns a hash of a configuration without its environment."""
+    ignored = (*_BESIDE, ENVIRONMENT)
     counted = {key: value for key, value in configuration.items() if key not in ignored}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
@@ -377,8 +369,8 @@ class Store:
     """Records of a run, by key: each is a file, complete or absent, and sealed to its run.
 
     Keys are texts, whole numbers, or tuples of them. Values are JSON values without NaN. Equal
-    keys, values and arrays give equal bytes in every run with the same configuration, also in the
-    parts of a run and in another environment.
+    keys, values and arrays give equal bytes in every run with the same configuration, also in
+    another environment.
 
     A file is a safetensors file: the arrays, the value as compressed JSON, and a seal: a checksum
     over the content, the key and the run's fingerprint. File names are derived from keys.

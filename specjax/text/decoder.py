@@ -41,7 +41,6 @@ from specjax.text.engine import (
     buckets_to,
     groups_of,
     row_multiple,
-    split,
 )
 from specjax.text.requests import (
     Prefix,
@@ -244,7 +243,7 @@ class Decoder:
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
         Returns:
-          A `Result`, in the order of the prompts. With several processes each gets its own rows.
+          A `Result`, in the order of the prompts; each of several processes gets all of it.
 
         Raises:
           UserError: a prompt is empty or too long, or a value is out of range.
@@ -422,25 +421,6 @@ class Decoder:
             tokens = requests_lib.shortened(self.tokenizer, tokens, self.buckets[-1], truncate)
         requests_lib.check_length(tokens, self.buckets[-1], name)
         return tokens
-
-    def parts(
-        self, prompts: Iterable[Prompt], count: int, *, num_samples: int = 1
-    ) -> list[list[int]]:
-        """Splits prompts among several replicas of this decoder, each with the same options.
-
-        A part has whole groups of prompts that share slots. So if each replica decodes all prompts
-        with the places of the others in `done`, the rows are bit for bit those of a single decoder.
-
-        Args:
-          prompts: as in a call.
-          count: the number of replicas.
-          num_samples: as in a call; all samples of a prompt are in the same part.
-
-        Returns:
-          The places of each replica's prompts, increasing; empty if there are too few groups.
-        """
-        call = self._call(prompts, num_samples=num_samples)
-        return split(self._groups(call), count)
 
     def prefix(self, prompt: Prompt) -> Prefix:
         """Reads the common beginning of many prompts once.

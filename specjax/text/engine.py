@@ -33,7 +33,6 @@ from specjax.decoding.method import (
 from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words, smaller
 from specjax.models.beginnings import Beginning
-from specjax.partitioning import local_rows
 from specjax.text import requests as requests_lib
 from specjax.text.requests import Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
@@ -115,15 +114,6 @@ def groups_of(
         if last or count == turns * rows or (count >= rows and sizes[end] != sizes[end - 1]):
             yield Group(order[start:end][::-1], rows, refill, int(sizes[end - 1]))
             start = end
-
-
-def split(groups: Sequence[Group], count: int) -> list[list[int]]:
-    """Returns the places, increasing, of `count` parts of whole groups, of similar sizes."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    # The largest group first, always to the smallest part.
-    for largest in sorted(groups, key=lambda group: -len(group.members)):
-        min(parts, key=len).extend(largest.members)
-    return [sorted(part) for part in parts]
 
 
 @dataclasses.dataclass
@@ -330,9 +320,6 @@ class Engine:
         self.state: DecodeState | None = None
         # The packed `Progress` after each run that was not read yet, and the entries during it.
         self._reports: collections.deque[tuple[Array, list[Entry | None]]] = collections.deque()
-        places, where = np.arange(rows), method.partitioner
-        # The slots whose rows this process returns.
-        self._own = {*local_rows(places if where is None else where.place_rows(places))[0].tolist()}
         self._next_index = 0
         # The id of the next row without one.
         self._next_row = 0
@@ -473,7 +460,7 @@ class Engine:
         decodes until all rows are finished.
 
         Returns:
-          The finished rows; with several processes each returns its own.
+          The finished rows; each of several processes returns all of them.
         """
         return [x.row for x in self._step(until_empty) if x.row is not None]
 
@@ -699,14 +686,13 @@ class Engine:
                 continue
             passed = max(passed, int(read.steps[place]) - entry.steps)
             entry.steps = int(read.steps[place])
-            row, text, is_own = None, "", place in self._own
+            row, text = None, ""
             if read.ended_by[place]:
                 ended.append(place)
-                if is_own:
-                    times = split_time(now - entry.since, compiled - entry.compiled)
-                    row = self._row(entry, place, read, times)
-                    text = row.text
-            if streams and is_own:
+                times = split_time(now - entry.since, compiled - entry.compiled)
+                row = self._row(entry, place, read, times)
+                text = row.text
+            if streams:
                 if entry.streamed is None:
                     stops = self._stops_of(entry.request)
                     entry.streamed = StreamedText(self._model, entry.tokens, stops)

@@ -1,12 +1,10 @@
 """Kills one of two processes of `specjax infer` at random moments, and starts it again.
 
-    python tests/cli/kill_hosts.py replicas --kills 10
-    python tests/cli/kill_hosts.py program --kills 10
+    python tests/cli/kill_hosts.py --kills 10
 
-Two processes of four virtual devices each decode a file with a tiny pair: as replicas, or as one
-program, whose other process must then end by itself. At the end the rows must equal, byte for byte,
-those of a single process that nobody disturbs: as a replica with a replica's devices, as a program
-with all of them.
+Two processes of four virtual devices each decode a file with a tiny pair, as one program. When one
+is killed, the other must end by itself. At the end the rows must equal, byte for byte, those of a
+single process with all devices that nobody disturbs.
 """
 
 import argparse
@@ -23,17 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROWS = 500
 DEVICES = 8
-# What each way adds to the command.
-MESHES = {"replicas": {"MESH_DATA": 4}, "program": {"MESH_DATA": 4, "MESH_MODEL": 2}}
 
 
 class Run:
     """What the children need, in one temporary directory."""
 
-    def __init__(self, directory: Path, way: str, rows: int) -> None:
+    def __init__(self, directory: Path, rows: int) -> None:
         from tests import tiny_pair
 
-        self.way, self.directory, self.rows = way, directory, rows
+        self.directory, self.rows = directory, rows
         self.pair = tiny_pair.write_pair(directory / "pair")
         self.input = directory / "input.txt"
         self.input.write_text("".join(f"{s}\n" for s in tiny_pair.sentences(rows)))
@@ -66,7 +62,8 @@ class Run:
             "MAX_DRAFT": 2,
             "BATCH_SIZE": 8,
             "BUCKETS": "(16,)",
-            **MESHES[self.way],
+            "MESH_DATA": 4,
+            "MESH_MODEL": 2,
             **other,
         }
         return subprocess.Popen(
@@ -74,37 +71,33 @@ class Run:
             + [f"--gin.{name}={value}" for name, value in settings.items()],
             env=environment,
             cwd=ROOT,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def alone(self, output: Path) -> None:
-        devices = DEVICES if self.way == "program" else DEVICES // 2
-        finish(self.start(output, [], devices))
+        finish(self.start(output, [], DEVICES))
 
     def both(self, output: Path, **others: object) -> list[subprocess.Popen]:
         """Starts both; `others` are settings of the second one alone."""
-        words = []
-        if self.way == "program":
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                words = ["--coordinator_address", f"127.0.0.1:{free.getsockname()[1]}"]
-        return [self.one(output, i, words, **(others if i else {})) for i in range(2)]
-
-    def one(self, output: Path, index: int, words: list[str], **other: object) -> subprocess.Popen:
-        place = ["--process_count", "2", "--process_index", str(index)]
-        return self.start(output, [*place, *words], DEVICES // 2, **other)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        words = ["--process_count", "2", "--coordinator_address", address, "--process_index"]
+        first = self.start(output, [*words, "0"], DEVICES // 2)
+        return [first, self.start(output, [*words, "1"], DEVICES // 2, **others)]
 
     def written(self, output: Path) -> int:
-        files = output.glob("part-*/predictions.jsonl")
-        return sum(path.read_bytes().count(b"\n") for path in files)
+        path = output / "predictions.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def finish(child: subprocess.Popen) -> str:
-    _, told = child.communicate()
+def finish(child: subprocess.Popen) -> tuple[str, str]:
+    """What it printed, and told."""
+    printed, told = child.communicate()
     assert child.returncode == 0, told
-    return told
+    return printed, told
 
 
 def check_told(told: str) -> None:
@@ -125,13 +118,10 @@ def kill_one(run: Run, output: Path, children: list[subprocess.Popen], rng: rand
     index = rng.choice(running)
     children[index].kill()
     children[index].communicate()
-    if run.way == "replicas":
-        children[index] = run.one(output, index, [])
-    else:
-        _, told = children[1 - index].communicate(timeout=300)
-        assert children[1 - index].returncode != 0, "it went on alone"
-        check_told(told)
-        children[:] = run.both(output)
+    _, told = children[1 - index].communicate(timeout=300)
+    assert children[1 - index].returncode != 0, "it went on alone"
+    check_told(told)
+    children[:] = run.both(output)
     return run.written(output)
 
 
@@ -139,15 +129,16 @@ def compare(output: Path, expected: Path) -> None:
     ours, theirs = ((path / "predictions.jsonl").read_bytes() for path in (output, expected))
     assert ours == theirs, "predictions.jsonl differs"
     metrics = [json.loads((path / "metrics.json").read_text()) for path in (output, expected)]
-    metrics[1].pop("this_process")
+    for one in metrics:
+        one.pop("this_process")
     assert metrics[0] == metrics[1]
 
 
-def run(way: str, kills: int, seed: int, rows: int = ROWS) -> dict:
+def run(kills: int, seed: int, rows: int = ROWS) -> dict:
     """Returns what happened; raises AssertionError where the outcomes differ."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
-        setting = Run(Path(temporary), way, rows)
+        setting = Run(Path(temporary), rows)
         undisturbed = Path(temporary, "undisturbed")
         setting.alone(undisturbed)
         moments: list[int] = []
@@ -161,15 +152,14 @@ def run(way: str, kills: int, seed: int, rows: int = ROWS) -> dict:
                 finish(child)
             compare(output, undisturbed)
             runs += 1
-    return {"way": way, "kills": len(moments), "runs": runs, "rows": rows, "killed_at": moments}
+    return {"kills": len(moments), "runs": runs, "rows": rows, "killed_at": moments}
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=MESHES)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    print(json.dumps(run(arguments.way, arguments.kills, arguments.seed, arguments.rows)))
+    print(json.dumps(run(arguments.kills, arguments.seed, arguments.rows)))

@@ -11,7 +11,7 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.runs.predictions import line_of
-from specjax.runs.run_directory import PART, RunDirectory, Store, fingerprint_of, read_config
+from specjax.runs.run_directory import RunDirectory, Store, fingerprint_of, read_config
 from specjax.study import Setting, read_points
 from specjax.study.points import CONFIG_NAME, MADE, RECORDS
 from tests.cli.infer_command import arguments
@@ -78,7 +78,7 @@ def poison(path, text, sealed=None):
 @pytest.mark.parametrize(
     "name", ["predictions.jsonl", "metrics.json", "infer_config.json", "config.gin", "runs.jsonl"]
 )
-def test_a_run_of_infer_is_resumed_scored_and_merged(paths, done, tmp_path, capsys, name, text):
+def test_a_run_of_infer_is_resumed_and_scored(paths, done, tmp_path, capsys, name, text):
     source, output = done
     copy = tmp_path / "out"
     shutil.copytree(output, copy)
@@ -89,15 +89,9 @@ def test_a_run_of_infer_is_resumed_scored_and_merged(paths, done, tmp_path, caps
     else:
         sealed = fingerprint_of(configuration) if name == "predictions.jsonl" else None
         poison(path, text, sealed)
-    part = tmp_path / "parts" / "part-00000-of-00001"
-    shutil.copytree(copy, part)
-    if name != "infer_config.json":  # as the part of a single process
-        whole = {**configuration, PART: {"index": 0, "count": 1}}
-        (part / "infer_config.json").write_text(json.dumps(whole))
     refused = []
     for argv in (
         ["evaluate", f"--gin.PREDICTIONS={copy}", "--gin.METRICS=()"],
-        ["merge", str(tmp_path / "parts")],
         arguments(paths, source, copy),
     ):
         status = main(argv)
@@ -111,8 +105,8 @@ def test_a_run_of_infer_is_resumed_scored_and_merged(paths, done, tmp_path, caps
 
 # What is not read, or says nothing of the rows, is no reason to refuse them.
 REFUSED = {
-    "predictions.jsonl": ["merge", "infer"],
-    "infer_config.json": ["evaluate", "merge", "infer"],
+    "predictions.jsonl": ["infer"],
+    "infer_config.json": ["evaluate", "infer"],
 }
 ASKED = world.settings({"OPT({})": 0.1})
 

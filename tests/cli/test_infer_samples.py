@@ -52,16 +52,6 @@ def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, sampled, tmp_p
     assert (tmp_path / "predictions.jsonl").read_bytes() == whole
 
 
-def test_parts_make_the_same_run(paths, sampled, tmp_path):
-    source, output = sampled
-    for index in (1, 0):
-        argv = arguments(paths, source, tmp_path, NUM_SAMPLES=3)
-        assert main([*argv, "--process_index", str(index), "--process_count", "2"]) == 0
-    assert (tmp_path / "predictions.jsonl").read_bytes() == (
-        output / "predictions.jsonl"
-    ).read_bytes()
-
-
 def test_samples_are_scored_as_seeds(sampled, tmp_path, capsys):
     source, output = sampled
     references = write(tmp_path, source.read_text().splitlines(), "references.txt")

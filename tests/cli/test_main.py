@@ -108,14 +108,9 @@ def test_bad_input_is_one_line_and_a_traceback_on_request(monkeypatch, capsys, k
 @pytest.mark.parametrize(
     ("found", "remedy"),
     [
-        ({"process": None, "joins": True}, "give --distributed, or run launch/tpu.sh"),
-        ({"process": Process(1, 4), "joins": True}, "give --distributed, or run launch/tpu.sh"),
-        (
-            {"process": Process(1, 4), "joins": False},
-            "use launch/tpu.sh run --replicas",
-        ),
+        ({"process": None}, "give --distributed, or run launch/tpu.sh"),
         ({}, "run specjax drive on a TPU of one host, or with JAX_PLATFORMS=cpu"),
-        ({"process": Process(1, 4, together=True), "joins": True}, None),
+        ({"process": Process(1, 4)}, None),
     ],
 )
 def test_a_tpu_of_hosts_that_were_not_joined_is_refused(monkeypatch, capsys, found, remedy):
@@ -125,7 +120,7 @@ def test_a_tpu_of_hosts_that_were_not_joined_is_refused(monkeypatch, capsys, fou
 
     def add_arguments(parser):
         if found:
-            hosts.add_arguments(parser, joins=found["joins"])
+            hosts.add_arguments(parser)
 
     monkeypatch.setattr(Command, "add_arguments", staticmethod(add_arguments))
     monkeypatch.setattr(hosts, "start", lambda args: found["process"])

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 import specjax
 from specjax.fingerprints import digest
-from specjax.runs import merging
 from specjax.runs.evaluation import evaluate
 from specjax.runs.inference import infer
 from specjax.runs.predictions import CONFIG_NAME, PREDICTIONS_NAME, hash_of, lines_of
-from specjax.runs.processes import Process
 from specjax.runs.run_directory import fingerprint_of
 from specjax.study.choose import Search
 from specjax.text.results import COUNTS
@@ -73,29 +71,14 @@ def _rows(seed: int, ids: range) -> list[dict[str, Any]]:
     return [{"id": i, "inputs": f"in {i}", **rest} for i in ids]
 
 
-def _write_parts(output: Path, seed: int) -> None:
-    inputs = [(row["inputs"], None) for row in _rows(seed, range(ROWS))]
-    configuration = {"seed": seed, "rows": ROWS, "input": hash_of(inputs)}
-    run = fingerprint_of(configuration)
-    for index in range(2):
-        part = output / Process(index, 2).directory
-        part.mkdir(parents=True)
-        about = {"part": {"index": index}, "files": [], "kept": True, "environment": {}}
-        (part / CONFIG_NAME).write_text(json.dumps(configuration | about))
-        rows = _rows(seed, range(index, ROWS, 2))
-        (part / PREDICTIONS_NAME).write_bytes(lines_of(rows, run))
-
-
-def _merge(output: Path) -> Any:
-    with tempfile.TemporaryDirectory() as merged:
-        merging.merge(merged, [output])
-        return Path(merged, PREDICTIONS_NAME).read_text()
-
-
 def _write_rows(output: Path, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as parts:
-        _write_parts(Path(parts), seed)
-        merging.merge(output, [parts])
+    rows = _rows(seed, range(ROWS))
+    inputs = [(row["inputs"], None) for row in rows]
+    configuration = {"seed": seed, "rows": ROWS, "input": hash_of(inputs)}
+    output.mkdir()
+    about = {"files": [PREDICTIONS_NAME], "kept": True, "environment": {}}
+    (output / CONFIG_NAME).write_text(json.dumps(configuration | about))
+    (output / PREDICTIONS_NAME).write_bytes(lines_of(rows, fingerprint_of(configuration)))
 
 
 def _evaluate(output: Path) -> Any:
@@ -161,7 +144,6 @@ RUNS = {
     "limits": Run(_limits, _limits, ("points/*",)),
     "train": Run(_train, _train, ("samples/*", "checkpoints/**/*")),
     "train head": Run(_train_head, _train_head, ("head_data/*", "checkpoints/**/*")),
-    "merge": Run(_write_parts, _merge, ("*/infer_config.json", "*/predictions.jsonl")),
     "evaluate": Run(_write_rows, _evaluate, ("predictions.jsonl",)),
 }
 
@@ -204,7 +186,7 @@ _CHANGE = st.one_of(
 )
 CASE = (st.sampled_from(sorted(RUNS)), st.integers(0, 99), _CHANGE)
 # Without decoding.
-QUICK_CASE = (st.sampled_from(["evaluate", "merge"]), st.integers(0, 99), _CHANGE)
+QUICK_CASE = (st.just("evaluate"), st.integers(0, 99), _CHANGE)
 
 
 def law(name: str, which: int, change: Change | tuple[str, int]) -> None:

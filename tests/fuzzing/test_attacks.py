@@ -82,7 +82,7 @@ ATTACKS = {
 
 
 # These read rows of the directory, and write elsewhere.
-READING = {"merge", "evaluate"}
+READING = {"evaluate"}
 
 
 # These have the stores of `compare` and `train`.

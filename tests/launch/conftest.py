@@ -21,13 +21,15 @@ cp "$STAND_IN/specjax.sh" .venv/bin/specjax
 chmod +x .venv/bin/*
 """
 
-# Writes six rows, and goes on after those that are there, as `specjax infer` does.
+# Writes six rows, and goes on after those that are there, as `specjax infer` does; of several
+# workers only the first one.
 SPECJAX = """#!/usr/bin/env bash
 [[ $1 != --version ]] || { echo specjax 0; exit; }
 echo "$@" >>"$STAND_IN/specjax.txt"
 echo "specjax infer: begun"
 env | grep -E '^(SPECJAX|TPU)_' >"$STAND_IN/environment-$(basename "$HOME")" || true
 for word in "$@"; do [[ $word != --gin.OUTPUT_DIR=* ]] || out=${word#*=}; done
+[[ $HOME != *home-[1-9]* ]] || exit 0
 mkdir -p "$out"
 echo '{}' >"$out/infer_config.json"
 touch "$out/predictions.jsonl"

@@ -144,8 +144,8 @@ def test_the_skypilot_task_does_what_tpu_sh_does(cloud):
     on_host(cloud, said["run"], 2, **{**settings, "COMMAND": "compare"})
     assert not (cloud.path / "specjax.txt").exists()
     (cloud.path / "ends").write_text("3")  # a restart would end likewise
-    on_host(cloud, said["run"], 0, **{**settings, "COMMAND": "evaluate", "REPLICAS": "1",
-                                      "RUN_NAME": "evaluate"})  # fmt: skip
+    alone = {**settings, "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1"}
+    on_host(cloud, said["run"], 0, **{**alone, "COMMAND": "evaluate", "RUN_NAME": "evaluate"})
 
 
 def test_the_skypilot_task_asks_for_the_same_tpu():

@@ -12,7 +12,7 @@ from tests.variants import variants
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    return kill_hosts.Run(tmp_path_factory.mktemp("program"), "program", 24)
+    return kill_hosts.Run(tmp_path_factory.mktemp("program"), 24)
 
 
 # Runs the command; its largest program takes some seconds more to compile. After the mesh, no group
@@ -22,7 +22,7 @@ import sys, time
 import jax
 from jax._src import distributed
 from specjax.cli.entry import run
-from specjax.runs import merging, processes
+from specjax.runs import processes
 
 def groups():
     client = distributed.global_state.client
@@ -32,28 +32,31 @@ def connect(mesh, connect=processes.connect, **wait):
     connect(mesh, **wait)
     connected.append(groups())
 
-def finish(*given, finish=merging.finish):
-    print("groups:", *map(len, (*connected, groups())), file=sys.stderr)
-    finish(*given)
-
 def compiled(event, seconds, **about):
     if event.endswith("backend_compile_duration") and "_run" in about.get("fun_name", ""):
         print("slept", file=sys.stderr)
         time.sleep({seconds})
 
 connected = []
-processes.connect, merging.finish = connect, finish
+processes.connect = connect
 jax.monitoring.register_event_duration_secs_listener(compiled)
-run()
+try:
+    run()
+finally:  # it exits
+    print("groups:", *map(len, (*connected, groups())), file=sys.stderr)
 """
 
 
 @pytest.mark.parametrize("seconds", variants([0, 35], 0))
 def test_two_processes_write_what_one_does(setting, tmp_path, seconds):
     setting.alone(tmp_path / "alone")
-    first, second = setting.both(tmp_path / "both", program=("-c", SLOW.format(seconds=seconds)))
-    kill_hosts.finish(first)
-    told = kill_hosts.finish(second)
+    outputs = [tmp_path / "both", tmp_path / "nothing"]
+    program = ("-c", SLOW.format(seconds=seconds))
+    first, second = setting.both(outputs[0], OUTPUT_DIR=outputs[1], program=program)
+    printed, _ = kill_hosts.finish(first)
+    assert json.loads(printed.splitlines()[-1])["rows"] == 24
+    printed, told = kill_hosts.finish(second)
+    assert "{" not in printed and not outputs[1].exists()  # gloo prints, too
     assert "slept" in told
     joined, meshed, later = map(int, re.search(r"^groups: (\d+) (\d+) (\d+)$", told, re.M).groups())
     assert 0 < joined < meshed == later
@@ -61,10 +64,7 @@ def test_two_processes_write_what_one_does(setting, tmp_path, seconds):
     configs = [
         json.loads((tmp_path / x / "infer_config.json").read_text()) for x in ("both", "alone")
     ]
-    assert configs[0]["models"] == configs[1]["models"]  # though each process has read its parts
-    parts = sorted((tmp_path / "both").glob("part-*/predictions.jsonl"))
-    rows = [path.read_bytes().splitlines() for path in parts]
-    assert len(rows) == 2 and all(len(own) > 4 for own in rows) and sum(map(len, rows)) == 24
+    assert configs[0] == configs[1]  # though each process has read its part of the models
 
 
 @pytest.mark.parametrize("index", variants([0, 1], 0))
@@ -81,9 +81,8 @@ def test_a_process_that_lost_the_other_ends_with_one_line(setting, tmp_path, ind
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("way", kill_hosts.MESHES)
-def test_a_process_that_is_killed_is_started_again(way):
-    assert kill_hosts.run(way, 10, seed=1)["kills"] == 10
+def test_a_process_that_is_killed_is_started_again():
+    assert kill_hosts.run(10, seed=1)["kills"] == 10
 
 
 @pytest.mark.exhaustive
@@ -93,7 +92,7 @@ def test_a_process_with_another_input_ends_both(setting, tmp_path):
     for child in setting.both(tmp_path / "out", INPUT=other):
         _, told = child.communicate(timeout=300)
         assert child.returncode == 2, told
-        assert re.search(r"^specjax infer: process 1 has an input that differs", told, re.M)
+        assert re.search(r"^specjax infer: process 1 has another input than process 0", told, re.M)
 
 
 @pytest.mark.exhaustive

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 
 from specjax.cli.main import main
@@ -180,3 +181,16 @@ def test_a_process_that_ended_while_it_waited_is_waited_for_again(address):
         assert not concurrent.futures.wait([first, second], 0.5).done
         again = threads.submit(processes.meet, address, 3, 1)
         assert [one.exception() for one in (first, second, again)] == [None] * 3
+
+
+def test_a_lost_process_is_told_in_one_line():
+    lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed:\nConnection closed by peer")
+    first = processes.Process(0, 2)
+    with (
+        pytest.raises(LostProcessError, match="process 0 of 2 lost another process"),
+        processes.naming_lost_processes(first),
+    ):
+        raise lost
+    for process, error in ((None, lost), (first, ValueError("UNAVAILABLE"))):
+        with pytest.raises(type(error)), processes.naming_lost_processes(process):
+            raise error

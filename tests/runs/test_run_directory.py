@@ -172,7 +172,7 @@ def test_inputs_and_logs_may_be_beside_a_run(tmp_path):
 
 
 def test_a_file_that_a_run_writes_meanwhile_is_its_own(tmp_path, monkeypatch):
-    """A replica reads the directories of the others while they write."""
+    """A comparison is read while it is written."""
     own = run_directory.read_config
 
     def read_then_write(path):
