@@ -1,4 +1,7 @@
-"""Shapes for compilation: parameters, prompts and the programs of a method on a mesh."""
+"""The programs of a method on a mesh, lowered for shapes: nothing is allocated.
+
+The devices may be those of another machine (`jax.experimental.topologies`).
+"""
 
 from typing import Any, NamedTuple
 
@@ -7,12 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from benchmarks.lowering import lower_init, lower_insert, lower_run, with_shardings
-from specjax.decoding import Method
+from specjax.compilation import placement
+from specjax.decoding.method import (
+    ByToken,
+    Method,
+    first_state,
+    jitted_init,
+    jitted_insert,
+    jitted_run,
+)
 from specjax.models.int8 import abstract_int8
 from specjax.models.model import Model
 from specjax.partitioning import Partitioner
-from specjax.types import PromptBatch, Sampling, row_axes
+from specjax.types import DecodeState, PromptBatch, Sampling, row_axes
 
 PROGRAMS = ("prefill", "step", "refill")
 
@@ -26,6 +36,15 @@ class Sizes(NamedTuple):
     output: int = 12
     cache: int = 37
     draft: int = 4
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """The shapes of a pytree, each with its sharding of a pytree like it."""
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        shapes,
+        shardings,
+    )
 
 
 def of_params(model: Model, part: Partitioner, weights: str | None = None) -> Any:
@@ -63,16 +82,31 @@ def lowered(
     """
     part = method.partitioner
     assert part is not None
+    everywhere = NamedSharding(part.mesh, jax.P())
 
-    def first(rows: int) -> tuple[jax.stages.Lowered, Any]:
+    def of_ints(*shape: int) -> jax.ShapeDtypeStruct:
+        """The shape of int32 numbers that every device has in whole."""
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
+
+    def first(rows: int) -> tuple[jax.stages.Lowered, DecodeState]:
+        """The program of `method.init`, and the shapes of its result."""
         prompts = _prompts(rows, sizes, part, filtered)
-        return lower_init(method, params, prompts, max_new=sizes.output, max_length=sizes.cache)
+        static = (sizes.output, sizes.cache, ByToken(), 1)
+        shapes, where = first_state(method, static, params, prompts)
+        program = jitted_init(where).lower(method, *static, params, prompts)
+        leaves, structure = jax.tree.flatten(shapes)
+        return program, jax.tree.unflatten(structure, with_shardings(leaves, list(where[1])))
 
     prefill, state = first(sizes.rows)
+    where, stop = placement(state), of_ints()
+
+    def refill() -> jax.stages.Lowered:
+        return jitted_insert(where).lower(state, of_ints(sizes.refill), first(sizes.refill)[1])
+
     make = {
         "prefill": lambda: prefill,
-        "step": lambda: lower_run(method, params, state),
-        "refill": lambda: lower_insert(state, first(sizes.refill)[1]),
+        "step": lambda: jitted_run(where).lower(method, params, state, stop, stop),
+        "refill": refill,
     }
     return {name: make[name]() for name in programs}
 

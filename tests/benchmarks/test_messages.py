@@ -17,7 +17,6 @@ WORDS = {
     "PAIR": PAIR,
     "CASCADES": f"{SMALL} --prompts=2 --temperatures 0 --drafters pair/drafter --drafts 2 1",
     "COSTS": f"{SMALL} --rows=2 --max-draft=3 --held-out=2",
-    "LOOKUPS": "--contexts 20 40 --rows 1 2 --matches 5 --vocab=50 --max-draft=3 --repeats=1",
     "LOOP": f"{SMALL} --rows=2 --drafts=2 --temperatures=0",
     "MODELS": "--models tiny --steps 2 --repeats 1",
     "PEERS": f"{SMALL} --drafts=2 --pilot=1",
@@ -25,7 +24,6 @@ WORDS = {
     "--entropy --online --head",
     "TREES": "--pairs=multi30k_ende --prompts=4 --drafted 3 --depth=3 --widest=2 --temperatures 0 "
     "--like llama3_8b+llama3.2_1b --chips v5e",
-    "VERIFICATION": "--rows 1 2 --drafts 2 --vocabs 32 --repeats 1",
 }
 TYPED = """
 cascades CASCADES --costs 0.5
@@ -54,18 +52,6 @@ divergences --data-dir none
     none
 estimates PAIR --prompts=99
     has 4 prompts, but --screened and --prompts need
-kernels --rows 0
-    --rows must be at least 1
-kernels --vocabularies 512
-    --vocabularies must be sizes that kernels support, got [512]
-layouts --layers 0
-    --layers must be at least 1
-lookups LOOKUPS --rows=0
-    --rows must be at least 1, got [0]
-lookups LOOKUPS --matches=-1
-    --matches must be at least 0, got [-1]
-lookups LOOKUPS --matches=30
-    --contexts must be at least 62, so that 30 tokens can match, got 20
 loop LOOP --rows=9
     has 4 prompts, but a batch needs 9
 loop LOOP --drafts=0
@@ -100,10 +86,6 @@ predicted --rows 1000000
     the most chips that divide its 64 heads: give fewer --rows
 predicted --verifiers llama2_13b
     --drafter is needed
-scaling
-    --inputs is needed
-scaling --devices 1 --model huge
-    --model must be one of t5, llama, gemma2
 stopping STOPPING --fixed 0
     --fixed must be at least 1, got 0
 stopping STOPPING --fixed
@@ -140,14 +122,6 @@ trees TREES --drafter=small
     --drafter and --verifier need --inputs
 trees TREES --temperatures=-1
     --temperatures must be
-verification VERIFICATION --rules Best
-    --rules Best is unknown: choose from Lossless
-verification VERIFICATION --verifications Tree
-    --verifications Tree is unknown: choose from Token
-verification VERIFICATION --repeats 0
-    --repeats must be at least 1, got 0
-verification VERIFICATION --rows 0
-    --rows must be at least 1, got 0
 """
 CASES = re.findall(r"^(\S+) ?(.*)\n +(.*)$", TYPED, re.M)
 

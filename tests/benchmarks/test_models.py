@@ -1,13 +1,11 @@
-"""The benchmarks of networks and layouts measure what they say; no time is asserted."""
+"""The benchmark of networks measures what it says; no time is asserted."""
 
 import json
 import sys
 
-import jax
-import numpy as np
 import pytest
 
-from benchmarks import fusions, layouts, models
+from benchmarks import models
 from specjax.models import Seq2SeqLM
 
 TINY = ["--models", "tiny", "--steps", "2", "--repeats", "1"]
@@ -68,56 +66,7 @@ def test_other_logits_than_the_peers_stop_it(capsys, monkeypatch):
         models.main([*TINY, "--tokens", "1"])
 
 
-def test_all_forms_of_experts_compute_the_same():
-    rng = np.random.default_rng(0)
-    stack = rng.standard_normal((5, 8, 6), np.float32)
-    numbers = np.array([0, 0, 1, 3, 3, 4], np.int32)
-    rows = rng.standard_normal((6, 8), np.float32)
-    given = rows, stack, np.bincount(numbers, minlength=5).astype(np.int32), numbers
-    for function in layouts._of_experts(3).values():
-        y = jax.jit(function)(*given)
-        np.testing.assert_allclose(
-            y, np.einsum("rn,rnm->rm", rows, stack[numbers]), rtol=1e-5, atol=1e-6
-        )
-
-
-def test_all_layouts_compute_the_same():
-    rng = np.random.default_rng(0)
-    shapes = {"query": (4, 6), "key": (4, 6), "value": (4, 6), "out": (6, 4)}
-    shapes |= {"wi_0": (4, 5), "wi_1": (4, 5), "wo": (5, 4)}
-    layers = [{k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} for _ in "ab"]
-    x = rng.normal(size=(3, 4)).astype(np.float32)
-    expected = layouts._separate(x, layers)
-    turned = [{k: v.T for k, v in layer.items()} for layer in layers]
-    stacked = {k: np.stack([layer[k] for layer in layers]) for k in shapes}
-    for y in (
-        layouts._transposed(x, turned),
-        layouts._fused(x, [layouts._fuse(layer) for layer in layers]),
-        layouts._stacked(x, stacked),
-    ):
-        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_layouts_prints_a_row_for_each(capsys):
-    sizes = ["--embed-dim", "8", "--joined-kv", "8", "--mlp-dim", "8", "--layers", "2"]
-    more = ["--vocab", "16", "--tokens", "1", "2", "--repeats", "1", "--experts", "8"]
-    assert layouts.main([*sizes, *more]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert len(rows) == 20
-    assert len({(row["layout"], row["tokens"]) for row in rows}) == 20
-
-
 def test_a_plain_read_takes_every_step():
     read = models._plain_read(4_000, 3)
     assert float(read()) == 3_000
     assert float(read()) == 3_000
-
-
-@pytest.mark.exhaustive
-def test_fusions_prints_a_row_for_each_way(capsys):
-    sizes = ["--tokens", "16", "--length", "8", "--prompts", "1", "--repeats", "1"]
-    assert fusions.main(sizes) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert {row["way"] for row in rows} == set(fusions._WAYS)
-    assert len({row["program"] for row in rows}) * 3 == len(rows)
-    assert fusions.main(["--tokens", "0"]) == 2

@@ -4,12 +4,29 @@ import math
 
 import pytest
 
-from benchmarks import collectives as bench
+from benchmarks.shapes import Sizes, lowered, of_params
 from benchmarks.traffic import Collective, collectives
+from specjax import decoding, drafting, rules
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.partitioning import Partitioner, make_mesh
 
-SIZES = bench.Sizes(rows=32)
-VOCAB, WIDTH = bench.TINY["t5"].vocab_size, bench.TINY["t5"].embed_dim
-ALL = [(family, mesh) for family in bench.TINY for mesh in ((8, 1), (4, 2), (2, 4))]
+SIZES = Sizes(rows=32)
+# Different sizes, to identify axes in a program.
+VOCAB, WIDTH = 1024, 24
+NUMBERS = {
+    "vocab_size": VOCAB,
+    "embed_dim": WIDTH,
+    "num_heads": 8,
+    "head_dim": 4,
+    "mlp_dim": 40,
+}
+LAYERS = {"num_layers": 1, "num_kv_heads": 4}
+TINY = {
+    "t5": T5Config(**NUMBERS, num_encoder_layers=1, num_decoder_layers=1),
+    "llama": LlamaConfig(**NUMBERS, **LAYERS),
+    "gemma2": Gemma2Config(**NUMBERS, **LAYERS, sliding_window=4, query_pre_attn_scalar=4.0),
+}
+ALL = [(family, mesh) for family in TINY for mesh in ((8, 1), (4, 2), (2, 4))]
 FAST = [("t5", (2, 4))]
 
 PROGRAM = """HloModule jit__run
@@ -41,6 +58,22 @@ ENTRY %main (p: bf16[4,16]) -> bf16[4,16] {
 """
 
 
+def of_pair(family, data, ways, *, whole=False):
+    """The collectives of a round and of a refill, for a pair of two models of the same shape."""
+    part = Partitioner(make_mesh(data, ways))
+    model = model_from_config(TINY[family])
+    small = type(model)(TINY[family], split=not whole)
+    drafter = drafting.NeuralDrafter(small, SIZES.draft)
+    method = decoding.Speculative(model, drafter, partitioner=part)
+    given = decoding.MethodParams(
+        of_params(model, part),
+        drafting.NeuralDrafterParams(of_params(small, part)),
+        rules.Lossless(),
+    )
+    programs = lowered(method, given, SIZES, ("step", "refill"))
+    return {name: collectives(program.compile().as_text()) for name, program in programs.items()}
+
+
 def test_collectives_are_read_with_their_loops():
     assert collectives(PROGRAM) == [
         Collective("all-reduce", ((4, 5), (4,)), 96, (None,)),
@@ -57,8 +90,8 @@ def test_collectives_are_read_with_their_loops():
 )
 def test_a_round_moves_no_vocabulary_and_no_cache(family, mesh):
     data, ways = mesh
-    found = bench.of_pair(bench.TINY[family], data, ways, SIZES)
-    arrays = [shape for one in found["round"] for shape in one.shapes]
+    found = of_pair(family, data, ways)
+    arrays = [shape for one in found["step"] for shape in one.shapes]
     assert arrays, "no collective is found: the test would see nothing"
     if ways == 1:
         # Whether all rows are finished, and the like.
@@ -81,10 +114,7 @@ def test_a_round_moves_no_vocabulary_and_no_cache(family, mesh):
 @pytest.mark.exhaustive
 def test_a_whole_drafter_makes_its_passes_alone():
     """Its draws are spread with the verifier's: what it drew is compared along the vocabulary."""
-    split, whole = (
-        bench.of_pair(bench.TINY["t5"], 2, 4, SIZES, whole=whole)["round"]
-        for whole in (False, True)
-    )
+    split, whole = (of_pair("t5", 2, 4, whole=whole)["step"] for whole in (False, True))
 
     def passes(found):
         """Those of a pass in the loop of the drafts: they have the network's width."""
