@@ -13,10 +13,9 @@ that the compiler adds without a name are "unnamed", all others "bookkeeping". A
 name: everything fused into a pass counts as the pass.
 - Parallel copies (`copy-start`, `slice-start`) have no estimate: their bytes are counted, and shown
 beside the cycles. A kernel that reads a cache takes the time of its bytes, all positions of all
-rows (libtpu's simulation is shorter: `python -m benchmarks.kernels --operations attend`); one that
-reads experts takes that of those in use on the busiest chip, if all are as probable. Other
-instructions without an estimate that make 1024 numbers or more are listed by name, and so are other
-kernels and collectives: they count as 0.
+rows (libtpu's simulation is shorter); one that reads experts takes that of those in use on the
+busiest chip, if all are as probable. Other instructions without an estimate that make 1024 numbers
+or more are listed by name, and so are other kernels and collectives: they count as 0.
 """
 
 import collections

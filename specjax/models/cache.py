@@ -31,8 +31,7 @@ _LANES = 128
 # With up to six queries for each of these heads, the rows of a TPU's matrix unit are not full.
 _FEW_HEADS = 16
 # On one TPU `attend_long` reads a cache of so many positions, in which all heads share a vector.
-# Two blocks: short rows read less. At one block XLA's estimate of plain code is above the kernel's
-# time, but both are simulated as equal: `python -m benchmarks.kernels --operations attend`.
+# Two blocks: short rows read less. At one block libtpu's simulation gives both the same time.
 LONG = 2048
 
 

@@ -5,7 +5,7 @@ rows of a product: one for each expert of each token, sorted by expert.
 
 On TPUs few tokens take `experts_kernel`, more take XLA's kernel for `jax.lax.ragged_dot`, which
 reads the experts of the whole chip. Elsewhere XLA would multiply all rows with all experts, and a
-loop reads those in use, each once. `python -m benchmarks.layouts` compares the forms.
+loop reads those in use, each once.
 
 Sources: Shazeer et al. 2017, Jiang et al. 2024 (Mixtral), Muennighoff et al. 2024 (OLMoE), Qwen
 Team 2025, OpenAI 2025 (gpt-oss); `transformers/models/mixtral`, `olmoe`, `qwen3_moe`,
