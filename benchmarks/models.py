@@ -1,8 +1,7 @@
-"""Times the networks per block, against a plain read and against transformers."""
+"""Times the networks per block, against a plain read."""
 
 import argparse
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,21 +13,12 @@ from flax.traverse_util import flatten_dict
 
 from benchmarks import command, workload
 from benchmarks.interleaved import time_interleaved
-from specjax.checkpoints.hf import config_to_hf
 from specjax.cli.report import Report
 from specjax.compilation import step_options
-from specjax.models import (
-    Model,
-    RaggedCache,
-    Seq2SeqLM,
-    family_of,
-    model_from_config,
-    preset,
-)
-from specjax.tokenizers.model_files import SpecialIds
+from specjax.models import Model, RaggedCache, model_from_config, preset
 from specjax.types import Params, Prompts
 
-HELP = "extend by T tokens in a jitted loop, against reading the same bytes and transformers"
+HELP = "extend by T tokens in a jitted loop, against reading the same bytes"
 
 # Four layers of Qwen 3.5 0.8B, three of them gated delta networks, and with attention in all.
 _QWEN = preset("qwen3.5_0.8b", num_layers=4, layer_types=(), vocab_size=8_192)
@@ -59,12 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", type=int, default=160, help="S, positions of the cache")
     parser.add_argument("--steps", type=int, default=16, help="extends per measured loop")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--peer",
-        choices=["auto", "none"],
-        default="auto",
-        help="auto: compare a T5 with transformers' cached decoder at T = 1 if it is installed",
-    )
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -77,25 +61,20 @@ def run(args: argparse.Namespace) -> Report:
             f"{args.max_length}: raise it"
         )
     table: list[dict[str, Any]] = []
-    notes = []
     for name in args.models:
         print(f"{name} ...", flush=True)
-        rows, note = _measure(name, _MODELS[name], args)
-        table += rows
-        notes += [note] if note else []
+        table += _measure(name, _MODELS[name], args)
     return Report(
         table,
-        ["model", "parameters", "what", "tokens", "ms", "times_one", "read_fraction", "vs_peer"],
+        ["model", "parameters", "what", "tokens", "ms", "times_one", "read_fraction"],
         notes=[
             "times_one: against our own T = 1. read_fraction: the time of a plain read of the same "
-            "bytes, over the time.",
-            "vs_peer: transformers' time at T = 1 over ours.",
-            *notes,
+            "bytes, over the time."
         ],
     )
 
 
-def _measure(name: str, config: Any, args: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
+def _measure(name: str, config: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     model = model_from_config(config)
     params = _random_params(model)
     inputs = np.random.default_rng(0).integers(3, config.vocab_size, (args.rows, args.prompt))
@@ -109,15 +88,8 @@ def _measure(name: str, config: Any, args: argparse.Namespace) -> tuple[list[dic
         tokens: _our_loop(model, prepared, prefilled, tokens, args.steps) for tokens in args.tokens
     }
     calls["read"] = _plain_read(bytes_read, args.steps)
-    note = ""
-    if args.peer == "auto" and isinstance(model, Seq2SeqLM):
-        peers, note = _peer_loops(model, params, prefilled, inputs, args.steps)
-        calls.update(peers)
     seconds = time_interleaved(calls, repeats=args.repeats)
     milliseconds = {what: 1e3 * value / args.steps for what, value in seconds.items()}
-    peer_times = [milliseconds[what] for what in milliseconds if str(what).startswith("peer")]
-    if peer_times:
-        milliseconds["peer"] = min(peer_times)
 
     def row(what: str, tokens: int | None, ms: float) -> dict[str, Any]:
         return {
@@ -129,14 +101,10 @@ def _measure(name: str, config: Any, args: argparse.Namespace) -> tuple[list[dic
             "ms": ms,
             "times_one": ms / milliseconds[1] if tokens and 1 in milliseconds else None,
             "read_fraction": milliseconds["read"] / ms,
-            "vs_peer": milliseconds["peer"] / ms if "peer" in milliseconds and tokens else None,
         }
 
     rows = [row("extend", tokens, milliseconds[tokens]) for tokens in args.tokens]
-    rows.append(row("plain read", None, milliseconds["read"]))
-    if "peer" in milliseconds:
-        rows.append({**row("transformers", 1, milliseconds["peer"]), "times_one": None})
-    return rows, note
+    return [*rows, row("plain read", None, milliseconds["read"])]
 
 
 def _random_params(model: Model) -> Params:
@@ -205,70 +173,6 @@ def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
         return jax.lax.fori_loop(0, repeats, body, jnp.float32(0))
 
     return functools.partial(loop, jnp.ones(num_bytes // 4, jnp.float32))
-
-
-def _peer_loops(
-    model: Seq2SeqLM, params: Params, prefilled: Any, inputs: np.ndarray, steps: int
-) -> tuple[dict[str, Callable[[], Any]], str]:
-    """The cached decoder of transformers on the same weights, if its logits equal ours."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        return {}, "transformers and torch are not installed: no comparison (pip install both)"
-    transformers.utils.logging.disable_progress_bar()
-    config = model.config
-    values = config_to_hf(config, SpecialIds((1,), 0, None, 0), np.dtype("float32"))
-    with torch.device("meta"):
-        peer = transformers.T5ForConditionalGeneration(transformers.T5Config(**values))
-    arrays = {}
-    for path, leaf in flatten_dict(params, sep="/").items():
-        rule = family_of(config).hf_name(path)
-        # A copy in PyTorch's preferred layout, contiguous as [out, in].
-        array = np.array(leaf.T if rule.transposed else leaf, order="C")
-        arrays[rule.hf] = torch.from_numpy(array)
-    for tied in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
-        arrays[tied] = arrays["shared.weight"]
-    peer.load_state_dict(arrays, strict=True, assign=True)
-    peer.eval()
-    with torch.inference_mode():
-        encoded = peer.encoder(input_ids=torch.from_numpy(inputs).long())
-        start = torch.from_numpy(np.array(prefilled.tokens)).long()[:, None]
-
-        def step(tokens: Any, past: Any) -> Any:
-            return peer(
-                encoder_outputs=encoded,
-                decoder_input_ids=tokens,
-                past_key_values=past,
-                use_cache=True,
-            )
-
-        first = step(start, None)
-    ours = model.extend(
-        params, prefilled.cache, prefilled.tokens[:, None], prefilled.positions
-    ).logits
-    theirs = first.logits.numpy()
-    difference = float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
-    if not difference <= 1e-3:
-        raise RuntimeError(f"transformers' logits differ from ours by {difference:.1e} of theirs")
-    past = first.past_key_values
-
-    def call(threads: int) -> Any:
-        torch.set_num_threads(threads)
-        with torch.inference_mode():
-            tokens = start
-            for _ in range(steps):
-                tokens = step(tokens, past).logits.argmax(-1)
-            past.self_attention_cache.crop(-steps)
-            return tokens.numpy()
-
-    # XLA uses all cores. On a busy machine PyTorch may be faster with one core: the faster counts.
-    counts = sorted({1, len(os.sched_getaffinity(0))})
-    return {f"peer {n}": functools.partial(call, n) for n in counts}, (
-        f"transformers {transformers.__version__}, torch {torch.__version__}, the best of "
-        f"{' and '.join(map(str, counts))} threads; its first logits differ from ours by "
-        f"{difference:.0e} of their largest"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
