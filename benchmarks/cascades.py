@@ -25,7 +25,7 @@ HELP = "one drafter, cascades, and copies from the text: standardised and wall-t
 
 _COLUMNS = (
     "temperature", "drafts", "tokens_per_call", "ms", "ms_low", "ms_high", "ms_gain",
-    "pw", "pw_gain", "wall", "wall_low", "wall_high", "wall_gain", "gain_low", "gain_high", "same",
+    "wall", "wall_low", "wall_high", "wall_gain", "gain_low", "gain_high", "same",
 )  # fmt: skip
 _BUCKETS_HELP = "lengths that prompts are padded to; each is compiled for each decoder"
 
@@ -48,13 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--seed", type=int, default=0, help="seed of drawn outputs")
     parser.add_argument("--grown", action="store_true", help=workload.GROWN_HELP)
-    parser.add_argument(
-        "--costs",
-        type=float,
-        nargs="+",
-        help="for pw: the time of a pass of each drafter, the largest drafter first, in passes "
-        "of the verifier",
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,10 +83,10 @@ class Decoded:
 def run(args: argparse.Namespace) -> Report:
     """Measures the settings of `--drafts`, at batch 1, in turns with the verifier alone.
 
-    ms and pw: standardised walltime improvement (Cascade Speculative Drafting, section 4.1), the
-    emitted tokens over all passes in passes of the verifier, by numbers of parameters and by times
-    of a pass. wall: seconds of the whole call. gain: over the best single drafter by the same
-    measure, minus 1. Intervals: 95 %, bootstrap over prompts.
+    ms: standardised walltime improvement (Cascade Speculative Drafting, section 4.1), the emitted
+    tokens over all passes in passes of the verifier, by numbers of parameters. wall: seconds of the
+    whole call. gain: over the best single drafter by the same measure, minus 1. Intervals: 95 %,
+    bootstrap over prompts.
     """
     workload.check_positive(args, "prompts", "max_new", "repeats")
     asked = workload.read_texts(args)
@@ -114,8 +107,7 @@ def run(args: argparse.Namespace) -> Report:
         rows += found
     sizes = {name: _size(model) for name, model in models.items()}
     notes = [
-        "ms, pw: tokens over passes of all models, by parameters and by times of a pass; wall: "
-        "calls, with prompts.",
+        "ms: tokens over passes of all models, by parameters; wall: calls, with prompts.",
         "gain: over the best single drafter by the same measure, minus 1; its interval is that of "
         "wall_gain. same: prompts with the verifier's own output.",
     ]
@@ -131,11 +123,6 @@ def _load(args: argparse.Namespace) -> dict[str, TextModel]:
     names = ["drafter", *(f"drafter_{i + 2}" for i in range(len(more)))]
     drafters = dict(zip(names, ordered, strict=True))
     specjax.Models(verifier=verifier, **drafters)  # checks the vocabularies
-    if args.costs is not None and len(args.costs) != len(drafters):
-        raise ValueError(
-            f"--costs has {len(args.costs)} numbers, but there are {len(drafters)} drafters: give "
-            "a number for each, the largest drafter first"
-        )
     return {"verifier": verifier, **drafters}
 
 
@@ -175,12 +162,9 @@ class _Bench:
             for text in self.args.drafts
             if not text.isdigit()
         ]
-        costs = {"ms": self._sizes}
-        if self.args.costs is not None:
-            costs["pw"] = dict(zip(self.models, [1.0, *self.args.costs], strict=True))
         settings = [self.alone, *singles, *others]
         found = self._measure(settings, prompts)
-        return [self._row(one, found, singles, costs) for one in settings]
+        return [self._row(one, found, singles) for one in settings]
 
     @property
     def _sizes(self) -> dict[str, float]:
@@ -211,21 +195,16 @@ class _Bench:
             results[one][i] = result
         return {one: _decoded(least[one], results[one]) for one in wanted}
 
-    def _improvement(
-        self, one: Setting, found: Mapping[Setting, Decoded], costs: Mapping[str, float]
-    ) -> Sums:
-        """The improvement by costs under the names that a decoder of this setting uses."""
+    def _improvement(self, one: Setting, found: Mapping[Setting, Decoded]) -> Sums:
+        """The improvement by sizes under the names that a decoder of this setting uses."""
+        sizes = self._sizes
         # A pair counts its drafter under this name.
-        named = {**costs, "drafter": costs.get(one.drafter, 0.0)}
+        named = {**sizes, "drafter": sizes.get(one.drafter, 0.0)}
         own = {name: named[name] for name in found[one].calls}
         return found[one].improvement(own)
 
     def _row(
-        self,
-        one: Setting,
-        found: Mapping[Setting, Decoded],
-        singles: Sequence[Setting],
-        costs: Mapping[str, Mapping[str, float]],
+        self, one: Setting, found: Mapping[Setting, Decoded], singles: Sequence[Setting]
     ) -> dict[str, Any]:
         own, alone, bootstrap = found[one], found[self.alone], Bootstrap(seed=self.args.seed)
         row: dict[str, Any] = {
@@ -237,10 +216,9 @@ class _Bench:
             if self.temperature
             else sum(a == b for a, b in zip(own.outputs, alone.outputs, strict=True)),
         }
-        for name, of_all in costs.items():
-            best = max(self._improvement(x, found, of_all).value for x in singles)
-            row |= _named(name, bootstrap.interval(self._improvement(one, found, of_all)))
-            row[f"{name}_gain"] = row[name] / best - 1.0
+        best = max(self._improvement(x, found).value for x in singles)
+        row |= _named("ms", bootstrap.interval(self._improvement(one, found)))
+        row["ms_gain"] = row["ms"] / best - 1.0
         single = max(singles, key=lambda x: found[x].speed.value)
         row |= _named("wall", bootstrap.difference(own.speed, alone.speed, np.divide))
         gain = bootstrap.difference(own.speed, found[single].speed, np.divide)

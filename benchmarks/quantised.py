@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks import command, workload
@@ -17,7 +16,7 @@ from specjax.evaluation import METRICS
 from specjax.memory import nbytes
 from specjax.sampling import Sampling
 from specjax.text import Decoder, Models, TextModel, load_pair
-from specjax.types import Prompts
+from specjax.text.teacher_forcing import KnownTexts, batches, read
 
 HELP = "bytes, time, errors of logits, equal texts and quality with matrices in 8 bits"
 
@@ -46,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fields", nargs=2, help="the fields of inputs and references")
     parser.add_argument("--references", help="a text file instead of the second field")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
-    parser.add_argument("--dtype", default="float32", help="of activations and other weights")
     parser.add_argument(
         "--weights", nargs="+", default=["int8", "int8+embedding"], help="compared with None"
     )
@@ -62,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
     rows = []
     forms = [_FLOATS, *args.weights]
     pairs = {
-        form: load_pair(args.pair, dtype=args.dtype, weights=None if form == _FLOATS else form)
+        form: load_pair(args.pair, dtype="float32", weights=None if form == _FLOATS else form)
         for form in forms
     }
     for name in ("verifier", "drafter"):
@@ -158,42 +156,18 @@ def _decodes(decoder: Decoder, inputs: list[str], rows: int) -> Callable[[], Any
 
 
 def _read(
-    model: TextModel, inputs: list[str], references: list[str], rows: int = 16
+    model: TextModel, inputs: list[str], references: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The logits of the references' tokens `[N, V]`, and the tokens `[N]`."""
-    words = model.tokenizer
-    prompts = [np.asarray(words.encode(text), np.int32) for text in inputs]
-    outputs = [
-        [*words.encode(text, add_special_tokens=False), words.eos_ids[0]] for text in references
-    ]
-
-    width, longest = (max(map(len, x)) for x in (prompts, outputs))
-
-    @jit
-    def read(params: Any, prompts: Any, lengths: Any, block: Any) -> Any:
-        filled = model.model.prefill(params, Prompts(prompts, lengths), width + longest + 1)
-        before = jax.numpy.concatenate([filled.tokens[:, None], block[:, :-1]], axis=1)
-        return model.model.extend(params, filled.cache, before, filled.positions).logits
-
+    encode, eos_id = model.tokenizer.encode, model.tokenizer.eos_ids[0]
+    outputs = [[*encode(text, add_special_tokens=False), eos_id] for text in references]
+    texts = KnownTexts([np.asarray(encode(text)) for text in inputs], [*map(np.asarray, outputs)])
     logits, tokens = [], []
-    for at in range(0, len(prompts), rows):
-        batch = [
-            _padded(x[at : at + rows], rows, n) for x, n in ((prompts, width), (outputs, longest))
-        ]
-        lengths = np.asarray([len(x) for x in prompts[at : at + rows]], np.int32)
-        lengths = np.pad(lengths, (0, rows - len(lengths)), constant_values=1)
-        found = np.asarray(read(model.params, batch[0], lengths, batch[1]))
-        for row, output in zip(found, outputs[at : at + rows], strict=False):
-            logits.append(row[: len(output)])
-            tokens.append(np.asarray(output))
+    for _, rows in batches(texts, 16):
+        found = jit(read, static_argnums=0)(model.model, model.params, rows)
+        logits.append(np.asarray(found.logits)[rows.real])
+        tokens.append(rows.outputs[rows.real])
     return np.concatenate(logits), np.concatenate(tokens)
-
-
-def _padded(rows: Sequence[Any], count: int, width: int) -> np.ndarray:
-    out = np.zeros((count, width), np.int32)
-    for row, values in zip(out, rows, strict=False):
-        row[: len(values)] = values
-    return out
 
 
 def _compared(

@@ -128,8 +128,7 @@ class Learnt(Spans, TargetRule):
     the given strength is the largest. The head reads what is known before the token is drawn, so pi
     is a target like any other, and verification is exact.
 
-    At equal mean KL(pi || p) no such rule accepts more than `KLPrice`, which knows p too. The
-    benchmark `benchmarks/strengths.py` finds the four numbers for a pair.
+    At equal mean KL(pi || p) no such rule accepts more than `KLPrice`, which knows p too.
 
     Source: DIVERSED, whose verifier's weight in a mixture depends on the context. Here the head is
     linear.

@@ -26,8 +26,6 @@ WORDS = {
     "--like llama3_8b+llama3.2_1b --chips v5e",
 }
 TYPED = """
-cascades CASCADES --costs 0.5
-    --costs has 1 numbers, but there are 2 drafters
 cascades CASCADES --drafts Lookup()
     --drafts must have a number of tokens of one drafter
 cascades CASCADES --repeats=0
