@@ -53,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every size; all calls of a size take turns."""
-    workload.check_positive(args, "rows", "prompt", "steps", "repeats")
-    workload.check_positive(argparse.Namespace(tokens=min(args.tokens)), "tokens")
+    workload.check_positive(args, "tokens", "rows", "prompt", "steps", "repeats")
     if args.steps + max(args.tokens) > args.max_length:
         raise ValueError(
             f"--steps {args.steps} plus --tokens {max(args.tokens)} exceed --max-length "

@@ -30,7 +30,7 @@ from jax.extend.core import get_opaque_trace_state
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 # Only separate products.
 CPU_OPTIONS = {_FUSIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
-# Nothing: for few tokens Eigen's products are faster than YNNPACK's (docs/benchmarks.md).
+# Nothing: for few tokens Eigen's products are faster than YNNPACK's.
 STEP_OPTIONS = {_FUSIONS: ""}
 # Seconds of a compilation before it is told of, and between two lines about it.
 _LONG, _EVERY = 2.0, 20.0

@@ -57,7 +57,7 @@ loop LOOP --drafts=0
 loop LOOP --max-new=2000000000
     give a smaller --max-new or --rows, or shorter prompts
 models MODELS --tokens 0
-    --tokens must be at least 1, got 0
+    --tokens must be at least 1, got [0]
 models MODELS --max-length 4
     --steps 2 plus --tokens 16 exceed --max-length 4: raise it
 models MODELS --rows 0
