@@ -53,8 +53,7 @@ from specjax.decoding.method import (
 from specjax.errors import UserError
 from specjax.platforms import entry, row, rows_in_tiles, when
 from specjax.processing import advance, logs_along, unprocessed
-from specjax.rules import Budgeted
-from specjax.rules.target import check_is_rule
+from specjax.rules.target import check_is_rule, has_carry, init_carry
 from specjax.sampling import num_uniforms
 from specjax.types import (
     Axes,
@@ -90,7 +89,7 @@ class RoundState(NamedTuple):
       cache: the verifier's.
       drafter: the drafter's state.
       carry: the verification's carry.
-      credit: the unspent nats of `rules.Budgeted`; 0 under other rules.
+      rule_carry: the rule's; () if it has none.
       history: in a nested round, the tokens that the verifier has read; else None.
     """
 
@@ -99,7 +98,7 @@ class RoundState(NamedTuple):
     cache: Cache
     drafter: Any
     carry: Any
-    credit: Float32[Array, " B"]
+    rule_carry: Any
     history: History | None = None
 
     @property
@@ -147,7 +146,7 @@ class AfterBlock(NamedTuple):
 
     Attributes:
       target: the target at the bonus position.
-      credit: the rest of the budget after it.
+      rule_carry: the rule's carry after it.
       drafter: the drafter's state.
       calls: model's name -> int32 scalar, its passes.
       nan: whether the drafter gave NaN.
@@ -155,7 +154,7 @@ class AfterBlock(NamedTuple):
     """
 
     target: Float32[Array, "B V"]
-    credit: Float32[Array, " B"]
+    rule_carry: Any
     drafter: Any
     calls: dict[str, Array]
     nan: Bool[Array, " B"]
@@ -243,13 +242,11 @@ class Round:
         # Only a drafter that reads the verifier gets its states.
         reads = {"verifier": filled} if self.drafter.traits.boundaries else {}
         drafter = self.drafter.prefill(params.drafter, prompts, max_length, **reads)
-        carry = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (rows, *x.shape)), self.verification.init_carry(longest)
-        )
+        first = self.verification.init_carry(longest), init_carry(params.rule)
+        carries = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), first)
         history = history_lib.begin(filled, max_length, longest) if self.nested else None
-        credit = jnp.zeros(filled.positions.shape, jnp.float32)
         read = (filled.tokens, filled.positions, filled.cache)
-        return RoundState(*read, drafter, carry, credit, history)
+        return RoundState(*read, drafter, carries[0], carries[1], history)
 
     def __call__(
         self,
@@ -327,8 +324,8 @@ class Round:
         # Rule. The bonus row of the block is not filled in yet; it is read only later.
         q = draft_probs(block, self.verifier.vocab_size) if rule.reads_draft else scored.p
         with jax.named_scope("rule"):
-            targets, credits = block_targets(
-                rule, state.credit, q, scored.p, block.confidences, scored.p_conf
+            targets, rule_carries = block_targets(
+                rule, state.rule_carry, q, scored.p, block.confidences, scored.p_conf
             )
         targets = rows_in_tiles(targets)
 
@@ -342,7 +339,8 @@ class Round:
         block, targets, scored = along(judged, block, targets, scored._replace(cache=None))
         p, p_conf, accepted = scored.p, scored.p_conf, judged.accepted
         whole = accepted == block.num_drafted
-        before = state._replace(credit=_at(credits, block.num_drafted), drafter=drafter_state)
+        before = _at(rule_carries, block.num_drafted)
+        before = state._replace(rule_carry=before, drafter=drafter_state)
         with jax.named_scope("bonus"):
             if inputs.memory is not None:  # the old cache would be copied to outlive the write
                 inputs = inputs._replace(memory=cache)
@@ -389,11 +387,14 @@ class Round:
         row_passes = {
             name: calls[name] + jnp.where(after.took, after.calls.get(name, 0), 0) for name in calls
         }
-        credit = jnp.where(whole, after.credit, _at(credits, accepted + 1))
+        rule_carry = where_rows(whole, after.rule_carry, _at(rule_carries, accepted + 1))
+        inner = state._replace(
+            cache=cache, drafter=after.drafter, carry=carry, rule_carry=rule_carry
+        )
         step = Step(
             tokens=tokens,
             counts=counts,
-            inner=state._replace(cache=cache, drafter=after.drafter, carry=carry, credit=credit),
+            inner=inner,
             calls=row_passes,
             log_probs=logs._replace(target=log_target),
             drafted=block.num_drafted,
@@ -417,8 +418,8 @@ class Round:
     ) -> RoundState:
         """Moves each row on by `counts` tokens; a row with 0 stays as it was.
 
-        Fewer tokens than in the outcome cut a block (if verification has no carry and the rule has
-        no budget). Only a nested round may commit more than it emitted. Caches stay: entries past a
+        Fewer tokens than in the outcome cut a block (if neither the verification nor the rule has a
+        carry). Only a nested round may commit more than it emitted. Caches stay: entries past a
         row's position are not seen.
         """
         moved = counts > 0
@@ -431,7 +432,7 @@ class Round:
             cache=new.cache,
             drafter=commit_tokens(self.drafter, new.drafter, tokens, counts, hidden),
             carry=where_rows(moved, new.carry, old.carry),
-            credit=jnp.where(moved, new.credit, old.credit),
+            rule_carry=where_rows(moved, new.rule_carry, old.rule_carry),
             history=history,
         )
 
@@ -506,7 +507,7 @@ class Round:
         at_bonus = lambda x: jax.vmap(row)(x, accepted)  # noqa: E731
 
         nothing = needed & False
-        skipped = at_bonus(targets), state.credit, state.drafter, none, nothing
+        skipped = at_bonus(targets), state.rule_carry, state.drafter, none, nothing
         if not reads_bonus and self.drafter.traits.catches_up:
             return AfterBlock(*skipped, took=nothing)
         inputs = inputs._replace(sampling=advance(inputs.sampling, block.tokens, block.num_drafted))
@@ -516,10 +517,10 @@ class Round:
         def run(before: tuple[Any, ...]) -> tuple[Any, ...]:
             bonus, drafter = read_bonus(self.drafter, params.drafter, before[2], inputs, block)
             read = bonus.probs, last, bonus.confidences, last_conf
-            target, credit = next_target(rule, state.credit, *read)
+            target, rule_carry = next_target(rule, state.rule_carry, *read)
             calls = {name: bonus.calls[name] for name in names}
             nan = needed & rule.reads_draft_confidence & jnp.isnan(bonus.probs[:, 0])
-            return target, credit, drafter, calls, nan
+            return target, rule_carry, drafter, calls, nan
 
         return AfterBlock(*when(jnp.any(needed), run, skipped), took=needed)
 
@@ -607,40 +608,29 @@ def _nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
 
 
 def block_targets(
-    rule: Rule, credit: Float32[Array, " B"], *distributions: Array | None
-) -> tuple[Array, Array]:
+    rule: Any, carry: Any, *distributions: Array | None
+) -> tuple[Float32[Array, "B N V"], Any]:
     """The targets at successive positions, from q, p, q_conf and p_conf there.
 
     Args:
       rule: the rule, its strengths `[B]`.
-      credit: the rest of its budget before the first position.
+      carry: its carry before the first position.
       *distributions: `[B, N, V]`; None if they are not read.
 
     Returns:
-      pi `[B, N, V]`, and the credit after 0 .. N positions `[B, N + 1]`. Both depend only on
-      earlier positions, so that a drafted token never decides about itself.
+      pi, and the carry after 0 .. N positions. Both depend only on earlier positions, so that a
+      drafted token never decides about itself.
     """
-
-    def row(rule: Rule, credit: Array, *at: Any) -> tuple[Array, Array]:
-        if not isinstance(rule, Budgeted):
-            return jax.vmap(rule)(*at), jnp.broadcast_to(credit, (at[0].shape[0] + 1,))
-
-        def spend(credit: Array, one: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            target, left = rule.spend(*one, credit)
-            return left, (target, left)
-
-        unlimited = jax.vmap(rule.rule)(*at)
-        _, (targets, left) = lax.scan(spend, credit, (unlimited, at[1]))
-        return targets, jnp.concatenate([credit[None], left])
-
-    return jax.vmap(row)(rule, credit, *distributions)
+    if has_carry(rule):
+        return jax.vmap(lambda rule, *read: rule.targets(*read))(rule, carry, *distributions)
+    return jax.vmap(lambda rule, *at: jax.vmap(rule)(*at))(rule, *distributions), carry
 
 
-def next_target(rule: Rule, credit: Array, *distributions: Array | None) -> tuple[Array, Array]:
-    """`block_targets` at a single position: `[B, V]` to `[B, V]`, and the credit after it `[B]`."""
+def next_target(rule: Rule, carry: Any, *distributions: Array | None) -> tuple[Array, Any]:
+    """`block_targets` at a single position: `[B, V]` to `[B, V]`, and the carry after it."""
     one = (None if x is None else x[:, None] for x in distributions)
-    targets, credits = block_targets(rule, credit, *one)
-    return targets[:, 0], credits[:, 1]
+    targets, carries = block_targets(rule, carry, *one)
+    return targets[:, 0], jax.tree.map(lambda x: x[:, 1], carries)
 
 
 def _target_logs(
@@ -672,9 +662,10 @@ def inner_sources(sources: Array) -> Array:
     return jnp.maximum(sources - (len(OWN) - 1), 0)
 
 
-def _at(x: Array, index: Array) -> Array:
-    """`x[b, index[b]]`."""
-    return jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, keepdims=False))(x, index)
+def _at(tree: Any, index: Array) -> Any:
+    """`x[b, index[b]]` of each array."""
+    at = jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, keepdims=False))
+    return jax.tree.map(lambda x: at(x, index), tree)
 
 
 def _check_parts(
@@ -720,12 +711,12 @@ def _check_parts(
 def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
     """Raises UserError unless `rule` is a rule that fits the drafter.
 
-    In a nested round it must have no budget: only the round of the verifier can keep it.
+    In a nested round it must have no carry: only the round of the verifier can keep it.
     """
-    if isinstance(rule, Budgeted) and (nested or drafter.traits.drafts_trees):
+    if has_carry(rule) and (nested or drafter.traits.drafts_trees):
         where = "inside a cascade" if nested else "over trees"
         raise UserError(
-            f"rule must not have a budget in a round {where}, got {rule!r}: use a rule without one"
+            f"rule must not have a carry in a round {where}, got {rule!r}: use a rule without one"
         )
     check_is_rule("rule", rule)
     reads = rule.reads_draft or rule.reads_draft_confidence

@@ -53,6 +53,16 @@ class TargetRule(abc.ABC):
         """pi; a confidence that is not read may be None."""
 
 
+def has_carry(rule: Any) -> bool:
+    """Whether a rule's targets depend on earlier ones: it has `init_carry` and `targets`."""
+    return hasattr(rule, "init_carry")
+
+
+def init_carry(rule: Any) -> Any:
+    """The carry of a rule at the start of a row; () if it has none."""
+    return rule.init_carry() if has_carry(rule) else ()
+
+
 def check_position(rule: Any, q: Array, p: Array) -> None:
     """Asserts one position's float32 distributions, and a single strength."""
     name = type(rule).__name__

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float32
 
 from specjax.errors import UserError
@@ -81,7 +82,29 @@ class Budgeted(Spans):
         p_conf: Float32[Array, " V"] | None = None,
     ) -> Float32[Array, " V"]:
         check_position(self, q, p)
-        return self.spend(self.rule(q, p, q_conf, p_conf), p, jnp.float32(0.0))[0]
+        return self.spend(self.rule(q, p, q_conf, p_conf), p, self.init_carry())[0]
+
+    def init_carry(self) -> Float32[Array, ""]:
+        """The credit at the start of a row, in nats."""
+        return jnp.float32(0.0)
+
+    def targets(
+        self,
+        carry: Float32[Array, ""],
+        q: Float32[Array, "N V"],
+        p: Float32[Array, "N V"],
+        q_conf: Float32[Array, "N V"] | None = None,
+        p_conf: Float32[Array, "N V"] | None = None,
+    ) -> tuple[Float32[Array, "N V"], Float32[Array, " N+1"]]:
+        """Pi at successive positions, and the credit after 0 .. N of them."""
+
+        def spend(credit: Array, one: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            target, left = self.spend(*one, credit)
+            return left, (target, left)
+
+        unlimited = jax.vmap(self.rule)(q, p, q_conf, p_conf)
+        _, (targets, left) = lax.scan(spend, carry, (unlimited, p))
+        return targets, jnp.concatenate([carry[None], left])
 
     def spend(
         self,

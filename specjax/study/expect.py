@@ -35,7 +35,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
 from specjax.compilation import jit
 from specjax.drafting import FixedLength
 from specjax.errors import UserError
-from specjax.rules import Budgeted, Deferral, KLPrice, Lossless, accept_probability
+from specjax.rules import Deferral, KLPrice, Lossless, accept_probability
+from specjax.rules.target import has_carry
 from specjax.sampling import draw, num_uniforms, residual_weights, total
 from specjax.study.measure import tell as _say
 from specjax.text import TextModel
@@ -209,8 +210,8 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
         return None
     if setting.method is not None:
         return "the choice of the model depends on the text so far"
-    if isinstance(setting.part("rule"), Budgeted):
-        return "the decisions of Budgeted depend on earlier tokens"
+    if has_carry(setting.part("rule")):
+        return f"the decisions of {setting.rule} depend on earlier tokens"
     if setting.part("verification").has_carry:
         return f"{setting.verification} carries its targets from round to round"
     policy = _policy(setting)

@@ -27,8 +27,7 @@ from specjax.drafting.trees import CHILDREN
 from specjax.errors import UserError
 from specjax.models.heads import DraftHead, EagleHead
 from specjax.models.int8 import form_of
-from specjax.rules import Budgeted
-from specjax.rules.target import check_is_rule
+from specjax.rules.target import check_is_rule, has_carry
 from specjax.text.directories import built_in_table, load_bigram, load_text_model, real_path
 from specjax.text.text_models import Models, TextModel
 from specjax.types import Drafter, Params, Rule, Stopping, Verification
@@ -497,10 +496,8 @@ class Cascade(DraftPlan):
             if rule is not None:
                 name = "rules" if rule is self.rules else f"rules[{i}]"
                 check_is_rule(name, rule)
-                if isinstance(rule, Budgeted) or any(map(np.ndim, jax.tree.leaves(rule))):
-                    raise UserError(
-                        f"{name} must have scalar strengths and no budget, got {rule!r}"
-                    )
+                if has_carry(rule) or any(map(np.ndim, jax.tree.leaves(rule))):
+                    raise UserError(f"{name} must have scalar strengths and no carry, got {rule!r}")
         if self.lenience != 1.0 and None not in self._rules:
             raise UserError("lenience must be left out: each level has its own rule in `rules`")
 

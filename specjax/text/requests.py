@@ -504,7 +504,7 @@ def checked_rule(method: Method, rule: Any) -> Rule:
     """Returns a rule after checking that the method accepts it; traces a user's own rule."""
     rule = make_part("rule", rule)
     method.check_rule(rule)
-    inner = rule.rule if isinstance(rule, rules.Budgeted) else rule
+    inner = getattr(rule, "rule", rule)
     if not type(inner).__module__.startswith("specjax.rules"):
         rules.check_rule(inner)
     return rule

@@ -417,6 +417,10 @@ class Rule(Protocol):
         distribution at the bonus position (only `Lossless` does without).
       reads_draft_confidence: whether pi depends on q_conf (drafters must then have it).
       reads_verifier_confidence: whether pi depends on p_conf.
+
+    A rule whose pi depends on earlier positions of its row has a carry, as `rules.Budgeted` has:
+    `init_carry()` at the start, and `targets(carry, q, p, q_conf, p_conf)`, which returns pi at
+    successive positions and the carries after 0 .. N of them.
     """
 
     reads_draft: ClassVar[bool]

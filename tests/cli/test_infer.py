@@ -369,7 +369,7 @@ MISFITS = {
     "budget": (["RULE=Budgeted(Lossless(), 0.1)"], "rule must have a strength to lower"),
     "budget below": (
         ["DRAFTING=Cascade(((3, 2), (0, 3)), last=Lookup(), rules=(Budgeted(OPT(0.5), 0.1),))"],
-        r"rules\[0\] must have scalar strengths and no budget, got Budgeted",
+        r"rules\[0\] must have scalar strengths and no carry, got Budgeted",
     ),
     "lengths": (
         ["DRAFTING=Cascade(((2, 2), (2, 2)), last=Lookup())"],

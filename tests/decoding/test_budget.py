@@ -158,5 +158,5 @@ def test_sequential_cascades_and_nested_rounds_refuse_a_budget():
     nested = decoding.Round(
         MODEL, drafting.NeuralDrafter(MODEL, 2), VERIFICATIONS["Block"], nested=True
     )
-    with pytest.raises(ValueError, match="rule must not have a budget in a round inside a cascade"):
+    with pytest.raises(ValueError, match="rule must not have a carry in a round inside a cascade"):
         nested.check_rule(held)

@@ -132,7 +132,7 @@ def test_parts_that_read_no_trees_are_refused():
     with pytest.raises(ValueError, match="drafts trees, which Chains cannot read"):
         decoding.Speculative(Chains(V, 2), tree, Walk())
     method = decoding.Speculative(MODEL, tree, Walk())
-    with pytest.raises(ValueError, match="rule must not have a budget in a round over trees"):
+    with pytest.raises(ValueError, match="rule must not have a carry in a round over trees"):
         method.check_rule(rules.Budgeted(rules.OPT(0.1), 0.1))
     chain = drafting.NeuralDrafter(MODEL, 2)
     assert decoding.Speculative(MODEL, chain, verification.Token()).max_draft == 2

@@ -371,7 +371,7 @@ def test_intervals_of_samples():
         ({"cases": "toy"}, ValueError, "cases must be a list"),
         ({"cases": []}, ValueError, "cases must be a list"),
         ({"rule": 3}, ValueError, "rule must be like"),
-        ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not be Budgeted"),
+        ({"rule": rules.Budgeted(rules.OPT(0.5), 1.0)}, ValueError, "rule must not have a carry"),
         ({"samples": 0}, ValueError, "samples must be a whole number"),
         ({"time_limit": 0}, ValueError, "time_limit"),
         ({"arrays": "cupy"}, ValueError, "arrays must be one of 'numpy', 'torch', 'jax'"),

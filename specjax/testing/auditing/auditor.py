@@ -87,14 +87,13 @@ def audit(
         raise UserError(f"`function` must be a function or an instance, got {function!r}")
     if rule is not None:
         # Imported here: who audits a verifier without a rule needs none of this.
-        from specjax.rules import Budgeted
-        from specjax.rules.target import check_is_rule
+        from specjax.rules.target import check_is_rule, has_carry
 
         check_is_rule("rule", rule)
-        if isinstance(rule, Budgeted):
+        if has_carry(rule):
             raise UserError(
-                f"rule must not be Budgeted, got {rule!r}: its target depends on what earlier "
-                "tokens spent; declare its inner rule, or one with a bound at each token such as "
+                f"rule must not have a carry, got {rule!r}: its target depends on earlier "
+                "tokens; declare its inner rule, or one with a bound at each token such as "
                 "rules.KLBall(0.05)"
             )
     for name, value, choices in (
